@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# Everything there is to do with a checkout. Each target does its own set-up, once.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+venv=.venv
+python=$venv/bin/python
+
+usage() {
+  cat <<'END'
+usage: ./build.sh TARGET [ARGUMENT...]
+
+  setup   make the virtual environment .venv with pinned dependencies
+  jar     compile the shim and pack statestore/jars/*.jar
+  demo    stream 336,776 real flights, kill the engine and the query, compare every row
+  test    run all tests, or pytest with the given arguments
+  lint    check style, types, layers, the shim and the generated docs
+  bench   measure all providers, results under benchmarks/results/
+  wheel   build dist/*.whl with the jar inside
+
+Needs Python >= 3.11 and Java >= 17; PYTHON and JAVA_HOME name others than those on PATH.
+END
+}
+
+fail() {
+  printf 'build.sh: %s\n' "$1" >&2
+  exit 1
+}
+
+require_java() {
+  local java=${JAVA_HOME:+$JAVA_HOME/bin/}java line major
+  line=$("$java" -version 2>&1 | grep -m 1 'version "') ||
+    fail "no Java found: command=$java. To fix: install Java 17 or newer, for example apt-get install openjdk-17-jre-headless"
+  major=${line#*\"}
+  major=${major%%[.\"-]*}
+  [ "$major" -ge 17 ] ||
+    fail "Java is too old: $line. To fix: install Java 17 or newer and set JAVA_HOME to it"
+}
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:+"$PYTHON"} python3 python3.14 python3.13 python3.12 python3.11; do
+    if "$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      printf '%s\n' "$candidate"
+      return
+    fi
+  done
+  fail "no Python >= 3.11 with venv found: $(python3 --version 2>&1 || true). To fix: install it, for example apt-get install python3.11 python3.11-venv, or set PYTHON"
+}
+
+setup() {
+  require_java
+  local wanted interpreter
+  wanted=$(cat constraints.txt pyproject.toml | cksum)
+  if [ -x $python ] && [ "$(cat $venv/stamp 2>/dev/null)" = "$wanted" ]; then
+    return
+  fi
+  if ! $python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    interpreter=$(find_python)
+    rm -rf $venv
+    "$interpreter" -m venv $venv
+  fi
+  echo "installing dependencies into $venv" >&2
+  $python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip hatchling editables
+  $python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+    --no-build-isolation --group dev --editable '.[cli,spark]'
+  printf '%s\n' "$wanted" >$venv/stamp
+}
+
+jar() {
+  setup
+  $python -m tools.shim_jar
+}
+
+run_lint() {
+  local failed=0
+  $python -m ruff check . || failed=1
+  $python -m ruff format --check . || failed=1
+  $python -m mypy || failed=1
+  $venv/bin/lint-imports || failed=1
+  $python -m pytest -p no:benchmark tests/style || failed=1
+  return $failed
+}
+
+# Spark's tests share one JVM that uses both cores, so they run by themselves.
+run_tests() {
+  local failed=0
+  $python -m pytest -p no:benchmark -n 2 --ignore tests/spark --ignore tests/packaging || failed=1
+  $python -m pytest -p no:benchmark tests/spark tests/packaging || failed=1
+  return $failed
+}
+
+target=${1:-help}
+[ $# -eq 0 ] || shift
+case $target in
+  setup) setup ;;
+  jar) jar ;;
+  demo)
+    jar
+    exec $python -m examples.demo "$@"
+    ;;
+  test)
+    jar
+    if [ $# -gt 0 ]; then exec $python -m pytest -p no:benchmark "$@"; fi
+    run_tests
+    ;;
+  lint)
+    jar
+    run_lint
+    ;;
+  bench)
+    jar
+    exec $python -m pytest benchmarks "$@"
+    ;;
+  wheel)
+    jar
+    rm -rf dist
+    $python -m build --wheel --no-isolation
+    ;;
+  help | -h | --help) usage ;;
+  *)
+    usage >&2
+    fail "unknown target: $target. To fix: use one of the targets above"
+    ;;
+esac

@@ -1,0 +1,26 @@
+"""Entry point of `statestore`; says what to install where the command line's packages are missing."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+REQUIRED = ("click", "rich")
+"""Packages of the extra `cli`."""
+
+
+def main() -> None:
+    """Run the command line; exit status 0 ok, 1 error, 2 usage."""
+    missing = [name for name in REQUIRED if find_spec(name) is None]
+    if missing:
+        sys.exit(
+            f"statestore: packages of the command line are missing: missing={','.join(missing)}. "
+            "To fix: pip install statestore[cli]"
+        )
+    from statestore.cli.commands import cli
+
+    cli()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the build needs: nothing in here is part of the package."""

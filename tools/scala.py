@@ -1,0 +1,51 @@
+"""The Scala compiler inside the pyspark wheel: no other build tool is needed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyspark
+
+SPARK_JARS = Path(pyspark.__file__).resolve().parent / "jars"
+SCALAC_FLAGS = ("-deprecation", "-feature", "-unchecked", "-Xlint", "-Wunused", "-Werror")
+JAVA_RELEASE = "17"
+"""Oldest Java that runs the class files."""
+
+
+def compile_scala(
+    sources: Sequence[Path], output: Path, *, flags: Sequence[str] = SCALAC_FLAGS
+) -> None:
+    """Compile against Spark's jars.
+
+    Args:
+        sources: Scala files, all of one compilation.
+        output: Existing directory that the class files go to.
+        flags: Options of the compiler.
+
+    Raises:
+        subprocess.CalledProcessError: They do not compile; the compiler has said why on stderr.
+    """
+    compiler = [
+        str(next(SPARK_JARS.glob(f"scala-{part}-2.13*.jar")))
+        for part in ("compiler", "reflect", "library")
+    ]
+    command = [str(_java()), "-Xss8m", "-cp", os.pathsep.join(compiler), "scala.tools.nsc.Main"]
+    command += [*flags, *_release(), "-classpath", f"{SPARK_JARS}/*", "-d", str(output)]
+    subprocess.run([*command, *map(str, sources)], check=True, timeout=300)
+
+
+def _java() -> Path:
+    """Return the java that Spark itself would start."""
+    home = os.environ.get("JAVA_HOME")
+    found = Path(home, "bin", "java") if home else Path(shutil.which("java") or "java")
+    return found.resolve()
+
+
+def _release() -> list[str]:
+    # A Java runtime without compiler has no table of older releases; its own class files serve.
+    symbols = _java().parents[1] / "lib" / "ct.sym"
+    return ["-release", JAVA_RELEASE] if symbols.exists() else [f"-target:{JAVA_RELEASE}"]
