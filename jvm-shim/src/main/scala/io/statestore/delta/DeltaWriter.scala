@@ -1,0 +1,196 @@
+package io.statestore.delta
+
+import java.io.File
+import java.nio.channels.FileChannel
+import java.nio.file.StandardOpenOption._
+import java.util.{Arrays, Collections}
+
+import org.apache.arrow.compression.CommonsCompressionFactory
+import org.apache.arrow.memory.{ArrowBuf, BufferAllocator, RootAllocator}
+import org.apache.arrow.vector.compression.{CompressionCodec, CompressionUtil, NoCompressionCodec}
+import org.apache.arrow.vector.ipc.{ArrowStreamWriter, WriteChannel}
+import org.apache.arrow.vector.ipc.message.{ArrowFieldNode, ArrowRecordBatch, IpcOption, MessageSerializer}
+import org.apache.arrow.vector.types.pojo.{ArrowType, Field, FieldType, Schema}
+import org.apache.spark.unsafe.Platform
+
+/**
+ * Writes the rows of a delta as an Arrow IPC stream (docs/format.md), in record batches of at most
+ * 65,536 rows and about 16 MiB. The caller gives the rows in file order. The file is scratch: the
+ * engine adds the trailer and makes it durable.
+ *
+ * @param expectedRows upper bound that sizes the first buffers
+ */
+private[statestore] final class DeltaWriter(file: File, compression: String, expectedRows: Int)
+    extends AutoCloseable {
+  import DeltaWriter._
+
+  private val channel = FileChannel.open(file.toPath, CREATE_NEW, WRITE)
+  private val out = new WriteChannel(channel)
+  private val codec: CompressionCodec = compression match {
+    case "zstd" => CommonsCompressionFactory.INSTANCE.createCodec(CompressionUtil.CodecType.ZSTD)
+    case "none" => NoCompressionCodec.INSTANCE
+  }
+  private val capacity = math.max(1, math.min(MaxRows, expectedRows))
+  private val batch = new Columns(capacity)
+  private var written = 0L
+
+  MessageSerializer.serialize(out, StateFileSchema, IpcOption.DEFAULT)
+
+  /** Rows written so far. */
+  def rows: Long = written
+
+  /** Adds a row; `valueBase` null with `valueAt` 0 is a null value. */
+  def add(
+      keyGroup: Int,
+      family: Int,
+      op: Int,
+      keyBase: AnyRef,
+      keyAt: Long,
+      keyLen: Int,
+      valueBase: AnyRef,
+      valueAt: Long,
+      valueLen: Int,
+      hasValue: Boolean): Unit = {
+    if (batch.rows == capacity || batch.bytes + keyLen + valueLen > MaxBatchBytes && batch.rows > 0) {
+      flush()
+    }
+    batch.add(keyGroup, family, op, keyBase, keyAt, keyLen, valueBase, valueAt, valueLen, hasValue)
+    written += 1
+  }
+
+  /** Ends the stream and returns its length in bytes. */
+  def finish(): Long = {
+    if (batch.rows > 0) flush()
+    ArrowStreamWriter.writeEndOfStream(out, IpcOption.DEFAULT)
+    channel.size()
+  }
+
+  override def close(): Unit = {
+    batch.close()
+    channel.close()
+  }
+
+  private def flush(): Unit = {
+    val record = batch.toRecordBatch(codec)
+    try MessageSerializer.serialize(out, record, IpcOption.DEFAULT)
+    finally record.close()
+    batch.clear()
+  }
+}
+
+private[statestore] object DeltaWriter {
+  val MaxRows = 65536
+  val MaxBatchBytes: Long = 16L << 20
+
+  lazy val allocator: BufferAllocator = new RootAllocator(Long.MaxValue)
+
+  val StateFileSchema: Schema = {
+    def field(name: String, kind: ArrowType, nullable: Boolean): Field =
+      new Field(name, new FieldType(nullable, kind, null), Collections.emptyList())
+    new Schema(Arrays.asList(
+      field("key_group", new ArrowType.Int(16, false), nullable = false),
+      field("column_family", new ArrowType.Int(16, false), nullable = false),
+      field("op", new ArrowType.Int(8, false), nullable = false),
+      field("key", ArrowType.Binary.INSTANCE, nullable = false),
+      field("value", ArrowType.Binary.INSTANCE, nullable = true)))
+  }
+
+  /** The buffers of one record batch. */
+  private final class Columns(capacity: Int) extends AutoCloseable {
+    private val keyGroups = allocator.buffer(capacity * 2L)
+    private val families = allocator.buffer(capacity * 2L)
+    private val ops = allocator.buffer(capacity.toLong)
+    private val keyOffsets = allocator.buffer((capacity + 1) * 4L)
+    private val valueOffsets = allocator.buffer((capacity + 1) * 4L)
+    private val validity = allocator.buffer((capacity + 7L) / 8L)
+    private var keys = allocator.buffer(capacity * 32L)
+    private var values = allocator.buffer(capacity * 32L)
+    private var keyBytes = 0L
+    private var valueBytes = 0L
+    private var nulls = 0
+    var rows = 0
+    clear()
+
+    def bytes: Long = keyBytes + valueBytes
+
+    def add(
+        keyGroup: Int,
+        family: Int,
+        op: Int,
+        keyBase: AnyRef,
+        keyAt: Long,
+        keyLen: Int,
+        valueBase: AnyRef,
+        valueAt: Long,
+        valueLen: Int,
+        hasValue: Boolean): Unit = {
+      // Raw addresses: ArrowBuf checks bounds at every call, and capacity is known here.
+      Platform.putShort(null, keyGroups.memoryAddress + rows * 2L, keyGroup.toShort)
+      Platform.putShort(null, families.memoryAddress + rows * 2L, family.toShort)
+      Platform.putByte(null, ops.memoryAddress + rows, op.toByte)
+      keys = ensure(keys, keyBytes, keyLen)
+      Platform.copyMemory(keyBase, keyAt, null, keys.memoryAddress + keyBytes, keyLen.toLong)
+      keyBytes += keyLen
+      if (hasValue) {
+        values = ensure(values, valueBytes, valueLen)
+        Platform.copyMemory(valueBase, valueAt, null, values.memoryAddress + valueBytes, valueLen.toLong)
+        valueBytes += valueLen
+        val at = validity.memoryAddress + (rows >>> 3)
+        Platform.putByte(null, at, (Platform.getByte(null, at) | (1 << (rows & 7))).toByte)
+      } else {
+        nulls += 1
+      }
+      rows += 1
+      Platform.putInt(null, keyOffsets.memoryAddress + rows * 4L, Math.toIntExact(keyBytes))
+      Platform.putInt(null, valueOffsets.memoryAddress + rows * 4L, Math.toIntExact(valueBytes))
+    }
+
+    /** The rows as a record batch of its own references; `close` it. */
+    def toRecordBatch(codec: CompressionCodec): ArrowRecordBatch = {
+      def sized(buffer: ArrowBuf, length: Long): ArrowBuf = {
+        val view = buffer.slice(0L, length)
+        view.writerIndex(length)
+        view.getReferenceManager.retain()
+        codec.compress(allocator, view)
+      }
+      val none = allocator.getEmpty
+      val buffers = Arrays.asList(
+        none, sized(keyGroups, rows * 2L),
+        none, sized(families, rows * 2L),
+        none, sized(ops, rows.toLong),
+        none, sized(keyOffsets, (rows + 1) * 4L), sized(keys, keyBytes),
+        if (nulls == 0) none else sized(validity, (rows + 7L) / 8L),
+        sized(valueOffsets, (rows + 1) * 4L), sized(values, valueBytes))
+      val plain = new ArrowFieldNode(rows.toLong, 0L)
+      val nodes =
+        Arrays.asList(plain, plain, plain, plain, new ArrowFieldNode(rows.toLong, nulls.toLong))
+      try {
+        new ArrowRecordBatch(rows, nodes, buffers, CompressionUtil.createBodyCompression(codec), true)
+      } finally buffers.forEach(buffer => if (buffer ne none) buffer.getReferenceManager.release())
+    }
+
+    def clear(): Unit = {
+      rows = 0
+      nulls = 0
+      keyBytes = 0L
+      valueBytes = 0L
+      keyOffsets.setInt(0L, 0)
+      valueOffsets.setInt(0L, 0)
+      validity.setZero(0L, validity.capacity)
+    }
+
+    override def close(): Unit =
+      Seq(keyGroups, families, ops, keyOffsets, valueOffsets, validity, keys, values)
+        .foreach(_.close())
+
+    private def ensure(buffer: ArrowBuf, used: Long, more: Int): ArrowBuf =
+      if (used + more <= buffer.capacity) {
+        buffer
+      } else {
+        val larger = allocator.buffer(math.max(used + more, buffer.capacity * 2L))
+        larger.setBytes(0L, buffer, 0L, used)
+        buffer.close()
+        larger
+      }
+  }
+}

@@ -1,0 +1,88 @@
+package io.statestore.provider
+
+import java.io.File
+
+import scala.jdk.CollectionConverters._
+
+import com.fasterxml.jackson.databind.JsonNode
+import com.fasterxml.jackson.databind.node.ObjectNode
+import io.statestore.delta.{StateFileOp, StateFileReader}
+import io.statestore.view.{ColumnFamily, KeyCodec, MultiValues}
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.execution.streaming.state.{ChangeDataReader, RecordType}
+
+/**
+ * The changes of a range of versions, version by version: the net effect of each batch, sorted by
+ * key (Spark's RocksDB provider shows every write, in the order it was made).
+ *
+ * @param reply what the engine answered to `changes`
+ */
+private[statestore] final class ChangeReader(reply: ObjectNode, familyName: String)
+    extends ChangeDataReader {
+  private type Change = (RecordType.Value, UnsafeRow, UnsafeRow, Long)
+
+  private val family = reply.get("column_families").elements.asScala
+    .map(node => ColumnFamily.fromJson(node.asInstanceOf[ObjectNode]))
+    .find(_.name == familyName)
+  private val codec = family.map(new KeyCodec(_)).orNull
+  private val files = reply.get("files").elements.asScala
+  private var open: StateFileReader = _
+  private var changes: Iterator[Change] = Iterator.empty
+
+  override protected def getNext(): Change = {
+    while (!changes.hasNext && family.isDefined && (open != null || files.hasNext)) {
+      closeFile()
+      if (files.hasNext) changes = read(files.next())
+    }
+    if (changes.hasNext) {
+      changes.next()
+    } else {
+      finished = true
+      null
+    }
+  }
+
+  override protected def close(): Unit = closeFile()
+
+  private def closeFile(): Unit = if (open != null) {
+    open.close()
+    open = null
+  }
+
+  private def read(file: JsonNode): Iterator[Change] = {
+    val batchId = file.get("version").asLong - 1
+    val reader = new StateFileReader(new File(file.get("path").asText))
+    open = reader
+    Iterator
+      .continually(reader.nextBatch())
+      .takeWhile(identity)
+      .flatMap(_ => (0 until reader.rows).iterator)
+      .filter(reader.family(_) == family.get.id)
+      .flatMap(change(reader, _, batchId))
+  }
+
+  private def change(reader: StateFileReader, row: Int, batchId: Long): Iterator[Change] = {
+    val key = codec.decode(null, reader.keyAddress(row), reader.keyLength(row)).copy()
+    reader.op(row) match {
+      case StateFileOp.Delete => Iterator.single((RecordType.DELETE_RECORD, key, null, batchId))
+      case StateFileOp.Merge => values(reader, row).map((RecordType.MERGE_RECORD, key, _, batchId))
+      case _ =>
+        // A put of several values is a put of the first and merges of the others.
+        values(reader, row).zipWithIndex.map { case (value, i) =>
+          (if (i == 0) RecordType.PUT_RECORD else RecordType.MERGE_RECORD, key, value, batchId)
+        }
+    }
+  }
+
+  private def values(reader: StateFileReader, row: Int): Iterator[UnsafeRow] = {
+    val numFields = family.get.valueSchema.length
+    if (family.get.multiValues) {
+      MultiValues.rows(null, reader.valueAddress(row), reader.valueLength(row), numFields)
+        .map(_.copy())
+    } else {
+      val value = new UnsafeRow(numFields)
+      value.pointTo(null, reader.valueAddress(row), reader.valueLength(row))
+      Iterator.single(value.copy())
+    }
+  }
+}

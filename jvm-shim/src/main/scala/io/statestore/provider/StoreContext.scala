@@ -1,0 +1,55 @@
+package io.statestore.provider
+
+import com.fasterxml.jackson.databind.node.ObjectNode
+import io.statestore.{Json, ShimOptions}
+import io.statestore.engine.{EnginePool, Engines}
+import io.statestore.keygroup.{KeyGroupFunction, PartitionKey}
+import io.statestore.view.ColumnFamily
+import org.apache.hadoop.conf.Configuration
+import org.apache.spark.TaskContext
+import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStoreId}
+
+/** What one provider was initialised with; immutable. */
+private[statestore] final class StoreContext(
+    val backend: String,
+    val storeId: StateStoreId,
+    val defaultFamily: ColumnFamily,
+    val useColumnFamilies: Boolean,
+    val storeConf: StateStoreConf,
+    val hadoopConf: Configuration,
+    val options: ShimOptions) {
+
+  val directory: String = storeId.storeCheckpointLocation().toString
+
+  val checkpointFormat: Int = if (storeConf.enableStateStoreCheckpointIds) 2 else 1
+
+  lazy val engines: EnginePool = Engines.forOptions(options)
+
+  /** State partitions of the running query; None when no query runs (the state data source). */
+  def numPartitions: Option[Int] =
+    Option(hadoopConf.get("spark.sql.streaming.internal.stateStore.partitions")).map(_.toInt)
+
+  def numPartitionsOfTask: Int =
+    numPartitions.getOrElse(Option(TaskContext.get()).map(_.numPartitions()).getOrElse(1))
+
+  def keyGroupFunction(family: ColumnFamily, maxParallelism: Int): KeyGroupFunction =
+    PartitionKey.function(
+      storeId.storeName, useColumnFamilies, family.name, family.spec, maxParallelism)
+
+  /** A request of the protocol with what every call about this store names. */
+  def request(op: String): ObjectNode = {
+    val node = Json.obj()
+    node.put("op", op).put("backend", backend)
+    node.putObject("store")
+      .put("root", storeId.checkpointRootLocation)
+      .put("operator", storeId.operatorId)
+      .put("partition", storeId.partitionId)
+      .put("name", storeId.storeName)
+    val engineOptions = options.engineJson.deepCopy()
+    engineOptions.put("min_versions_to_retain", storeConf.minVersionsToRetain)
+    node.set[ObjectNode]("options", engineOptions)
+    node
+  }
+
+  def call(request: ObjectNode): ObjectNode = engines.call(directory, request)
+}

@@ -1,0 +1,551 @@
+package io.statestore.provider
+
+import java.util.{Locale, UUID}
+
+import scala.collection.mutable
+import scala.util.control.NonFatal
+
+import com.fasterxml.jackson.databind.node.ObjectNode
+import io.statestore.ShimErrors
+import io.statestore.delta.{DeltaWriter, StateFileOp}
+import io.statestore.keygroup.KeyGroups
+import io.statestore.view._
+import org.apache.spark.TaskContext
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.types.StructType
+
+/**
+ * One version of a store opened by one task: the committed rows of `view` with this task's writes on
+ * top. It serves as read store and as write store; a read store that is upgraded goes on as the same
+ * object.
+ *
+ * The handle keeps its view open until the task ends, since rows it returned point into it; without a
+ * task, until commit, abort or release. Calls need not come from one thread but must not overlap.
+ */
+private[statestore] final class StoreHandle(
+    val provider: ViewStateStoreProvider,
+    context: StoreContext,
+    view: WorkingView,
+    counters: HandleCounters,
+    loadedEmpty: Boolean,
+    readOnly: Boolean)
+    extends StateStore {
+  import StoreHandle._
+
+  private val base = view.version
+  private val keyGroups = new KeyGroups(view.maxParallelism)
+  private val overlay = new Overlay(
+    keyGroups,
+    context.options.overlayMaxBytes,
+    () => context.engines.scratchFile("run"))
+  private val families = mutable.LinkedHashMap.empty[String, FamilyState]
+  private val removed = mutable.HashMap.empty[String, ColumnFamily]
+  private var nextFamilyId = 0
+  private var writable = !readOnly
+  private var forceSnapshot = false
+  private var validated = context.useColumnFamilies
+  private var committed: Option[Committed] = None
+  @volatile private var status: Status = Open
+  private var holdsView = true
+
+  view.families.foreach(family => open(family.family))
+  private val task = TaskContext.get()
+  if (task != null) task.addTaskCompletionListener[Unit](_ => endOfTask())
+
+  override def id: StateStoreId = context.storeId
+
+  override def version: Long = base.number
+
+  /** Turns a read store into the write store of the same version. */
+  def upgrade(force: Boolean): StateStore = {
+    writable = true
+    forceSnapshot ||= force
+    this
+  }
+
+  def isOpen: Boolean = status == Open
+
+  // ---- reading ----
+
+  override def get(key: UnsafeRow, colFamilyName: String): UnsafeRow = {
+    require(key != null, "Key cannot be null")
+    counters.gets += 1
+    val value = reading("get", colFamilyName).get(key)
+    if (!validated && value != null) validate(key, value)
+    value
+  }
+
+  override def multiGet(keys: Array[UnsafeRow], colFamilyName: String): Iterator[UnsafeRow] =
+    keys.iterator.map(get(_, colFamilyName))
+
+  override def keyExists(key: UnsafeRow, colFamilyName: String): Boolean = {
+    require(key != null, "Key cannot be null")
+    counters.gets += 1
+    reading("keyExists", colFamilyName).keyExists(key)
+  }
+
+  override def valuesIterator(key: UnsafeRow, colFamilyName: String): Iterator[UnsafeRow] = {
+    require(key != null, "Key cannot be null")
+    counters.gets += 1
+    multiValued("valuesIterator", reading("valuesIterator", colFamilyName)).values(key)
+  }
+
+  override def iterator(colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
+    reading("iterator", colFamilyName).iterator()
+
+  override def iteratorWithMultiValues(colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
+    reading("iteratorWithMultiValues", colFamilyName).iteratorWithMultiValues()
+
+  override def prefixScan(
+      prefixKey: UnsafeRow,
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
+    val (state, from, until) = prefixBounds("prefixScan", prefixKey, colFamilyName)
+    state.scan(from, until)
+  }
+
+  override def prefixScanWithMultiValues(
+      prefixKey: UnsafeRow,
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
+    val (state, from, until) = prefixBounds("prefixScanWithMultiValues", prefixKey, colFamilyName)
+    multiValued("prefixScanWithMultiValues", state).scanWithMultiValues(from, until)
+  }
+
+  override def rangeScan(
+      startKey: Option[UnsafeRow],
+      endKey: Option[UnsafeRow],
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
+    val state = ranged("rangeScan", colFamilyName)
+    state.scan(bound(state, startKey), bound(state, endKey))
+  }
+
+  override def rangeScanWithMultiValues(
+      startKey: Option[UnsafeRow],
+      endKey: Option[UnsafeRow],
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
+    val state = multiValued("rangeScanWithMultiValues", ranged("rangeScan", colFamilyName))
+    state.scanWithMultiValues(bound(state, startKey), bound(state, endKey))
+  }
+
+  override def allColumnFamilyNames: Set[String] = families.keySet.toSet
+
+  // ---- column families ----
+
+  override def registerColFamily(
+      colFamilyName: String,
+      keySchema: StructType,
+      valueSchema: StructType,
+      keyStateEncoderSpec: KeyStateEncoderSpec,
+      useMultipleValuesPerKey: Boolean,
+      isInternal: Boolean): Unit =
+    createColFamilyIfAbsent(
+      colFamilyName, keySchema, valueSchema, keyStateEncoderSpec, useMultipleValuesPerKey, isInternal)
+
+  override def createColFamilyIfAbsent(
+      colFamilyName: String,
+      keySchema: StructType,
+      valueSchema: StructType,
+      keyStateEncoderSpec: KeyStateEncoderSpec,
+      useMultipleValuesPerKey: Boolean,
+      isInternal: Boolean): Unit = {
+    checkFamilyName("create", colFamilyName, isInternal)
+    val known = families.get(colFamilyName).map(_.family).orElse(removed.get(colFamilyName))
+    val wanted = ColumnFamily(
+      known.fold(nextFamilyId)(_.id),
+      colFamilyName,
+      keyStateEncoderSpec,
+      valueSchema,
+      useMultipleValuesPerKey,
+      isInternal)
+    known.filterNot(_.sameLayout(wanted)).foreach { stored =>
+      throw new IncompatibleStateException(
+        "[schema-changed] a column family differs from the checkpoint's: " +
+          s"store='${context.directory}', column_family='$colFamilyName', " +
+          s"checkpoint='${stored.describe}', query='${wanted.describe}'. " +
+          "To fix: restore the old state variable, or give the new one another name")
+    }
+    if (!families.contains(colFamilyName)) {
+      removed.remove(colFamilyName)
+      open(wanted)
+    }
+  }
+
+  override def removeColFamilyIfExists(colFamilyName: String): Boolean = {
+    checkFamilyName("remove", colFamilyName, isInternal = false)
+    writing("removeColFamilyIfExists")
+    families.get(colFamilyName) match {
+      case None => false
+      case Some(state) =>
+        state.removeAll()
+        families.remove(colFamilyName)
+        removed.put(colFamilyName, state.family)
+        true
+    }
+  }
+
+  // ---- writing ----
+
+  override def put(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit = {
+    require(key != null, "Key cannot be null")
+    require(value != null, "Cannot put a null value")
+    counters.puts += 1
+    writing("put", colFamilyName).put(key, value)
+  }
+
+  override def putList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit =
+    writeValues("putList", key, values, colFamilyName, append = false)
+
+  override def merge(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit = {
+    require(value != null, "Cannot merge a null value")
+    writeValues("merge", key, Array(value), colFamilyName, append = true)
+  }
+
+  override def mergeList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit =
+    writeValues("mergeList", key, values, colFamilyName, append = true)
+
+  override def remove(key: UnsafeRow, colFamilyName: String): Unit = {
+    require(key != null, "Key cannot be null")
+    writing("remove", colFamilyName).remove(key)
+  }
+
+  override def deleteRange(beginKey: UnsafeRow, endKey: UnsafeRow, colFamilyName: String): Unit = {
+    val state = writing("deleteRange", colFamilyName)
+    if (!state.keyCodec.supportsDeleteRange) {
+      throw StateStoreErrors.unsupportedOperationException("deleteRange", colFamilyName)
+    }
+    state.removeRange(state.keyCodec.encodeBound(beginKey), state.keyCodec.encodeBound(endKey))
+  }
+
+  // ---- the end ----
+
+  /**
+   * Makes the writes durable as the next version.
+   *
+   * Guarantee: when it returns, a restart can load the version. When it raises, the view is what it
+   * was and the handle accepts nothing but abort; whether the version became durable is unknown
+   * only when the engine could not be asked again.
+   */
+  override def commit(): Long = {
+    writing("commit")
+    try {
+      val done = write()
+      committed = Some(done)
+      status = Closed
+      provider.committed(view, done)
+      if (task == null) releaseView()
+      done.version.number
+    } catch {
+      case NonFatal(e) =>
+        abort()
+        throw ShimErrors.cannotCommit(id, base.number + 1, e)
+    }
+  }
+
+  override def abort(): Unit = {
+    if (status == Open) status = Closed
+    if (task == null) releaseView()
+  }
+
+  override def release(): Unit = abort()
+
+  override def hasCommitted: Boolean = committed.isDefined
+
+  override def metrics: StateStoreMetrics = {
+    val shown = committed.map(_.numKeys).getOrElse(view.numKeys)
+    val snapshot = provider.lastSnapshotVersion
+    StateStoreMetrics(
+      shown,
+      provider.memoryUsedBytes(view),
+      counters.toMap,
+      Map(
+        StoreMetrics.SnapshotLastUploaded.withNewId(id.partitionId, id.storeName) -> snapshot))
+  }
+
+  override def getStateStoreCheckpointInfo(): StateStoreCheckpointInfo = {
+    val done = committed.getOrElse(
+      throw new IllegalStateException(s"store is not committed: store=$id, version=$version"))
+    val withIds = context.checkpointFormat >= 2
+    StateStoreCheckpointInfo(
+      id.partitionId,
+      done.version.number,
+      Option.when(withIds)(done.version.checkpointId),
+      Option.when(withIds)(base.checkpointId).filter(_ != null))
+  }
+
+  override def toString: String =
+    s"StateStore[id=(op=${id.operatorId},part=${id.partitionId}),name=${id.storeName}," +
+      s"version=$version,dir=${context.directory}]"
+
+  // ---- how a commit is made ----
+
+  private def write(): Committed = {
+    val checkpointId = UUID.randomUUID().toString.replace("-", "").toLowerCase(Locale.ROOT)
+    val file = context.engines.scratchFile("delta")
+    val changes = mutable.LinkedHashMap.empty[Int, FamilyChanges]
+    try {
+      val delta = counters.timed(StoreMetrics.DeltaWriteMs)(writeDelta(file, changes))
+      val current = families.values.map(_.family).toSeq
+      val numRows = view.numRows + changes.values.map(c => c.numNew.toLong - c.numDeleted).sum
+      val request = context.request("commit")
+      request.put("version", base.number + 1)
+      if (base.number == 0L || loadedEmpty) {
+        request.putNull("parent")
+      } else {
+        request.putObject("parent")
+          .put("version", base.number)
+          .put("checkpoint_id", base.checkpointId)
+          .put("lineage", base.lineage)
+      }
+      request.put("checkpoint_id", checkpointId)
+      request.put("checkpoint_format", context.checkpointFormat)
+      request.putObject("delta")
+        .put("path", file.getPath)
+        .put("length", delta.length)
+        .put("put", delta.puts)
+        .put("delete", delta.deletes)
+        .put("merge", delta.merges)
+      request.put("num_keys", numRows)
+      request.put("max_parallelism", view.maxParallelism)
+      request.put("num_partitions", context.numPartitionsOfTask)
+      request.put("rescalable", base.rescalable && delta.inPlace)
+      val list = request.putArray("column_families")
+      current.foreach(family => list.add(family.toJson))
+      request.put("force_snapshot", forceSnapshot)
+      val reply = counters.timed(StoreMetrics.EngineMs)(context.call(request))
+      record(delta, reply, current)
+      Committed(
+        ViewVersion(
+          base.number + 1,
+          checkpointId,
+          reply.get("lineage").asText,
+          base.rescalable && delta.inPlace),
+        current,
+        changes.values.filter(_.length > 0).toSeq,
+        numKeys(changes),
+        reply.get("snapshot"),
+        counters)
+    } finally file.delete()
+  }
+
+  private def numKeys(changes: mutable.LinkedHashMap[Int, FamilyChanges]): Long =
+    view.numKeys + changes.values
+      .filterNot(_.overlay.family.internal)
+      .map(c => c.numNew.toLong - c.numDeleted)
+      .sum
+
+  private def writeDelta(
+      file: java.io.File,
+      changes: mutable.LinkedHashMap[Int, FamilyChanges]): Delta = {
+    val delta = new Delta
+    val pages = overlay.pages
+    val partitions = context.numPartitionsOfTask
+    val expected = overlay.allFamilies.map(_.table.size).sum
+    val writer = new DeltaWriter(file, context.options.fileCompression, expected)
+    val ref = new ValueRef
+    var current: FamilyChanges = null
+    var below: ViewFamily = null
+    try {
+      overlay.visitSorted { (family, keyGroup, address) =>
+        if (current == null || (current.overlay ne family)) {
+          current =
+            changes.getOrElseUpdate(family.family.id, new FamilyChanges(overlay, family))
+          below = view.family(family.family.name)
+        }
+        val slot = if (below == null) -1 else below.table.findSlot(pages, address)
+        val op = FamilyChanges.netOp(pages, address, slot)
+        if (op >= 0) {
+          current.add(address, slot)
+          if (keyGroup % partitions != id.partitionId) delta.inPlace = false
+          if (op != RecordPages.Delete) overlay.value(address, ref)
+          writer.add(
+            keyGroup,
+            family.family.id,
+            delta.count(op),
+            pages.base(address),
+            pages.keyOffset(address),
+            pages.keyLength(address),
+            ref.base,
+            ref.at,
+            ref.length,
+            op != RecordPages.Delete)
+        }
+      }
+      delta.length = writer.finish()
+    } finally writer.close()
+    delta
+  }
+
+  private def record(delta: Delta, reply: ObjectNode, current: Seq[ColumnFamily]): Unit = {
+    counters.add(StoreMetrics.EngineCalls, 1L)
+    counters.add(StoreMetrics.DeltaRows, delta.puts + delta.deletes + delta.merges)
+    counters.add(StoreMetrics.DeltaDeletes, delta.deletes)
+    counters.add(StoreMetrics.DeltaBytes, reply.get("size").asLong)
+    counters.add(StoreMetrics.BytesWritten, reply.get("size").asLong)
+    counters.add(StoreMetrics.PublishMs, math.round(reply.get("publish_ms").asDouble))
+    counters.add(StoreMetrics.FileSyncMs, math.round(reply.get("sync_ms").asDouble))
+    val snapshot = reply.get("snapshot")
+    counters.add(StoreMetrics.SnapshotVersion, math.max(0L, snapshot.get("version").asLong))
+    counters.add(StoreMetrics.SnapshotBytes, snapshot.get("bytes").asLong)
+    counters.add(StoreMetrics.SnapshotMs, math.round(snapshot.get("duration_ms").asDouble))
+    counters.add(StoreMetrics.Snapshots, snapshot.get("taken").asLong)
+    counters.add(StoreMetrics.OverlayBytes, overlay.heapBytes)
+    counters.add(StoreMetrics.SpilledRuns, overlay.numRuns.toLong)
+    counters.add(StoreMetrics.InternalFamilies, current.count(_.internal).toLong)
+    counters.add(StoreMetrics.ExternalFamilies, current.count(!_.internal).toLong)
+    counters.add(StoreMetrics.InternalKeys, view.numInternalKeys)
+    counters.add(StoreMetrics.ForceSnapshots, if (forceSnapshot) 1L else 0L)
+    if (!(base.rescalable && delta.inPlace)) counters.add(StoreMetrics.NotRescalable, 1L)
+  }
+
+  // ---- helpers ----
+
+  private def open(family: ColumnFamily): Unit = {
+    nextFamilyId = math.max(nextFamilyId, family.id + 1)
+    families.put(family.name, new FamilyState(
+      family,
+      view.family(family.name),
+      overlay,
+      () => overlay.family(family, context.keyGroupFunction(family, view.maxParallelism))))
+  }
+
+  private def reading(operation: String, colFamilyName: String): FamilyState = {
+    if (status != Open) throw closed(operation)
+    state(operation, colFamilyName)
+  }
+
+  private def writing(operation: String, colFamilyName: String): FamilyState = {
+    writing(operation)
+    state(operation, colFamilyName)
+  }
+
+  private def writing(operation: String): Unit = {
+    if (status != Open) throw closed(operation)
+    if (!writable) {
+      throw StateStoreErrors.unsupportedOperationException(operation, "read-only state store")
+    }
+    provider.checkNotClosed(operation)
+  }
+
+  private def state(operation: String, colFamilyName: String): FamilyState = {
+    val found = families.getOrElse(colFamilyName, null)
+    if (found == null) {
+      throw StateStoreErrors.unsupportedOperationOnMissingColumnFamily(operation, colFamilyName)
+    }
+    found
+  }
+
+  private def writeValues(
+      operation: String,
+      key: UnsafeRow,
+      values: Array[UnsafeRow],
+      colFamilyName: String,
+      append: Boolean): Unit = {
+    require(key != null, "Key cannot be null")
+    require(values != null && values.nonEmpty && values.forall(_ != null), s"Cannot $operation null")
+    counters.puts += 1
+    multiValued(operation, writing(operation, colFamilyName))
+      .putValues(key, values.iterator, append)
+  }
+
+  private def multiValued(operation: String, state: FamilyState): FamilyState = {
+    if (!state.family.multiValues) {
+      throw StateStoreErrors.unsupportedOperationException(
+        operation,
+        s"column family ${state.family.name}, which holds one value per key")
+    }
+    state
+  }
+
+  private def prefixBounds(
+      operation: String,
+      prefixKey: UnsafeRow,
+      colFamilyName: String): (FamilyState, Array[Byte], Array[Byte]) = {
+    val state = reading(operation, colFamilyName)
+    require(state.keyCodec.supportsPrefixScan, "Prefix scan requires setting prefix key!")
+    val from = state.keyCodec.encodePrefix(prefixKey)
+    (state, from, KeyCodec.afterPrefix(from))
+  }
+
+  private def ranged(operation: String, colFamilyName: String): FamilyState = {
+    val state = reading(operation, colFamilyName)
+    if (!state.keyCodec.supportsRangeScan) {
+      throw StateStoreErrors.unsupportedOperationException(operation, colFamilyName)
+    }
+    state
+  }
+
+  private def bound(state: FamilyState, key: Option[UnsafeRow]): Array[Byte] =
+    key.map(state.keyCodec.encodeBound).orNull
+
+  private def checkFamilyName(operation: String, name: String, isInternal: Boolean): Unit = {
+    if (!context.useColumnFamilies) {
+      throw StateStoreErrors.multipleColumnFamiliesNotSupported(provider.toString)
+    }
+    if (name == null || name.isEmpty || name.trim != name ||
+      name == StateStore.DEFAULT_COL_FAMILY_NAME) {
+      throw StateStoreErrors.cannotUseColumnFamilyWithInvalidName(operation, name)
+    }
+    if (!isInternal && operation == "create" && name.startsWith("$")) {
+      throw StateStoreErrors.cannotCreateColumnFamilyWithReservedChars(name)
+    }
+  }
+
+  private def validate(key: UnsafeRow, value: UnsafeRow): Unit = {
+    val family = context.defaultFamily
+    StateStoreProvider.validateStateRowFormat(
+      key, family.spec.keySchema, value, family.valueSchema, id, context.storeConf)
+    validated = true
+  }
+
+  private def closed(operation: String): Throwable =
+    StateStoreInternals.failedToCommitStateFileError(
+      s"$operation on $this",
+      new IllegalStateException("the state store was committed or aborted already"))
+
+  private def endOfTask(): Unit = {
+    if (status == Open) status = Closed
+    releaseView()
+  }
+
+  private def releaseView(): Unit = if (holdsView) {
+    holdsView = false
+    provider.release(view)
+  }
+}
+
+private[statestore] object StoreHandle {
+  sealed trait Status
+  case object Open extends Status
+  case object Closed extends Status
+
+  /** Counts of a delta while it is written. */
+  final class Delta {
+    var puts = 0L
+    var deletes = 0L
+    var merges = 0L
+    var length = 0L
+    var inPlace = true
+
+    /** Counts an overlay operation and gives its code in the file. */
+    def count(op: Int): Int = op match {
+      case RecordPages.Delete =>
+        deletes += 1
+        StateFileOp.Delete
+      case RecordPages.Merge =>
+        merges += 1
+        StateFileOp.Merge
+      case _ =>
+        puts += 1
+        StateFileOp.Put
+    }
+  }
+}
+
+/** A commit that is durable, on its way into the view. */
+private[statestore] final case class Committed(
+    version: ViewVersion,
+    families: Seq[ColumnFamily],
+    changes: Seq[FamilyChanges],
+    numKeys: Long,
+    snapshot: com.fasterxml.jackson.databind.JsonNode,
+    counters: HandleCounters)

@@ -1,0 +1,74 @@
+package io.statestore.provider
+
+import org.apache.spark.sql.execution.streaming.state._
+
+/**
+ * Custom metrics of StreamingQueryProgress. Names are those of Spark's RocksDB provider where the
+ * same thing is meant, so that dashboards go on working; the others start with `statestore`.
+ */
+private[statestore] object StoreMetrics {
+  private def sum(name: String, what: String) = StateStoreCustomSumMetric(name, what)
+  private def time(name: String, what: String) = StateStoreCustomTimingMetric(name, what)
+  private def size(name: String, what: String) = StateStoreCustomSizeMetric(name, what)
+
+  val GetCount = sum("rocksdbGetCount", "number of get and keyExists calls")
+  val PutCount = sum("rocksdbPutCount", "number of put and merge calls")
+  val FileSyncMs = time("rocksdbCommitFileSyncLatencyMs", "fsync of the delta and its directory")
+  val DeltaWriteMs = time("rocksdbChangeLogWriterCommitLatencyMs", "sorting and writing the delta")
+  val LoadMs = time("rocksdbLoadLatencyMs", "building the working view of a version")
+  val LoadSnapshotMs = time("rocksdbLoadFromSnapshotLatencyMs", "reading snapshots into the view")
+  val ReplayMs = time("rocksdbReplayChangeLogLatencyMs", "replaying deltas into the view")
+  val ReplayFiles = sum("rocksdbNumReplayChangelogFiles", "deltas replayed")
+  val BytesRead = size("rocksdbTotalBytesRead", "bytes of state files read by loads")
+  val BytesWritten = size("rocksdbTotalBytesWritten", "bytes of deltas made durable")
+  val InternalKeys = sum("rocksdbNumInternalColFamiliesKeys", "rows in internal column families")
+  val ExternalFamilies = sum("rocksdbNumExternalColumnFamilies", "column families")
+  val InternalFamilies = sum("rocksdbNumInternalColumnFamilies", "internal column families")
+  val ForceSnapshots = sum("rocksdbForceSnapshotCount", "snapshots asked for by Spark")
+
+  val DeltaRows = sum("statestoreDeltaRows", "rows in the delta")
+  val DeltaDeletes = sum("statestoreDeltaDeletes", "rows of the delta that delete a key")
+  val DeltaBytes = size("statestoreDeltaBytes", "bytes of the published delta")
+  val EngineMs = time("statestoreCommitEngineMs", "the engine call of the commit")
+  val PublishMs = time("statestoreCommitPublishMs", "publishing the delta, fsync included")
+  val ApplyMs = time("statestoreCommitApplyMs", "applying the batch to the working view")
+  val EngineCalls = sum("statestoreEngineCalls", "calls from the shim to the engine")
+  val SnapshotVersion = sum("statestoreSnapshotVersion", "newest snapshot's version, summed")
+  val SnapshotBytes = size("statestoreSnapshotBytes", "bytes of the newest snapshot")
+  val SnapshotMs = time("statestoreSnapshotDurationMs", "time the newest snapshot took")
+  val Snapshots = sum("statestoreSnapshots", "snapshots published by the store's engine")
+  val FilesRead = sum("statestoreLoadedFiles", "state files read by loads")
+  val RollBacks = sum("statestoreRollBacks", "previous version served again without a load")
+  val OverlayBytes = size("statestoreOverlayBytes", "heap bytes of the batch's writes")
+  val SpilledRuns = sum("statestoreSpilledRuns", "sorted runs the batch spilled to disk")
+  val NotRescalable = sum("statestoreNotRescalable", "stores whose rows fail the key-group check")
+
+  val All: Seq[StateStoreCustomMetric] = Seq(
+    GetCount, PutCount, FileSyncMs, DeltaWriteMs, LoadMs, LoadSnapshotMs, ReplayMs, ReplayFiles,
+    BytesRead, BytesWritten, InternalKeys, ExternalFamilies, InternalFamilies, ForceSnapshots,
+    DeltaRows, DeltaDeletes, DeltaBytes, EngineMs, PublishMs, ApplyMs, EngineCalls,
+    SnapshotVersion, SnapshotBytes, SnapshotMs, Snapshots, FilesRead, RollBacks, OverlayBytes,
+    SpilledRuns, NotRescalable)
+
+  val SnapshotLastUploaded = StateStoreSnapshotLastUploadInstanceMetric()
+}
+
+/** What happened for one handle, in the units of `StoreMetrics`. */
+private[statestore] final class HandleCounters {
+  private val values =
+    scala.collection.mutable.HashMap.empty[StateStoreCustomMetric, Long].withDefaultValue(0L)
+  var gets = 0L
+  var puts = 0L
+
+  def add(metric: StateStoreCustomMetric, value: Long): Unit = values(metric) += value
+
+  def timed[T](metric: StateStoreCustomMetric)(body: => T): T = {
+    val start = System.nanoTime()
+    try body
+    finally add(metric, (System.nanoTime() - start) / 1000000L)
+  }
+
+  def toMap: Map[StateStoreCustomMetric, Long] =
+    StoreMetrics.All.map(metric => metric -> values(metric)).toMap +
+      (StoreMetrics.GetCount -> gets) + (StoreMetrics.PutCount -> puts)
+}

@@ -1,0 +1,141 @@
+package io.statestore.provider
+
+import java.io.File
+
+import scala.jdk.CollectionConverters._
+
+import com.fasterxml.jackson.databind.JsonNode
+import com.fasterxml.jackson.databind.node.ObjectNode
+import io.statestore.delta.{StateFileOp, StateFileReader}
+import io.statestore.view.{ColumnFamily, ViewFamily, ViewVersion, WorkingView}
+
+/** Builds the working view of a version from the files the engine names. */
+private[statestore] final class ViewLoader(context: StoreContext) {
+
+  /**
+   * Loads a version.
+   *
+   * @param checkpointId the attempt wanted (checkpoint format v2), or None for whatever is there
+   * @param fromSnapshot start at exactly this snapshot (version, checkpoint ID)
+   */
+  def load(
+      version: Long,
+      checkpointId: Option[String],
+      fromSnapshot: Option[(Long, Option[String])],
+      counters: HandleCounters): WorkingView = counters.timed(StoreMetrics.LoadMs) {
+    val request = context.request("load")
+    request.put("version", version).put("checkpoint_id", checkpointId.orNull)
+    request.put("checkpoint_format", context.checkpointFormat)
+    context.numPartitions match {
+      case Some(n) => request.put("num_partitions", n)
+      case None => request.putNull("num_partitions")
+    }
+    fromSnapshot.foreach { case (snapshot, id) =>
+      request.putObject("from_snapshot").put("version", snapshot).put("checkpoint_id", id.orNull)
+    }
+    val reply = context.call(request)
+    counters.add(StoreMetrics.EngineCalls, 1L)
+    counters.add(StoreMetrics.FilesRead, reply.get("files_read").asLong)
+    counters.add(StoreMetrics.BytesRead, reply.get("bytes_read").asLong)
+    build(reply, version, counters)
+  }
+
+  /** An empty view that claims to be at `version`. */
+  def empty(version: Long, maxParallelism: Int): WorkingView = {
+    val view = new WorkingView(ViewVersion(version, null, null, rescalable = true), maxParallelism)
+    view.addFamily(context.defaultFamily)
+    view
+  }
+
+  private def build(reply: ObjectNode, version: Long, counters: HandleCounters): WorkingView = {
+    val view = new WorkingView(
+      ViewVersion(
+        version,
+        text(reply, "checkpoint_id"),
+        text(reply, "lineage"),
+        reply.get("rescalable").asBoolean),
+      reply.get("max_parallelism").asInt)
+    val stored = reply.get("column_families").elements.asScala
+      .map(node => ColumnFamily.fromJson(node.asInstanceOf[ObjectNode]))
+      .toSeq
+    val expected = math.min(reply.get("num_keys").asLong, Int.MaxValue / 4L).toInt
+    val byId = stored.map { family =>
+      family.id -> view.addFamily(checked(family), if (stored.size == 1) expected else 0)
+    }.toMap
+    if (view.family(context.defaultFamily.name) == null) view.addFamily(context.defaultFamily)
+    val partitions = Option(reply.get("num_partitions")).filterNot(_.isNull).map(_.asInt)
+      .orElse(context.numPartitions)
+    val filter =
+      if (reply.get("key_group_filter").asBoolean) partitions.getOrElse(1) else 0
+    reply.get("files").elements.asScala.foreach(read(_, byId, filter, counters))
+    view
+  }
+
+  private def read(
+      file: JsonNode,
+      families: Map[Int, ViewFamily],
+      filter: Int,
+      counters: HandleCounters): Unit = {
+    val isSnapshot = file.get("kind").asText == "snapshot"
+    val metric = if (isSnapshot) StoreMetrics.LoadSnapshotMs else StoreMetrics.ReplayMs
+    if (!isSnapshot) counters.add(StoreMetrics.ReplayFiles, 1L)
+    counters.timed(metric) {
+      val reader = new StateFileReader(new File(file.get("path").asText))
+      try {
+        var family: ViewFamily = null
+        var familyId = -1
+        while (reader.nextBatch()) {
+          var row = 0
+          while (row < reader.rows) {
+            if (filter == 0 || reader.keyGroup(row) % filter == context.storeId.partitionId) {
+              if (reader.family(row) != familyId) {
+                familyId = reader.family(row)
+                family = families.getOrElse(familyId, null)
+              }
+              // A column family that was removed later has rows, all of them deleted, but no name.
+              if (family != null) replay(reader, row, family)
+            }
+            row += 1
+          }
+        }
+      } finally reader.close()
+    }
+  }
+
+  private def replay(reader: StateFileReader, row: Int, family: ViewFamily): Unit =
+    reader.op(row) match {
+      case StateFileOp.Delete =>
+        family.unload(null, reader.keyAddress(row), reader.keyLength(row))
+      case op =>
+        family.load(
+          null,
+          reader.keyAddress(row),
+          reader.keyLength(row),
+          null,
+          reader.valueAddress(row),
+          reader.valueLength(row),
+          append = op == StateFileOp.Merge)
+    }
+
+  /** The family as the provider knows it, after a check that the stored bytes are laid out so. */
+  private def checked(stored: ColumnFamily): ColumnFamily =
+    if (stored.name != context.defaultFamily.name) {
+      stored
+    } else {
+      if (!stored.sameLayout(context.defaultFamily)) {
+        throw new IncompatibleStateException(
+          "[schema-changed] the state schema differs from the checkpoint's: " +
+            s"store='${context.directory}', checkpoint='${stored.describe}', " +
+            s"query='${context.defaultFamily.describe}'. " +
+            "To fix: restore the old query, or start with a new checkpoint location")
+      }
+      context.defaultFamily
+    }
+
+  private def text(node: ObjectNode, field: String): String =
+    Option(node.get(field)).filterNot(_.isNull).map(_.asText).orNull
+}
+
+/** The checkpoint cannot serve the query as it is now. */
+private[statestore] final class IncompatibleStateException(message: String)
+    extends RuntimeException(message)

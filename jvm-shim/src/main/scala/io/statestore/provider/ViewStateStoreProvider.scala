@@ -1,0 +1,286 @@
+package io.statestore.provider
+
+import scala.util.control.NonFatal
+
+import com.fasterxml.jackson.databind.JsonNode
+import com.fasterxml.jackson.databind.node.ObjectNode
+import io.statestore.{ShimErrors, ShimOptions}
+import io.statestore.view.{ColumnFamily, WorkingView}
+import org.apache.hadoop.conf.Configuration
+import org.apache.spark.internal.Logging
+import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.types.StructType
+
+/**
+ * A provider whose working state is a view on the JVM heap; the engine behind it keeps what is
+ * durable. Shared by the heap and filesystem backends.
+ *
+ * One view is cached, at the version last committed or loaded. It is changed in place by a commit or
+ * a roll-back only while no other handle is open on it; otherwise the next `getStore` loads a view of
+ * its own and the open handles keep the old one.
+ */
+abstract class ViewStateStoreProvider(backend: String)
+    extends StateStoreProvider
+    with SupportsFineGrainedReplay
+    with Logging {
+
+  // Everything below is set by init; the driver makes instances only to ask for metric names.
+  private var context: StoreContext = _
+  private var loader: ViewLoader = _
+
+  private val lock = new Object
+  private var current: WorkingView = _
+  private var snapshotVersion = -1L
+  private var latest: Option[(Long, String)] = None
+  private var cleanedUpTo = 0L
+  private var snapshotAskedAt = 0L
+  @volatile private var closed = false
+
+  override def init(
+      stateStoreId: StateStoreId,
+      keySchema: StructType,
+      valueSchema: StructType,
+      keyStateEncoderSpec: KeyStateEncoderSpec,
+      useColumnFamilies: Boolean,
+      storeConfs: StateStoreConf,
+      hadoopConf: Configuration,
+      useMultipleValuesPerKey: Boolean,
+      stateSchemaProvider: Option[StateSchemaProvider]): Unit = {
+    val encoding = storeConfs.stateStoreEncodingFormat
+    if (encoding != "unsaferow") {
+      throw new IllegalArgumentException(
+        "state encoding is not supported: " +
+          s"spark.sql.streaming.stateStore.encodingFormat='$encoding'. To fix: set it to 'unsaferow'")
+    }
+    context = new StoreContext(
+      backend,
+      stateStoreId,
+      ColumnFamily(
+        ColumnFamily.DefaultId,
+        StateStore.DEFAULT_COL_FAMILY_NAME,
+        keyStateEncoderSpec,
+        valueSchema,
+        useMultipleValuesPerKey,
+        internal = false),
+      useColumnFamilies,
+      storeConfs,
+      hadoopConf,
+      ShimOptions.parse(storeConfs.sqlConfs))
+    loader = new ViewLoader(context)
+  }
+
+  override def stateStoreId: StateStoreId = context.storeId
+
+  override def supportedCustomMetrics: Seq[StateStoreCustomMetric] = StoreMetrics.All
+
+  override def supportedInstanceMetrics: Seq[StateStoreInstanceMetric] =
+    Seq(StoreMetrics.SnapshotLastUploaded)
+
+  override def getStore(
+      version: Long,
+      stateStoreCkptId: Option[String],
+      forceSnapshotOnCommit: Boolean,
+      loadEmpty: Boolean): StateStore = {
+    val handle = openHandle(version, stateStoreCkptId, readOnly = false, loadEmpty)
+    handle.upgrade(forceSnapshotOnCommit)
+  }
+
+  override def getReadStore(version: Long, uniqueId: Option[String]): ReadStateStore =
+    openHandle(version, uniqueId, readOnly = true, loadEmpty = false)
+
+  /**
+   * Spark may hand in the read store of another operator of the same task (it keeps one per thread);
+   * such a store, or one of another version, is left alone and a store of our own is opened.
+   */
+  override def upgradeReadStoreToWriteStore(
+      readStore: ReadStateStore,
+      version: Long,
+      uniqueId: Option[String],
+      forceSnapshotOnCommit: Boolean): StateStore = readStore match {
+    case handle: StoreHandle
+        if (handle.provider eq this) && handle.isOpen && handle.version == version =>
+      handle.upgrade(forceSnapshotOnCommit)
+    case _ => getStore(version, uniqueId, forceSnapshotOnCommit, loadEmpty = false)
+  }
+
+  override def replayStateFromSnapshot(
+      snapshotVersion: Long,
+      endVersion: Long,
+      readOnly: Boolean,
+      snapshotVersionStateStoreCkptId: Option[String],
+      endVersionStateStoreCkptId: Option[String]): StateStore = loading(endVersion) {
+    val counters = new HandleCounters
+    val view = loader.load(
+      endVersion,
+      endVersionStateStoreCkptId,
+      Some((snapshotVersion, snapshotVersionStateStoreCkptId)),
+      counters)
+    newHandle(view, counters, loadedEmpty = false, readOnly)
+  }
+
+  override def getStateStoreChangeDataReader(
+      startVersion: Long,
+      endVersion: Long,
+      colFamilyNameOpt: Option[String],
+      endVersionStateStoreCkptId: Option[String]): ChangeDataReader = loading(endVersion) {
+    val request = context.request("changes")
+    request.put("start_version", startVersion).put("end_version", endVersion)
+    request.put("checkpoint_id", endVersionStateStoreCkptId.orNull)
+    val name = colFamilyNameOpt.getOrElse(StateStore.DEFAULT_COL_FAMILY_NAME)
+    new ChangeReader(context.call(request), name)
+  }
+
+  override def doSnapshotMaintenance(): Unit =
+    maintain("snapshot", snapshotAskedAt)(version => snapshotAskedAt = version)
+
+  override def doCleanupMaintenance(): Unit =
+    maintain("cleanup", cleanedUpTo)(version => cleanedUpTo = version)
+
+  override def doMaintenance(): Unit = {
+    doSnapshotMaintenance()
+    doCleanupMaintenance()
+  }
+
+  override def close(): Unit = {
+    closed = true
+    val hadState = lock.synchronized {
+      val had = current != null
+      current = null
+      had
+    }
+    if (hadState) {
+      try context.engines.callIfRunning(context.directory, context.request("close"))
+      catch { case NonFatal(e) => logInfo(s"engine did not close a store: $toString", e) }
+    }
+  }
+
+  override def toString: String =
+    if (context == null) getClass.getSimpleName
+    else s"${getClass.getSimpleName}[store=${context.directory}]"
+
+  // ---- for handles ----
+
+  private[statestore] def checkNotClosed(operation: String): Unit = if (closed) {
+    throw new IllegalStateException(
+      s"state store provider is closed: operation=$operation, store=${context.directory}")
+  }
+
+  private[statestore] def lastSnapshotVersion: Long = snapshotVersion
+
+  private[statestore] def memoryUsedBytes(view: WorkingView): Long =
+    lock.synchronized(view.heapBytes)
+
+  private[statestore] def release(view: WorkingView): Unit = lock.synchronized(view.release())
+
+  /** A commit is durable: brings the view to its version, or gives the view up to its readers. */
+  private[statestore] def committed(view: WorkingView, done: Committed): Unit = {
+    lock.synchronized {
+      if ((view eq current) && view.openHandles == 1) {
+        done.counters.timed(StoreMetrics.ApplyMs)(
+          view.advance(done.version, done.families, done.changes))
+      } else if (view eq current) {
+        current = null
+      }
+      latest = Some((done.version.number, done.version.checkpointId))
+    }
+    if (context.storeConf.commitValidationEnabled) {
+      StateStore.reportCommitToCoordinator(
+        done.version.number, context.storeId, context.hadoopConf)
+    }
+    noteSnapshot(done.snapshot)
+  }
+
+  // ---- helpers ----
+
+  private def openHandle(
+      version: Long,
+      checkpointId: Option[String],
+      readOnly: Boolean,
+      loadEmpty: Boolean): StoreHandle = loading(version) {
+    if (version < 0) throw StateStoreInternals.unexpectedStateStoreVersion(version)
+    checkNotClosed("getStore")
+    val counters = new HandleCounters
+    lock.synchronized {
+      val view =
+        if (loadEmpty) {
+          val parallelism = loader.load(0L, None, None, counters).maxParallelism
+          loader.empty(version, parallelism)
+        } else {
+          acquire(version, checkpointId, counters)
+        }
+      newHandle(view, counters, loadEmpty, readOnly)
+    }
+  }
+
+  private def newHandle(
+      view: WorkingView,
+      counters: HandleCounters,
+      loadedEmpty: Boolean,
+      readOnly: Boolean): StoreHandle = {
+    lock.synchronized(view.open())
+    new StoreHandle(this, context, view, counters, loadedEmpty, readOnly)
+  }
+
+  /** The view of a version: the cached one, the cached one rolled back, or a loaded one. */
+  private def acquire(
+      version: Long,
+      checkpointId: Option[String],
+      counters: HandleCounters): WorkingView = {
+    def isWanted(number: Long, id: String): Boolean =
+      number == version && checkpointId.forall(_ == id)
+    val cached = current
+    if (cached != null && isWanted(cached.version.number, cached.version.checkpointId)) {
+      cached
+    } else if (cached != null && cached.openHandles == 0 && cached.previous != null &&
+      isWanted(cached.previous.number, cached.previous.checkpointId)) {
+      cached.rollBack()
+      counters.add(StoreMetrics.RollBacks, 1L)
+      cached
+    } else {
+      current = null // give the memory back before the next view is built
+      current = loader.load(version, checkpointId, None, counters)
+      current
+    }
+  }
+
+  private def loading[T](version: Long)(body: => T): T =
+    try body
+    catch {
+      case NonFatal(e) =>
+        logWarning(s"state store was not loaded: store=${context.directory}, version=$version", e)
+        throw ShimErrors.cannotLoad(e)
+    }
+
+  /** Maintenance must not raise: Spark would close the provider. */
+  private def maintain(what: String, doneUpTo: Long)(done: Long => Unit): Unit = {
+    val known = lock.synchronized(latest)
+    known.filter(_._1 > doneUpTo).foreach { case (version, checkpointId) =>
+      try {
+        val request: ObjectNode = context.request("maintain")
+        request.put("version", version)
+        request.put("checkpoint_id", checkpointId)
+        request.put("checkpoint_format", context.checkpointFormat)
+        request.put("snapshot", what == "snapshot").put("cleanup", what == "cleanup")
+        val reply = context.call(request)
+        done(version)
+        noteSnapshot(reply.get("snapshot"))
+      } catch {
+        case NonFatal(e) =>
+          logWarning(s"maintenance failed: task=$what, store=${context.directory}", e)
+      }
+    }
+  }
+
+  /** Tells Spark's coordinator of a new snapshot, so that it does not count the store as lagging. */
+  private def noteSnapshot(snapshot: JsonNode): Unit = {
+    val version = snapshot.get("version").asLong
+    if (version > snapshotVersion) {
+      snapshotVersion = version
+      if (context.storeConf.reportSnapshotUploadLag) {
+        val id = StateStoreProviderId(
+          context.storeId, StateStoreInternals.runId(context.hadoopConf))
+        StateStoreInternals.reportSnapshot(id, version, System.currentTimeMillis())
+      }
+    }
+  }
+}

@@ -1,0 +1,394 @@
+package io.statestore.view
+
+import java.io.{File, RandomAccessFile}
+import java.nio.{ByteOrder, MappedByteBuffer}
+import java.nio.channels.FileChannel.MapMode
+import java.nio.file.Files
+
+import scala.collection.mutable
+
+import io.statestore.keygroup.{KeyGroupFunction, KeyGroups}
+import org.apache.arrow.memory.util.MemoryUtil
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.unsafe.Platform
+
+/**
+ * The uncommitted writes of one store handle, over all its column families.
+ *
+ * Within the overlay a record is replaced by appending a new one, so rows handed out stay valid; it
+ * is overwritten in place only when nobody was shown it. When the heap bytes pass `budgetBytes`, the
+ * records move, sorted, to a run in a memory-mapped scratch file (unlinked at once: no file outlives
+ * the process), while the index stays on the heap; reads find them as before, and the commit merges
+ * the runs.
+ */
+private[statestore] final class Overlay(
+    keyGroups: KeyGroups,
+    budgetBytes: Long,
+    newScratchFile: () => File) {
+  import RecordPages._
+
+  val pages = new RecordPages
+  private val families = mutable.LinkedHashMap.empty[Int, OverlayFamily]
+  private val externals = mutable.ArrayBuffer.empty[ValueBuffer]
+  private var externalBytes = 0L
+  private val runs = mutable.ArrayBuffer.empty[Run]
+  // Keeps the runs mapped: rows handed out point into them.
+  private val mappings = mutable.ArrayBuffer.empty[MappedByteBuffer]
+  private var pinnedBelow = 0
+  private var pristine = true
+  private var nextSpillAt = budgetBytes
+
+  def family(family: ColumnFamily, keyGroup: => KeyGroupFunction): OverlayFamily =
+    families.getOrElseUpdate(family.id, new OverlayFamily(this, family, keyGroup))
+
+  def allFamilies: Iterable[OverlayFamily] = families.values
+
+  def heapBytes: Long =
+    pages.heapBytes + externalBytes + families.valuesIterator.map(_.indexBytes).sum
+
+  def numRuns: Int = runs.size
+
+  /** From now on nothing that exists is overwritten: an iterator has been opened over it. */
+  def pin(): Unit = pinnedBelow = pages.nextAddress
+
+  /** True while one family was written, no record was replaced and none was shown to a reader. */
+  def isPristine: Boolean = pristine && families.size == 1
+
+  /** A record was replaced by another one. */
+  def superseded(): Unit = pristine = false
+
+  /** A record is shown to a reader: it is not overwritten any more. */
+  def handOut(address: Int): Unit =
+    if (pages.base(address) != null) {
+      pristine = false
+      pages.setFlags(address, pages.flags(address) | HandedOut)
+    }
+
+  def isMutable(address: Int): Boolean =
+    pages.base(address) != null && (pages.flags(address) & HandedOut) == 0 &&
+      Integer.compareUnsigned(address, pinnedBelow) >= 0
+
+  def external(address: Int): ValueBuffer =
+    externals(Platform.getInt(pages.base(address), pages.valueOffset(address)))
+
+  def isExternal(address: Int): Boolean = (pages.flags(address) & External) != 0
+
+  /** Adds a record whose value is `buffer`, which may go on growing. */
+  def appendExternal(op: Int, keyBase: AnyRef, keyAt: Long, keyLen: Int, buffer: ValueBuffer): Int = {
+    externals += buffer
+    val index = Array[Int](externals.length - 1)
+    pages.append(op | External, keyBase, keyAt, keyLen, index, Platform.INT_ARRAY_OFFSET.toLong, 4)
+  }
+
+  def grewExternally(bytes: Long): Unit = externalBytes += bytes
+
+  /** The value bytes of a record as it is now. */
+  def value(address: Int, ref: ValueRef): Unit = valueIn(pages, address, ref)
+
+  /** The same through pages frozen earlier: values spilled since are still found. */
+  def valueIn(frozen: RecordPages, address: Int, ref: ValueRef): Unit =
+    if ((frozen.flags(address) & External) != 0) {
+      val index = Platform.getInt(frozen.base(address), frozen.valueOffset(address))
+      val buffer = externals(index)
+      ref.set(buffer.bytes, Platform.BYTE_ARRAY_OFFSET.toLong, buffer.length)
+    } else {
+      ref.set(frozen.base(address), frozen.valueOffset(address), frozen.valueLength(address))
+    }
+
+  def afterWrite(): Unit = if (pages.heapBytes + externalBytes > nextSpillAt) spill()
+
+  /**
+   * Calls `visit(family, key group, address)` for every record of the overlay, in the order of state
+   * files. Nothing may write meanwhile.
+   */
+  def visitSorted(visit: (OverlayFamily, Int, Int) => Unit): Unit = {
+    val heap = sortHeapRecords()
+    if (runs.isEmpty) {
+      var i = 0
+      while (i < heap.length) {
+        heap.visit(i, visit)
+        i += 1
+      }
+    } else {
+      visitMerged(heap, visit)
+    }
+  }
+
+  private def visitMerged(heap: SortedRecords, visit: (OverlayFamily, Int, Int) => Unit): Unit = {
+    val cursors = runs.map(new RunCursor(_))
+    var next = 0
+    var done = false
+    while (!done) {
+      var best: RunCursor = null
+      for (cursor <- cursors if cursor.hasRecord) {
+        if (best == null || compare(cursor.prefix, cursor.address, best.prefix, best.address) < 0) {
+          best = cursor
+        }
+      }
+      if (next < heap.length && (best == null ||
+          compare(heap.prefix(next), heap.address(next), best.prefix, best.address) < 0)) {
+        heap.visit(next, visit)
+        next += 1
+      } else if (best != null) {
+        val family = families((best.prefix & FamilyMask).toInt)
+        visit(family, keyGroups.groupOfRank((best.prefix >>> FamilyBits).toInt), best.address)
+        best.advance()
+      } else {
+        done = true
+      }
+    }
+  }
+
+  private def compare(leftPrefix: Long, left: Int, rightPrefix: Long, right: Int): Int =
+    if (leftPrefix != rightPrefix) java.lang.Long.compare(leftPrefix, rightPrefix)
+    else RecordOrder.compareRecords(pages, left, pages, right)
+
+  private def sortHeapRecords(): SortedRecords = {
+    var total = 0
+    families.valuesIterator.foreach(total += _.heapRecords)
+    val addresses = new Array[Int](total)
+    val prefixes = new Array[Long](total)
+    var n = 0
+    families.valuesIterator.foreach { family =>
+      val all = family.table.liveAddresses
+      var i = 0
+      while (i < all.length) {
+        val address = all(i)
+        if (pages.base(address) != null) {
+          val rank = keyGroups.rank(family.keyGroupOf(address))
+          addresses(n) = address
+          prefixes(n) = (((rank.toLong << FamilyBits) | family.family.id) << 32) | n
+          n += 1
+        }
+        i += 1
+      }
+    }
+    RecordOrder.sort(prefixes, pages, addresses)
+    new SortedRecords(prefixes, addresses)
+  }
+
+  /** Moves every heap record to a sorted run on disk. */
+  private def spill(): Unit = {
+    val sorted = sortHeapRecords()
+    val ref = new ValueRef
+    var from = 0
+    while (from < sorted.length) {
+      var bytes = 0L
+      var until = from
+      while (until < sorted.length && bytes < MaxRunBytes) {
+        bytes += runBytes(sorted.address(until), ref)
+        until += 1
+      }
+      spillRun(sorted, from, until, bytes, ref)
+      from = until
+    }
+    pages.dropHeapPages()
+    families.valuesIterator.foreach(_.heapRecords = 0)
+    // An open iterator may still read these; their indexes must not be used again.
+    if (pinnedBelow == 0) externals.clear()
+    externalBytes = 0L
+    // The run that is left on the heap is the index; give the next one the whole budget again.
+    nextSpillAt = pages.heapBytes + budgetBytes
+  }
+
+  private def runBytes(address: Int, ref: ValueRef): Long = {
+    value(address, ref)
+    8L + (unitsOf(pages.keyLength(address), ref.length).toLong << 3)
+  }
+
+  private def spillRun(
+      sorted: SortedRecords,
+      from: Int,
+      until: Int,
+      bytes: Long,
+      ref: ValueRef): Unit = {
+    val mapped = mapScratch(bytes)
+    mappings += mapped
+    val memory = MemoryUtil.getByteBufferAddress(mapped)
+    val first = pages.addMappedPages(memory, bytes >>> 3)
+    var at = memory
+    var i = from
+    while (i < until) {
+      val old = sorted.address(i)
+      val keyLen = pages.keyLength(old)
+      value(old, ref)
+      Platform.putLong(null, at, sorted.prefix(i))
+      val address = first + ((at + 8 - memory) >>> 3).toInt
+      val flags = pages.flags(old) & ~External
+      Platform.putInt(null, at + 8, keyLen | flags)
+      Platform.putInt(null, at + 12, ref.length)
+      Platform.copyMemory(pages.base(old), pages.keyOffset(old), null, at + 16, keyLen.toLong)
+      if (ref.length > 0) {
+        Platform.copyMemory(ref.base, ref.at, null, at + 16 + padded(keyLen), ref.length.toLong)
+      }
+      families((sorted.prefix(i) & FamilyMask).toInt).moved(old, address)
+      at += 8L + (unitsOf(keyLen, ref.length).toLong << 3)
+      i += 1
+    }
+    runs += new Run(first, until - from)
+  }
+
+  private def mapScratch(bytes: Long): MappedByteBuffer = {
+    val path = newScratchFile()
+    val file = new RandomAccessFile(path, "rw")
+    try {
+      file.setLength(bytes)
+      val mapped = file.getChannel.map(MapMode.READ_WRITE, 0L, bytes)
+      mapped.order(ByteOrder.nativeOrder)
+      mapped
+    } finally {
+      file.close()
+      Files.deleteIfExists(path.toPath)
+    }
+  }
+
+  /** Records on the heap in file order. */
+  private final class SortedRecords(items: Array[Long], addresses: Array[Int]) {
+    def length: Int = items.length
+    def prefix(i: Int): Long = items(i) >>> 32
+    def address(i: Int): Int = addresses(items(i).toInt)
+    def visit(i: Int, to: (OverlayFamily, Int, Int) => Unit): Unit =
+      to(
+        families((prefix(i) & FamilyMask).toInt),
+        keyGroups.groupOfRank((prefix(i) >>> FamilyBits).toInt),
+        address(i))
+  }
+
+  /** `count` records from `first` on, each behind a unit that holds its sort prefix. */
+  private final class Run(val first: Int, val count: Int)
+
+  /** Walks the records of a run that are still current. */
+  private final class RunCursor(run: Run) {
+    private var left = run.count
+    private var unit = run.first
+    var prefix = 0L
+    var address = 0
+    skipToCurrent()
+
+    def hasRecord: Boolean = address != 0
+
+    def advance(): Unit = skipToCurrent()
+
+    private def skipToCurrent(): Unit = {
+      address = 0
+      while (address == 0 && left > 0) {
+        prefix = Platform.getLong(pages.base(unit), pages.offset(unit))
+        val candidate = unit + 1
+        unit = candidate + pages.units(candidate)
+        left -= 1
+        val table = families((prefix & FamilyMask).toInt).table
+        val slot = table.findRecord(candidate)
+        if (slot >= 0 && table.addressAt(slot) == candidate) address = candidate
+      }
+    }
+  }
+
+  private def FamilyBits = 16
+  private def FamilyMask = 0xffffL
+  private def MaxRunBytes = 1L << 30
+}
+
+/** The part of an overlay that belongs to one column family. */
+private[statestore] final class OverlayFamily(
+    overlay: Overlay,
+    val family: ColumnFamily,
+    keyGroup: KeyGroupFunction) {
+  import RecordPages._
+
+  private val pages = overlay.pages
+  private val codec = new KeyCodec(family)
+  private val keyRow = new UnsafeRow(family.spec.keySchema.length)
+  val table = new RecordTable(pages)
+  val sorted: SortedAddresses = if (family.ordered) new SortedAddresses(pages) else null
+  var heapRecords = 0
+
+  def isEmpty: Boolean = table.isEmpty
+
+  def indexBytes: Long = table.indexBytes + (if (sorted == null) 0L else sorted.indexBytes)
+
+  /** Address of the record of a key, or 0. */
+  def find(key: KeyCodec, hash: Int): Int = {
+    val slot = table.find(key.base, key.at, key.length, hash)
+    if (slot < 0) 0 else table.addressAt(slot)
+  }
+
+  def put(key: KeyCodec, hash: Int, value: UnsafeRow): Unit = {
+    val slot = table.find(key.base, key.at, key.length, hash)
+    val size = value.getSizeInBytes
+    if (slot >= 0) {
+      val old = table.addressAt(slot)
+      if (pages.valueLength(old) == size && overlay.isMutable(old) &&
+        (pages.flags(old) & OpMask) == Put) {
+        pages.overwriteValue(old, value.getBaseObject, value.getBaseOffset)
+        return
+      }
+    }
+    store(slot, hash, pages.append(
+      Put, key.base, key.at, key.length, value.getBaseObject, value.getBaseOffset, size))
+  }
+
+  def delete(key: KeyCodec, hash: Int): Unit = {
+    val slot = table.find(key.base, key.at, key.length, hash)
+    store(slot, hash, pages.append(Delete, key.base, key.at, key.length, null, 0L, 0))
+  }
+
+  /** Replaces (`op` Put) or extends (`op` Merge) the values of a key of a multi-value family. */
+  def putValues(key: KeyCodec, hash: Int, op: Int, values: Iterator[UnsafeRow]): Unit = {
+    val slot = table.find(key.base, key.at, key.length, hash)
+    val old = if (slot < 0) 0 else table.addressAt(slot)
+    val oldOp = if (old == 0) Merge else pages.flags(old) & OpMask
+    if (op == Merge && old != 0 && oldOp != Delete && overlay.isExternal(old) &&
+      overlay.isMutable(old)) {
+      append(overlay.external(old), values)
+    } else {
+      val buffer = if (op == Merge && old != 0 && oldOp != Delete) copyOf(old) else new ValueBuffer
+      append(buffer, values)
+      val newOp = if (op == Merge && oldOp == Merge) Merge else Put
+      store(slot, hash, overlay.appendExternal(newOp, key.base, key.at, key.length, buffer))
+    }
+  }
+
+  def keyGroupOf(address: Int): Int =
+    if (family.ordered) {
+      keyGroup(codec.decode(pages, address))
+    } else {
+      keyRow.pointTo(pages.base(address), pages.keyOffset(address), pages.keyLength(address))
+      keyGroup(keyRow)
+    }
+
+  /** The record of a key has a new address. */
+  def moved(old: Int, address: Int): Unit = {
+    table.replace(table.findRecord(old), address)
+    if (sorted != null) sorted.replace(address)
+  }
+
+  private def append(buffer: ValueBuffer, values: Iterator[UnsafeRow]): Unit = {
+    val before = buffer.length
+    values.foreach(buffer.append)
+    overlay.grewExternally((buffer.length - before).toLong)
+  }
+
+  private def copyOf(address: Int): ValueBuffer =
+    if (overlay.isExternal(address)) {
+      overlay.external(address).copy()
+    } else {
+      val buffer = new ValueBuffer
+      buffer.appendEntries(
+        pages.base(address), pages.valueOffset(address), pages.valueLength(address))
+      buffer
+    }
+
+  private def store(slot: Int, hash: Int, address: Int): Unit = {
+    if (slot < 0) {
+      table.insert(hash, address)
+      if (sorted != null) sorted.insert(address)
+      heapRecords += 1
+    } else {
+      if (pages.base(table.addressAt(slot)) == null) heapRecords += 1
+      overlay.superseded()
+      table.replace(slot, address)
+      if (sorted != null) sorted.replace(address)
+    }
+    overlay.afterWrite()
+  }
+}

@@ -1,0 +1,268 @@
+package io.statestore.view
+
+import java.util.Arrays
+
+import org.apache.spark.unsafe.Platform
+
+/**
+ * Key/value records in byte pages: a million records are a few objects for the garbage collector.
+ *
+ * A record is `[flags 4 bit | key length 28 bit: int][value length: int][key][value]`, key and value
+ * padded with zeros to 8 bytes. Its address is an unsigned int counting 8-byte units: the upper 17
+ * bits name the page, the lower 15 the unit in it; 0 means "no record". A record never moves and is
+ * never overwritten while it may be read, except by `compact` and through the free lists, both of
+ * which only the owner of a view with no other open handle uses. Pages are byte arrays (below half a
+ * G1 region) or, for records spilled to disk, memory-mapped; a record larger than half a page gets
+ * one of its own.
+ *
+ * Not thread-safe for writing; readers may run beside each other.
+ */
+private[statestore] final class RecordPages {
+  import RecordPages._
+
+  private var bases = new Array[AnyRef](4)
+  private var starts = new Array[Long](4)
+  private var ends = new Array[Int](4)
+  private var numPages = 0
+  private var tail = -1
+  private var tailCapacity = 0
+  private var freeHeads = new Array[Int](0)
+  private val freePages = new java.util.ArrayDeque[Integer]()
+  private var heapBytesHeld = 0L
+  private var liveBytesHeld = 0L
+
+  /** Bytes of the heap pages held. */
+  def heapBytes: Long = heapBytesHeld
+
+  /** Bytes in records that were allocated and not released. */
+  def liveBytes: Long = liveBytesHeld
+
+  def pageCount: Int = numPages
+
+  /** First unit behind the records of a page. */
+  def endOfPage(page: Int): Int = ends(page)
+
+  @inline def base(address: Int): AnyRef = bases(address >>> PageShift)
+
+  @inline def offset(address: Int): Long =
+    starts(address >>> PageShift) + ((address & UnitMask).toLong << 3)
+
+  @inline def keyLength(address: Int): Int =
+    Platform.getInt(base(address), offset(address)) & KeyLengthMask
+
+  @inline def keyOffset(address: Int): Long = offset(address) + HeaderBytes
+
+  @inline def valueLength(address: Int): Int = Platform.getInt(base(address), offset(address) + 4)
+
+  @inline def valueOffset(address: Int): Long =
+    offset(address) + HeaderBytes + padded(keyLength(address))
+
+  @inline def flags(address: Int): Int =
+    Platform.getInt(base(address), offset(address)) & ~KeyLengthMask
+
+  def setFlags(address: Int, flags: Int): Unit = {
+    val at = offset(address)
+    val page = base(address)
+    Platform.putInt(page, at, (Platform.getInt(page, at) & KeyLengthMask) | flags)
+  }
+
+  /** Size of the record in 8-byte units. */
+  def units(address: Int): Int = unitsOf(keyLength(address), valueLength(address))
+
+  /** Copies a record in and returns its address; a null `valueBase` with length 0 is no value. */
+  def append(
+      flags: Int,
+      keyBase: AnyRef,
+      keyAt: Long,
+      keyLen: Int,
+      valueBase: AnyRef,
+      valueAt: Long,
+      valueLen: Int): Int = {
+    val address = allocate(unitsOf(keyLen, valueLen))
+    val page = base(address)
+    val at = offset(address)
+    Platform.putInt(page, at, keyLen | flags)
+    Platform.putInt(page, at + 4, valueLen)
+    copyPadded(keyBase, keyAt, page, at + HeaderBytes, keyLen)
+    copyPadded(valueBase, valueAt, page, at + HeaderBytes + padded(keyLen), valueLen)
+    address
+  }
+
+  /** Replaces a value by one of the same length, in place. */
+  def overwriteValue(address: Int, valueBase: AnyRef, valueAt: Long): Unit =
+    copyPadded(valueBase, valueAt, base(address), valueOffset(address), valueLength(address))
+
+  /** Gives a record's space back; nothing may read it any more. */
+  def release(address: Int): Unit = {
+    val size = units(address)
+    liveBytesHeld -= size.toLong << 3
+    if (size > MaxSharedUnits) {
+      dropPage(address >>> PageShift)
+    } else {
+      setFlags(address, Dead)
+      if (size >= 2) { // a smaller one has no room for the link and is left to compaction
+        if (size >= freeHeads.length) {
+          freeHeads = Arrays.copyOf(freeHeads, math.max(size + 1, freeHeads.length * 2))
+        }
+        Platform.putInt(base(address), offset(address) + HeaderBytes, freeHeads(size))
+        freeHeads(size) = address
+      }
+    }
+  }
+
+  /**
+   * Adds records that were written to `units` mapped units at `memoryAddress`, none of them crossing
+   * a page. Returns the address of the first unit. The caller keeps the mapping alive.
+   */
+  def addMappedPages(memoryAddress: Long, units: Long): Int = {
+    val first = numPages
+    var done = 0L
+    while (done < units) {
+      val inPage = math.min(PageUnits.toLong, units - done).toInt
+      addPage(numPages, null, memoryAddress + (done << 3), inPage)
+      done += inPage
+    }
+    tail = -1 // the next record starts a heap page of its own
+    first << PageShift
+  }
+
+  /** The pages as they are now, for reading: later growth, spilling or compaction does not show. */
+  def frozen: RecordPages = {
+    val copy = new RecordPages
+    copy.bases = bases.clone()
+    copy.starts = starts.clone()
+    copy.ends = ends.clone()
+    copy.numPages = numPages
+    copy
+  }
+
+  /**
+   * Starts a rewrite of all records: what is appended from now on goes to new pages, and the free
+   * lists are forgotten. Returns the number of pages to go through; `dropPage` each when its records
+   * are moved.
+   */
+  def beginCompaction(): Int = {
+    tail = -1
+    freeHeads = new Array[Int](0)
+    numPages
+  }
+
+  /** Forgets a page that nothing refers to any more; rows that point into it stay readable. */
+  def dropPage(page: Int): Unit = bases(page) match {
+    case bytes: Array[Byte] =>
+      heapBytesHeld -= bytes.length
+      bases(page) = null
+      ends(page) = 0
+      freePages.push(page)
+    case _ =>
+  }
+
+  /** Drops all heap pages: every record has been moved to mapped pages. */
+  def dropHeapPages(): Unit = {
+    tail = -1
+    var page = 0
+    while (page < numPages) {
+      dropPage(page)
+      page += 1
+    }
+    freePages.clear() // addresses in an overlay only ever grow
+  }
+
+  /** First address that no record has yet: what is appended from now on compares higher. */
+  def nextAddress: Int =
+    if (tail < 0) numPages << PageShift else (tail << PageShift) | ends(tail)
+
+  private def allocate(size: Int): Int = {
+    liveBytesHeld += size.toLong << 3
+    if (size > MaxSharedUnits) {
+      val bytes = new Array[Byte](Math.multiplyExact(size, 8))
+      heapBytesHeld += bytes.length
+      val page = nextPage()
+      addPage(page, bytes, Platform.BYTE_ARRAY_OFFSET.toLong, size)
+      page << PageShift
+    } else if (size < freeHeads.length && freeHeads(size) != 0) {
+      val address = freeHeads(size)
+      freeHeads(size) = Platform.getInt(base(address), offset(address) + HeaderBytes)
+      address
+    } else {
+      if (tail < 0 || ends(tail) + size > tailCapacity) makeRoom(size)
+      val address = (tail << PageShift) | ends(tail)
+      ends(tail) += size
+      address
+    }
+  }
+
+  /** The first page grows by doubling, so that a store of a few rows costs a few kilobytes. */
+  private def makeRoom(size: Int): Unit = {
+    if (tail == 0 && tailCapacity < PageUnits) {
+      var capacity = tailCapacity
+      while (capacity < ends(0) + size && capacity < PageUnits) capacity *= 2
+      val old = bases(0).asInstanceOf[Array[Byte]]
+      if (ends(0) + size <= capacity) {
+        bases(0) = Arrays.copyOf(old, capacity << 3)
+        heapBytesHeld += (capacity << 3) - old.length
+        tailCapacity = capacity
+        return
+      }
+    }
+    var capacity = if (numPages == 0) FirstPageUnits else PageUnits
+    while (capacity < size + 1) capacity *= 2
+    capacity = math.min(capacity, PageUnits)
+    heapBytesHeld += capacity.toLong << 3
+    // Unit 0 of page 0 stays unused: address 0 means "no record".
+    val page = nextPage()
+    val bytes = new Array[Byte](capacity << 3)
+    addPage(page, bytes, Platform.BYTE_ARRAY_OFFSET.toLong, if (page == 0) 1 else 0)
+    tail = page
+    tailCapacity = capacity
+  }
+
+  private def nextPage(): Int = if (freePages.isEmpty) numPages else freePages.pop()
+
+  private def addPage(page: Int, base: AnyRef, start: Long, end: Int): Unit = {
+    require(page < MaxPages, s"working view is full: pages=$page")
+    if (page == bases.length) {
+      bases = Arrays.copyOf(bases, page * 2)
+      starts = Arrays.copyOf(starts, page * 2)
+      ends = Arrays.copyOf(ends, page * 2)
+    }
+    bases(page) = base
+    starts(page) = start
+    ends(page) = end
+    if (page == numPages) numPages += 1
+  }
+}
+
+private[statestore] object RecordPages {
+  val PageShift = 15
+  val PageUnits: Int = 1 << PageShift
+  val UnitMask: Int = PageUnits - 1
+  val MaxPages: Int = 1 << (32 - PageShift)
+  val MaxSharedUnits: Int = PageUnits / 2
+  val FirstPageUnits = 128
+  val HeaderBytes = 8
+  val KeyLengthMask = 0x0fffffff
+
+  /** Operation of an overlay record; a record of the committed view is always a put. */
+  val Put = 0
+  val Delete: Int = 1 << 28
+  val Merge: Int = 2 << 28
+  val OpMask: Int = 3 << 28
+
+  /** In an overlay: the value's bytes stand outside the page, their index inside. */
+  val External: Int = 1 << 30
+
+  /** In the committed view: not part of the current version. In an overlay: handed out to a reader. */
+  val Dead: Int = 1 << 31
+  val HandedOut: Int = 1 << 31
+
+  @inline def padded(length: Int): Int = (length + 7) & ~7
+
+  @inline def unitsOf(keyLen: Int, valueLen: Int): Int =
+    1 + ((padded(keyLen) + padded(valueLen)) >>> 3)
+
+  private def copyPadded(from: AnyRef, fromAt: Long, to: AnyRef, toAt: Long, length: Int): Unit = {
+    if ((length & 7) != 0) Platform.putLong(to, toAt + padded(length) - 8, 0L)
+    if (length > 0) Platform.copyMemory(from, fromAt, to, toAt, length.toLong)
+  }
+}

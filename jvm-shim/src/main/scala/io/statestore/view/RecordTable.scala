@@ -1,0 +1,180 @@
+package io.statestore.view
+
+import org.apache.spark.unsafe.Platform
+import org.apache.spark.unsafe.array.ByteArrayMethods
+import org.apache.spark.unsafe.hash.Murmur3_x86_32
+
+/**
+ * Open-addressing hash index (linear probing, one tag byte and one int a slot) over records of
+ * `pages`, which several tables may share.
+ *
+ * A slot number stays valid until the next `insert` that grows the index; `remove` and `replace`
+ * move nothing. Not thread-safe for writing.
+ */
+private[statestore] final class RecordTable(val pages: RecordPages, expected: Int = 0) {
+  import RecordTable._
+
+  private var tags = new Array[Byte](capacityFor(expected))
+  private var addresses = new Array[Int](tags.length)
+  private var mask = tags.length - 1
+  private var occupied = 0 // live slots and tombstones
+  private var live = 0
+
+  def size: Int = live
+
+  def isEmpty: Boolean = live == 0
+
+  def indexBytes: Long = tags.length * 5L
+
+  /** Slot of a key, or -1. */
+  def find(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int): Int = {
+    val tag = tagOf(hash)
+    var slot = hash & mask
+    while (true) {
+      val found = tags(slot)
+      if (found == Empty) return -1
+      if (found == tag && keyEquals(addresses(slot), keyBase, keyAt, keyLen)) return slot
+      slot = (slot + 1) & mask
+    }
+    -1
+  }
+
+  /** Slot of the key of the record at `address`, or -1. */
+  def findRecord(address: Int): Int = findSlot(pages, address)
+
+  /** Slot of the key of a record in `other`, or -1. */
+  def findSlot(other: RecordPages, address: Int): Int = {
+    val base = other.base(address)
+    val at = other.keyOffset(address)
+    val length = other.keyLength(address)
+    find(base, at, length, hashKey(base, at, length))
+  }
+
+  /** Address of the record here that has the key of a record in `other`, or 0. */
+  def findIn(other: RecordPages, address: Int): Int = {
+    val slot = findSlot(other, address)
+    if (slot < 0) 0 else addresses(slot)
+  }
+
+  @inline def addressAt(slot: Int): Int = addresses(slot)
+
+  /** Points a found slot at another record of the same key. */
+  def replace(slot: Int, address: Int): Unit = addresses(slot) = address
+
+  /** Adds a key that is known to be absent. */
+  def insert(hash: Int, address: Int): Unit = {
+    if ((occupied + 1) * 5L > tags.length * 4L) rehash(capacityFor(live + 1))
+    place(tags, addresses, mask, hash, address)
+    occupied += 1
+    live += 1
+  }
+
+  def remove(slot: Int): Unit = {
+    // A slot before an empty one ends no probe sequence, so it need not leave a tombstone.
+    if (tags((slot + 1) & mask) == Empty) {
+      tags(slot) = Empty
+      occupied -= 1
+    } else {
+      tags(slot) = Tombstone
+    }
+    addresses(slot) = 0
+    live -= 1
+  }
+
+  /** True when `more` inserts leave all slot numbers as they are. */
+  def hasRoomFor(more: Int): Boolean = (occupied + more.toLong) * 5L <= tags.length * 4L
+
+  def reserve(total: Int): Unit =
+    if (capacityFor(total) > tags.length) rehash(capacityFor(total))
+
+  /** Addresses of all records, in no order. */
+  def liveAddresses: Array[Int] = {
+    val all = new Array[Int](live)
+    var slot = 0
+    var n = 0
+    while (n < live) {
+      if (addresses(slot) != 0) {
+        all(n) = addresses(slot)
+        n += 1
+      }
+      slot += 1
+    }
+    all
+  }
+
+  /** The table as it is now, for reading; later changes do not show in it. */
+  def frozen: RecordTable = {
+    val copy = new RecordTable(pages.frozen)
+    copy.tags = tags.clone()
+    copy.addresses = addresses.clone()
+    copy.mask = mask
+    copy.occupied = occupied
+    copy.live = live
+    copy
+  }
+
+  private def keyEquals(address: Int, keyBase: AnyRef, keyAt: Long, keyLen: Int): Boolean = {
+    val page = pages.base(address)
+    val at = pages.offset(address)
+    (Platform.getInt(page, at) & RecordPages.KeyLengthMask) == keyLen &&
+    ByteArrayMethods.arrayEquals(keyBase, keyAt, page, at + RecordPages.HeaderBytes, keyLen.toLong)
+  }
+
+  private def rehash(capacity: Int): Unit = {
+    val newTags = new Array[Byte](capacity)
+    val newAddresses = new Array[Int](capacity)
+    var slot = 0
+    while (slot < addresses.length) {
+      val address = addresses(slot)
+      if (address != 0) {
+        val base = pages.base(address)
+        val at = pages.offset(address)
+        val length = Platform.getInt(base, at) & RecordPages.KeyLengthMask
+        val hash = hashKey(base, at + RecordPages.HeaderBytes, length)
+        place(newTags, newAddresses, capacity - 1, hash, address)
+      }
+      slot += 1
+    }
+    tags = newTags
+    addresses = newAddresses
+    mask = capacity - 1
+    occupied = live
+  }
+}
+
+private[statestore] object RecordTable {
+  private val Empty: Byte = 0
+  private val Tombstone: Byte = 1
+
+  @inline private def tagOf(hash: Int): Byte = {
+    val tag = hash >>> 24
+    (if (tag < 2) tag + 2 else tag).toByte
+  }
+
+  private def capacityFor(entries: Int): Int = {
+    val wanted = math.max(8L, entries * 5L / 4L + 1L)
+    require(wanted <= (1 << 30), s"working view holds too many rows: rows=$entries")
+    val power = Integer.highestOneBit(wanted.toInt)
+    if (power < wanted) power << 1 else power
+  }
+
+  private def place(
+      tags: Array[Byte],
+      addresses: Array[Int],
+      mask: Int,
+      hash: Int,
+      address: Int): Unit = {
+    var slot = hash & mask
+    while (addresses(slot) != 0) slot = (slot + 1) & mask
+    // May land on a tombstone, which then counts twice in `occupied` until the next rehash.
+    tags(slot) = tagOf(hash)
+    addresses(slot) = address
+  }
+
+  /** Hash of key bytes; unrelated to Spark's partition hash. */
+  def hashKey(base: AnyRef, at: Long, length: Int): Int =
+    if ((length & 7) == 0) Murmur3_x86_32.hashUnsafeWords(base, at, length, Seed)
+    else Murmur3_x86_32.hashUnsafeBytes2(base, at, length, Seed)
+
+  private val Seed = 0x5eed
+}
