@@ -97,7 +97,7 @@ case $target in
   jar) jar ;;
   demo)
     jar
-    exec $python -m examples.demo "$@"
+    exec $python examples/demo.py "$@"
     ;;
   test)
     jar

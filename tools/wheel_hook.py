@@ -23,6 +23,6 @@ class JarHook(BuildHookInterface[Any]):
         suffix = f"-{self.metadata.version}.jar"
         if len(jars) != 1 or not jars[0].endswith(suffix):
             raise RuntimeError(
-                f"the wheel needs one jar of its version: found={jars}, expected_suffix={suffix!r}. "
-                "To fix: ./build.sh wheel"
+                "the wheel needs one jar, of its own version: "
+                f"found={jars}, expected_suffix={suffix!r}. To fix: ./build.sh wheel"
             )

@@ -1,4 +1,4 @@
-"""Entry point of `statestore`; says what to install where the command line's packages are missing."""
+"""Entry point of `statestore`; says what to install where its packages are missing."""
 
 from __future__ import annotations
 

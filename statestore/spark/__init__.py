@@ -1,1 +1,1 @@
-"""What a PySpark program needs to run on the state store. The only place that may import pyspark."""
+"""What a PySpark program needs to use the state store; no other layer imports pyspark."""

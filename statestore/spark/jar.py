@@ -12,20 +12,19 @@ from statestore.core.version import __version__
 
 JAR_VARIABLE = "STATESTORE_JAR"
 """Environment variable that names the jar to use instead of the package's own."""
+JAR_DIRECTORY = Path(statestore.__file__).resolve().parent / "jars"
+"""Where the wheel, or `./build.sh jar` in a checkout, put the jar."""
 
 
-def find_jar(
-    environment: Mapping[str, str] = os.environ,
-    directory: Path = Path(statestore.__file__).resolve().parent / "jars",
-) -> Path:
+def find_jar(environment: Mapping[str, str] = os.environ, directory: Path = JAR_DIRECTORY) -> Path:
     """Return the absolute path of the jar that goes into `spark.jars`.
 
     Args:
         environment: Looked up for STATESTORE_JAR, which wins where it is set.
-        directory: Where a wheel, or `./build.sh jar` in a checkout, put the jar.
+        directory: Where the package's own jar is looked for.
 
     Raises:
-        NotFoundError: There is no jar of this package's version. Install the wheel or build the jar.
+        NotFoundError: There is no jar of this version; install the wheel or build the jar.
     """
     named = environment.get(JAR_VARIABLE)
     if named:

