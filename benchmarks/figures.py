@@ -1,0 +1,130 @@
+"""The figures to reach, and how each is computed from the results of one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.workloads import OURS
+
+
+class Results:
+    """Results of one run, read from pytest-benchmark's JSON."""
+
+    def __init__(self, path: Path) -> None:
+        self.document: dict[str, Any] = json.loads(path.read_text())
+        self._records: dict[tuple[str, str], dict[str, Any]] = {
+            (info["metric"], info["provider"]): info
+            for info in (entry["extra_info"] for entry in self.document["benchmarks"])
+        }
+
+    def metrics(self) -> list[str]:
+        """Return the names of what was measured, sorted."""
+        return sorted({metric for metric, _ in self._records}, key=_natural)
+
+    def find(self, metric: str, provider: str) -> dict[str, Any] | None:
+        """Return what was recorded, or None when that provider was not measured."""
+        return self._records.get((metric, provider))
+
+    def value(self, metric: str, provider: str = OURS, field: str = "value") -> float:
+        """Return a recorded median (ms or B) or another field of the record.
+
+        Raises:
+            KeyError: It was not measured in this run.
+        """
+        return float(self._records[metric, provider][field])
+
+    def ratio(self, metric: str, other: str) -> float:
+        """Return ours divided by another provider's."""
+        return self.value(metric) / self.value(metric, other)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure to reach: `compute` must not exceed `limit`."""
+
+    title: str
+    limit: float
+    unit: str
+    compute: Callable[[Results], float]
+
+    def value(self, results: Results) -> float | None:
+        """Return the figure, or None when the run lacks a part of it."""
+        try:
+            return self.compute(results)
+        except (KeyError, ZeroDivisionError):
+            return None
+
+
+def _against_raw_write(delta_mb: int, value_bytes: int) -> Figure:
+    metric = f"W5 commit {delta_mb} MB of {value_bytes} B values"
+    return Figure(
+        f"W5 commit / raw durable write, {delta_mb} MB of {value_bytes} B values",
+        2.0,
+        "x",
+        lambda r: r.value(metric) / r.value(metric, field="raw_write_ms"),
+    )
+
+
+def _heap_overhead(results: Results) -> float:
+    metric = "heap per entry updated"
+    return results.value(metric) - results.value(metric, field="payload_bytes_per_entry")
+
+
+def _engine_memory(results: Results) -> float:
+    metric = "engine memory during snapshot"
+    return results.value(metric) / results.value(metric, field="version_bytes")
+
+
+def _engine_calls(results: Results) -> float:
+    """Return the py4j calls of a W1 update batch, a partition."""
+    record = results.find("W1 batch", OURS)
+    if record is None:
+        raise KeyError("W1 batch")
+    return float(record["custom_metrics"]["statestoreEngineCalls"]) / 4
+
+
+FIGURES = (
+    Figure("W1 batch / HDFS-backed", 0.40, "x", lambda r: r.ratio("W1 batch", "hdfs")),
+    Figure(
+        "W1 batch / RocksDB + changelog",
+        0.45,
+        "x",
+        lambda r: r.ratio("W1 batch", "rocksdb-changelog"),
+    ),
+    Figure("W1 first batch / HDFS-backed", 0.6, "x", lambda r: r.ratio("W1 first batch", "hdfs")),
+    Figure("W1 commit / HDFS-backed", 0.5, "x", lambda r: r.ratio("W1 commit", "hdfs")),
+    Figure("W2 batch, 1 M keys / HDFS-backed", 0.2, "x", lambda r: r.ratio("W2-1M batch", "hdfs")),
+    Figure(
+        "W2 batch, 1 M keys / itself with 10 k keys",
+        1.2,
+        "x",
+        lambda r: r.value("W2-1M batch") / r.value("W2-10k batch"),
+    ),
+    Figure(
+        "W3 start to first result / HDFS-backed",
+        0.5,
+        "x",
+        lambda r: r.ratio("W3 start to first result", "hdfs"),
+    ),
+    Figure("W3 restore / HDFS-backed", 0.5, "x", lambda r: r.ratio("W3 restore", "hdfs")),
+    *(_against_raw_write(delta, value) for delta in (10, 40) for value in (100, 1_000)),
+    Figure("heap per entry - payload", 32, "B", _heap_overhead),
+    Figure(
+        "heap per entry / HDFS-backed",
+        0.45,
+        "x",
+        lambda r: r.ratio("heap per entry updated", "hdfs"),
+    ),
+    Figure("engine memory with a snapshot in flight / one version", 1.2, "x", _engine_memory),
+    Figure("py4j calls a partition a batch", 1, "", _engine_calls),
+)
+
+
+def _natural(metric: str) -> list[tuple[int, int | str]]:
+    """Sort numbers in a name by value."""
+    words = metric.split()
+    return [(0, int(word)) if word.isdigit() else (1, word) for word in words]

@@ -1,0 +1,126 @@
+"""Runs of the streaming query: W1, W2, and the restart of W1 (W3). One call, one JVM."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import count
+from pyspark.sql.functions import sum as sum_of
+from pyspark.sql.streaming.query import StreamingQuery
+
+from benchmarks.datasets import input_files, link_files
+from benchmarks.sessions import start_session
+from benchmarks.workloads import Provider, QueryWorkload
+
+POLL_S = 0.005
+
+
+def run_from_start(workload: QueryWorkload, provider: Provider, work: Path) -> dict[str, Any]:
+    """Run the query over the load and the updates, in a JVM warmed by another query.
+
+    Args:
+        workload: Sizes.
+        provider: Whose state stores to use.
+        work: Empty directory; afterwards holds `source/` and `checkpoint/`, which
+            `run_after_restart` goes on with.
+
+    Returns:
+        `batches`: one summary a batch, as `summarise_progress` makes it, the load first.
+        `state_files`, `state_bytes`: files below `checkpoint/state` at the end.
+    """
+    spark = _start_warm_session(workload, provider, work)
+    link_files(input_files(workload)[: 1 + workload.update_batches], work / "source")
+    query = _start_query(spark, work)
+    query.awaitTermination()
+    result = {"batches": _batches(query), **_count_state_files(work / "checkpoint")}
+    spark.stop()
+    return result
+
+
+def run_after_restart(workload: QueryWorkload, provider: Provider, work: Path) -> dict[str, Any]:
+    """Restart the query of `run_from_start` with more data, in a JVM warmed by another query.
+
+    Returns:
+        `batches`: as above, the first one is the batch that restores the state.
+        `first_result_ms`: from the call of `start()` to the end of the first batch.
+    """
+    spark = _start_warm_session(workload, provider, work)
+    link_files(input_files(workload)[1 + workload.update_batches :], work / "source")
+    started = time.perf_counter()
+    query = _start_query(spark, work)
+    while query.lastProgress is None and query.isActive:
+        time.sleep(POLL_S)
+    first_result_ms = (time.perf_counter() - started) * 1000
+    query.awaitTermination()
+    result = {
+        "batches": _batches(query),
+        "first_result_ms": first_result_ms,
+        **_count_state_files(work / "checkpoint"),
+    }
+    spark.stop()
+    return result
+
+
+def summarise_progress(progress: dict[str, Any]) -> dict[str, Any]:
+    """Return what one StreamingQueryProgress (as a dict) says about time and state.
+
+    Times are in ms; `update_ms` and `commit_ms` are Spark's sums over the partitions.
+    """
+    operator = progress["stateOperators"][0]
+    return {
+        "batch": progress["batchId"],
+        "input_rows": progress["numInputRows"],
+        "batch_ms": progress["durationMs"]["triggerExecution"],
+        "durations_ms": progress["durationMs"],
+        "update_ms": operator["allUpdatesTimeMs"],
+        "commit_ms": operator["commitTimeMs"],
+        "state_rows": operator["numRowsTotal"],
+        "updated_rows": operator["numRowsUpdated"],
+        "state_memory_bytes": operator["memoryUsedBytes"],
+        "custom_metrics": operator["customMetrics"],
+    }
+
+
+def _start_warm_session(workload: QueryWorkload, provider: Provider, work: Path) -> SparkSession:
+    """Start Spark and run a tiny query of the same kind: no batch pays for class loading."""
+    spark = start_session(provider)
+    spark.conf.set("spark.sql.shuffle.partitions", workload.partitions)
+    tiny = QueryWorkload("warm-up", 2_000, 500, 3, 0, 0, workload.partitions)
+    directory = work / "warm-up"
+    link_files(input_files(tiny), directory / "source")
+    _start_query(spark, directory).awaitTermination()
+    shutil.rmtree(directory)
+    return spark
+
+
+def _start_query(spark: SparkSession, work: Path) -> StreamingQuery:
+    rows = (
+        spark.readStream.schema("k string, v bigint")
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(work / "source"))
+    )
+    aggregated = rows.groupBy("k").agg(count("*").alias("count"), sum_of("v").alias("sum"))
+    return (
+        aggregated.writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", str(work / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def _batches(query: StreamingQuery) -> list[dict[str, Any]]:
+    error = query.exception()
+    if error is not None:
+        raise error
+    return [summarise_progress(json.loads(progress.json)) for progress in query.recentProgress]
+
+
+def _count_state_files(checkpoint: Path) -> dict[str, int]:
+    sizes = [file.stat().st_size for file in (checkpoint / "state").rglob("*") if file.is_file()]
+    return {"state_files": len(sizes), "state_bytes": sum(sizes)}

@@ -1,0 +1,190 @@
+"""Turn the JSON of a benchmark run into table.md, plot.png and RUN-INFO.md beside it.
+
+$ python -m benchmarks.report benchmarks/results/0.1.0/benchmark.json
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from benchmarks.figures import FIGURES, Results
+from benchmarks.workloads import PROVIDERS
+
+COLOURS = {
+    "hdfs": "#7f7f7f",
+    "rocksdb": "#c49c94",
+    "rocksdb-changelog": "#e6a23c",
+    "filesystem": "#2f6fb3",
+}
+PANELS = (
+    "W1 batch",
+    "W1 first batch",
+    "W1 commit",
+    "W2-10k batch",
+    "W2-1M batch",
+    "W3 start to first result",
+    "W5 commit 10 MB of 100 B values",
+    "heap per entry updated",
+)
+COUNTERS = ("input_rows", "state_rows", "state_memory_bytes", "state_files", "state_bytes")
+FSYNC_NOTE = (
+    "Ours makes every commit durable (fsync of file and directory); Spark's providers do not fsync."
+)
+
+
+def write_report(json_path: Path) -> None:
+    """Write the three files; whatever the run lacks is left out of them."""
+    results = Results(json_path)
+    directory = json_path.parent
+    (directory / "table.md").write_text(render_tables(results))
+    (directory / "RUN-INFO.md").write_text(render_run_info(results))
+    plot(results, directory / "plot.png")
+
+
+def render_tables(results: Results) -> str:
+    """Return the figures to reach, then every metric by provider, then the counters."""
+    blocks = ["# Results", FSYNC_NOTE, "## Figures to reach", _figures_table(results)]
+    blocks += ["## Times and memory", _legend(), _metrics_table(results)]
+    blocks += [
+        "## Counters",
+        "Medians a batch; state_files and state_bytes are what the checkpoint holds at the end.",
+        _counters_table(results),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def render_run_info(results: Results) -> str:
+    """Return where and how the run was made."""
+    machine = results.document["machine_info"]
+    commit = results.document["commit_info"]
+    facts = {
+        "commit": commit.get("id", "unknown") + (" + changes" if commit.get("dirty") else ""),
+        "CPU": f"{machine['cpu'].get('brand_raw', machine['machine'])}, {machine['cpus']} cores",
+        "memory": f"{machine['memory_bytes'] / 2**30:.0f} GiB",
+        "system": f"{machine['system']} {machine['kernel']}",
+        "Java": machine["java"],
+        "Python": machine["python_version"],
+        "Spark": machine["spark"],
+        "pyarrow": machine["pyarrow"],
+        "sizes": f"`{results.document['suite']}`",
+    }
+    table = _table(["", ""], [[name, value] for name, value in facts.items()])
+    method = (
+        "Every run of a provider has a JVM of its own (local[2], 4 GiB heap, every other setting at"
+        " its default), warmed by a tiny query of the same kind. Providers alternate; the order is"
+        " reversed in every other round. Values are medians over all rounds. State and input are"
+        " on the local disk. " + FSYNC_NOTE
+    )
+    return f"# Run\n\n{table}\n\n{method}\n"
+
+
+def plot(results: Results, path: Path) -> None:
+    """Draw one panel a metric, one bar a provider."""
+    figure, axes = plt.subplots(2, len(PANELS) // 2, figsize=(15, 7))
+    for axis, metric in zip(axes.flat, PANELS, strict=True):
+        _draw_panel(axis, metric, results)
+    figure.suptitle("Medians; lower is better")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _draw_panel(axis: Axes, metric: str, results: Results) -> None:
+    records = {p.id: results.find(metric, p.id) for p in PROVIDERS}
+    measured = {name: record for name, record in records.items() if record is not None}
+    titles = {p.id: p.title.replace(" + ", " +\n") for p in PROVIDERS}
+    bars = axis.bar(
+        [titles[name] for name in measured],
+        [record["value"] for record in measured.values()],
+        color=[COLOURS[name] for name in measured],
+    )
+    axis.bar_label(bars, fmt="{:,.0f}", fontsize=8)
+    unit = next((record["unit"] for record in measured.values()), "")
+    axis.set_title(f"{metric} [{unit}]", fontsize=10)
+    axis.tick_params(axis="x", labelsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _figures_table(results: Results) -> str:
+    rows = []
+    for figure in FIGURES:
+        value = figure.value(results)
+        limit = f"≤ {figure.limit:g} {figure.unit}".strip()
+        if value is None:
+            rows.append([figure.title, "not measured", limit, ""])
+        else:
+            reached = "yes" if value <= figure.limit else "**no**"
+            rows.append([figure.title, f"{value:.2f} {figure.unit}".strip(), limit, reached])
+    return _table(["figure", "measured", "limit", "reached"], rows)
+
+
+def _legend() -> str:
+    return (
+        "Median [smallest .. largest median of a round]; ms unless another unit is named. W4 is in"
+        " ns a row, its getStore one call in ms."
+    )
+
+
+def _metrics_table(results: Results) -> str:
+    rows = [
+        [metric, *(_cell(metric, results.find(metric, p.id)) for p in PROVIDERS)]
+        for metric in results.metrics()
+    ]
+    return _table(["metric", *(p.title for p in PROVIDERS)], rows)
+
+
+def _cell(metric: str, record: dict[str, Any] | None) -> str:
+    if record is None:
+        return ""
+    if "ns_per_row" in record and " getStore " not in metric:
+        return f"{record['ns_per_row']:,.0f}"
+    unit = " B" if record["unit"] == "B" else ""
+    low, high = min(record["round_medians"]), max(record["round_medians"])
+    text = f"{_number(record['value'])}{unit} [{_number(low)} .. {_number(high)}]"
+    if "raw_write_ms" in record:
+        text += f", raw write {_number(record['raw_write_ms'])}"
+    return text
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _counters_table(results: Results) -> str:
+    rows = []
+    for metric in results.metrics():
+        for provider in PROVIDERS:
+            record = results.find(metric, provider.id)
+            if record is None or "state_files" not in record:
+                continue
+            counters = {name: record[name] for name in COUNTERS} | record["custom_metrics"]
+            rows += [
+                [metric, provider.title, name, f"{value:,.0f}"]
+                for name, value in counters.items()
+                if value > 0
+            ]
+    return _table(["metric", "provider", "counter", "value"], rows)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    """Parse the command line and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("json", type=Path)
+    write_report(parser.parse_args().json)
+
+
+if __name__ == "__main__":
+    main()

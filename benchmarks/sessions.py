@@ -1,0 +1,83 @@
+"""Spark sessions of the benchmarks, and the JVM driver of the store-level workloads."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from benchmarks.datasets import CACHE
+from benchmarks.workloads import OURS, STATE_STORE, Provider
+from statestore.core.errors import NotFoundError
+from statestore.spark.jar import find_jar
+from tools.scala import compile_scala
+
+DRIVER_SOURCE = Path(__file__).parent / "jvm" / "StoreOperations.scala"
+
+
+def start_session(provider: Provider, jars: tuple[Path, ...] = ()) -> SparkSession:
+    """Start Spark in `local[2]` with the provider selected and everything else at its default.
+
+    Args:
+        provider: Whose state stores to use.
+        jars: Further jars on the class path.
+
+    Raises:
+        NotFoundError: The provider is ours and its jar is not built.
+    """
+    all_jars = list(jars)
+    if provider.id == OURS:
+        all_jars.append(find_jar())
+    conf = {
+        "spark.master": "local[2]",
+        "spark.driver.memory": "4g",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.pyspark.python": sys.executable,
+        f"{STATE_STORE}.providerClass": provider.provider_class,
+        "spark.jars": ",".join(str(jar) for jar in all_jars),
+        **dict(provider.conf),
+    }
+    builder = SparkSession.builder.appName("benchmark")
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def is_available(provider: Provider) -> bool:
+    """Return whether the provider can run here: Spark's always, ours when its jar is built."""
+    try:
+        return provider.id != OURS or find_jar().exists()
+    except NotFoundError:
+        return False
+
+
+def driver_jar() -> Path:
+    """Return the jar of `jvm/StoreOperations.scala`, compiled once per source and Spark version.
+
+    Raises:
+        subprocess.CalledProcessError: It does not compile; the compiler has said why on stderr.
+    """
+    source = DRIVER_SOURCE.read_bytes()
+    digest = hashlib.sha256(source + pyspark.__version__.encode()).hexdigest()[:16]
+    jar = CACHE / f"store-operations-{digest}.jar"
+    if jar.exists():
+        return jar
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        classes = Path(scratch) / "classes"
+        classes.mkdir()
+        compile_scala([DRIVER_SOURCE], classes)
+        staged = Path(scratch) / "driver.jar"
+        with zipfile.ZipFile(staged, "w") as archive:
+            for file in sorted(classes.rglob("*.class")):
+                archive.write(file, file.relative_to(classes))
+        staged.replace(jar)
+    return jar

@@ -1,0 +1,151 @@
+"""What is measured: the providers, the workloads with their sizes, and nothing that runs.
+
+Every size is part of a frozen value, so a result can name exactly what it measured. `full()` gives
+the sizes of the published figures, `quick()` a smoke test of the same code paths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STATE_STORE = "spark.sql.streaming.stateStore"
+SPARK_STATE = "org.apache.spark.sql.execution.streaming.state"
+OURS = "filesystem"
+"""Provider ID of this project's provider."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A state store provider and the Spark settings that select it; all else is at its default."""
+
+    id: str
+    title: str
+    provider_class: str
+    conf: tuple[tuple[str, str], ...] = ()
+
+
+PROVIDERS = (
+    Provider("hdfs", "HDFS-backed", f"{SPARK_STATE}.HDFSBackedStateStoreProvider"),
+    Provider("rocksdb", "RocksDB", f"{SPARK_STATE}.RocksDBStateStoreProvider"),
+    Provider(
+        "rocksdb-changelog",
+        "RocksDB + changelog",
+        f"{SPARK_STATE}.RocksDBStateStoreProvider",
+        ((f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled", "true"),),
+    ),
+    Provider(OURS, "statestore", "io.statestore.FileSystemStateStoreProvider"),
+)
+
+
+def find_provider(provider_id: str) -> Provider:
+    """Return the provider of that ID.
+
+    Raises:
+        LookupError: There is none; the message names those there are.
+    """
+    for provider in PROVIDERS:
+        if provider.id == provider_id:
+            return provider
+    known = ", ".join(p.id for p in PROVIDERS)
+    raise LookupError(f"no such provider: provider={provider_id!r}. To fix: use one of {known}")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryWorkload:
+    """A streaming `groupBy(key).agg(count, sum)` that loads its keys, then updates some of them.
+
+    Batch 0 inserts `keys` rows, each of the `update_batches` that follow updates
+    `updates_per_batch` distinct random keys. The first `warm_up_batches` updates are left out of
+    the medians. `restart_batches` more are read after a restart in a new JVM (0: no restart).
+    """
+
+    name: str
+    keys: int
+    updates_per_batch: int
+    update_batches: int
+    warm_up_batches: int
+    restart_batches: int
+    partitions: int
+    seed: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoreWorkload:
+    """W4: `rows` operations of each kind on a store of `rows` rows, one partition, no query.
+
+    `overlaps` are percentages of the touched keys that exist already.
+    """
+
+    name: str
+    rows: tuple[int, ...]
+    overlaps: tuple[int, ...]
+    iterations: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitWorkload:
+    """W5: commits of deltas of about `delta_bytes`, alternated with a raw write of equal size."""
+
+    name: str
+    delta_bytes: tuple[int, ...]
+    value_bytes: tuple[int, ...]
+    iterations: int
+    warm_up_iterations: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryWorkload:
+    """Rows shaped as in W1: `keys` loaded, then `update_commits` commits of `updates` rows each."""
+
+    name: str
+    keys: int
+    updates: int
+    update_commits: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One consistent set of sizes, and how often each provider's run is repeated."""
+
+    w1: QueryWorkload
+    w2_large: QueryWorkload
+    w2_small: QueryWorkload
+    w4: StoreWorkload
+    w5: CommitWorkload
+    memory: MemoryWorkload
+    rounds: int
+
+    @property
+    def queries(self) -> tuple[QueryWorkload, ...]:
+        """The workloads that run a streaming query."""
+        return (self.w1, self.w2_large, self.w2_small)
+
+
+MB = 1_000_000
+
+
+def full() -> Suite:
+    """Return the sizes of the published figures."""
+    return Suite(
+        w1=QueryWorkload("W1", 1_000_000, 100_000, 20, 5, 5, partitions=4),
+        w2_large=QueryWorkload("W2-1M", 1_000_000, 1_000, 25, 10, 0, partitions=1),
+        w2_small=QueryWorkload("W2-10k", 10_000, 1_000, 25, 10, 0, partitions=1),
+        w4=StoreWorkload("W4", (10_000, 100_000), (100, 50, 10, 0), 7),
+        w5=CommitWorkload("W5", (MB, 10 * MB, 40 * MB), (100, 1_000), 9, 3),
+        memory=MemoryWorkload("memory", 1_000_000, 100_000, 10, 4),
+        rounds=3,
+    )
+
+
+def quick() -> Suite:
+    """Return small sizes: every code path in little time, no figure worth quoting."""
+    return Suite(
+        w1=QueryWorkload("W1", 50_000, 5_000, 4, 1, 2, partitions=4),
+        w2_large=QueryWorkload("W2-1M", 50_000, 500, 4, 1, 0, partitions=1),
+        w2_small=QueryWorkload("W2-10k", 2_000, 500, 4, 1, 0, partitions=1),
+        w4=StoreWorkload("W4", (2_000,), (100, 0), 2),
+        w5=CommitWorkload("W5", (MB,), (100,), 2, 1),
+        memory=MemoryWorkload("memory", 50_000, 5_000, 2, 4),
+        rounds=1,
+    )
