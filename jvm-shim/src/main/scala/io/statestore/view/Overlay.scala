@@ -34,7 +34,7 @@ private[statestore] final class Overlay(
   private val runs = mutable.ArrayBuffer.empty[Run]
   // Keeps the runs mapped: rows handed out point into them.
   private val mappings = mutable.ArrayBuffer.empty[MappedByteBuffer]
-  private var pinnedBelow = 0
+  private var pinned = false
   private var pristine = true
   private var nextSpillAt = budgetBytes
 
@@ -49,7 +49,7 @@ private[statestore] final class Overlay(
   def numRuns: Int = runs.size
 
   /** From now on nothing that exists is overwritten: an iterator has been opened over it. */
-  def pin(): Unit = pinnedBelow = pages.nextAddress
+  def pin(): Unit = pinned = true
 
   /** True while one family was written, no record was replaced and none was shown to a reader. */
   def isPristine: Boolean = pristine && families.size == 1
@@ -65,8 +65,7 @@ private[statestore] final class Overlay(
     }
 
   def isMutable(address: Int): Boolean =
-    pages.base(address) != null && (pages.flags(address) & HandedOut) == 0 &&
-      Integer.compareUnsigned(address, pinnedBelow) >= 0
+    !pinned && pages.base(address) != null && (pages.flags(address) & HandedOut) == 0
 
   def external(address: Int): ValueBuffer =
     externals(Platform.getInt(pages.base(address), pages.valueOffset(address)))
@@ -185,7 +184,7 @@ private[statestore] final class Overlay(
     pages.dropHeapPages()
     families.valuesIterator.foreach(_.heapRecords = 0)
     // An open iterator may still read these; their indexes must not be used again.
-    if (pinnedBelow == 0) externals.clear()
+    if (!pinned) externals.clear()
     externalBytes = 0L
     // The run that is left on the heap is the index; give the next one the whole budget again.
     nextSpillAt = pages.heapBytes + budgetBytes

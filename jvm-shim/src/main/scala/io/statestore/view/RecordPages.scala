@@ -144,6 +144,9 @@ private[statestore] final class RecordPages {
   def beginCompaction(): Int = {
     tail = -1
     freeHeads = new Array[Int](0)
+    liveBytesHeld = 0L
+    // A new page must not take a number that is still to be visited.
+    freePages.clear()
     numPages
   }
 
@@ -153,9 +156,12 @@ private[statestore] final class RecordPages {
       heapBytesHeld -= bytes.length
       bases(page) = null
       ends(page) = 0
-      freePages.push(page)
-    case _ =>
+      recycle(page)
+    case _ => if (ends(page) == 0) recycle(page)
   }
+
+  /** Page 0 is not used again: its first address would be 0. */
+  private def recycle(page: Int): Unit = if (page != 0) freePages.push(page)
 
   /** Drops all heap pages: every record has been moved to mapped pages. */
   def dropHeapPages(): Unit = {
@@ -168,13 +174,10 @@ private[statestore] final class RecordPages {
     freePages.clear() // addresses in an overlay only ever grow
   }
 
-  /** First address that no record has yet: what is appended from now on compares higher. */
-  def nextAddress: Int =
-    if (tail < 0) numPages << PageShift else (tail << PageShift) | ends(tail)
-
   private def allocate(size: Int): Int = {
     liveBytesHeld += size.toLong << 3
     if (size > MaxSharedUnits) {
+      if (numPages == 0) makeRoom(1) // address 0 must not name a record
       val bytes = new Array[Byte](Math.multiplyExact(size, 8))
       heapBytesHeld += bytes.length
       val page = nextPage()

@@ -1,0 +1,267 @@
+package io.statestore.view
+
+import java.io.File
+import java.nio.file.Files
+
+import scala.collection.mutable
+import scala.util.Random
+
+import io.statestore.keygroup.{KeyGroups, PartitionKey}
+import org.apache.spark.sql.catalyst.expressions.{UnsafeProjection, UnsafeRow}
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.types._
+import org.apache.spark.unsafe.types.UTF8String
+
+/**
+ * Random operations on the working view against a model of sorted maps: puts, removes, merges, scans
+ * that stay open across writes, commits, aborts, roll-backs, spilling and compaction. Run with a
+ * seed and a number of batches; exits non-zero at the first difference.
+ */
+object ViewModelCheck {
+  private val valueSchema = new StructType().add("v", StringType)
+  private val plain = ColumnFamily(
+    0,
+    "default",
+    NoPrefixKeyStateEncoderSpec(new StructType().add("k", StringType)),
+    valueSchema,
+    multiValues = false,
+    internal = false)
+  private val ranged = ColumnFamily(
+    1,
+    "ranged",
+    RangeKeyScanStateEncoderSpec(new StructType().add("t", LongType).add("k", StringType), Seq(0)),
+    valueSchema,
+    multiValues = false,
+    internal = false)
+  private val lists = ColumnFamily(
+    2,
+    "lists",
+    NoPrefixKeyStateEncoderSpec(new StructType().add("k", StringType)),
+    valueSchema,
+    multiValues = true,
+    internal = false)
+  private val families = Seq(plain, ranged, lists)
+
+  private type Model = Map[String, Map[Seq[Any], Vector[String]]]
+
+  def main(args: Array[String]): Unit = {
+    val seed = args(0).toLong
+    val batches = args(1).toInt
+    val check = new ViewModelCheck(seed)
+    (1 to batches).foreach(check.batch)
+    println(s"ok seed=$seed batches=$batches ${check.counts}")
+  }
+
+  private def projection(schema: StructType): UnsafeProjection = UnsafeProjection.create(schema)
+
+  private final class ViewModelCheck(seed: Long) {
+    private val random = new Random(seed)
+    private val keyGroups = new KeyGroups(64)
+    private val view = new WorkingView(ViewVersion(0, null, null, rescalable = true), 64)
+    families.foreach(view.addFamily(_))
+    private var model: Model = families.map(_.name -> Map.empty[Seq[Any], Vector[String]]).toMap
+    private var previous: Model = _
+    private var rollBacks = 0
+    private var spills = 0
+    private var rows = 0L
+    private val keyOf = families.map(f => f.name -> projection(f.spec.keySchema)).toMap
+    private val toValue = projection(valueSchema)
+
+    def counts: String = s"rollBacks=$rollBacks spilledRuns=$spills rowsWritten=$rows"
+
+    def batch(number: Int): Unit = {
+      if (previous != null && random.nextInt(4) == 0) {
+        view.rollBack()
+        model = previous
+        previous = null
+        rollBacks += 1
+        compareView(s"after roll back, batch $number")
+      }
+      val budget = if (random.nextInt(3) == 0) 600000L else 1L << 30
+      val overlay = new Overlay(keyGroups, budget, () => scratchFile())
+      val states = families.map { family =>
+        family.name -> new FamilyState(
+          family,
+          view.family(family.name),
+          overlay,
+          () => overlay.family(family, PartitionKey.function("default", true, family.name, family.spec, 64)))
+      }.toMap
+      var next = model
+      val open = mutable.ArrayBuffer.empty[(Iterator[(Seq[Any], Vector[String])], Seq[(Seq[Any], Vector[String])])]
+      val onlyLists = random.nextInt(5) == 0
+      val steps = random.nextInt(400)
+      (0 until steps).foreach { _ =>
+        val family = if (onlyLists) lists else families(random.nextInt(families.size))
+        val state = states(family.name)
+        val key = randomKey(family)
+        val row = keyRow(family, key)
+        val rowsOfFamily = next(family.name)
+        random.nextInt(10) match {
+          case 0 | 1 =>
+            state.remove(row)
+            next = next.updated(family.name, rowsOfFamily - key)
+          case 2 if family.multiValues =>
+            val values = Vector.fill(1 + random.nextInt(3))(randomValue())
+            state.putValues(row, values.iterator.map(valueRow), append = true)
+            next = next.updated(
+              family.name,
+              rowsOfFamily.updated(key, rowsOfFamily.getOrElse(key, Vector.empty) ++ values))
+          case 3 =>
+            same(s"get batch $number", Option(state.get(row)).map(text), rowsOfFamily.get(key).map(_.head))
+            same("keyExists", state.keyExists(row), rowsOfFamily.contains(key))
+            if (family.multiValues) {
+              same("values", state.values(row).map(text).toVector, rowsOfFamily.getOrElse(key, Vector.empty))
+            }
+          case 4 if random.nextInt(8) == 0 =>
+            val found = pairs(family, state.iteratorWithMultiValues())
+            open += ((found, expected(family, rowsOfFamily)))
+          case 5 if family.ordered && random.nextInt(4) == 0 =>
+            val low = random.nextInt(50).toLong
+            val from = state.keyCodec.encodePrefix(timeRow(low))
+            val until = state.keyCodec.encodePrefix(timeRow(low + 10))
+            val found = pairs(family, state.scanWithMultiValues(from, until))
+            val wanted = expected(family, rowsOfFamily).filter { case (k, _) =>
+              val t = k.head.asInstanceOf[Long]
+              t >= low && t < low + 10
+            }
+            open += ((found, wanted))
+          case _ =>
+            val value = randomValue()
+            state.put(row, valueRow(value))
+            next = next.updated(family.name, rowsOfFamily.updated(key, Vector(value)))
+        }
+        if (open.nonEmpty && random.nextInt(5) == 0) drain(open.remove(0))
+      }
+      open.foreach(drain)
+      families.foreach { family =>
+        drain((pairs(family, states(family.name).iteratorWithMultiValues()), expected(family, next(family.name))))
+      }
+      spills += overlay.numRuns
+      if (random.nextInt(5) > 0) {
+        commit(overlay, number, next)
+      }
+      compareView(s"after batch $number")
+    }
+
+    private def commit(overlay: Overlay, number: Int, next: Model): Unit = {
+      val changes = mutable.LinkedHashMap.empty[Int, FamilyChanges]
+      var last: (Int, Int, Int) = null
+      overlay.visitSorted { (family, group, address) =>
+        val order = (keyGroups.rank(group), family.family.id, address)
+        if (last != null) {
+          val byPlace = Ordering[(Int, Int)].compare((last._1, last._2), (order._1, order._2))
+          val inOrder = byPlace < 0 || byPlace == 0 &&
+            RecordOrder.compareRecords(overlay.pages, last._3, overlay.pages, address) < 0
+          same("file order", inOrder, true)
+        }
+        last = order
+        val change = changes.getOrElseUpdate(family.family.id, new FamilyChanges(overlay, family))
+        val slot = view.family(family.family.name).table.findSlot(overlay.pages, address)
+        if (FamilyChanges.netOp(overlay.pages, address, slot) >= 0) {
+          change.add(address, slot)
+          rows += 1
+        }
+      }
+      val id = view.version.number + 1
+      view.advance(ViewVersion(id, s"c$number", s"l$number", rescalable = true), families, changes.values)
+      previous = model
+      model = next
+    }
+
+    private def compareView(when: String): Unit = families.foreach { family =>
+      checkIndex(view.family(family.name), when)
+      val overlay = new Overlay(keyGroups, 1L << 30, () => scratchFile())
+      val state = new FamilyState(family, view.family(family.name), overlay, () => null)
+      same(s"rows of ${family.name} $when", view.family(family.name).table.size, model(family.name).size)
+      drain((pairs(family, state.iteratorWithMultiValues()), expected(family, model(family.name))))
+      model(family.name).foreach { case (key, values) =>
+        same(s"get $when", text(state.get(keyRow(family, key))), values.head)
+      }
+    }
+
+    /** Every record is found by its key, where the index says, and no two records share a byte. */
+    private def checkIndex(family: ViewFamily, when: String): Unit = {
+      val all = family.table.liveAddresses.sortWith(Integer.compareUnsigned(_, _) < 0)
+      all.foreach { address =>
+        val slot = family.table.findRecord(address)
+        same(s"index of ${family.family.name} $when", slot >= 0 && family.table.addressAt(slot) == address, true)
+        same(s"flags $when", family.pages.flags(address), 0)
+      }
+      all.zip(all.drop(1)).foreach { case (left, right) =>
+        if ((left >>> 15) == (right >>> 15)) same(s"overlap $when", left + family.pages.units(left) <= right, true)
+      }
+    }
+
+    private def drain(open: (Iterator[(Seq[Any], Vector[String])], Seq[(Seq[Any], Vector[String])])): Unit = {
+      val (found, wanted) = open
+      val all = found.toVector
+      val isOrdered = wanted.headOption.exists(_._1.size == 2)
+      val got = if (isOrdered) all else all.sortBy(_._1.head.toString)
+      same("scan", got, wanted.toVector)
+    }
+
+    /** What a scan returns: in key order for the ordered family, sorted by key for the others. */
+    private def expected(family: ColumnFamily, rows: Map[Seq[Any], Vector[String]]): Seq[(Seq[Any], Vector[String])] =
+      if (family.ordered) {
+        // Ties on the ordering column go by the bytes of the remaining row; one letter, so by letter.
+        rows.toSeq.sortBy { case (key, _) => (key.head.asInstanceOf[Long], key(1).toString) }
+      } else {
+        rows.toSeq.sortBy(_._1.head.toString)
+      }
+
+    private def pairs(family: ColumnFamily, found: Iterator[UnsafeRowPair]): Iterator[(Seq[Any], Vector[String])] = {
+      val source = found.buffered
+      new Iterator[(Seq[Any], Vector[String])] {
+        override def hasNext: Boolean = source.hasNext
+        override def next(): (Seq[Any], Vector[String]) = {
+          val key = keyText(family, source.head.key)
+          val values = Vector.newBuilder[String]
+          while (source.hasNext && keyText(family, source.head.key) == key) {
+            values += text(source.next().value)
+          }
+          (key, values.result())
+        }
+      }
+    }
+
+    private def randomKey(family: ColumnFamily): Seq[Any] =
+      if (family.ordered) Seq(random.nextInt(60).toLong, ('a' + random.nextInt(4)).toChar.toString)
+      else Seq("key" + random.nextInt(120))
+
+    private def randomValue(): String = random.nextInt(40) match {
+      case 0 => "x" * (100000 + random.nextInt(100000))
+      case 1 => "y" * random.nextInt(5000)
+      case _ => "v" + random.nextInt(1000)
+    }
+
+    private def keyRow(family: ColumnFamily, key: Seq[Any]): UnsafeRow =
+      keyOf(family.name)(InternalRow.fromSeq(key.map {
+        case s: String => UTF8String.fromString(s)
+        case other => other
+      }))
+
+    private val toTime = projection(new StructType().add("t", LongType))
+    private def timeRow(t: Long): UnsafeRow = toTime(InternalRow(t))
+
+    private def valueRow(value: String): UnsafeRow = toValue(InternalRow(UTF8String.fromString(value)))
+
+    private def text(row: UnsafeRow): String = if (row == null) null else row.getUTF8String(0).toString
+
+    private def keyText(family: ColumnFamily, row: UnsafeRow): Seq[Any] =
+      if (family.ordered) Seq(row.getLong(0), row.getUTF8String(1).toString)
+      else Seq(row.getUTF8String(0).toString)
+
+    private def same(what: String, found: Any, wanted: Any): Unit = if (found != wanted) {
+      def short(value: Any) = value.toString.take(600)
+      System.err.println(s"differs: $what seed=$seed\n found=${short(found)}\n wanted=${short(wanted)}")
+      System.exit(1)
+    }
+
+    private def scratchFile(): File = {
+      val path = Files.createTempFile("statestore-view", ".run")
+      Files.delete(path)
+      path.toFile
+    }
+  }
+}
