@@ -1,0 +1,80 @@
+"""The commands print what they promise, and say what to do when they cannot."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from statestore import __version__
+from statestore.cli import __main__ as entry_point
+from statestore.cli.commands import cli
+from statestore.spark.jar import JAR_VARIABLE, find_jar
+
+
+def test_version_is_printed() -> None:
+    """Catches a command line that reports another version than the package."""
+    result = CliRunner().invoke(cli, ["version"])
+
+    assert (result.exit_code, result.output) == (0, f"{__version__}\n")
+
+
+def test_jar_is_the_one_named_by_the_variable(tmp_path: Path) -> None:
+    """Catches a variable that is read but does not win."""
+    jar = tmp_path / "shim.jar"
+    jar.touch()
+
+    result = CliRunner().invoke(cli, ["jar"], env={JAR_VARIABLE: str(jar)})
+
+    assert (result.exit_code, result.output) == (0, f"{jar.resolve()}\n")
+
+
+def test_jar_is_refused_when_the_variable_names_no_file(tmp_path: Path) -> None:
+    """Catches a fall back to another jar than the one asked for."""
+    jar = tmp_path / "missing.jar"
+
+    result = CliRunner().invoke(cli, ["jar"], env={JAR_VARIABLE: str(jar)})
+
+    assert result.exit_code == 1
+    assert str(jar) in result.output
+    assert f"To fix: correct or unset {JAR_VARIABLE}" in result.output
+
+
+def test_jar_of_the_package_is_found_when_others_stand_beside_it(tmp_path: Path) -> None:
+    """Catches the jar of another version, which every engine would refuse."""
+    own = tmp_path / f"statestore-shim_2.13-spark4.3-{__version__}.jar"
+    for path in (own, tmp_path / "statestore-shim_2.13-spark4.3-99.0.0.jar"):
+        path.touch()
+
+    assert find_jar({}, tmp_path) == own
+
+
+def test_missing_jar_is_an_error_that_names_the_fix(tmp_path: Path) -> None:
+    """Catches an empty path that Spark would accept silently."""
+    with pytest.raises(LookupError, match=r"To fix: .*\./build\.sh jar") as raised:
+        find_jar({}, tmp_path)
+
+    assert str(tmp_path) in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [None, *sorted(cli.commands)])
+def test_every_command_has_help(name: str | None) -> None:
+    """Catches a command without a word about what it does."""
+    arguments = [name, "--help"] if name else ["--help"]
+
+    result = CliRunner().invoke(cli, arguments)
+
+    assert result.exit_code == 0
+    assert name is None or cli.commands[name].help
+
+
+def test_missing_extra_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a traceback of an import where the command line was not installed."""
+    monkeypatch.setitem(sys.modules, "click", None)  # what an import finds when it is not there
+
+    with pytest.raises(SystemExit, match=r"pip install statestore\[cli\]") as raised:
+        entry_point.main()
+
+    assert "missing=click" in str(raised.value)

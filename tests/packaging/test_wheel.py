@@ -1,0 +1,94 @@
+"""The wheel works where nothing else of this repository is, and is not built without its jar."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from statestore import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = Path(__file__).with_name("counting_job.py")
+BUILD_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "tools", "statestore")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Return what a command prints, with nothing of this checkout in its environment."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "PYSPARK", "SPARK", "STATESTORE", "VIRTUAL_ENV"))
+    }
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def build_wheel(source: Path, output: Path) -> subprocess.CompletedProcess[str]:
+    """Build the wheel of a source tree."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(output)]
+    return subprocess.run([*command, str(source)], capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    output = tmp_path_factory.mktemp("wheel")
+    built = build_wheel(ROOT, output)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return next(output.glob("*.whl"))
+
+
+def test_wheel_holds_the_jar_and_nothing_but_the_package(wheel: Path) -> None:
+    """Catches a wheel without its jar, or with tests and tools in it."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+
+    assert wheel.name == f"statestore-{__version__}-py3-none-any.whl"
+    assert f"statestore/jars/statestore-shim_2.13-spark4.3-{__version__}.jar" in names
+    assert "statestore/py.typed" in names
+    assert {name.split("/")[0] for name in names} == {
+        "statestore",
+        f"statestore-{__version__}.dist-info",
+    }
+
+
+def test_wheel_is_refused_when_the_jar_is_not_built(tmp_path: Path) -> None:
+    """Catches a release that no executor could load."""
+    for name in BUILD_INPUTS:
+        ignore = shutil.ignore_patterns("jars", "__pycache__")
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name, **({"ignore": ignore} if copy != shutil.copy else {}))
+
+    built = build_wheel(tmp_path, tmp_path / "dist")
+
+    assert built.returncode != 0
+    assert "To fix: ./build.sh wheel" in built.stdout + built.stderr
+
+
+def test_wheel_serves_a_query_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    """Catches anything that works only beside the checkout; the restart uses the other package."""
+    environment = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", environment, cwd=tmp_path)
+    binaries = environment / "bin"
+    install = [binaries / "python", "-m", "pip", "install", "--quiet"]
+    run(*install, "-c", ROOT / "constraints.txt", f"{wheel}[cli,spark]", cwd=tmp_path)
+    job = shutil.copy(JOB, tmp_path / "job.py")
+
+    jar = run(binaries / "statestore", "jar", cwd=tmp_path).strip()
+    first = run(binaries / "python", job, jar, "installed", cwd=tmp_path)
+    second = run(binaries / "python", job, jar, "embedded", cwd=tmp_path)
+
+    assert Path(jar).is_relative_to(environment)
+    assert first.splitlines()[-1] == "a=1 b=2"
+    assert second.splitlines()[-1] == "a=2 b=4"

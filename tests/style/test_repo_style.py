@@ -1,0 +1,150 @@
+"""What no linter checks: rules of this repository, over every file that git would commit."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from statestore import __version__
+from statestore.core import errors
+from statestore.core.options import table_markdown
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIM = ROOT / "jvm-shim" / "src" / "main"
+MAX_LINE = 100
+# Put together here, so that this file does not contain what it looks for.
+MACHINE_PATH = re.compile(r"(?<![\w.])/(" + "|".join(["work", "root", "farm", r"home/\w+"]) + ")/")
+OPEN_TASK = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
+FORBIDDEN_IN_SHIM = {
+    r"\bprintln\(": "logs go through Spark's logging",
+    r"\?\?\?": "nothing is left unimplemented",
+    r"System\.exit": "the JVM belongs to Spark",
+    r"import .*\.shaded\.|import .*guava": "Spark's private copies of libraries move",
+    r"java\.io\.FileOutputStream": "durable bytes are written by the engine",
+}
+"""Pattern and reason."""
+
+
+def committed_files(*suffixes: str) -> list[Path]:
+    """Return the text files that git has or would add, of these suffixes or all."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\0")
+    paths = [ROOT / name for name in sorted(set(listed)) if name]
+    binary = {".arrows", ".png", ".gz", ".bin"}
+    return [
+        path
+        for path in paths
+        if path.is_file()
+        and path.suffix not in binary
+        and (not suffixes or path.suffix in suffixes)
+    ]
+
+
+def matches(paths: list[Path], pattern: re.Pattern[str]) -> list[str]:
+    """Return `file:line: text` of every line that matches."""
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in paths
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_scala_lines_are_short_and_clean() -> None:
+    """Catches what no formatter of ours would."""
+    pattern = re.compile(rf".{{{MAX_LINE + 1}}}|\t|\s$")
+
+    assert matches(committed_files(".scala"), pattern) == []
+
+
+@pytest.mark.parametrize(("pattern", "reason"), FORBIDDEN_IN_SHIM.items())
+def test_shim_keeps_to_the_rules(pattern: str, reason: str) -> None:
+    """Catches Scala that does what the shim must not do."""
+    shim = [path for path in committed_files(".scala") if path.is_relative_to(SHIM)]
+
+    assert shim
+    assert matches(shim, re.compile(pattern)) == [], reason
+
+
+def test_no_machine_paths() -> None:
+    """Catches a path that exists on one machine only."""
+    assert matches(committed_files(), MACHINE_PATH) == []
+
+
+def test_nothing_is_left_undone() -> None:
+    """Catches a note to oneself; work to do is an issue."""
+    assert matches(committed_files(".py", ".scala", ".md", ".sh", ".toml"), OPEN_TASK) == []
+
+
+def test_configuration_page_is_current() -> None:
+    """Catches an option that was changed without its page."""
+    page = (ROOT / "docs" / "configuration.md").read_text()
+
+    assert page == table_markdown() + "\n", (
+        "To fix: .venv/bin/python -m statestore.core.options --markdown > docs/configuration.md"
+    )
+
+
+def test_every_public_error_is_documented() -> None:
+    """Catches an error class that neither the tree nor the protocol explains."""
+    tree = errors.__doc__ or ""
+    protocol = (ROOT / "docs" / "protocol.md").read_text()
+    classes = [
+        value
+        for value in vars(errors).values()
+        if inspect.isclass(value) and issubclass(value, errors.StateStoreError)
+    ]
+
+    for error in classes:
+        assert error.__doc__, error
+        assert error.__name__ in tree, "draw it in the tree of statestore/core/errors.py"
+        crosses = error not in (errors.StateStoreError, errors.StoreClosedError)
+        assert not crosses or f"`{error.__name__}`" in protocol, "list it in docs/protocol.md"
+
+
+def test_changelog_has_the_version() -> None:
+    """Catches a release nobody can read about."""
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_documents_name_only_targets_that_exist() -> None:
+    """Catches a command in the documents that build.sh does not know."""
+    script = (ROOT / "build.sh").read_text()
+    targets = set(re.findall(r"^  (\w+) {2,}\S", script.partition("END\n")[0], re.MULTILINE))
+
+    named = {
+        target
+        for path in committed_files(".md")
+        for target in re.findall(r"\./build\.sh (\w+)", path.read_text())
+    }
+
+    assert {"setup", "jar", "demo", "test", "lint", "bench", "wheel"} <= targets
+    assert named <= targets
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    """Catches a link to a page that was moved."""
+    broken = [
+        f"{path.relative_to(ROOT)}: {target}"
+        for path in committed_files(".md")
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text())
+        if not (path.parent / target).exists()
+    ]
+
+    assert broken == []
+
+
+def test_every_dependency_is_pinned() -> None:
+    """Catches an environment that another day would make differently."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+
+    assert [line for line in lines if not re.fullmatch(r"#.*|[\w.-]+==[\w.]+", line)] == []
