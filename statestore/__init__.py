@@ -1,0 +1,34 @@
+"""State stores of Spark Structured Streaming, owned by Python.
+
+`open_store` opens a store of a checkpoint without Spark; everything else is for the shim, the command
+line and tests. Names resolve on first use, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from statestore.core.version import __version__
+
+if TYPE_CHECKING:
+    from statestore.backends.filesystem.store import Batch, Store, open_store
+    from statestore.core.errors import StateStoreError
+    from statestore.core.options import StateStoreOptions
+
+
+__all__ = ["Batch", "StateStoreError", "StateStoreOptions", "Store", "__version__", "open_store"]
+
+_HOMES = {
+    "Batch": "statestore.backends.filesystem.store",
+    "Store": "statestore.backends.filesystem.store",
+    "open_store": "statestore.backends.filesystem.store",
+    "StateStoreError": "statestore.core.errors",
+    "StateStoreOptions": "statestore.core.options",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""State backends: siblings that never import each other."""

@@ -1,0 +1,324 @@
+"""The versions of one store: load, commit, snapshot, clean up. Used by engine and Python store alike.
+
+Remembers the trailers of the two newest versions and the newest snapshot, which is all that a commit
+needs; everything else is on storage.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.commit import (
+    CommitTimes,
+    NewVersion,
+    commit_delta,
+    find_committed,
+    read_parent,
+    require_stream,
+)
+from statestore.checkpoint.lineage import files_for_child
+from statestore.checkpoint.restore import (
+    RestoredVersion,
+    check_settings,
+    deltas_since,
+    open_ref,
+    restore_from_snapshot,
+    restore_version,
+)
+from statestore.checkpoint.retention import plan_cleanup
+from statestore.checkpoint.snapshot import SnapshotWriter, is_snapshot_due
+from statestore.checkpoint.trailers import (
+    PublishedFile,
+    other_provider_error,
+    read_delta_trailer,
+    read_trailer,
+)
+from statestore.codec.state_file import StateFile
+from statestore.core.errors import NotFoundError
+from statestore.core.key_groups import resolve_max_parallelism
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.codec.trailer import FileRef, VersionRef
+    from statestore.core.clock import Clock
+    from statestore.core.options import StateStoreOptions
+
+logger = logging.getLogger(__name__)
+
+BACKEND = "filesystem"
+_NUM_REMEMBERED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotStatus:
+    """The newest published snapshot known.
+
+    Attributes:
+        version: Version it summarises, -1 when none is known.
+        num_bytes: Size of its file.
+        duration_ms: How long writing it took, 0 when another process wrote it.
+        num_taken: Snapshots written through this object.
+    """
+
+    version: int = -1
+    num_bytes: int = 0
+    duration_ms: float = 0.0
+    num_taken: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cleanup:
+    """What a cleanup deleted."""
+
+    num_files: int = 0
+    num_bytes: int = 0
+
+
+class StoreVersions:
+    """The versions of one store. Thread-safe: only memory is locked, never a storage call.
+
+    Commits and loads of one store must be ordered by the caller; snapshots and cleanups may run beside
+    them.
+    """
+
+    def __init__(self, location: StoreLocation, clock: Clock) -> None:
+        self.location = location
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._heads: dict[tuple[int, str], PublishedFile] = {}
+        self._snapshot: tuple[FileRef, VersionRef] | None = None
+        self._status = SnapshotStatus()
+        self._pinned: frozenset[str] = frozenset()
+
+    @property
+    def snapshot_status(self) -> SnapshotStatus:
+        """The newest published snapshot known."""
+        with self._lock:
+            return self._status
+
+    def load_empty(self, num_partitions: int, options: StateStoreOptions) -> int:
+        """Open version 0, the empty store, and return the number of key groups it will have.
+
+        Raises:
+            IncompatibleError: The store directory holds another provider's files.
+            InvalidArgumentError: The option maxParallelism does not fit num_partitions.
+        """
+        names = [info.name for info in self.location.io.list(self.location.directory)]
+        refusal = other_provider_error(self.location, names)
+        if refusal is not None:
+            raise refusal
+        return resolve_max_parallelism(options.max_parallelism, num_partitions)
+
+    def load(
+        self,
+        version: int,
+        checkpoint_id: str | None,
+        num_partitions: int | None,
+        options: StateStoreOptions,
+        from_snapshot: int | None = None,
+    ) -> RestoredVersion:
+        """Restore a version; its files stay until the next load, whatever retention says.
+
+        Args:
+            version: At least 1.
+            checkpoint_id: The attempt in checkpoint format v2, None in v1.
+            num_partitions: The query's, None to take the checkpoint's.
+            options: max_parallelism is checked against the checkpoint.
+            from_snapshot: Version of the snapshot to start at, None for the best.
+
+        Raises:
+            NotFoundError, IncompatibleError, FencedError, CorruptionError, StorageError: As
+                `restore_version` and `check_settings`.
+        """
+        if from_snapshot is None:
+            restored = restore_version(self.location, version, checkpoint_id)
+        else:
+            restored = restore_from_snapshot(self.location, version, checkpoint_id, from_snapshot)
+        check_settings(
+            restored.head.trailer,
+            backend=BACKEND,
+            num_partitions=num_partitions,
+            max_parallelism=options.max_parallelism,
+        )
+        self._remember(restored.head)
+        first = restored.files[0]
+        if first.trailer.kind == "snapshot":
+            self._adopt(PublishedFile(restored.refs[0], first.trailer), duration_ms=0.0, taken=0)
+        with self._lock:
+            self._pinned = frozenset(file.path for file in restored.files)
+        return restored
+
+    def commit(
+        self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
+    ) -> tuple[PublishedFile, CommitTimes]:
+        """Make a version durable; repeating it with the same checkpoint ID answers the same.
+
+        Args:
+            new: What the version is.
+            local_path: A complete Arrow stream; moved or deleted on success.
+            arrow_length: Bytes of the stream.
+            options: fsync_enabled says whether to wait for the disk.
+
+        Guarantee: as `commit_delta`.
+
+        Raises:
+            FencedError: The parent was replaced by another attempt.
+            StorageError: The storage failed, or stream and version are both gone.
+            IncompatibleError: The version does not fit its parent's settings.
+            InvalidArgumentError, InternalError: The stream is not what `new` says.
+        """
+        cached = self._recall(new.parent) if new.parent else None
+        # Without memory of the parent this may be a new engine asked to repeat what the last one did.
+        if cached is None or not os.path.exists(local_path):
+            done = find_committed(self.location, new)
+            if done is not None:
+                Path(local_path).unlink(missing_ok=True)
+                self._remember(done)
+                return done, CommitTimes()
+            require_stream(local_path)
+        parent = read_parent(self.location, new, cached)
+        if parent is not None:
+            check_settings(
+                parent.trailer,
+                backend=new.backend,
+                num_partitions=new.num_partitions,
+                max_parallelism=new.max_parallelism,
+            )
+        with self._lock:
+            snapshot = self._snapshot
+        published, times = commit_delta(
+            self.location,
+            new,
+            parent,
+            snapshot,
+            local_path,
+            arrow_length,
+            sync=options.fsync_enabled,
+            clock=self._clock,
+        )
+        self._remember(published)
+        return published, times
+
+    def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
+        """Return the delta of a version, from memory when it is one of the newest.
+
+        Raises:
+            NotFoundError, CorruptionError, FencedError, StorageError: As `read_delta_trailer`.
+        """
+        with self._lock:
+            for (known_version, known_id), file in self._heads.items():
+                if known_version == version and checkpoint_id in (None, known_id):
+                    return file
+        return read_delta_trailer(self.location, version, checkpoint_id)
+
+    def is_snapshot_due(self, head: PublishedFile, options: StateStoreOptions) -> bool:
+        """Return whether a version's restore costs so much that a snapshot should be taken."""
+        with self._lock:
+            snapshot = self._snapshot
+        refs = files_for_child(head.trailer, head.ref, *(snapshot or (None, None)))
+        return is_snapshot_due(refs, head.trailer.num_keys, options)
+
+    def has_snapshot_of(self, head: PublishedFile) -> bool:
+        """Return whether the newest known snapshot is the one of this version."""
+        with self._lock:
+            return self._snapshot is not None and self._snapshot[1] == head.trailer.version_ref
+
+    def take_snapshot(
+        self, head: PublishedFile, scratch_directory: str, options: StateStoreOptions
+    ) -> PublishedFile:
+        """Write and publish the snapshot of a version; later commits name it.
+
+        Guarantee and errors as `SnapshotWriter.write`.
+        """
+        start_ms = self._clock.elapsed_ms()
+        trailer = head.trailer
+        checkpoint_id = trailer.checkpoint_id if trailer.checkpoint_format >= 2 else None
+        restored = restore_version(self.location, trailer.version, checkpoint_id)
+        published = SnapshotWriter(self.location, scratch_directory, options).write(restored)
+        self._adopt(published, duration_ms=self._clock.elapsed_ms() - start_ms, taken=1)
+        return published
+
+    def clean_up(self, head: PublishedFile, options: StateStoreOptions) -> Cleanup:
+        """Delete what retention allows, and learn of snapshots that other processes took.
+
+        Guarantee: every retained version can still be loaded, also when this raises half way.
+
+        Raises:
+            CorruptionError, IncompatibleError, StorageError: As `plan_cleanup`.
+        """
+        files = self.location.io.list(self.location.directory)
+        plan = plan_cleanup(self.location, head, files, options, self._clock.now_ms())
+        num_files = num_bytes = 0
+        for info in plan.delete:
+            path = self.location.path(info.name)
+            with self._lock:
+                is_pinned = path in self._pinned
+            if not is_pinned:
+                self.location.io.delete(path)
+                num_files += 1
+                num_bytes += info.size
+        if plan.snapshots:
+            self._learn_snapshot(plan.snapshots[-1])
+        return Cleanup(num_files, num_bytes)
+
+    def changes(
+        self, start_version: int, end_version: int, checkpoint_id: str | None
+    ) -> tuple[PublishedFile, list[tuple[int, StateFile]]]:
+        """Return the deltas of a range of versions, opened and verified, and the last one's trailer.
+
+        Args:
+            start_version, end_version: Inclusive, at least 1.
+            checkpoint_id: The attempt of end_version in checkpoint format v2, None in v1.
+
+        Raises:
+            NotFoundError: One of the versions was expired.
+            CorruptionError, FencedError, StorageError: As `restore_version`.
+        """
+        head = read_delta_trailer(self.location, end_version, checkpoint_id)
+        refs = deltas_since(self.location, head, start_version)
+        if not refs or refs[0].version != start_version:
+            raise NotFoundError(
+                "the first version of the change feed is not there",
+                kind="version-not-found",
+                directory=self.location.directory,
+                start_version=start_version,
+                oldest_version=refs[0].version if refs else None,
+                to_fix="start the change feed at a later batch",
+            )
+        return head, [(ref.version, open_ref(self.location, ref)) for ref in refs]
+
+    def _remember(self, head: PublishedFile) -> None:
+        key = (head.trailer.version, head.trailer.checkpoint_id)
+        with self._lock:
+            self._heads.pop(key, None)
+            self._heads[key] = head
+            while len(self._heads) > _NUM_REMEMBERED:
+                del self._heads[next(iter(self._heads))]
+
+    def _recall(self, version: VersionRef) -> PublishedFile | None:
+        with self._lock:
+            return self._heads.get((version.version, version.checkpoint_id))
+
+    def _adopt(self, snapshot: PublishedFile, *, duration_ms: float, taken: int) -> None:
+        """Let later commits start from a snapshot when it lies on their lineage."""
+        with self._lock:
+            num_taken = self._status.num_taken + taken
+            self._snapshot = (snapshot.ref, snapshot.trailer.version_ref)
+            self._status = SnapshotStatus(
+                snapshot.ref.version, snapshot.ref.size, duration_ms, num_taken
+            )
+
+    def _learn_snapshot(self, name: str) -> None:
+        with self._lock:
+            known = self._snapshot
+        try:
+            found = read_trailer(self.location, name)
+        except NotFoundError:
+            return
+        if known is None or found.ref.version > known[0].version:
+            self._adopt(found, duration_ms=0.0, taken=0)

@@ -1,0 +1,1 @@
+"""Versions of one store as files: where they lie, how they are committed, restored, merged, expired."""

@@ -1,0 +1,222 @@
+"""Commit: seal a finished Arrow stream as the delta of a version and publish it.
+
+Publishing the delta *is* the commit. A commit that is repeated with the same checkpoint ID answers what
+the first one did, whatever happened in between.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import delta_name
+from statestore.checkpoint.lineage import check_parent, files_for_child, make_ref
+from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, read_trailer
+from statestore.codec.state_file import append_trailer, describe_stream
+from statestore.codec.trailer import (
+    ColumnFamily,
+    FileRef,
+    RowCounts,
+    Trailer,
+    VersionRef,
+    compute_lineage,
+)
+from statestore.core.errors import InternalError, InvalidArgumentError, NotFoundError, StorageError
+from statestore.core.version import __version__
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.core.clock import Clock
+
+WRITER = f"statestore {__version__}"
+
+
+@dataclass(frozen=True, slots=True)
+class NewVersion:
+    """What a commit is told about the version it makes.
+
+    Attributes:
+        version: At least 1.
+        parent: The version it is built on; None for version 1.
+        checkpoint_id: 32 hex digits, unique per attempt, the same when the attempt is repeated.
+        checkpoint_format: 1 or 2, Spark's checkpointFormatVersion.
+        rows: Row counts of the delta.
+        num_keys: Rows in the store at this version.
+        max_parallelism, num_partitions: Key groups G, state partitions N.
+        rescalable: Whether every row's key group satisfied key_group mod N = partition.
+        column_families: Every column family of the store at this version.
+        backend: Name of the state backend.
+    """
+
+    version: int
+    parent: VersionRef | None
+    checkpoint_id: str
+    checkpoint_format: int
+    rows: RowCounts
+    num_keys: int
+    max_parallelism: int
+    num_partitions: int
+    rescalable: bool
+    column_families: tuple[ColumnFamily, ...]
+    backend: str
+
+    def __post_init__(self) -> None:
+        if self.version != (self.parent.version if self.parent else 0) + 1:
+            raise InvalidArgumentError(
+                "a version must follow its parent",
+                version=self.version,
+                parent_version=self.parent.version if self.parent else None,
+                to_fix="commit the parent's version + 1",
+            )
+
+    @property
+    def file_name(self) -> str:
+        """Name of the delta that makes this version."""
+        return delta_name(
+            self.version, self.checkpoint_id if self.checkpoint_format >= 2 else None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTimes:
+    """Milliseconds of a commit's phases; sync_ms is part of publish_ms."""
+
+    checksum_ms: float = 0.0
+    publish_ms: float = 0.0
+    sync_ms: float = 0.0
+
+
+def find_committed(location: StoreLocation, new: NewVersion) -> PublishedFile | None:
+    """Return the version's file when this very attempt published it before, else None.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    try:
+        found = read_trailer(location, new.file_name)
+    except NotFoundError:
+        return None
+    return found if found.trailer.checkpoint_id == new.checkpoint_id else None
+
+
+def read_parent(
+    location: StoreLocation, new: NewVersion, cached: PublishedFile | None
+) -> PublishedFile | None:
+    """Return the parent's delta, checked to be the rows this commit is built on.
+
+    In checkpoint format v1 another attempt may have replaced the parent, so its trailer is read anew; in
+    v2 names are unique and a cached trailer is as good.
+
+    Raises:
+        FencedError: The parent was replaced (kind lineage-broken).
+        StorageError: The parent is gone (kind directory-gone), or the storage failed.
+    """
+    if new.parent is None:
+        return None
+    if cached is not None and new.checkpoint_format >= 2:
+        check_parent(cached.trailer, new.parent, cached.ref.path)
+        return cached
+    checkpoint_id = new.parent.checkpoint_id if new.checkpoint_format >= 2 else None
+    try:
+        found = read_delta_trailer(location, new.parent.version, checkpoint_id)
+    except NotFoundError as error:
+        raise StorageError(
+            "the version this commit is built on is gone from the store directory",
+            kind="directory-gone",
+            directory=location.directory,
+            parent_version=new.parent.version,
+            newest_version=error.fields.get("newest_version"),
+            to_fix="put the checkpoint directory back, or start the query with a new one; nothing may "
+            "delete it while the query runs",
+        ) from error
+    check_parent(found.trailer, new.parent, location.path(found.ref.path))
+    return found
+
+
+def commit_delta(
+    location: StoreLocation,
+    new: NewVersion,
+    parent: PublishedFile | None,
+    snapshot: tuple[FileRef, VersionRef] | None,
+    local_path: str,
+    arrow_length: int,
+    *,
+    sync: bool,
+    clock: Clock,
+) -> tuple[PublishedFile, CommitTimes]:
+    """Seal a complete Arrow stream and publish it as the delta of a version.
+
+    Args:
+        location: The store.
+        new: What the version is.
+        parent: The parent's delta, from `read_parent`.
+        snapshot: The newest snapshot the session knows of and the version it summarises, or None.
+        local_path: The stream; moved or deleted on success.
+        arrow_length: Bytes of the stream in that file.
+        sync: Whether to wait for the disk.
+        clock: For the times.
+
+    Guarantee: on return the version is durable. After a raise it is either not there or wholly there;
+    `find_committed` tells, and the local file is left in the first case.
+
+    Raises:
+        StorageError: The storage failed; names the reason.
+        InvalidArgumentError, InternalError: The stream is not what `new` says.
+    """
+    start_ms = clock.elapsed_ms()
+    blocks = describe_stream(local_path, arrow_length, new.max_parallelism)
+    found_rows = sum(block.rows for block in blocks)
+    if found_rows != new.rows.total:
+        raise InternalError(
+            "the delta does not hold the rows it was announced with",
+            file=local_path,
+            expected=new.rows.total,
+            found=found_rows,
+            to_fix="report it; nothing was published",
+        )
+    files: tuple[FileRef, ...] = ()
+    if parent is not None:
+        files = files_for_child(parent.trailer, parent.ref, *(snapshot or (None, None)))
+    trailer = Trailer(
+        kind="delta",
+        writer=WRITER,
+        store=location.store,
+        backend=new.backend,
+        version=new.version,
+        checkpoint_id=new.checkpoint_id,
+        checkpoint_format=new.checkpoint_format,
+        parent=parent.trailer.version_ref if parent else None,
+        lineage=compute_lineage(new.parent, blocks),
+        files=files,
+        blocks=blocks,
+        rows=new.rows,
+        num_keys=new.num_keys,
+        max_parallelism=new.max_parallelism,
+        num_partitions=new.num_partitions,
+        rescalable=new.rescalable,
+        column_families=new.column_families,
+    )
+    size = append_trailer(local_path, trailer)
+    sealed_ms = clock.elapsed_ms()
+    if new.version == 1:
+        location.io.make_directory(location.directory)
+    sync_ms = location.io.publish(
+        local_path, location.path(new.file_name), sync=sync, overwrite=True
+    )
+    times = CommitTimes(sealed_ms - start_ms, clock.elapsed_ms() - sealed_ms, sync_ms)
+    return PublishedFile(make_ref(new.file_name, trailer, size), trailer), times
+
+
+def require_stream(local_path: str) -> None:
+    """Check that the stream of a commit is still there.
+
+    Raises:
+        StorageError: It is not, and the version was not published: the attempt cannot be repeated.
+    """
+    if not os.path.exists(local_path):
+        raise StorageError(
+            "the delta to commit is gone and its version was not published",
+            file=local_path,
+            to_fix="let the batch run again; the scratch directory of the executor was removed",
+        )

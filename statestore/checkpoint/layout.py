@@ -1,0 +1,125 @@
+"""Every path of a checkpoint; nothing else builds or takes apart a file name.
+
+    <root>/<operator>/<partition>/             store "default"
+    <root>/<operator>/<partition>/<store>/     every other store
+      <version>.delta.arrows                       delta, checkpoint format v1
+      <version>_<checkpoint ID>.delta.arrows       delta, checkpoint format v2
+      <version>_<checkpoint ID>.snapshot.arrows    snapshot
+      .tmp-<id>                                    being written
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from statestore.codec.trailer import FileKind, FileRef, StoreName
+
+if TYPE_CHECKING:
+    from statestore.io.file_io import FileIO
+
+DEFAULT_STORE_NAME = "default"
+TEMPORARY_PREFIX = ".tmp-"
+
+_STATE_FILE = re.compile(r"([1-9][0-9]*)(?:_([0-9a-f]{32}))?\.(delta|snapshot)\.arrows")
+# <version>.delta and .snapshot are HDFSBackedStateStoreProvider's; .zip and .changelog RocksDB's, in
+# checkpoint format v2 with an ID; a dot and a "crc" file belongs to either.
+_OTHER_PROVIDER = (
+    (re.compile(r"[0-9]+\.(delta|snapshot)"), "HDFSBackedStateStoreProvider"),
+    (re.compile(r"[0-9]+(_[0-9A-Za-z-]+)*\.(zip|changelog)"), "RocksDBStateStoreProvider"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StateFileName:
+    """A state file's name taken apart; checkpoint_id is None for a delta of checkpoint format v1."""
+
+    kind: FileKind
+    version: int
+    checkpoint_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLocation:
+    """Where a store's files are, and the storage through which they are read and written.
+
+    Attributes:
+        io: The storage.
+        root: The `state` directory of the checkpoint, a path of that storage.
+        store: The store.
+    """
+
+    io: FileIO
+    root: str
+    store: StoreName
+
+    @property
+    def directory(self) -> str:
+        """The store's own directory."""
+        return store_directory(self.root, self.store)
+
+    def path(self, name: str) -> str:
+        """Return the path of a file by its name, or by the path of a file reference."""
+        return posixpath.normpath(f"{self.directory}/{name}")
+
+
+def store_directory(root: str, store: StoreName) -> str:
+    """Return the directory of a store below the `state` directory of a checkpoint."""
+    directory = f"{root}/{store.operator}/{store.partition}"
+    return directory if store.name == DEFAULT_STORE_NAME else f"{directory}/{store.name}"
+
+
+def delta_name(version: int, checkpoint_id: str | None) -> str:
+    """Return the file name of a delta; pass None for checkpoint format v1."""
+    infix = "" if checkpoint_id is None else f"_{checkpoint_id}"
+    return f"{version}{infix}.delta.arrows"
+
+
+def delta_names(version: int, checkpoint_id: str | None) -> tuple[str, ...]:
+    """Return the names the delta of a version may have, likeliest first.
+
+    A checkpoint that changed to format v2 keeps the v1 names of its earlier versions.
+    """
+    v1 = delta_name(version, None)
+    return (v1,) if checkpoint_id is None else (delta_name(version, checkpoint_id), v1)
+
+
+def snapshot_name(version: int, checkpoint_id: str) -> str:
+    """Return the file name of the snapshot of a version."""
+    return f"{version}_{checkpoint_id}.snapshot.arrows"
+
+
+def parse_state_file_name(name: str) -> StateFileName | None:
+    """Take a file name apart, or return None when it is not a state file's."""
+    match = _STATE_FILE.fullmatch(name)
+    if match is None:
+        return None
+    version, checkpoint_id, kind = match.groups()
+    if kind == "snapshot":
+        return None if checkpoint_id is None else StateFileName(kind, int(version), checkpoint_id)
+    return StateFileName("delta", int(version), checkpoint_id)
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a file is one being written, or left behind by a writer that died."""
+    return name.startswith(TEMPORARY_PREFIX)
+
+
+def other_provider(names: list[str]) -> tuple[str, str] | None:
+    """Return (file name, provider class) of the first file another provider wrote, or None."""
+    for name in sorted(names):
+        for pattern, provider in _OTHER_PROVIDER:
+            if pattern.fullmatch(name):
+                return name, provider
+    return None
+
+
+def store_of_ref(store: StoreName, ref: FileRef) -> StoreName:
+    """Return the store a referenced file says it belongs to: this one, or the one its path leads to."""
+    if not ref.is_foreign:
+        return store
+    path = posixpath.normpath(posixpath.join(store_directory("", store), ref.path))
+    operator, partition, *name = path.strip("/").split("/")[:-1]
+    return StoreName(int(operator), int(partition), name[0] if name else DEFAULT_STORE_NAME)

@@ -1,0 +1,147 @@
+"""Lineage: which files a version is made of, and the proof that they are still the same files."""
+
+from __future__ import annotations
+
+from statestore.codec.trailer import FileRef, StoreName, Trailer, VersionRef
+from statestore.core.errors import CorruptionError, FencedError, IncompatibleError
+
+
+def make_ref(name: str, trailer: Trailer, size: int) -> FileRef:
+    """Return the reference by which later trailers name a file.
+
+    Args:
+        name: Path of the file relative to the store directory.
+        trailer: The file's own trailer.
+        size: Bytes of the whole file.
+    """
+    return FileRef(
+        path=name,
+        kind=trailer.kind,
+        version=trailer.version,
+        checkpoint_id=trailer.checkpoint_id,
+        lineage=trailer.lineage,
+        size=size,
+        rows=trailer.rows.total,
+    )
+
+
+def files_for_child(
+    parent: Trailer, parent_ref: FileRef, snapshot: FileRef | None, snapshot_of: VersionRef | None
+) -> tuple[FileRef, ...]:
+    """Return what must be applied before a delta that is built on a parent.
+
+    Args:
+        parent: Trailer of the parent's delta.
+        parent_ref: Reference to the parent's delta.
+        snapshot: Newest published snapshot the session knows of, or None.
+        snapshot_of: The version that snapshot summarises.
+
+    Returns:
+        The parent's files and the parent, or the snapshot and the deltas after it when the snapshot
+        lies on the parent's lineage and is newer than the one the parent starts from.
+    """
+    chain = (*parent.files, parent_ref)
+    if snapshot is None or snapshot_of is None:
+        return chain
+    for index, ref in enumerate(chain):
+        is_summarised = VersionRef(ref.version, ref.checkpoint_id, ref.lineage) == snapshot_of
+        if ref.kind == "delta" and is_summarised:
+            return (snapshot, *chain[index + 1 :])
+    return chain
+
+
+def chain_length(files: tuple[FileRef, ...]) -> int:
+    """Return the number of deltas among files."""
+    return sum(ref.kind == "delta" for ref in files)
+
+
+def check_store(trailer: Trailer, store: StoreName, path: str) -> None:
+    """Check that a file lies where it belongs.
+
+    Raises:
+        IncompatibleError: It belongs to another store (kind other-store).
+    """
+    if trailer.store != store:
+        raise IncompatibleError(
+            "a state file belongs to another store",
+            kind="other-store",
+            file=path,
+            expected=str(store),
+            found=str(trailer.store),
+            to_fix="put the file back into its own directory; checkpoints are copied whole",
+        )
+
+
+def check_version(trailer: Trailer, version: int, checkpoint_id: str | None, path: str) -> None:
+    """Check that a file makes the version, and the attempt, that its name was asked for.
+
+    Raises:
+        CorruptionError: The version differs.
+        FencedError: The checkpoint ID differs.
+    """
+    if trailer.version != version:
+        raise CorruptionError(
+            "a state file makes another version than its name says",
+            file=path,
+            offset=trailer.arrow_length,
+            expected=version,
+            found=trailer.version,
+            to_fix="restore the file from a copy",
+        )
+    if checkpoint_id is not None and trailer.checkpoint_id != checkpoint_id:
+        raise FencedError(
+            "a version was written by another attempt",
+            file=path,
+            version=version,
+            expected=checkpoint_id,
+            found=trailer.checkpoint_id,
+            to_fix="restart the query from its checkpoint",
+        )
+
+
+def check_ref(trailer: Trailer, size: int, ref: FileRef, path: str) -> None:
+    """Check that a file is the one a reference names.
+
+    Raises:
+        FencedError: Another attempt replaced it with other rows (kind lineage-broken).
+        CorruptionError: Its lineage is right but its rows or kind are not.
+    """
+    if trailer.lineage != ref.lineage or trailer.version != ref.version:
+        raise FencedError(
+            "a file was replaced by another attempt with other rows",
+            kind="lineage-broken",
+            file=path,
+            version=ref.version,
+            expected=ref.lineage,
+            found=trailer.lineage,
+            to_fix="go back to an older version, or use checkpoint format v2 "
+            "(spark.sql.streaming.stateStore.checkpointFormatVersion=2), which keeps attempts apart",
+        )
+    same_attempt = trailer.checkpoint_id == ref.checkpoint_id
+    if trailer.kind != ref.kind or trailer.rows.total != ref.rows or (same_attempt and size != ref.size):
+        raise CorruptionError(
+            "a file is not the one its reference names",
+            file=path,
+            offset=0,
+            expected=f"{ref.kind} of {ref.rows} rows, {ref.size} bytes",
+            found=f"{trailer.kind} of {trailer.rows.total} rows, {size} bytes",
+            to_fix="restore the file from a copy",
+        )
+
+
+def check_parent(parent: Trailer, expected: VersionRef, path: str) -> None:
+    """Check that the parent of a new version is still the rows it was built on.
+
+    Raises:
+        FencedError: Another attempt replaced the parent (kind lineage-broken).
+    """
+    if parent.version_ref.lineage != expected.lineage:
+        raise FencedError(
+            "the version this commit is built on was replaced by another attempt",
+            kind="lineage-broken",
+            file=path,
+            version=expected.version,
+            expected=expected.lineage,
+            found=parent.version_ref.lineage,
+            to_fix="let the batch run again; this attempt must not commit",
+        )

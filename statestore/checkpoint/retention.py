@@ -1,0 +1,130 @@
+"""Retention: which files of a store may go.
+
+Everything at or above the low-water mark stays: the oldest version that must stay loadable, the snapshot
+it starts from, and the files that would stand for that snapshot if it were damaged. The base of a version
+is never newer than the base of the version after it, so one walk along the lineage finds the mark.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import is_temporary, parse_state_file_name
+from statestore.checkpoint.restore import deltas_since
+from statestore.checkpoint.trailers import PublishedFile, read_trailer
+from statestore.core.errors import CorruptionError, FencedError, NotFoundError
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.layout import StateFileName, StoreLocation
+    from statestore.codec.trailer import FileRef
+    from statestore.core.options import StateStoreOptions
+    from statestore.io.file_io import FileInfo
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupPlan:
+    """What a cleanup would do.
+
+    Attributes:
+        low_water: Every state file of a lower version goes.
+        delete: The files to delete.
+        snapshots: Names of the snapshots on the lineage that stay, oldest first.
+    """
+
+    low_water: int
+    delete: tuple[FileInfo, ...]
+    snapshots: tuple[str, ...]
+
+
+def plan_cleanup(
+    location: StoreLocation,
+    head: PublishedFile,
+    files: list[FileInfo],
+    options: StateStoreOptions,
+    now_ms: int,
+) -> CleanupPlan:
+    """Decide which files of a listing may go; reads trailers, deletes nothing.
+
+    Args:
+        location: The store.
+        head: Newest committed version known.
+        files: Listing of the store directory.
+        options: min_versions_to_retain and orphan_age_ms decide.
+        now_ms: Now, milliseconds since the Unix epoch.
+
+    Raises:
+        CorruptionError, IncompatibleError, StorageError: A trailer on the lineage cannot be read;
+            nothing may be deleted then.
+    """
+    low_water, lineage = _walk_lineage(location, head, options.min_versions_to_retain)
+    delete: list[FileInfo] = []
+    snapshots: list[tuple[int, str]] = []
+    for info in files:
+        name = parse_state_file_name(info.name)
+        is_old = now_ms - info.modified_ms >= options.orphan_age_ms
+        if name is None:
+            if is_temporary(info.name) and is_old:
+                delete.append(info)
+        elif name.version < low_water or (
+            is_old and _lost_its_version(name, head, lineage)
+        ):
+            delete.append(info)
+        elif name.kind == "snapshot" and lineage.get(name.version) == name.checkpoint_id:
+            snapshots.append((name.version, info.name))
+    ordered = tuple(name for _, name in sorted(snapshots))
+    return CleanupPlan(low_water, tuple(delete), ordered)
+
+
+def _walk_lineage(
+    location: StoreLocation, head: PublishedFile, num_retained: int
+) -> tuple[int, dict[int, str]]:
+    """Return the low-water mark and the checkpoint ID of each version on the lineage from there."""
+    oldest = max(1, head.trailer.version - num_retained + 1)
+    mark = _first_version(head)
+    try:
+        retained = deltas_since(location, head, oldest)
+        mark = _first_version(read_trailer(location, _own(retained, oldest).path))
+        # One more step: what stands for the snapshot that the oldest version starts from.
+        reserve = deltas_since(location, head, mark)
+        mark = _first_version(read_trailer(location, _own(reserve, mark).path))
+    except (NotFoundError, FencedError) as error:
+        # Expired before, or replaced in format v1: what is reached so far decides.
+        logger.info("lineage ends early: store=%s, error=%s", location.store, error)
+    refs = (*head.trailer.files, head.ref)
+    try:
+        refs = deltas_since(location, head, mark)
+    except (NotFoundError, FencedError, CorruptionError):
+        pass
+    return mark, {ref.version: ref.checkpoint_id for ref in refs}
+
+
+def _first_version(file: PublishedFile) -> int:
+    return file.trailer.files[0].version if file.trailer.files else file.trailer.version
+
+
+def _own(refs: tuple[FileRef, ...], version: int) -> FileRef:
+    for ref in refs:
+        if ref.version == version:
+            return ref
+    raise NotFoundError(
+        "the version is not on the lineage",
+        kind="version-not-found",
+        version=version,
+        to_fix="nothing; maintenance keeps what it can reach",
+    )
+
+
+def _lost_its_version(name: StateFileName, head: PublishedFile, lineage: dict[int, str]) -> bool:
+    """Return whether a file with an ID in its name belongs to an attempt that was not chosen.
+
+    Only versions below the head are judged: the head itself may be the attempt that lost.
+    """
+    if name.checkpoint_id is None or name.version >= head.trailer.version:
+        return False
+    if head.trailer.checkpoint_format < 2:
+        return False
+    return lineage.get(name.version, name.checkpoint_id) != name.checkpoint_id

@@ -1,0 +1,172 @@
+"""Snapshots: when one is worth it, and writing it from the files of a version.
+
+A snapshot only makes restores shorter. It is written from published files and published under a name of
+its own, so it can run beside commits and be lost at any moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.ipc as ipc
+
+from statestore.checkpoint.layout import snapshot_name
+from statestore.checkpoint.lineage import chain_length, make_ref
+from statestore.checkpoint.restore import RestoredVersion, open_ref
+from statestore.checkpoint.trailers import PublishedFile, read_trailer
+from statestore.codec.merge import merge_runs
+from statestore.codec.rows import SCHEMA, split_for_blocks, write_options
+from statestore.codec.state_file import append_trailer, describe_stream
+from statestore.codec.trailer import RowCounts, Trailer, compute_lineage
+from statestore.core.errors import CorruptionError, FencedError, InternalError, NotFoundError
+from statestore.core.version import __version__
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.codec.trailer import FileRef
+    from statestore.core.options import StateStoreOptions
+
+logger = logging.getLogger(__name__)
+
+WRITER = f"statestore {__version__}"
+REPLAY_ROWS_PER_MS = 2000.0
+"""Rows a shim reads from state files into its working view in a millisecond."""
+REPLAY_MS_PER_FILE = 2.0
+MIN_SAVING_MS = 50.0
+"""A snapshot that would save less replay time than this is not worth its bytes."""
+
+
+def is_snapshot_due(
+    refs: tuple[FileRef, ...], num_keys: int, options: StateStoreOptions
+) -> bool:
+    """Return whether a restore from files costs so much that a snapshot should be taken.
+
+    Args:
+        refs: The files a restore would apply.
+        num_keys: Rows of the state they make, which is what a fresh snapshot would hold.
+        options: snapshot_max_chain_length and snapshot_replay_ratio decide.
+    """
+    if chain_length(refs) >= options.snapshot_max_chain_length:
+        return True
+    now_ms = replay_ms(sum(ref.rows for ref in refs), len(refs))
+    fresh_ms = replay_ms(num_keys, 1)
+    is_costly = now_ms >= (1.0 + options.snapshot_replay_ratio) * fresh_ms
+    return is_costly and now_ms - fresh_ms >= MIN_SAVING_MS
+
+
+def replay_ms(num_rows: int, num_files: int) -> float:
+    """Return the estimated milliseconds to read that many rows from that many files."""
+    return num_rows / REPLAY_ROWS_PER_MS + num_files * REPLAY_MS_PER_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWriter:
+    """Writes the snapshot of one version.
+
+    Attributes:
+        location: The store.
+        scratch_directory: Local directory for the file while it is written.
+        options: file_compression and fsync_enabled are used.
+    """
+
+    location: StoreLocation
+    scratch_directory: str
+    options: StateStoreOptions
+
+    def write(self, restored: RestoredVersion) -> PublishedFile:
+        """Merge the files of a version into its snapshot and publish it.
+
+        Needs about 32 MiB of memory, whatever the size of the state.
+
+        Guarantee: on return the snapshot is durable. After a raise nothing of the store changed; at
+        worst an orphan is left that maintenance deletes.
+
+        Raises:
+            CorruptionError: A file of the version is damaged.
+            InternalError: The merged rows are not as many as the version says.
+            StorageError: The storage failed.
+        """
+        head = restored.head.trailer
+        name = snapshot_name(head.version, head.checkpoint_id)
+        local_path = f"{self.scratch_directory}/{head.store.operator}-{head.store.partition}-{name}"
+        try:
+            num_rows = self._write_stream(restored, local_path)
+            if num_rows != head.num_keys:
+                raise InternalError(
+                    "the rows of a version are not as many as its trailer says",
+                    store=str(head.store),
+                    version=head.version,
+                    expected=head.num_keys,
+                    found=num_rows,
+                    to_fix="report it with the query's stateful operators; no snapshot was published",
+                )
+            return self._publish(restored, local_path, name)
+        finally:
+            Path(local_path).unlink(missing_ok=True)
+
+    def _write_stream(self, restored: RestoredVersion, local_path: str) -> int:
+        head = restored.head.trailer
+        partition = head.store.partition if restored.has_foreign_files else None
+        merged = merge_runs(
+            restored.files,
+            head.max_parallelism,
+            partition=partition,
+            num_partitions=head.num_partitions,
+        )
+        num_rows = 0
+        options = write_options(self.options.file_compression)
+        with ipc.new_stream(local_path, SCHEMA, options=options) as stream:
+            for batch in merged:
+                for block in split_for_blocks(batch):
+                    stream.write_batch(block)
+                num_rows += batch.num_rows
+        return num_rows
+
+    def _publish(self, restored: RestoredVersion, local_path: str, name: str) -> PublishedFile:
+        head = restored.head.trailer
+        length = os.path.getsize(local_path)
+        blocks = describe_stream(local_path, length, head.max_parallelism)
+        trailer = Trailer(
+            kind="snapshot",
+            writer=WRITER,
+            store=head.store,
+            backend=head.backend,
+            version=head.version,
+            checkpoint_id=head.checkpoint_id,
+            checkpoint_format=head.checkpoint_format,
+            parent=head.version_ref,
+            lineage=compute_lineage(head.version_ref, blocks),
+            files=(),
+            blocks=blocks,
+            rows=RowCounts(put=head.num_keys),
+            num_keys=head.num_keys,
+            max_parallelism=head.max_parallelism,
+            num_partitions=head.num_partitions,
+            rescalable=head.rescalable,
+            column_families=head.column_families,
+        )
+        size = append_trailer(local_path, trailer)
+        path = self.location.path(name)
+        sync = self.options.fsync_enabled
+        try:
+            self.location.io.publish(local_path, path, sync=sync, overwrite=False)
+        except FencedError:
+            # Another engine was first. Trailers may name its file already, so it must stay, unless it
+            # is damaged.
+            existing = self._read_existing(name)
+            if existing is not None:
+                return existing
+            self.location.io.publish(local_path, path, sync=sync, overwrite=True)
+        return PublishedFile(make_ref(name, trailer, size), trailer)
+
+    def _read_existing(self, name: str) -> PublishedFile | None:
+        try:
+            existing = read_trailer(self.location, name)
+            open_ref(self.location, existing.ref)
+            return existing
+        except (CorruptionError, NotFoundError):
+            return None

@@ -1,0 +1,113 @@
+"""Reading trailers through the storage, without fetching the files they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import delta_name, delta_names, other_provider, parse_state_file_name
+from statestore.checkpoint.lineage import check_store, check_version, make_ref
+from statestore.codec.trailer import END_LENGTH, Trailer, decode_trailer, trailer_length
+from statestore.core.errors import IncompatibleError, NotFoundError
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.codec.trailer import FileRef
+
+TAIL_BYTES = 16 * 1024
+"""How much of a file's end is read at once: most trailers fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFile:
+    """A state file of the store: the reference that names it, and its trailer."""
+
+    ref: FileRef
+    trailer: Trailer
+
+
+def read_trailer(location: StoreLocation, name: str) -> PublishedFile:
+    """Read and check the trailer of a file in the store's own directory: one request, rarely two.
+
+    Raises:
+        NotFoundError: No file of that name.
+        CorruptionError, IncompatibleError: The trailer is damaged, too new or another store's.
+        StorageError: The storage failed.
+    """
+    path = location.path(name)
+    tail, size = location.io.read_tail(path, TAIL_BYTES)
+    needed = trailer_length(tail, size, path) + END_LENGTH
+    if needed > len(tail):
+        tail, size = location.io.read_tail(path, needed)
+    trailer = decode_trailer(tail, size, path)
+    check_store(trailer, location.store, path)
+    return PublishedFile(make_ref(name, trailer, size), trailer)
+
+
+def read_delta_trailer(
+    location: StoreLocation, version: int, checkpoint_id: str | None
+) -> PublishedFile:
+    """Read the trailer of the delta that makes a version.
+
+    Args:
+        location: The store.
+        version: At least 1.
+        checkpoint_id: The attempt in checkpoint format v2, None in v1.
+
+    Raises:
+        NotFoundError: The version is not there; names the oldest and newest that are.
+        IncompatibleError: The directory holds another provider's files, or as `read_trailer`.
+        FencedError: The file was written by another attempt than the one asked for.
+        CorruptionError: It makes another version, or as `read_trailer`.
+    """
+    for name in delta_names(version, checkpoint_id):
+        try:
+            found = read_trailer(location, name)
+        except NotFoundError:
+            continue
+        # In format v1 another attempt's equal rows are as good; the lineage tells, not the ID.
+        asked = checkpoint_id if name == delta_name(version, checkpoint_id) else None
+        check_version(found.trailer, version, asked, location.path(name))
+        return found
+    raise missing_version(location, version, checkpoint_id)
+
+
+def missing_version(
+    location: StoreLocation, version: int, checkpoint_id: str | None
+) -> NotFoundError | IncompatibleError:
+    """Return the error for a version that is not there, after looking at what is."""
+    names = [info.name for info in location.io.list(location.directory)]
+    parsed = [name for name in map(parse_state_file_name, names) if name and name.kind == "delta"]
+    if not parsed:
+        refusal = other_provider_error(location, names)
+        if refusal is not None:
+            return refusal
+    versions = [name.version for name in parsed]
+    return NotFoundError(
+        "the version is not in the store directory",
+        kind="version-not-found",
+        directory=location.directory,
+        version=version,
+        checkpoint_id=checkpoint_id,
+        oldest_version=min(versions, default=None),
+        newest_version=max(versions, default=None),
+        to_fix="raise spark.sql.streaming.minBatchesToRetain when the version was expired; when no "
+        "version is there, the checkpoint was copied without this directory",
+    )
+
+
+def other_provider_error(location: StoreLocation, names: list[str]) -> IncompatibleError | None:
+    """Return the refusal of a directory that holds another provider's files, or None."""
+    found = other_provider(names)
+    if found is None:
+        return None
+    return IncompatibleError(
+        "the store directory holds files of another state store provider",
+        kind="other-provider",
+        directory=location.directory,
+        file=found[0],
+        expected="io.statestore.FileSystemStateStoreProvider",
+        found=found[1],
+        to_fix=f"set spark.sql.streaming.stateStore.providerClass back to {found[1]}, or start the "
+        "query with a new checkpoint directory",
+    )

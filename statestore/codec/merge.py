@@ -1,0 +1,247 @@
+"""Merging of sorted runs, last writer wins, vectorised, in bounded memory.
+
+A run is a state file; runs are given oldest first. `merge_runs` walks them slice by slice in file order
+(rank of the key group, column family, key), so that never more than a slice of the state is in memory.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statestore.codec.rows import DELETE, MERGE, PUT, SCHEMA, from_numpy, sort_group
+from statestore.core.errors import InternalError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from statestore.codec.state_file import StateFile
+
+SLICE_BYTES = 16 * 1024 * 1024
+
+RowKey = tuple[int, bytes]
+"""Place of a row in file order: rank * 65536 + column family, key."""
+
+
+class _Cursor:
+    """A run read in file order; keeps the record batch it stands in and no other."""
+
+    def __init__(self, run: StateFile, max_parallelism: int) -> None:
+        self._run = run
+        self._max_parallelism = max_parallelism
+        self._index = -1
+        self._batch: pa.RecordBatch | None = None
+        self._groups: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+        self._start = 0
+
+    def take_until(self, end: RowKey | None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows from where the last call stopped up to a key, exclusive; None for the rest."""
+        while self._batch is not None or self._next_batch():
+            batch = self._batch
+            assert batch is not None
+            stop = batch.num_rows if end is None else self._find(end)
+            if stop > self._start:
+                yield batch.slice(self._start, stop - self._start)
+                self._start = stop
+            if stop < batch.num_rows:
+                return
+            self._batch = None
+
+    def _next_batch(self) -> bool:
+        if self._index + 1 >= self._run.num_batches:
+            return False
+        self._index += 1
+        self._batch = self._run.batch(self._index)
+        self._groups = sort_group(self._batch, self._max_parallelism)
+        self._start = 0
+        return True
+
+    def _find(self, end: RowKey) -> int:
+        """Return the first row of the batch at or behind a key."""
+        group, key = end
+        low = int(np.searchsorted(self._groups, group, "left"))
+        high = int(np.searchsorted(self._groups, group, "right"))
+        assert self._batch is not None
+        keys = self._batch.column(3)
+        found = bisect.bisect_left(range(low, high), key, key=lambda row: keys[row].as_py())
+        return max(low + found, self._start)
+
+
+def merge_runs(
+    runs: Sequence[StateFile],
+    max_parallelism: int,
+    *,
+    partition: int | None = None,
+    num_partitions: int = 1,
+    slice_bytes: int = SLICE_BYTES,
+) -> Iterator[pa.RecordBatch]:
+    """Merge runs into the live rows of the state, in file order.
+
+    Args:
+        runs: Oldest first; each sorted by (rank, column family, key).
+        max_parallelism: Number of key groups.
+        partition, num_partitions: When partition is given, rows whose key group is not of this state
+            partition are skipped.
+        slice_bytes: About how many bytes of rows are merged at a time.
+
+    Yields:
+        Record batches of puts only, each key once, each batch about slice_bytes or less.
+
+    Raises:
+        CorruptionError: A block does not match its checksum.
+    """
+    cursors = [_Cursor(run, max_parallelism) for run in runs]
+    for end in [*_slice_ends(runs, max_parallelism, slice_bytes), None]:
+        pieces: list[pa.RecordBatch] = []
+        ages: list[int] = []
+        for age, cursor in enumerate(cursors):
+            for piece in cursor.take_until(end):
+                pieces.append(piece)
+                ages.append(age)
+        if partition is not None:
+            pieces = [_of_partition(piece, partition, num_partitions) for piece in pieces]
+        merged = merge_rows(pieces, ages, max_parallelism)
+        if merged.num_rows:
+            yield merged
+
+
+def _of_partition(batch: pa.RecordBatch, partition: int, num_partitions: int) -> pa.RecordBatch:
+    mine = batch.column(0).to_numpy() % num_partitions == partition
+    return batch if mine.all() else _pick(batch, mine)
+
+
+def _slice_ends(
+    runs: Sequence[StateFile], max_parallelism: int, slice_bytes: int
+) -> list[RowKey]:
+    """Choose where slices end: every run proposes a row about each 1/16 of a slice."""
+    proposals: list[tuple[RowKey, int]] = []
+    for run in runs:
+        for index in range(run.num_batches):
+            batch = run.batch(index)
+            groups = sort_group(batch, max_parallelism)
+            num_pieces = max(1, -(-16 * int(batch.nbytes) // slice_bytes))
+            step = -(-batch.num_rows // num_pieces)
+            weight = int(batch.nbytes) * step // batch.num_rows
+            proposals += [
+                ((int(groups[row]), batch.column(3)[row].as_py()), weight)
+                for row in range(0, batch.num_rows, step)
+            ]
+    proposals.sort()
+    ends: list[RowKey] = []
+    filled = 0
+    for row_key, weight in proposals:
+        if filled + weight > slice_bytes and filled:
+            ends.append(row_key)
+            filled = 0
+        filled += weight
+    return ends
+
+
+def merge_rows(
+    pieces: Sequence[pa.RecordBatch], ages: Sequence[int], max_parallelism: int
+) -> pa.RecordBatch:
+    """Merge rows of several runs, all of one slice, into live rows.
+
+    Args:
+        pieces: Record batches of SCHEMA.
+        ages: Age of each piece, ascending from the oldest; a younger row wins over an older one.
+        max_parallelism: Number of key groups.
+
+    Returns:
+        Puts only, in file order. A key with merges has its put's value, if any after the last delete,
+        with the merged values appended in order of age.
+    """
+    filled = [(piece, age) for piece, age in zip(pieces, ages, strict=True) if piece.num_rows]
+    if not filled:
+        return _EMPTY
+    groups = np.concatenate([sort_group(piece, max_parallelism) for piece, _ in filled])
+    rows = _single_batch([piece for piece, _ in filled])
+    if len(filled) > 1:
+        age_column = np.concatenate([np.full(p.num_rows, age, np.int32) for p, age in filled])
+        order = pc.sort_indices(
+            pa.table(
+                [from_numpy(groups, pa.uint32()), rows.column(3), from_numpy(age_column, pa.int32())],
+                names=["group", "key", "age"],
+            ),
+            sort_keys=[("group", "ascending"), ("key", "ascending"), ("age", "ascending")],
+        )
+        groups = groups[order.to_numpy()]
+        rows = rows.take(order)
+    return _live_rows(rows, groups)
+
+
+_EMPTY = pa.RecordBatch.from_arrays(
+    [from_numpy(np.empty(0, np.uint8), field.type) for field in SCHEMA], schema=SCHEMA
+)
+
+
+def _single_batch(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+    batches = pa.Table.from_batches(pieces).combine_chunks().to_batches()
+    if len(batches) != 1:
+        raise InternalError(
+            "rows of one key do not fit one record batch",
+            num_bytes=sum(int(piece.nbytes) for piece in pieces),
+            to_fix="keep the values of a single key below 1 GiB",
+        )
+    return batches[0]
+
+
+def _live_rows(batch: pa.RecordBatch, groups: npt.NDArray[np.uint32]) -> pa.RecordBatch:
+    """Reduce sorted rows, oldest first within a key, to one put a key; keys that end deleted go."""
+    num_rows = batch.num_rows
+    ops = batch.column(2).to_numpy()
+    keys = batch.column(3)
+    starts_key = np.ones(num_rows, bool)
+    if num_rows > 1:
+        other_key = pc.not_equal(keys.slice(1), keys.slice(0, num_rows - 1))
+        starts_key[1:] = other_key.to_numpy(zero_copy_only=False) | (groups[1:] != groups[:-1])
+    if not (ops == MERGE).any():
+        ends_key = np.append(starts_key[1:], True)
+        keep = ends_key & (ops == PUT)
+        return _as_puts(batch if keep.all() else _pick(batch, keep))
+    return _with_merges(batch, ops, starts_key)
+
+
+def _with_merges(
+    batch: pa.RecordBatch, ops: npt.NDArray[np.uint8], starts_key: npt.NDArray[np.bool_]
+) -> pa.RecordBatch:
+    # A row counts from the last put or delete of its key on: what stands before was overwritten.
+    row = np.arange(len(ops))
+    key_number = np.cumsum(starts_key) - 1
+    last_base = np.full(key_number[-1] + 1, -1)
+    is_base = ops != MERGE
+    # Rows ascend, and of several assignments to one place numpy keeps the last.
+    last_base[key_number[is_base]] = row[is_base]
+    counts = (row >= last_base[key_number]) & (ops != DELETE)
+    kept = _pick(batch, counts)
+    kept_keys = key_number[counts]
+    if len(kept_keys) == 0:
+        return _EMPTY
+    starts = np.flatnonzero(np.append(True, kept_keys[1:] != kept_keys[:-1]))
+    # The values of one key lie side by side now, so dropping the offsets between them joins them.
+    values = kept.column(4)
+    _, offsets_buffer, data = values.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32)[values.offset : values.offset + len(values) + 1]
+    joined = np.append(offsets[starts], offsets[-1]).astype(np.int32)
+    firsts = kept.take(from_numpy(starts, pa.int64()))
+    column = pa.Array.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(joined), data])
+    columns = [*firsts.columns[:4], column]
+    return _as_puts(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+
+
+def _pick(batch: pa.RecordBatch, mask: npt.NDArray[np.bool_]) -> pa.RecordBatch:
+    return batch.take(from_numpy(np.flatnonzero(mask), pa.int64()))
+
+
+def _as_puts(batch: pa.RecordBatch) -> pa.RecordBatch:
+    if not batch.column(2).to_numpy().any():
+        return batch
+    ops = from_numpy(np.full(batch.num_rows, PUT, np.uint8), pa.uint8())
+    columns = [*batch.columns[:2], ops, *batch.columns[3:]]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

@@ -1,0 +1,89 @@
+"""Rows of a state file as Arrow: schema, making record batches, order and its check."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
+from statestore.core.errors import InternalError
+from statestore.core.key_groups import rank_table
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+PUT, DELETE, MERGE = 0, 1, 2
+
+SCHEMA = pa.schema(
+    [
+        pa.field("key_group", pa.uint16(), nullable=False),
+        pa.field("column_family", pa.uint16(), nullable=False),
+        pa.field("op", pa.uint8(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("value", pa.binary(), nullable=True),
+    ]
+)
+
+MAX_BLOCK_ROWS = 65_536
+MAX_BLOCK_BYTES = 16 * 1024 * 1024
+
+
+def write_options(compression: str) -> ipc.IpcWriteOptions:
+    """Return Arrow's options for the option file.compression, "none" or "zstd"."""
+    return ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+
+
+def from_numpy(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Return a numpy array of the same width as an Arrow array, without copying.
+
+    `pa.array` would import pandas when it is installed, which takes longer than starting the engine.
+    An empty array serves every type.
+    """
+    if len(values) == 0:
+        return pa.nulls(0, kind)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def sort_group(batch: pa.RecordBatch, max_parallelism: int) -> npt.NDArray[np.uint32]:
+    """Return rank * 65536 + column family of each row: file order is by this, then by key."""
+    ranks = rank_table(max_parallelism)[batch.column(0).to_numpy()]
+    return ranks.astype(np.uint32) << 16 | batch.column(1).to_numpy()
+
+
+def check_key_group_order(
+    key_groups: pa.Array, previous_rank: int, max_parallelism: int, path: str
+) -> int:
+    """Check that key groups of a block are in range and in rank order; return the last rank.
+
+    Raises:
+        InternalError: They are not; the writer of the file is at fault.
+    """
+    values = key_groups.to_numpy()
+    if len(values) == 0:
+        return previous_rank
+    largest = int(values.max())
+    if largest < max_parallelism:
+        ranks = rank_table(max_parallelism)[values]
+        if int(ranks[0]) >= previous_rank and not (ranks[1:] < ranks[:-1]).any():
+            return int(ranks[-1])
+    raise InternalError(
+        "rows of a state file are not in the order of their key groups",
+        file=path,
+        max_parallelism=max_parallelism,
+        largest_key_group=largest,
+        to_fix="report it with the query's stateful operators; nothing was published",
+    )
+
+
+def split_for_blocks(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """Cut a record batch into pieces of at most 65,536 rows and about 16 MiB, without copying."""
+    pieces: list[pa.RecordBatch] = []
+    num_pieces = max(
+        1, -(-batch.num_rows // MAX_BLOCK_ROWS), -(-int(batch.nbytes) // MAX_BLOCK_BYTES)
+    )
+    step = -(-batch.num_rows // num_pieces)
+    if step == 0:
+        return pieces
+    return [batch.slice(start, step) for start in range(0, batch.num_rows, step)]

@@ -1,0 +1,197 @@
+"""State files on the local disk: an Arrow IPC stream with a trailer behind it.
+
+Writing: the stream is complete already (the shim or SnapshotWriter wrote it); `describe_stream` finds
+its messages and `append_trailer` seals the file. Reading: `StateFile` maps the file and hands out a
+record batch only after the CRC32C of its block was checked.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import google_crc32c
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
+from statestore.codec.rows import SCHEMA, check_key_group_order
+from statestore.codec.trailer import (
+    END_LENGTH,
+    Block,
+    Trailer,
+    decode_trailer,
+    encode_trailer,
+    trailer_length,
+)
+from statestore.core.errors import CorruptionError, InvalidArgumentError
+
+TAIL_BYTES = 16 * 1024
+"""How much of a file's end is read at once: most trailers fit."""
+
+
+def describe_stream(path: str, length: int, max_parallelism: int) -> tuple[Block, ...]:
+    """Find the Arrow messages of a complete stream and checksum them.
+
+    Args:
+        path: Local file that begins with the stream.
+        length: Bytes of the stream, from the start of the file.
+        max_parallelism: Number of key groups, for checking the row order.
+
+    Returns:
+        Blocks that cover [0, length) without a gap.
+
+    Raises:
+        InvalidArgumentError: The bytes are not a complete stream of the state file schema.
+        InternalError: Rows are not in the order of their key groups.
+    """
+    found = Path(path).stat().st_size
+    if found < length or length == 0:
+        raise _not_a_stream(path, length, f"{found} bytes")
+    whole = _map(path).slice(0, length)
+    ends = _message_ends(whole, path)
+    with ipc.open_stream(pa.BufferReader(whole)) as full:
+        if full.schema != SCHEMA:
+            raise _not_a_stream(path, length, str(full.schema).replace("\n", ", "))
+    only_key_group = ipc.IpcReadOptions(included_fields=[0])
+    key_groups = ipc.open_stream(pa.BufferReader(whole), options=only_key_group)
+    blocks = [_block(whole, 0, ends[0])]
+    rank = 0
+    for start, end in zip(ends[:-2], ends[1:-1], strict=True):
+        column = key_groups.read_next_batch().column(0)
+        rank = check_key_group_order(column, rank, max_parallelism, path)
+        blocks.append(_block(whole, start, end, column))
+    blocks.append(_block(whole, ends[-2], ends[-1]))
+    if ends[-1] != length:
+        raise _not_a_stream(path, length, f"end of stream at {ends[-1]}")
+    return tuple(blocks)
+
+
+def _message_ends(whole: pa.Buffer, path: str) -> list[int]:
+    """Return where each message ends: the schema, every record batch, the end-of-stream marker."""
+    reader = pa.BufferReader(whole)
+    messages = ipc.MessageReader.open_stream(reader)
+    ends: list[int] = []
+    try:
+        while True:
+            messages.read_next_message()
+            ends.append(reader.tell())
+    except StopIteration:
+        if reader.tell() == (ends[-1] if ends else 0):
+            raise _not_a_stream(path, whole.size, "no end of stream") from None
+        ends.append(reader.tell())
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _not_a_stream(path, whole.size, "bytes Arrow cannot read") from error
+    return ends
+
+
+def _block(whole: pa.Buffer, start: int, end: int, column: pa.Array | None = None) -> Block:
+    crc32c = google_crc32c.value(whole.slice(start, end - start))
+    if column is None or len(column) == 0:
+        return Block(start, end - start, 0, crc32c, -1, -1)
+    return Block(
+        start, end - start, len(column), crc32c, column[0].as_py(), column[len(column) - 1].as_py()
+    )
+
+
+def _not_a_stream(path: str, length: int, found: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "a file is not a complete Arrow stream of state rows",
+        file=path,
+        length=length,
+        found=found,
+        to_fix="write the stream to its end-of-stream marker before handing it over",
+    )
+
+
+def append_trailer(path: str, trailer: Trailer) -> int:
+    """Seal a file whose Arrow stream is complete; whatever stood behind the stream is cut off.
+
+    Guarantee: on return the file is whole but not yet durable. After a raise it can be sealed again.
+
+    Returns:
+        Bytes of the whole file.
+    """
+    encoded = encode_trailer(trailer)
+    with Path(path).open("r+b") as file:
+        # An engine killed between sealing and publishing left an older trailer here.
+        file.truncate(trailer.arrow_length)
+        file.seek(trailer.arrow_length)
+        file.write(encoded)
+    return trailer.arrow_length + len(encoded)
+
+
+def _map(path: str) -> pa.Buffer:
+    with pa.memory_map(path) as mapped:
+        return mapped.read_buffer()
+
+
+class StateFile:
+    """A state file mapped for reading. Batches are zero-copy views unless compressed.
+
+    The mapping lives as long as any batch of it; deleting the file meanwhile is harmless. Not
+    thread-safe while blocks are first verified; reads of verified blocks are.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Map a local file and check its trailer.
+
+        Raises:
+            CorruptionError, IncompatibleError: As `decode_trailer`.
+            OSError: The file cannot be read.
+        """
+        self.path = path
+        # An empty file cannot be mapped.
+        self._whole = _map(path) if os.stat(path).st_size else pa.py_buffer(b"")
+        self.size = self._whole.size
+        end = self._whole.slice(max(self.size - TAIL_BYTES, 0)).to_pybytes()
+        needed = trailer_length(end, self.size, path) + END_LENGTH
+        if needed > len(end):
+            end = self._whole.slice(self.size - needed).to_pybytes()
+        self.trailer = decode_trailer(end, self.size, path)
+        self._blocks = [block for block in self.trailer.blocks[1:-1] if block.rows > 0]
+        self._verified = [False] * len(self._blocks)
+
+    @property
+    def num_batches(self) -> int:
+        """Number of record batches with rows."""
+        return len(self._blocks)
+
+    def batch_rows(self, index: int) -> int:
+        """Rows of a record batch, without reading it."""
+        return self._blocks[index].rows
+
+    def verify(self) -> None:
+        """Check every block of the file.
+
+        Raises:
+            CorruptionError: The CRC32C of a block differs; names file, offset, expected, found.
+        """
+        for block in self.trailer.blocks:
+            self._verify_block(block)
+        self._verified = [True] * len(self._blocks)
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """Return one record batch after checking its block.
+
+        Raises:
+            CorruptionError: As `verify`.
+        """
+        block = self._blocks[index]
+        if not self._verified[index]:
+            self._verify_block(block)
+            self._verified[index] = True
+        message = ipc.read_message(self._whole.slice(block.offset, block.length))
+        return ipc.read_record_batch(message, SCHEMA)
+
+    def _verify_block(self, block: Block) -> None:
+        found = google_crc32c.value(self._whole.slice(block.offset, block.length))
+        if found != block.crc32c:
+            raise CorruptionError(
+                "a block of a state file does not match its checksum",
+                kind="checksum-mismatch",
+                file=self.path,
+                offset=block.offset,
+                expected=f"{block.crc32c:08x}",
+                found=f"{found:08x}",
+                to_fix="restore the file from a copy, or go back to an older version",
+            )

@@ -1,0 +1,340 @@
+"""The trailer of a state file: everything about it but the rows.
+
+    | Arrow IPC stream | trailer JSON | length u32 LE | CRC32C u32 LE | magic, format version |
+
+The invariant: the blocks of a trailer cover the Arrow stream without a gap, so that together with the
+trailer's own CRC32C and the magic every byte of the file is checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import google_crc32c
+
+from statestore.core.errors import CorruptionError, IncompatibleError
+
+FORMAT_VERSION = 1
+MAGIC_PREFIX = b"SSTORE"
+MAGIC = MAGIC_PREFIX + struct.pack(">H", FORMAT_VERSION)
+END_LENGTH = 16
+"""Bytes after the trailer's JSON: its length, its CRC32C and the magic."""
+
+FileKind = Literal["delta", "snapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreName:
+    """What a state store is called inside a checkpoint.
+
+    Attributes:
+        operator: Operator ID.
+        partition: State partition, in [0, num_partitions).
+        name: Store name, "default" for operators with a single store.
+    """
+
+    operator: int
+    partition: int
+    name: str = "default"
+
+    def __str__(self) -> str:
+        return f"{self.operator}/{self.partition}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRef:
+    """One committed version: its number, the ID of the attempt that made it, its lineage."""
+
+    version: int
+    checkpoint_id: str
+    lineage: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileRef:
+    """Reference to a state file.
+
+    Attributes:
+        path: Relative to the store directory; may lead to another partition's directory.
+        kind: delta or snapshot.
+        version, checkpoint_id, lineage: As in the trailer of the file itself.
+        size: Bytes of the whole file.
+        rows: Rows of all record batches.
+    """
+
+    path: str
+    kind: FileKind
+    version: int
+    checkpoint_id: str
+    lineage: str
+    size: int
+    rows: int
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the file may hold key groups of other state partitions."""
+        return "/" in self.path
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One Arrow message of the stream: a schema, a record batch or the end-of-stream marker.
+
+    Attributes:
+        offset, length: Bytes in the file.
+        rows: 0 for schema and end of stream.
+        crc32c: CRC32C of the bytes.
+        first_key_group, last_key_group: Key group of the first and last row, -1 without rows.
+    """
+
+    offset: int
+    length: int
+    rows: int
+    crc32c: int
+    first_key_group: int
+    last_key_group: int
+
+    def to_list(self) -> list[int]:
+        """Return the JSON form."""
+        return [
+            self.offset,
+            self.length,
+            self.rows,
+            self.crc32c,
+            self.first_key_group,
+            self.last_key_group,
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFamily:
+    """A named key space in a store; schemas are Spark's JSON."""
+
+    id: int
+    name: str
+    key_schema: str | None = None
+    value_schema: str | None = None
+    encoder: str = "no-prefix"
+    num_prefix_columns: int | None = None
+    ordering_ordinals: tuple[int, ...] | None = None
+    multi_values: bool = False
+    internal: bool = False
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> ColumnFamily:
+        """Read the JSON form; fields that are absent take their default."""
+        ordinals = fields.get("ordering_ordinals")
+        return cls(**{**fields, "ordering_ordinals": None if ordinals is None else tuple(ordinals)})
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """Rows of a file by what they do."""
+
+    put: int = 0
+    delete: int = 0
+    merge: int = 0
+
+    @property
+    def total(self) -> int:
+        """All rows."""
+        return self.put + self.delete + self.merge
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """Everything about a state file but its rows; fields as in docs/format.md."""
+
+    kind: FileKind
+    writer: str
+    store: StoreName
+    backend: str
+    version: int
+    checkpoint_id: str
+    checkpoint_format: int
+    parent: VersionRef | None
+    lineage: str
+    files: tuple[FileRef, ...]
+    blocks: tuple[Block, ...]
+    rows: RowCounts
+    num_keys: int
+    max_parallelism: int
+    num_partitions: int
+    rescalable: bool
+    column_families: tuple[ColumnFamily, ...]
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def arrow_length(self) -> int:
+        """Bytes of the Arrow stream, which is also where the trailer begins."""
+        last = self.blocks[-1]
+        return last.offset + last.length
+
+    @property
+    def version_ref(self) -> VersionRef:
+        """The version this file makes (delta) or summarises (snapshot).
+
+        A snapshot's `parent` is the version it summarises, so that both kinds answer the lineage that
+        the next delta names as its parent.
+        """
+        if self.kind == "snapshot" and self.parent is not None:
+            return self.parent
+        return VersionRef(self.version, self.checkpoint_id, self.lineage)
+
+
+def compute_lineage(parent: VersionRef | None, blocks: tuple[Block, ...]) -> str:
+    """Return the lineage of a file, 32 hex digits.
+
+    BLAKE2b-128 over the parent's lineage (empty without a parent) and each block's length and CRC32C
+    as u64 and u32 little endian. Equal content on an equal parent gives an equal lineage.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update((parent.lineage if parent else "").encode())
+    for block in blocks:
+        digest.update(struct.pack("<QI", block.length, block.crc32c))
+    return digest.hexdigest()
+
+
+def encode_trailer(trailer: Trailer) -> bytes:
+    """Return the bytes that follow the Arrow stream: JSON, length, CRC32C, magic."""
+    fields = {
+        "format_version": trailer.format_version,
+        "kind": trailer.kind,
+        "writer": trailer.writer,
+        "store": asdict(trailer.store),
+        "backend": trailer.backend,
+        "version": trailer.version,
+        "checkpoint_id": trailer.checkpoint_id,
+        "checkpoint_format": trailer.checkpoint_format,
+        "parent": trailer.parent and asdict(trailer.parent),
+        "lineage": trailer.lineage,
+        "files": [asdict(ref) for ref in trailer.files],
+        "blocks": [block.to_list() for block in trailer.blocks],
+        "rows": asdict(trailer.rows),
+        "num_keys": trailer.num_keys,
+        "max_parallelism": trailer.max_parallelism,
+        "num_partitions": trailer.num_partitions,
+        "rescalable": trailer.rescalable,
+        "column_families": [asdict(family) for family in trailer.column_families],
+    }
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    return text + struct.pack("<II", len(text), google_crc32c.value(text)) + MAGIC
+
+
+def trailer_length(tail: bytes, size: int, path: str) -> int:
+    """Return the bytes of JSON in a trailer, from the last bytes of its file.
+
+    Args:
+        tail: The last bytes of the file, any number of them.
+        size: Bytes of the whole file.
+        path: For error messages.
+
+    Raises:
+        CorruptionError: The file is too short or does not end in the magic.
+        IncompatibleError: The format version is newer than this package's.
+    """
+    if len(tail) < END_LENGTH or tail[-8:-2] != MAGIC_PREFIX:
+        raise CorruptionError(
+            "a state file does not end in its magic",
+            kind="truncated",
+            file=path,
+            offset=max(size - 8, 0),
+            expected=MAGIC.hex(),
+            found=tail[-8:].hex(),
+            to_fix="restore the file from a copy; it is truncated or not a state file",
+        )
+    (format_version,) = struct.unpack(">H", tail[-2:])
+    if format_version > FORMAT_VERSION:
+        raise IncompatibleError(
+            "a state file is of a newer format version",
+            kind="newer-format",
+            file=path,
+            format_version=format_version,
+            newest_known=FORMAT_VERSION,
+            to_fix="use the statestore release that wrote it, or a later one",
+        )
+    (length,) = struct.unpack("<I", tail[-END_LENGTH : -END_LENGTH + 4])
+    if format_version < 1 or length + END_LENGTH > size:
+        raise CorruptionError(
+            "the end of a state file is damaged",
+            kind="checksum-mismatch",
+            file=path,
+            offset=size - END_LENGTH,
+            expected=f"format version 1 to {FORMAT_VERSION}, trailer below {size} bytes",
+            found=f"format version {format_version}, trailer of {length} bytes",
+            to_fix="restore the file from a copy",
+        )
+    return int(length)
+
+
+def decode_trailer(tail: bytes, size: int, path: str) -> Trailer:
+    """Read a trailer and check it.
+
+    Args:
+        tail: The last bytes of the file, at least the whole trailer.
+        size: Bytes of the whole file.
+        path: For error messages.
+
+    Raises:
+        CorruptionError: Checksum, lengths or the order of blocks do not fit.
+        IncompatibleError: The format version is newer than this package's.
+    """
+    length = trailer_length(tail, size, path)
+    text = tail[len(tail) - END_LENGTH - length : len(tail) - END_LENGTH]
+    (expected,) = struct.unpack("<I", tail[-12:-8])
+    found = google_crc32c.value(text)
+    if found != expected:
+        raise CorruptionError(
+            "the trailer of a state file does not match its checksum",
+            kind="checksum-mismatch",
+            file=path,
+            offset=size - END_LENGTH - length,
+            expected=f"{expected:08x}",
+            found=f"{found:08x}",
+            to_fix="restore the file from a copy",
+        )
+    trailer = _trailer_from_json(json.loads(text))
+    position = 0
+    for block in trailer.blocks:
+        if block.offset != position:
+            break
+        position += block.length
+    if position + length + END_LENGTH != size:
+        raise CorruptionError(
+            "the blocks of a state file do not cover it",
+            kind="truncated",
+            file=path,
+            offset=position,
+            expected=size - END_LENGTH - length,
+            found=position,
+            to_fix="restore the file from a copy",
+        )
+    return trailer
+
+
+def _trailer_from_json(fields: dict[str, Any]) -> Trailer:
+    parent = fields["parent"]
+    return Trailer(
+        kind=fields["kind"],
+        writer=fields["writer"],
+        store=StoreName(**fields["store"]),
+        backend=fields["backend"],
+        version=fields["version"],
+        checkpoint_id=fields["checkpoint_id"],
+        checkpoint_format=fields["checkpoint_format"],
+        parent=None if parent is None else VersionRef(**parent),
+        lineage=fields["lineage"],
+        files=tuple(FileRef(**ref) for ref in fields["files"]),
+        blocks=tuple(Block(*block) for block in fields["blocks"]),
+        rows=RowCounts(**fields["rows"]),
+        num_keys=fields["num_keys"],
+        max_parallelism=fields["max_parallelism"],
+        num_partitions=fields["num_partitions"],
+        rescalable=fields["rescalable"],
+        column_families=tuple(ColumnFamily.from_json(cf) for cf in fields["column_families"]),
+        format_version=fields["format_version"],
+    )

@@ -1,0 +1,161 @@
+"""Errors of the package: one tree, cut by what a caller would do about it.
+
+    StateStoreError
+    ├── InvalidArgumentError (ValueError)   an option or argument is out of range: change it
+    ├── NotFoundError (LookupError)         a version or file is not there: ask for another one
+    ├── IncompatibleError                   the checkpoint was made with other settings: change them back
+    ├── FencedError                         another attempt wrote this version: reload, do not retry
+    ├── StoreClosedError                    the handle was committed, aborted or closed: begin anew
+    ├── CorruptionError                     a file is damaged: names file, offset, expected and found
+    ├── StorageError                        the storage failed: `retryable` says whether to try again
+    ├── ProtocolError                       shim and engine do not speak the same protocol
+    └── InternalError                       a bug of this package
+
+Every error has a `kind` of KINDS (append-only, never renamed), `fields` with the real values, and
+`to_fix`, what the reader should do. Values never hold secrets or row contents.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+KINDS: dict[str, str] = {
+    "invalid-argument": "an argument is out of range or of the wrong type",
+    "invalid-option": "the value of an option is out of range or of the wrong type",
+    "unknown-option": "an option of that name does not exist",
+    "unsupported-scheme": "the storage scheme of a URI is not supported",
+    "not-found": "something asked for is not there",
+    "version-not-found": "the version is not in the store directory",
+    "file-not-found": "a file is not there",
+    "incompatible": "the checkpoint was made with other settings",
+    "other-provider": "the store directory holds files of another state store provider",
+    "other-store": "the file belongs to another store",
+    "newer-format": "the file was written in a format version this package does not know",
+    "num-partitions-changed": "the number of state partitions differs from the checkpoint's",
+    "max-parallelism-changed": "the number of key groups differs from the checkpoint's",
+    "backend-changed": "the state backend differs from the checkpoint's",
+    "fenced": "another attempt wrote this version",
+    "lineage-broken": "a version is built on rows that are no longer there",
+    "file-exists": "a file that must not be replaced exists",
+    "store-closed": "the handle was committed, aborted or closed",
+    "corruption": "a file is damaged",
+    "truncated": "a file is shorter than it says",
+    "checksum-mismatch": "the bytes of a file do not match their checksum",
+    "storage": "the storage failed",
+    "storage-full": "the storage has no space left",
+    "permission-denied": "the storage refused access",
+    "directory-gone": "the store directory was removed while the store was open",
+    "protocol": "shim and engine do not speak the same protocol",
+    "version-apart": "shim and engine are of different versions",
+    "internal": "a bug of this package",
+}
+
+
+class StateStoreError(Exception):
+    """Base of every error this package raises on purpose.
+
+    Args:
+        problem: What failed, lower case, present tense, without values.
+        kind: One of KINDS; the class's default when None.
+        to_fix: What the reader should do.
+        fields: The values, in the order they are printed.
+    """
+
+    default_kind: ClassVar[str] = "internal"
+
+    def __init__(
+        self, problem: str, /, *, kind: str | None = None, to_fix: str, **fields: object
+    ) -> None:
+        self.problem = problem
+        self.kind = kind or self.default_kind
+        self.to_fix = to_fix
+        self.fields = fields
+        if self.kind not in KINDS:
+            raise AssertionError(f"unknown error kind {self.kind!r}")
+        super().__init__(problem)
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in self.fields.items())
+        middle = f": {values}" if values else ""
+        return f"[{self.kind}] {self.problem}{middle}. To fix: {self.to_fix}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.problem, self.kind, self.to_fix, self.fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form in which an error crosses to the shim: class, kind, message, fields."""
+        fields = {
+            name: value if isinstance(value, int | float | str | None) else str(value)
+            for name, value in self.fields.items()
+        }
+        return {
+            "class": type(self).__name__,
+            "kind": self.kind,
+            "message": str(self),
+            "fields": fields,
+        }
+
+
+def _rebuild(
+    cls: type[StateStoreError], problem: str, kind: str, to_fix: str, fields: dict[str, object]
+) -> StateStoreError:
+    return cls(problem, kind=kind, to_fix=to_fix, **fields)
+
+
+class InvalidArgumentError(StateStoreError, ValueError):
+    """An option or argument is out of range."""
+
+    default_kind = "invalid-argument"
+
+
+class NotFoundError(StateStoreError, LookupError):
+    """A version or file is not there."""
+
+    default_kind = "not-found"
+
+
+class IncompatibleError(StateStoreError):
+    """The checkpoint was made with settings other than the ones asked for."""
+
+    default_kind = "incompatible"
+
+
+class FencedError(StateStoreError):
+    """Another attempt wrote this version; reload instead of retrying."""
+
+    default_kind = "fenced"
+
+
+class StoreClosedError(StateStoreError):
+    """The handle was committed, aborted or closed."""
+
+    default_kind = "store-closed"
+
+
+class CorruptionError(StateStoreError):
+    """A durable file is damaged; `fields` name the file, the offset, expected and found."""
+
+    default_kind = "corruption"
+
+
+class StorageError(StateStoreError):
+    """The storage failed; `retryable` is True when the same call may succeed later."""
+
+    default_kind = "storage"
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same call may succeed later without anyone changing anything."""
+        return self.kind == "storage"
+
+
+class ProtocolError(StateStoreError):
+    """Shim and engine do not speak the same protocol."""
+
+    default_kind = "protocol"
+
+
+class InternalError(StateStoreError):
+    """A bug of this package."""
+
+    default_kind = "internal"

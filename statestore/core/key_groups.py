@@ -1,0 +1,113 @@
+"""Key groups: the smallest unit of state that moves in a rescale.
+
+`key_group = pmod(h, G)` where h is Spark's Murmur3 (seed 42) of the partition-key columns and G is the
+max parallelism. State partition p of N owns `{g : g mod N = p}`, which is Spark's own routing for every N
+that divides G. Files order rows by the rank of their key group, which puts the key groups of a future
+state partition next to each other.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from statestore.core.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+MAX_PARALLELISM_LIMIT = 32768
+
+
+def default_max_parallelism(num_partitions: int) -> int:
+    """Return the number of key groups of a new checkpoint: the largest N * 2^k up to 32,768.
+
+    Args:
+        num_partitions: Number of state partitions N, 1 to 32768.
+
+    Raises:
+        InvalidArgumentError: num_partitions is out of range.
+    """
+    _check_range("num_partitions", num_partitions)
+    return num_partitions << ((MAX_PARALLELISM_LIMIT // num_partitions).bit_length() - 1)
+
+
+def resolve_max_parallelism(option: int, num_partitions: int) -> int:
+    """Return the number of key groups of a new checkpoint.
+
+    Args:
+        option: The option maxParallelism, 0 for the default.
+        num_partitions: Number of state partitions N, 1 to 32768.
+
+    Raises:
+        InvalidArgumentError: The option is not a multiple of num_partitions, so that key groups
+            would not follow Spark's routing.
+    """
+    if option == 0:
+        return default_max_parallelism(num_partitions)
+    _check_range("max_parallelism", option)
+    _check_range("num_partitions", num_partitions)
+    if option % num_partitions != 0:
+        raise InvalidArgumentError(
+            "max parallelism is not a multiple of the number of state partitions",
+            max_parallelism=option,
+            num_partitions=num_partitions,
+            to_fix="set spark.sql.streaming.stateStore.maxParallelism to a multiple of "
+            f"{num_partitions}, or to 0 for {default_max_parallelism(num_partitions)}",
+        )
+    return option
+
+
+def rank(key_group: int, max_parallelism: int) -> int:
+    """Return the place of a key group in file order.
+
+    With max_parallelism = 2^a * m, m odd: bit_reverse_a(g mod 2^a) * m + g div 2^a.
+
+    Args:
+        key_group: In [0, max_parallelism).
+        max_parallelism: Number of key groups, 1 to 32768.
+
+    Returns:
+        In [0, max_parallelism); a bijection for each max_parallelism.
+    """
+    num_bits = (max_parallelism & -max_parallelism).bit_length() - 1
+    odd = max_parallelism >> num_bits
+    reversed_bits, rest = 0, key_group
+    for _ in range(num_bits):
+        reversed_bits = reversed_bits << 1 | rest & 1
+        rest >>= 1
+    return reversed_bits * odd + rest
+
+
+@lru_cache(maxsize=16)
+def rank_table(max_parallelism: int) -> npt.NDArray[np.uint16]:
+    """Return the rank of every key group, length max_parallelism, read-only.
+
+    Raises:
+        InvalidArgumentError: max_parallelism is out of range.
+    """
+    import numpy as np
+
+    _check_range("max_parallelism", max_parallelism)
+    num_bits = (max_parallelism & -max_parallelism).bit_length() - 1
+    odd = max_parallelism >> num_bits
+    rest = np.arange(max_parallelism, dtype=np.uint32)
+    reversed_bits = np.zeros(max_parallelism, dtype=np.uint32)
+    for _ in range(num_bits):
+        reversed_bits = reversed_bits << 1 | rest & 1
+        rest >>= 1
+    table = (reversed_bits * odd + rest).astype(np.uint16)
+    table.setflags(write=False)
+    return table
+
+
+def _check_range(name: str, value: int) -> None:
+    if not 1 <= value <= MAX_PARALLELISM_LIMIT:
+        raise InvalidArgumentError(
+            f"{name.replace('_', ' ')} is out of range",
+            **{name: value},
+            minimum=1,
+            maximum=MAX_PARALLELISM_LIMIT,
+            to_fix=f"choose a number from 1 to {MAX_PARALLELISM_LIMIT}",
+        )

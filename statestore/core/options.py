@@ -1,0 +1,302 @@
+"""Options: one frozen class, and one table from which keys, checks and docs come.
+
+`python -m statestore.core.options --json` prints the table for the shim, which embeds it;
+`--markdown` prints docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from statestore.core.errors import InvalidArgumentError
+
+PREFIX = "spark.sql.streaming.stateStore."
+
+OptionType = Literal["int", "long", "float", "boolean", "string"]
+OptionValue = int | float | bool | str
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of the table.
+
+    Attributes:
+        key: Spark key without the prefix.
+        field: Field of StateStoreOptions.
+        type: How the value is written.
+        default: Value when the key is not set.
+        unit: Unit of the value, "" for none.
+        minimum, maximum: Inclusive bounds, None for none.
+        choices: The allowed strings, empty when any.
+        scope: Which side reads it: shim, engine or both.
+        fixed: True when the checkpoint keeps the value of its first batch.
+        since: Package version that introduced it.
+        doc: What it does, one sentence or two.
+    """
+
+    key: str
+    field: str
+    type: OptionType
+    default: OptionValue
+    doc: str
+    scope: Literal["shim", "engine", "both"]
+    unit: str = ""
+    minimum: int | float | None = None
+    maximum: int | float | None = None
+    choices: tuple[str, ...] = ()
+    fixed: bool = False
+    since: str = "0.1.0"
+
+    @property
+    def full_key(self) -> str:
+        """The key as a user sets it."""
+        return PREFIX + self.key
+
+    def parse(self, value: object) -> OptionValue:
+        """Return the value in the option's type, checked.
+
+        Raises:
+            InvalidArgumentError: It is of another type or out of range; names key, value and range.
+        """
+        parsed = self._convert(value)
+        too_small = self.minimum is not None and parsed < self.minimum  # type: ignore[operator]
+        too_large = self.maximum is not None and parsed > self.maximum  # type: ignore[operator]
+        if too_small or too_large or (self.choices and parsed not in self.choices):
+            raise self._refusal(value)
+        return parsed
+
+    def _convert(self, value: object) -> OptionValue:
+        text = str(value).strip()
+        try:
+            if self.type == "boolean":
+                return {"true": True, "false": False}[text.lower()]
+            if self.type == "float":
+                return float(text)
+            if self.type in ("int", "long"):
+                return int(text)
+        except (ValueError, KeyError):
+            raise self._refusal(value) from None
+        return text
+
+    def _refusal(self, value: object) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            "value of an option is out of range",
+            kind="invalid-option",
+            key=self.full_key,
+            value=value,
+            to_fix=f"set it to {self.describe_range()}, or leave it out for {self.default_text()}",
+        )
+
+    def describe_range(self) -> str:
+        """Return the range in words."""
+        if self.choices:
+            return " or ".join(self.choices)
+        if self.type == "boolean":
+            return "true or false"
+        kind = "a number" if self.type == "float" else "a whole number"
+        if self.maximum is not None:
+            return f"{kind} from {self.minimum} to {self.maximum}"
+        return f"{kind} of at least {self.minimum}"
+
+    def default_text(self) -> str:
+        """Return the default as a user would write it."""
+        return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
+
+
+TABLE: tuple[Option, ...] = (
+    Option(
+        "maxParallelism", "max_parallelism", "int", 0, scope="both",
+        minimum=0, maximum=32768, fixed=True,
+        doc="Number of key groups, the most state partitions a rescale can make without re-hashing. "
+        "0 takes the largest N * 2^k up to 32768, N being the number of state partitions.",
+    ),
+    Option(
+        "file.compression", "file_compression", "string", "none", scope="both",
+        choices=("none", "zstd"),
+        doc="Compression of the buffers in delta and snapshot files.",
+    ),
+    Option(
+        "overlay.maxBytes", "overlay_max_bytes", "long", 268435456, scope="shim",
+        unit="bytes", minimum=1048576,
+        doc="Uncommitted writes of one state partition kept in memory; beyond it they spill to local "
+        "sorted runs.",
+    ),
+    Option(
+        "snapshot.maxChainLength", "snapshot_max_chain_length", "int", 32, scope="engine",
+        unit="deltas", minimum=1, maximum=1000,
+        doc="Number of deltas since the last snapshot at which a new one is taken.",
+    ),
+    Option(
+        "snapshot.replayRatio", "snapshot_replay_ratio", "float", 1.0, scope="engine",
+        minimum=0.1, maximum=100,
+        doc="A snapshot is taken when a restore is estimated to cost (1 + ratio) times what it would "
+        "cost from a fresh snapshot.",
+    ),
+    Option(
+        "engine.processes", "engine_processes", "int", 0, scope="shim",
+        unit="processes", minimum=0, maximum=16,
+        doc="Engine processes per executor. 0 lets the shim choose from the number of cores.",
+    ),
+    Option(
+        "engine.callTimeoutMs", "engine_call_timeout_ms", "long", 600000, scope="shim",
+        unit="ms", minimum=1000,
+        doc="How long a call to an engine may take before the engine counts as hung.",
+    ),
+    Option(
+        "engine.package", "engine_package", "string", "embedded", scope="shim",
+        choices=("embedded", "installed"),
+        doc="Which statestore package an engine runs: the copy embedded in the jar, or the one "
+        "installed in its Python.",
+    ),
+    Option(
+        "fsync.enabled", "fsync_enabled", "boolean", True, scope="engine",
+        doc="Whether a commit waits until its file has reached the disk. false survives a killed "
+        "process but not a power failure.",
+    ),
+    Option(
+        "orphan.ageMs", "orphan_age_ms", "long", 3600000, scope="engine",
+        unit="ms", minimum=0,
+        doc="Age from which maintenance deletes files that no version refers to.",
+    ),
+)  # fmt: skip
+
+BY_KEY: dict[str, Option] = {option.key: option for option in TABLE}
+
+
+@dataclass(frozen=True, slots=True)
+class StateStoreOptions:
+    """Every number and switch a user can set, checked; meanings and ranges are in TABLE.
+
+    `min_versions_to_retain` is Spark's own `spark.sql.streaming.minBatchesToRetain` and therefore not
+    in the table: how many of the newest versions can be loaded, at least 1.
+    """
+
+    max_parallelism: int = 0
+    file_compression: str = "none"
+    overlay_max_bytes: int = 268435456
+    snapshot_max_chain_length: int = 32
+    snapshot_replay_ratio: float = 1.0
+    engine_processes: int = 0
+    engine_call_timeout_ms: int = 600000
+    engine_package: str = "embedded"
+    fsync_enabled: bool = True
+    orphan_age_ms: int = 3600000
+    min_versions_to_retain: int = 100
+
+    def __post_init__(self) -> None:
+        for option in TABLE:
+            object.__setattr__(self, option.field, option.parse(getattr(self, option.field)))
+        if self.min_versions_to_retain < 1:
+            raise InvalidArgumentError(
+                "number of versions to retain is out of range",
+                kind="invalid-option",
+                key="spark.sql.streaming.minBatchesToRetain",
+                value=self.min_versions_to_retain,
+                to_fix="set it to a whole number of at least 1",
+            )
+
+    @classmethod
+    def from_fields(cls, values: Mapping[str, Any]) -> StateStoreOptions:
+        """Build options from field names, as a call of the shim carries them.
+
+        Raises:
+            InvalidArgumentError: A field does not exist or its value is out of range.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise _unknown(name, known)
+        return cls(**values)
+
+    @classmethod
+    def from_spark_conf(cls, conf: Mapping[str, str]) -> StateStoreOptions:
+        """Build options from Spark keys, full or without the prefix.
+
+        Raises:
+            InvalidArgumentError: A key does not exist or its value is out of range.
+        """
+        values: dict[str, Any] = {}
+        for full_key, value in conf.items():
+            option = BY_KEY.get(full_key.removeprefix(PREFIX))
+            if option is None:
+                raise _unknown(full_key, [known.full_key for known in TABLE])
+            values[option.field] = option.parse(value)
+        return cls(**values)
+
+
+def _unknown(name: str, known: list[str]) -> InvalidArgumentError:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    return InvalidArgumentError(
+        "unknown option",
+        kind="unknown-option",
+        key=name,
+        nearest=nearest,
+        to_fix=f"use {nearest!r}, or remove it; docs/configuration.md lists every option",
+    )
+
+
+def table_json() -> str:
+    """Return the table as a JSON array, one object an option."""
+    rows = [
+        {
+            "key": option.full_key,
+            "field": option.field,
+            "type": option.type,
+            "default": option.default,
+            "min": option.minimum,
+            "max": option.maximum,
+            "choices": list(option.choices),
+            "unit": option.unit,
+            "scope": option.scope,
+            "fixed": option.fixed,
+            "doc": option.doc,
+            "since": option.since,
+        }
+        for option in TABLE
+    ]
+    return json.dumps(rows, indent=2)
+
+
+def table_markdown() -> str:
+    """Return docs/configuration.md."""
+    lines = [
+        "# Configuration",
+        "",
+        f"Set as Spark configuration, each key under `{PREFIX}`; an unknown key is refused with the "
+        "nearest name. The page is",
+        "generated by `python -m statestore.core.options --markdown`.",
+        "",
+        "| key | default | unit | range | meaning | since |",
+        "|---|---|---|---|---|---|",
+    ]
+    for option in TABLE:
+        fixed = " Fixed by the first batch of a checkpoint." if option.fixed else ""
+        lines.append(
+            f"| `{option.key}` | `{option.default_text()}` | {option.unit} "
+            f"| {option.describe_range()} | {option.doc}{fixed} | {option.since} |"
+        )
+    lines += [
+        "",
+        "Spark's own `spark.sql.streaming.minBatchesToRetain` (default 100) says how many of the newest "
+        "versions stay loadable;",
+        "`spark.sql.streaming.stateStore.maintenanceInterval` says how often maintenance runs.",
+    ]
+    return "\n".join(lines)
+
+
+def _main(arguments: list[str]) -> int:
+    printers = {"--json": table_json, "--markdown": table_markdown}
+    if len(arguments) != 1 or arguments[0] not in printers:
+        sys.stderr.write("usage: python -m statestore.core.options --json | --markdown\n")
+        return 2
+    sys.stdout.write(printers[arguments[0]]() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

@@ -1,0 +1,118 @@
+"""Requests and replies of docs/protocol.md as JSON: reading fields with their types, naming what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from statestore.checkpoint.commit import NewVersion
+from statestore.codec.trailer import ColumnFamily, RowCounts, StoreName, VersionRef
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, ProtocolError
+from statestore.core.ids import is_checkpoint_id
+from statestore.core.options import StateStoreOptions
+
+T = TypeVar("T", int, str, bool, dict, list)
+
+
+class Request:
+    """One call's arguments, read field by field."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = fields
+
+    def get(self, name: str, kind: type[T]) -> T:
+        """Return a field that must be there.
+
+        Raises:
+            ProtocolError: It is missing or of another type.
+        """
+        value = self._fields.get(name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ProtocolError(
+                "a field of a call is missing or of another type",
+                op=self._fields.get("op"),
+                field=name,
+                expected=kind.__name__,
+                found=type(value).__name__,
+                to_fix="use the shim and the package of one version",
+            )
+        return value
+
+    def get_or(self, name: str, kind: type[T], default: T) -> T:
+        """Return a field, or the default when it is absent or null."""
+        return default if self._fields.get(name) is None else self.get(name, kind)
+
+    def get_optional(self, name: str, kind: type[T]) -> T | None:
+        """Return a field, or None when it is absent or null."""
+        return None if self._fields.get(name) is None else self.get(name, kind)
+
+    def child(self, name: str) -> Request:
+        """Return a field that is an object, as a request of its own."""
+        return Request(self.get(name, dict))
+
+    def options(self) -> StateStoreOptions:
+        """Return the options the call carries.
+
+        Raises:
+            InvalidArgumentError: One does not exist or is out of range.
+        """
+        return StateStoreOptions.from_fields(self.get_or("options", dict, {}))
+
+    def store_name(self) -> StoreName:
+        """Return the store of the call, without its root."""
+        store = self.child("store")
+        return StoreName(
+            store.get("operator", int),
+            store.get("partition", int),
+            store.get_or("name", str, "default"),
+        )
+
+    def check_backend(self, backend: str) -> None:
+        """Check that the call is for this state backend.
+
+        Raises:
+            IncompatibleError: It is for another one.
+        """
+        asked = self.get_or("backend", str, backend)
+        if asked != backend:
+            raise IncompatibleError(
+                "the engine does not have this state backend",
+                kind="backend-changed",
+                query=asked,
+                available=backend,
+                to_fix=f"use the provider of the {backend} backend",
+            )
+
+    def new_version(self) -> NewVersion:
+        """Return what a commit is to make.
+
+        Raises:
+            ProtocolError, InvalidArgumentError: A field is missing or out of range.
+        """
+        checkpoint_id = self.get("checkpoint_id", str)
+        if not is_checkpoint_id(checkpoint_id):
+            raise InvalidArgumentError(
+                "a checkpoint ID is not 32 lower-case hex digits",
+                checkpoint_id=checkpoint_id,
+                to_fix="make it from 16 random bytes",
+            )
+        delta = self.child("delta")
+        parent = None
+        if self.get_optional("parent", dict) is not None:
+            fields = self.child("parent")
+            parent = VersionRef(
+                fields.get("version", int), fields.get("checkpoint_id", str), fields.get("lineage", str)
+            )
+        return NewVersion(
+            version=self.get("version", int),
+            parent=parent,
+            checkpoint_id=checkpoint_id,
+            checkpoint_format=self.get("checkpoint_format", int),
+            rows=RowCounts(delta.get("put", int), delta.get("delete", int), delta.get("merge", int)),
+            num_keys=self.get("num_keys", int),
+            max_parallelism=self.get("max_parallelism", int),
+            num_partitions=self.get("num_partitions", int),
+            rescalable=self.get("rescalable", bool),
+            column_families=tuple(map(ColumnFamily.from_json, self.get("column_families", list))),
+            backend=self.get_or("backend", str, "filesystem"),
+        )

@@ -1,0 +1,75 @@
+"""The scratch directory an engine shares with its JVM: deltas to commit, snapshots being written.
+
+Whoever uses one holds a shared lock on its `lock` file, JVM and engine alike. A directory whose lock
+nobody holds has lost both, and the next engine started beside it removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from statestore.core.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+NAME_PATTERN = "statestore-scratch-*"
+LOCK_NAME = "lock"
+MIN_STALE_MS = 60_000
+"""A directory younger than this may belong to a JVM that has not locked it yet."""
+
+
+class ScratchDirectory:
+    """A scratch directory in use by this process.
+
+    Locks are POSIX record locks, the kind a JVM's FileChannel takes; closing any descriptor of a lock
+    file would drop the process's lock on it, so it is opened exactly once.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Make the directory unless it exists, and lock it.
+
+        Raises:
+            OSError: It cannot be made or locked.
+        """
+        self.path = path
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        self._descriptor = os.open(f"{path}/{LOCK_NAME}", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.lockf(self._descriptor, fcntl.LOCK_SH)
+
+    def sweep_beside(self, clock: Clock) -> int:
+        """Remove stale scratch directories in the same parent; return how many.
+
+        Never raises: what cannot be removed stays for the next engine.
+        """
+        own = Path(self.path).resolve()
+        candidates = [path for path in own.parent.glob(NAME_PATTERN) if path.resolve() != own]
+        return sum(_remove_if_stale(path, clock.now_ms()) for path in candidates)
+
+    def remove(self) -> None:
+        """Remove the directory with everything in it. Never raises."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _remove_if_stale(path: Path, now_ms: int) -> bool:
+    try:
+        descriptor = os.open(path / LOCK_NAME, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        if now_ms - os.fstat(descriptor).st_mtime_ns // 1_000_000 < MIN_STALE_MS:
+            return False
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+        logger.info("removed a stale scratch directory: path=%s", path)
+    except OSError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(descriptor)

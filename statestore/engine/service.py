@@ -1,0 +1,267 @@
+"""The engine's entry point: one method, JSON in and out, a thread per calling thread of the JVM."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import traceback
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from statestore.backends.filesystem.versions import BACKEND, SnapshotStatus
+from statestore.checkpoint.layout import StoreLocation
+from statestore.core.clock import Clock, SystemClock
+from statestore.core.errors import InternalError, ProtocolError, StateStoreError
+from statestore.core.version import __version__
+from statestore.engine.requests import Request
+from statestore.engine.session import Session, snapshot_pool
+from statestore.io.counting import CountingFileIO
+from statestore.io.local import LocalFileIO, resolve_local_path
+
+if TYPE_CHECKING:
+    from statestore.codec.state_file import StateFile
+    from statestore.codec.trailer import ColumnFamily, StoreName
+    from statestore.io.file_io import FileIO
+
+logger = logging.getLogger(__name__)
+
+Reply = dict[str, Any]
+
+
+class EngineService:
+    """Serves the calls of docs/protocol.md.
+
+    Args:
+        scratch_directory: Where snapshots are written before they are published.
+        io: The storage; the local disk when None.
+        clock: Source of time; the machine's when None.
+    """
+
+    def __init__(
+        self, scratch_directory: str, io: FileIO | None = None, clock: Clock | None = None
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._requests: Counter[str] = Counter()
+        self._io = CountingFileIO(io or LocalFileIO(clock=self._clock), self._requests)
+        self._scratch_directory = scratch_directory
+        self._pool = snapshot_pool()
+        self._lock = threading.Lock()
+        self._sessions: dict[tuple[str, StoreName], Session] = {}
+        self._calls: Counter[str] = Counter()
+        self._operations = {
+            "load": self._load,
+            "commit": self._commit,
+            "maintain": self._maintain,
+            "changes": self._changes,
+            "close": self._close,
+            "status": self._status,
+        }
+
+    def call(self, request: str) -> str:
+        """Answer one call; never raises.
+
+        Args:
+            request: `{"op": ..., ...}` as JSON.
+
+        Returns:
+            `{"ok": {...}}` or `{"error": {...}}` as JSON.
+        """
+        try:
+            return json.dumps({"ok": self._dispatch(request)})
+        except StateStoreError as error:
+            reply = error.to_json()
+            logger.info("call failed: error=%s", error)
+        except Exception as error:
+            wrapped = InternalError(
+                "the engine failed",
+                error=f"{type(error).__name__}: {error}",
+                to_fix="report it with the traceback",
+            )
+            reply = wrapped.to_json()
+            logger.exception("call failed")
+        reply["traceback"] = traceback.format_exc(limit=-8)
+        return json.dumps({"error": reply})
+
+    def _dispatch(self, request: str) -> Reply:
+        fields = json.loads(request)
+        op = fields.get("op") if isinstance(fields, dict) else None
+        operation = self._operations.get(op) if isinstance(op, str) else None
+        if operation is None:
+            raise ProtocolError(
+                "the engine does not know this call",
+                op=op,
+                known=", ".join(self._operations),
+                to_fix="use the shim and the package of one version",
+            )
+        with self._lock:
+            self._calls[op] += 1
+        return operation(Request(fields))
+
+    def _session(self, request: Request) -> Session:
+        request.check_backend(BACKEND)
+        root = resolve_local_path(request.child("store").get("root", str))
+        store = request.store_name()
+        with self._lock:
+            session = self._sessions.get((root, store))
+            if session is None:
+                location = StoreLocation(self._io, root, store)
+                session = Session(location, self._clock, self._pool, self._scratch_directory)
+                self._sessions[root, store] = session
+            return session
+
+    def _load(self, request: Request) -> Reply:
+        start_ms = self._clock.elapsed_ms()
+        options = request.options()
+        session = self._session(request)
+        version = request.get("version", int)
+        num_partitions = request.get("num_partitions", int)
+        if version == 0:
+            max_parallelism = session.load_empty(num_partitions, options)
+            return _empty_reply(max_parallelism, self._clock.elapsed_ms() - start_ms)
+        from_snapshot = None
+        if request.get_optional("from_snapshot", dict) is not None:
+            from_snapshot = request.child("from_snapshot").get("version", int)
+        checkpoint_id = request.get_optional("checkpoint_id", str)
+        restored = session.load(version, checkpoint_id, num_partitions, options, from_snapshot)
+        fetched_ms = self._clock.elapsed_ms()
+        head = restored.head.trailer
+        return {
+            "version": head.version,
+            "checkpoint_id": head.checkpoint_id,
+            "lineage": head.lineage,
+            "max_parallelism": head.max_parallelism,
+            "rescalable": head.rescalable,
+            "num_keys": head.num_keys,
+            "column_families": _families(head.column_families),
+            "files": [_file(file) for file in restored.files],
+            "key_group_filter": restored.has_foreign_files,
+            "snapshot_version": restored.snapshot_version,
+            "files_read": len(restored.files),
+            "bytes_read": sum(file.size for file in restored.files),
+            "fetch_ms": fetched_ms - start_ms,
+            "load_ms": self._clock.elapsed_ms() - start_ms,
+        }
+
+    def _commit(self, request: Request) -> Reply:
+        delta = request.child("delta")
+        published, times, snapshot = self._session(request).commit(
+            request.new_version(),
+            delta.get("path", str),
+            delta.get("length", int),
+            request.options(),
+            force_snapshot=request.get_or("force_snapshot", bool, False),
+        )
+        return {
+            "checkpoint_id": published.trailer.checkpoint_id,
+            "lineage": published.trailer.lineage,
+            "size": published.ref.size,
+            **asdict(times),
+            "snapshot": _snapshot(snapshot),
+        }
+
+    def _maintain(self, request: Request) -> Reply:
+        session = self._session(request)
+        cleanup = session.maintain(
+            request.get("version", int),
+            request.get_optional("checkpoint_id", str),
+            request.options(),
+            snapshot=request.get("snapshot", bool),
+            cleanup=request.get("cleanup", bool),
+        )
+        return {
+            "snapshot": _snapshot(session.versions.snapshot_status),
+            "files_deleted": cleanup.num_files,
+            "bytes_deleted": cleanup.num_bytes,
+        }
+
+    def _changes(self, request: Request) -> Reply:
+        head, files = self._session(request).versions.changes(
+            request.get("start_version", int),
+            request.get("end_version", int),
+            request.get_optional("checkpoint_id", str),
+        )
+        return {
+            "column_families": _families(head.trailer.column_families),
+            "files": [{"version": version, **_file(file)} for version, file in files],
+        }
+
+    def _close(self, request: Request) -> Reply:
+        root = resolve_local_path(request.child("store").get("root", str))
+        with self._lock:
+            session = self._sessions.pop((root, request.store_name()), None)
+        if session is not None:
+            session.close()
+        return {}
+
+    def _status(self, _request: Request) -> Reply:
+        with self._lock:
+            sessions = list(self._sessions.values())
+            calls = dict(self._calls)
+        return {
+            "pid": os.getpid(),
+            "version": __version__,
+            "rss_bytes": _rss_bytes(),
+            "stores": len(sessions),
+            "calls": calls,
+            "requests": {name: self._requests[name] for name in ("read", "publish", "delete", "list")},
+            "snapshots_in_flight": sum(session.is_snapshot_in_flight for session in sessions),
+        }
+
+    class Java:
+        """What py4j needs to make this object a Java one."""
+
+        implements: ClassVar[list[str]] = ["io.statestore.engine.EngineApi"]
+
+
+def _empty_reply(max_parallelism: int, load_ms: float) -> Reply:
+    return {
+        "version": 0,
+        "checkpoint_id": None,
+        "lineage": None,
+        "max_parallelism": max_parallelism,
+        "rescalable": True,
+        "num_keys": 0,
+        "column_families": [],
+        "files": [],
+        "key_group_filter": False,
+        "snapshot_version": -1,
+        "files_read": 0,
+        "bytes_read": 0,
+        "fetch_ms": 0.0,
+        "load_ms": load_ms,
+    }
+
+
+def _file(file: StateFile) -> Reply:
+    return {
+        "path": file.path,
+        "kind": file.trailer.kind,
+        "rows": file.trailer.rows.total,
+        "arrow_length": file.trailer.arrow_length,
+    }
+
+
+def _families(families: tuple[ColumnFamily, ...]) -> list[Reply]:
+    return [asdict(family) for family in families]
+
+
+def _snapshot(status: SnapshotStatus) -> Reply:
+    return {
+        "version": status.version,
+        "bytes": status.num_bytes,
+        "duration_ms": status.duration_ms,
+        "taken": status.num_taken,
+    }
+
+
+def _rss_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

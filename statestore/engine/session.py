@@ -1,0 +1,164 @@
+"""Session: one store that this engine serves, with its lock and its snapshot in flight.
+
+A session is only a memory of what storage says. An engine that knows nothing of a store answers every
+call the same, just slower; hence no call needs an earlier one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from statestore.backends.filesystem.versions import Cleanup, StoreVersions
+from statestore.core.errors import StoreClosedError
+
+if TYPE_CHECKING:
+    from statestore.backends.filesystem.versions import SnapshotStatus
+    from statestore.checkpoint.commit import CommitTimes, NewVersion
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.checkpoint.restore import RestoredVersion
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.core.clock import Clock
+    from statestore.core.options import StateStoreOptions
+
+logger = logging.getLogger(__name__)
+
+_SNAPSHOT_NICENESS = 10
+
+
+def snapshot_pool() -> ThreadPoolExecutor:
+    """Return the engine's snapshot threads: one, of lower priority than the threads that commit."""
+    return ThreadPoolExecutor(1, "snapshot", initializer=_lower_priority)
+
+
+def _lower_priority() -> None:
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _SNAPSHOT_NICENESS)
+    except OSError as error:
+        logger.info("snapshot thread keeps its priority: error=%s", error)
+
+
+class Session:
+    """One open store.
+
+    States: open, then closed for good. Loads and commits take turns under the session's lock; a snapshot
+    runs in a thread of the pool and takes no lock that a commit waits for; at most one is in flight.
+    """
+
+    def __init__(
+        self,
+        location: StoreLocation,
+        clock: Clock,
+        pool: ThreadPoolExecutor,
+        scratch_directory: str,
+    ) -> None:
+        self.versions = StoreVersions(location, clock)
+        self._pool = pool
+        self._scratch_directory = scratch_directory
+        self._turn = threading.Lock()
+        self._flight_lock = threading.Lock()
+        self._flight: Future[PublishedFile] | None = None
+        self._is_closed = False
+
+    @property
+    def is_snapshot_in_flight(self) -> bool:
+        """Whether a snapshot is being written."""
+        with self._flight_lock:
+            return self._flight is not None and not self._flight.done()
+
+    def load_empty(self, num_partitions: int, options: StateStoreOptions) -> int:
+        """Open version 0; see StoreVersions.load_empty."""
+        with self._turn:
+            self._check_open()
+            return self.versions.load_empty(num_partitions, options)
+
+    def load(
+        self,
+        version: int,
+        checkpoint_id: str | None,
+        num_partitions: int | None,
+        options: StateStoreOptions,
+        from_snapshot: int | None,
+    ) -> RestoredVersion:
+        """Restore a version; see StoreVersions.load."""
+        with self._turn:
+            self._check_open()
+            return self.versions.load(
+                version, checkpoint_id, num_partitions, options, from_snapshot
+            )
+
+    def commit(
+        self,
+        new: NewVersion,
+        local_path: str,
+        arrow_length: int,
+        options: StateStoreOptions,
+        *,
+        force_snapshot: bool,
+    ) -> tuple[PublishedFile, CommitTimes, SnapshotStatus]:
+        """Make a version durable, then start a snapshot when it is due; see StoreVersions.commit."""
+        with self._turn:
+            self._check_open()
+            published, times = self.versions.commit(new, local_path, arrow_length, options)
+        if force_snapshot or self.versions.is_snapshot_due(published, options):
+            flight = self._start_snapshot(published, options)
+            if flight is not None:
+                flight.add_done_callback(_log_failure)
+        return published, times, self.versions.snapshot_status
+
+    def maintain(
+        self,
+        version: int,
+        checkpoint_id: str | None,
+        options: StateStoreOptions,
+        *,
+        snapshot: bool,
+        cleanup: bool,
+    ) -> Cleanup:
+        """Take a snapshot when it is due and wait for it; delete what retention allows.
+
+        Raises:
+            NotFoundError, CorruptionError, IncompatibleError, StorageError: The version cannot be read,
+                or the snapshot or the cleanup failed; the store is as loadable as before.
+        """
+        self._check_open()
+        head = self.versions.head(version, checkpoint_id)
+        if snapshot and self.versions.is_snapshot_due(head, options):
+            flight = self._start_snapshot(head, options)
+            if flight is not None:
+                flight.result()
+        return self.versions.clean_up(head, options) if cleanup else Cleanup()
+
+    def close(self) -> None:
+        """Refuse further calls; a snapshot in flight goes on, it is of use to whoever comes next."""
+        with self._turn:
+            self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreClosedError(
+                "the store was closed",
+                store=str(self.versions.location.store),
+                to_fix="load it again",
+            )
+
+    def _start_snapshot(
+        self, head: PublishedFile, options: StateStoreOptions
+    ) -> Future[PublishedFile] | None:
+        with self._flight_lock:
+            is_busy = self._flight is not None and not self._flight.done()
+            if is_busy or self.versions.has_snapshot_of(head):
+                return None
+            self._flight = self._pool.submit(
+                self.versions.take_snapshot, head, self._scratch_directory, options
+            )
+            return self._flight
+
+
+def _log_failure(flight: Future[PublishedFile]) -> None:
+    error = flight.exception()
+    if error is not None:
+        logger.warning("snapshot failed, the next commit tries again: error=%s", error)

@@ -1,0 +1,101 @@
+"""The storage protocol: few calls, each with its guarantee, none that an object store could not give.
+
+Paths are absolute and use `/`. Every implementation is thread-safe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """One entry of a listing.
+
+    Attributes:
+        name: Last part of the path.
+        size: Bytes.
+        modified_ms: When its bytes were last written, milliseconds since the Unix epoch.
+    """
+
+    name: str
+    size: int
+    modified_ms: int
+
+
+class FileIO(Protocol):
+    """Storage of durable files."""
+
+    def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:
+        """Make a complete local file appear under a path, all of it at once.
+
+        Args:
+            local_path: File of the local disk, owned by this call: moved or deleted on success.
+            path: Where it shall appear.
+            sync: Whether to wait until bytes and name have reached the disk.
+            overwrite: Whether a file already there is replaced.
+
+        Returns:
+            Milliseconds spent waiting for the disk.
+
+        Guarantee: on return every reader sees the whole file, and with sync a power failure does not
+        take it away. After a raise the path holds either what it held before or the whole new file;
+        in the first case local_path is still there.
+
+        Raises:
+            FencedError: overwrite is False and a file is there (kind file-exists).
+            StorageError: Disk full, no permission, directory gone, or the storage failed.
+        """
+        ...
+
+    def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:
+        """Make bytes appear under a path; guarantee and errors as `publish`."""
+        ...
+
+    def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
+        """Return the last bytes of a file, at most num_bytes of them, and its size in bytes.
+
+        Raises:
+            NotFoundError: No file is there (kind file-not-found).
+            StorageError: The storage failed.
+        """
+        ...
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        """Return length bytes from an offset, fewer at the end of the file; errors as `read_tail`."""
+        ...
+
+    def fetch(self, path: str) -> str:
+        """Return a local path from which the file can be read and mapped; errors as `read_tail`.
+
+        Guarantee: the bytes do not change once the returned path is open; the name may be replaced or
+        deleted.
+        """
+        ...
+
+    def delete(self, path: str) -> None:
+        """Delete a file; one that is not there is no error.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        ...
+
+    def list(self, directory: str) -> list[FileInfo]:
+        """Return the files directly in a directory, in no order; for maintenance only.
+
+        A directory that does not exist has no files.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        ...
+
+    def make_directory(self, directory: str) -> None:
+        """Make a directory and its parents, unless it exists; nothing to do on an object store.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        ...

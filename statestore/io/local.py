@@ -1,0 +1,243 @@
+"""Storage on the local disk, or any mounted file system with atomic rename."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import unquote, urlsplit
+
+from statestore.core.clock import Clock, SystemClock
+from statestore.core.errors import (
+    FencedError,
+    InvalidArgumentError,
+    NotFoundError,
+    StorageError,
+)
+from statestore.core.ids import IdSource, RandomIds
+from statestore.io.file_io import FileInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TEMPORARY_PREFIX = ".tmp-"
+
+
+def resolve_local_path(uri: str) -> str:
+    """Return the absolute local path of a `file:` URI or a plain path.
+
+    `file:/x`, `file:///x` and `file://localhost/x` are percent-decoded; a plain path is taken as it is.
+
+    Raises:
+        InvalidArgumentError: The URI is of another scheme, or the path is not absolute.
+    """
+    scheme = uri.split(":", 1)[0] if ":" in uri.split("/", 1)[0] else ""
+    if scheme not in ("", "file"):
+        raise InvalidArgumentError(
+            "storage of this scheme is not supported yet",
+            kind="unsupported-scheme",
+            uri=uri,
+            scheme=scheme,
+            to_fix="put the checkpoint on a local or mounted file system (file:/path)",
+        )
+    path = uri
+    if scheme:
+        # Only the path counts: "?" and "#" are legal in file names and were not escaped by Hadoop.
+        rest = uri.removeprefix("file:")
+        path = unquote("/" + rest[2:].split("/", 1)[-1] if rest.startswith("//") else rest)
+        if rest.startswith("//") and urlsplit(uri).netloc not in ("", "localhost"):
+            path = ""
+    if not path.startswith("/"):
+        raise InvalidArgumentError(
+            "storage path is not an absolute local path",
+            kind="unsupported-scheme",
+            uri=uri,
+            to_fix="give an absolute path or a file: URI",
+        )
+    return os.path.normpath(path)
+
+
+class LocalFileIO:
+    """FileIO on the local disk.
+
+    `publish` renames the local file when it lies on the same file system as the destination, else
+    copies it to `.tmp-<id>` beside the destination first.
+    """
+
+    def __init__(self, ids: IdSource | None = None, clock: Clock | None = None) -> None:
+        self._ids = ids or RandomIds()
+        self._clock = clock or SystemClock()
+
+    def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:
+        """See FileIO."""
+        with _named_errors("publish a file", path, creates=True):
+            waited_ms = self._sync_file(local_path) if sync else 0.0
+            try:
+                _move(local_path, path, overwrite=overwrite)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                waited_ms += self._copy_and_move(local_path, path, sync=sync, overwrite=overwrite)
+                os.unlink(local_path)
+            if sync:
+                waited_ms += self._sync_directory(path)
+        return waited_ms
+
+    def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:
+        """See FileIO."""
+        temporary = self._temporary_beside(path)
+        with _named_errors("write a file", path, creates=True):
+            try:
+                Path(temporary).write_bytes(data)
+                if sync:
+                    self._sync_file(temporary)
+                _move(temporary, path, overwrite=overwrite)
+            except OSError:
+                Path(temporary).unlink(missing_ok=True)
+                raise
+            if sync:
+                self._sync_directory(path)
+
+    def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
+        """See FileIO."""
+        with _named_errors("read a file", path), open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            start = max(size - num_bytes, 0)
+            return os.pread(file.fileno(), size - start, start), size
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        """See FileIO."""
+        with _named_errors("read a file", path), open(path, "rb", buffering=0) as file:
+            return os.pread(file.fileno(), length, offset)
+
+    def fetch(self, path: str) -> str:
+        """See FileIO; the file itself, which is never written in place."""
+        with _named_errors("read a file", path):
+            os.stat(path)
+        return path
+
+    def delete(self, path: str) -> None:
+        """See FileIO."""
+        with _named_errors("delete a file", path):
+            Path(path).unlink(missing_ok=True)
+
+    def list(self, directory: str) -> list[FileInfo]:
+        """See FileIO."""
+        files: list[FileInfo] = []
+        with _named_errors("list a directory", directory):
+            try:
+                entries = os.scandir(directory)
+            except FileNotFoundError:
+                return files
+            with entries:
+                for entry in entries:
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    if entry.is_file(follow_symlinks=False):
+                        modified_ms = status.st_mtime_ns // 1_000_000
+                        files.append(FileInfo(entry.name, status.st_size, modified_ms))
+        return files
+
+    def make_directory(self, directory: str) -> None:
+        """See FileIO."""
+        with _named_errors("make a directory", directory):
+            os.makedirs(directory, exist_ok=True)
+
+    def _copy_and_move(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:
+        temporary = self._temporary_beside(path)
+        try:
+            shutil.copyfile(local_path, temporary)
+            waited_ms = self._sync_file(temporary) if sync else 0.0
+            _move(temporary, path, overwrite=overwrite)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        return waited_ms
+
+    def _temporary_beside(self, path: str) -> str:
+        return f"{os.path.dirname(path)}/{TEMPORARY_PREFIX}{self._ids.new_id()}"
+
+    def _sync_file(self, path: str) -> float:
+        return self._sync(os.open(path, os.O_RDONLY))
+
+    def _sync_directory(self, path: str) -> float:
+        return self._sync(os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY))
+
+    def _sync(self, descriptor: int) -> float:
+        start_ms = self._clock.elapsed_ms()
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return self._clock.elapsed_ms() - start_ms
+
+
+def _move(source: str, path: str, *, overwrite: bool) -> None:
+    if overwrite:
+        os.rename(source, path)
+    else:
+        # A hard link fails when the name exists, which a rename would silently replace.
+        os.link(source, path)
+        os.unlink(source)
+
+
+@contextmanager
+def _named_errors(action: str, path: str, *, creates: bool = False) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        _raise_named(error, action, path, creates=creates)
+
+
+def _raise_named(error: OSError, action: str, path: str, *, creates: bool) -> NoReturn:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if isinstance(error, FileExistsError) and creates:
+        raise FencedError(
+            "a file that must not be replaced exists",
+            kind="file-exists",
+            file=path,
+            to_fix="read the file that is there",
+        ) from error
+    if isinstance(error, FileNotFoundError) and creates and not os.path.isdir(os.path.dirname(path)):
+        raise StorageError(
+            f"cannot {action}: its directory is gone",
+            kind="directory-gone",
+            file=path,
+            missing=os.path.dirname(path),
+            to_fix="put the checkpoint directory back, or start the query with a new one; "
+            "nothing may delete it while the query runs",
+        ) from error
+    if isinstance(error, FileNotFoundError):
+        raise NotFoundError(
+            f"cannot {action}: it is not there",
+            kind="file-not-found",
+            file=error.filename if isinstance(error.filename, str) else path,
+            to_fix="check that nothing but statestore deletes files of the checkpoint",
+        ) from error
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        raise StorageError(
+            f"cannot {action}: no space left",
+            kind="storage-full",
+            file=path,
+            reason=reason,
+            to_fix="free space on the file system of the checkpoint and restart the query",
+        ) from error
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        raise StorageError(
+            f"cannot {action}: no permission",
+            kind="permission-denied",
+            file=path,
+            reason=reason,
+            to_fix="let the user that runs the executors write to the checkpoint directory",
+        ) from error
+    raise StorageError(
+        f"cannot {action}",
+        file=path,
+        reason=reason,
+        to_fix="check the file system of the checkpoint; the batch can be retried",
+    ) from error
