@@ -1,0 +1,65 @@
+"""Starts Spark applications: the shared one, and those of jobs in their own processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from .harness import NUM_PARTITIONS, STATE_STORE
+
+LOG4J = """
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = {path}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{HH:mm:ss.SSS}} %p %t %c{{1}}: %m%n%ex
+"""
+
+
+def start_application(
+    root: Path,
+    jars: Sequence[Path],
+    master: str = "local[2,2]",
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Start an application whose local files, temporary files and log are all below `root`.
+
+    Args:
+        root: Folder for them; the log is `spark.log` in it.
+        jars: What goes on `spark.jars`; of no effect in a process that had an application before.
+        master: By default two threads, and a failed task is tried once more.
+        conf: More configuration of the application.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "tmp").mkdir(exist_ok=True)
+    log4j = root / "log4j2.properties"
+    log4j.write_text(LOG4J.format(path=root / "spark.log"))
+    # Queries are too short for the second compiler to pay off.
+    java_options = f"-XX:TieredStopAtLevel=1 -Djava.io.tmpdir={root / 'tmp'}"
+    driver_options = f"{java_options} -Dlog4j2.configurationFile={log4j}"
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # what PySpark starts its own workers with
+    settings = {
+        "spark.jars": ",".join(map(str, jars)),
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": driver_options,
+        "spark.executor.extraJavaOptions": java_options,
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(root / "local"),
+        "spark.pyspark.python": sys.executable,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(NUM_PARTITIONS),
+        "spark.sql.warehouse.dir": str(root / "warehouse"),
+        "spark.ui.enabled": "false",
+        # For RocksDB only; no other provider may mistake it for an option of its own.
+        f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
+        **(conf or {}),
+    }
+    builder = SparkSession.builder.master(master).appName("statestore-tests")
+    return builder.config(map=settings).getOrCreate()

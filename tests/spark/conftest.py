@@ -1,0 +1,114 @@
+"""The application all tests of the lane share, and the provider under test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from statestore.spark.jar import find_jar
+
+from .application import start_application
+from .harness import FILESYSTEM, HDFS, ROCKSDB, Lane, Query
+from .helper_jar import compile_test_jar
+from .job_process import Job
+
+# The lane itself is checked by running it on a built-in provider: STATESTORE_LANE_PROVIDER=rocksdb.
+PROVIDER = {"filesystem": FILESYSTEM, "rocksdb": ROCKSDB, "hdfs": HDFS}[
+    os.environ.get("STATESTORE_LANE_PROVIDER", "filesystem")
+]
+OURS = PROVIDER == FILESYSTEM
+MakeLane = Callable[..., Lane]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "ours: asserts what only this project's provider promises")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.timeout(180))
+            # py4j leaves its sockets to the garbage collector.
+            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+            item.add_marker(
+                pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+            )
+            if not OURS and item.get_closest_marker("ours"):
+                item.add_marker(pytest.mark.skip(reason="built-in provider under test"))
+
+
+@pytest.fixture(scope="session")
+def jars(request: pytest.FixtureRequest) -> list[Path]:
+    """The jars of the application: the test helper and, unless a built-in is tested, the shim."""
+    helper = compile_test_jar(Path(request.config.cache.mkdir("statestore-jars")))
+    return [helper, find_jar()] if OURS else [helper]
+
+
+@pytest.fixture(scope="session")
+def application_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the shared application's local files and its log, `spark.log`."""
+    return tmp_path_factory.mktemp("application")
+
+
+@pytest.fixture(scope="session")
+def spark(jars: list[Path], application_root: Path) -> Iterator[SparkSession]:
+    """The shared local application; a lane takes a new session of it with its own confs."""
+    session = start_application(application_root, jars)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def make_lane(spark: SparkSession, tmp_path: Path) -> MakeLane:
+    """Returns a function that makes a lane, on the provider under test or on another."""
+    made = 0
+
+    def make(query: Query, provider: str = PROVIDER, conf: Mapping[str, str] | None = None) -> Lane:
+        nonlocal made
+        made += 1
+        name = f"{made}-{provider.rpartition('.')[2]}"
+        return Lane(spark, query, provider, tmp_path / name, conf)
+
+    return make
+
+
+@pytest.fixture
+def unload_all(spark: SparkSession) -> Iterator[Callable[[], None]]:
+    """Returns a function that unloads every provider and stops maintenance, also done at the end.
+
+    The next query starts maintenance again, at its own `maintenanceInterval`.
+    """
+    stores = getattr(spark._jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
+
+    def unload() -> None:
+        getattr(stores, "MODULE$").stop()
+
+    yield unload
+    unload()
+
+
+@pytest.fixture
+def start_job(jars: list[Path], tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Returns a function that starts a job below the test's folder; its processes end with it."""
+    work = Path(pyspark.__file__).parent / "work"  # where a local cluster keeps its executors
+    before = set(work.glob("app-*"))
+    jobs: list[Job] = []
+
+    def start(name: str, **arguments: Any) -> Job:
+        jobs.append(Job(name, tmp_path / "job", jars, **arguments))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.end()
+    for folder in set(work.glob("app-*")) - before:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,194 @@
+"""Runs one streaming query on one provider, file by file, and keeps what every batch returned.
+
+A lane is a checkpoint with its input folders. One file of every input makes one batch
+(`maxFilesPerTrigger` 1), a run processes all fed files and stops, and the next run is a restart
+from the checkpoint. Lanes on different providers that are fed the same files must return the same
+rows batch by batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+STATE_STORE = "spark.sql.streaming.stateStore"
+PROVIDER_CLASS = f"{STATE_STORE}.providerClass"
+HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+FILESYSTEM = "io.statestore.FileSystemStateStoreProvider"
+NUM_PARTITIONS = 3
+RUN_TIMEOUT_S = 90
+
+Event = Mapping[str, Any]
+Files = Mapping[str, Sequence[Event]]
+Plan = Sequence[Sequence[Files]]
+Build = Callable[[SparkSession, Mapping[str, DataFrame]], DataFrame]
+
+
+@dataclass(frozen=True)
+class Query:
+    """A streaming query: what it does with its inputs, in which output mode, under which confs.
+
+    Attributes:
+        build: Makes the streaming frame from the session and a frame per input.
+        schemas: DDL schema per input.
+        plan: Runs of a restarted query, each a list of batches, each the rows of a file per input.
+    """
+
+    name: str
+    build: Build
+    mode: str
+    schemas: Mapping[str, str]
+    plan: Plan
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+
+class Lane:
+    """One query on one provider: its checkpoint, its inputs, and what came out.
+
+    Attributes:
+        batches: Sorted rows per batch ID, as of the batch's last attempt.
+        attempts: Number of times the sink was handed each batch ID.
+        progress: The progress report of every batch that ran, in order, over all runs.
+        failed_tasks: Number of task attempts that failed, over all runs.
+        before_batch, on_batch: Called with the batch ID around the computation of its rows.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        query: Query,
+        provider: str,
+        root: Path,
+        conf: Mapping[str, str] | None = None,
+    ) -> None:
+        self.spark = spark
+        self.query = query
+        self.root = root
+        self.checkpoint = root / "checkpoint"
+        self.conf = {PROVIDER_CLASS: provider, **query.conf, **(conf or {})}
+        self.batches: dict[int, list[str]] = {}
+        self.attempts: dict[int, int] = {}
+        self.progress: list[dict[str, Any]] = []
+        self.failed_tasks = 0
+        self.before_batch: Callable[[int], None] = lambda batch_id: None
+        self.on_batch: Callable[[int], None] = lambda batch_id: None
+        self._fed = 0
+        for name in query.schemas:
+            (root / "input" / name).mkdir(parents=True, exist_ok=True)
+
+    def feed(self, *batches: Files) -> None:
+        """Add one file per input and batch; the names and times keep the files in order."""
+        for batch in batches:
+            for name, rows in batch.items():
+                path = self.root / "input" / name / f"{self._fed:05d}.json"
+                partial = self.root / f"{name}.partial"
+                partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
+                os.utime(partial, (1_700_000_000 + self._fed,) * 2)
+                partial.rename(path)
+            self._fed += 1
+
+    def session(self) -> SparkSession:
+        """Return a new session of the shared application with this lane's confs only."""
+        session = self.spark.newSession()
+        for key, value in self.conf.items():
+            session.conf.set(key, value)
+        return session
+
+    def start(self, *, available_now: bool = True) -> Any:
+        """Start the query from its checkpoint and return its handle."""
+        session = self.session()
+        streams = {
+            name: session.readStream.schema(schema)
+            .option("maxFilesPerTrigger", 1)
+            .json(str(self.root / "input" / name))
+            for name, schema in self.query.schemas.items()
+        }
+        writer = (
+            self.query.build(session, streams)
+            .writeStream.outputMode(self.query.mode)
+            .option("checkpointLocation", str(self.checkpoint))
+            .foreachBatch(self._collect)
+        )
+        return (writer.trigger(availableNow=True) if available_now else writer).start()
+
+    def run(self, *batches: Files) -> None:
+        """Feed batches, start the query, and return when it has processed them all.
+
+        Raises:
+            StreamingQueryException: The query failed; `batches` and `progress` hold what ran.
+        """
+        self.feed(*batches)
+        handle = self.start()
+        try:
+            if not handle.awaitTermination(RUN_TIMEOUT_S):
+                message = f"the query did not end: name={self.query.name}, status={handle.status}"
+                raise TimeoutError(message)
+        finally:
+            handle.stop()
+            self._keep_progress(handle)
+
+    def _keep_progress(self, handle: Any) -> None:
+        reports = [json.loads(report.json) for report in handle.recentProgress]
+        self.progress += [report for report in reports if "addBatch" in report["durationMs"]]
+        tracker = self.spark.sparkContext.statusTracker()
+        for job_id in tracker.getJobIdsForGroup(str(handle.runId)):
+            for stage_id in tracker.getJobInfo(job_id).stageIds:
+                stage = tracker.getStageInfo(stage_id)
+                self.failed_tasks += stage.numFailedTasks if stage else 0
+
+    def counts(self, field_name: str) -> dict[int, list[int]]:
+        """Return a counter of every stateful operator per batch ID."""
+        return {
+            report["batchId"]: [operator[field_name] for operator in report["stateOperators"]]
+            for report in self.progress
+        }
+
+    def custom_metrics(self) -> list[dict[str, int]]:
+        """Return the first operator's custom metrics, batch by batch."""
+        return [report["stateOperators"][0]["customMetrics"] for report in self.progress]
+
+    def _collect(self, frame: DataFrame, batch_id: int) -> None:
+        self.attempts[batch_id] = self.attempts.get(batch_id, 0) + 1
+        self.before_batch(batch_id)
+        rows = sorted(repr(tuple(row)) for row in frame.collect())
+        self.on_batch(batch_id)
+        self.batches[batch_id] = rows
+
+
+def run_plan(*lanes: Lane) -> None:
+    """Run every lane through its query's plan, all lanes at the same time."""
+
+    def run(lane: Lane) -> None:
+        for batches in lane.query.plan:
+            lane.run(*batches)
+
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        for future in [pool.submit(run, lane) for lane in lanes]:
+            future.result()
+
+
+def assert_same(reference: Lane, candidate: Lane) -> None:
+    """Assert that two lanes returned the same rows and hold as many, batch by batch."""
+    assert candidate.batches.keys() == reference.batches.keys()
+    for batch_id, rows in reference.batches.items():
+        assert candidate.batches[batch_id] == rows, f"batch {batch_id} of {candidate.query.name}"
+    for name in ("numRowsTotal", "numRowsUpdated", "numRowsRemoved", "numRowsDroppedByWatermark"):
+        assert candidate.counts(name) == reference.counts(name), name
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 15.0) -> Any:
+    """Return the first true value of a condition; fail with `what` after timeout_s seconds."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.05)
+    return value

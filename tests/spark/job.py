@@ -1,0 +1,150 @@
+"""Jobs that need a process of their own: `python -m tests.spark.job NAME ARGUMENTS`.
+
+ARGUMENTS is JSON with `root`, the folder of everything the job writes, and `jars`. A job that ends
+writes `report.json` there; its lanes are folders named by their query.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from .application import start_application
+from .harness import STATE_STORE, Lane, Query
+from .processes import descendants, engines, executors, scratch_directories
+from .queries import AGGREGATION, JOIN, WATERMARK_DEDUP, one_input
+
+FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
+KILL_DELAY_S = 0.15
+ENDLESS = replace(AGGREGATION, name="endless", plan=one_input(300))
+
+
+def cluster(root: Path, jars: list[Path], provider: str) -> dict[str, Any]:
+    """Run queries on two executors; kill engines, then an executor, then both."""
+    session = start_application(root, jars, "local-cluster[2,1,1024]")
+    lanes = {
+        query.name: _lane(session, root, query, provider, conf)
+        for query, conf in ((AGGREGATION, {}), (JOIN, {}), (WATERMARK_DEDUP, FORMAT_2))
+    }
+    aggregation, join, dedup = lanes.values()
+    killed = [
+        _kill_before(aggregation, 1, engines, during=False),
+        _kill_before(aggregation, 2, engines, during=True),
+        _kill_before(aggregation, 4, engines, during=True),
+        _kill_before(join, 2, executors, during=True),
+        _kill_before(dedup, 1, executors, during=False),
+        _kill_before(dedup, 3, engines, during=True),
+    ]
+    for lane in lanes.values():
+        for batches in lane.query.plan:
+            lane.run(*batches)
+    session.stop()
+    return {
+        "batches": {name: lane.batches for name, lane in lanes.items()},
+        "failed_tasks": {name: lane.failed_tasks for name, lane in lanes.items()},
+        "killed": killed,
+        "engines_left": engines(descendants(os.getpid())),
+        "scratch_left": [str(path) for path in scratch_directories(root)],
+    }
+
+
+def endless(root: Path, jars: list[Path], provider: str, master: str) -> dict[str, Any]:
+    """Run a query of many batches, to be killed; `progress` holds the last batch's ID."""
+    session = start_application(root, jars, master)
+    lane = _lane(session, root, ENDLESS, provider)
+    lane.on_batch = lambda batch_id: (root / "progress").write_text(str(batch_id))
+    lane.run(*ENDLESS.plan[0])
+    return {}
+
+
+def resume(root: Path, jars: list[Path], provider: str) -> dict[str, Any]:
+    """Restart the endless query with a few more files than it had processed."""
+    processed = int((root / "progress").read_text())
+    for path in (root / ENDLESS.name / "input" / "events").iterdir():
+        if int(path.stem) > processed + 3:
+            path.unlink()
+    session = start_application(root, jars)
+    lane = _lane(session, root, ENDLESS, provider)
+    lane.run()
+    scratch = [str(path) for path in scratch_directories(root)]
+    session.stop()
+    return {"batches": lane.batches, "scratch": scratch}
+
+
+def interpreters(
+    root: Path, jars: list[Path], provider: str, wrong: list[dict[str, str]]
+) -> dict[str, Any]:
+    """Run one query through applications of which all but the first and last have a wrong conf."""
+    errors = []
+    batches: dict[int, list[str]] = {}
+    first, *rest = (run for run in AGGREGATION.plan)
+    for conf in ({}, *wrong, {}):
+        session = start_application(root, jars, conf=conf)
+        lane = _lane(session, root, AGGREGATION, provider)
+        try:
+            if not batches:
+                lane.run(*first)
+            elif conf:
+                lane.run()
+            else:
+                lane.feed(*(batch for run in rest for batch in run))
+                lane.run()
+        except StreamingQueryException as error:
+            errors.append(str(error))
+        batches.update(lane.batches)
+        session.stop()
+    return {"errors": errors, "batches": batches}
+
+
+def _lane(session: SparkSession, root: Path, query: Query, provider: str, conf: Any = None) -> Lane:
+    return Lane(session, query, provider, root / query.name, conf)
+
+
+def _kill_before(
+    lane: Lane, batch_id: int, kind: Callable[[list[int]], list[int]], *, during: bool
+) -> list[int]:
+    """Kill one process of a kind before a batch of the lane, or while it runs; return its ID."""
+    killed: list[int] = []
+
+    def kill() -> None:
+        found = kind(descendants(os.getpid()))
+        if found:
+            os.kill(found[0], signal.SIGKILL)
+            killed.append(found[0])
+
+    before = lane.before_batch
+
+    def before_batch(started: int) -> None:
+        before(started)
+        if started == batch_id and not killed:
+            if during:
+                threading.Timer(KILL_DELAY_S, kill).start()
+            else:
+                kill()
+
+    lane.before_batch = before_batch
+    return killed
+
+
+def main(name: str, text: str) -> None:
+    """Run a job by its name and write its report."""
+    arguments = json.loads(text)
+    root = Path(arguments.pop("root"))
+    jars = [Path(jar) for jar in arguments.pop("jars")]
+    jobs = {"cluster": cluster, "endless": endless, "resume": resume, "interpreters": interpreters}
+    report = jobs[name](root, jars, **arguments)  # type: ignore[operator]
+    (root / "report.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

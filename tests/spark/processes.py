@@ -1,0 +1,71 @@
+"""Finds the processes and the scratch directories of a Spark application."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ENGINE = ("-m", "statestore.engine")
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def command_line(pid: int) -> list[str]:
+    """Return the arguments of a process; empty when it is gone or a zombie."""
+    return _read(pid, "cmdline").decode(errors="replace").split("\0")[:-1]
+
+
+def all_pids() -> list[int]:
+    """Return the IDs of all processes."""
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def descendants(root: int) -> list[int]:
+    """Return all living processes below a process, without itself."""
+    parents = {pid: _parent(pid) for pid in all_pids()}
+    found, level = [], {root}
+    while level:
+        level = {pid for pid, parent in parents.items() if parent in level}
+        found += sorted(level)
+    return [pid for pid in found if command_line(pid)]
+
+
+def _parent(pid: int) -> int:
+    # The second field, the command in parentheses, may hold blanks.
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if fields else 0
+
+
+def marked(mark: str) -> list[int]:
+    """Return the living processes whose environment holds `mark`, whoever their parent is."""
+    return [
+        pid
+        for pid in all_pids()
+        if pid != os.getpid() and mark.encode() in _read(pid, "environ") and command_line(pid)
+    ]
+
+
+def engines(pids: list[int]) -> list[int]:
+    """Return the processes that are engines."""
+    return [pid for pid in pids if "\0".join(ENGINE) in "\0".join(command_line(pid))]
+
+
+def executors(pids: list[int]) -> list[int]:
+    """Return the processes that are Spark executors."""
+    return [pid for pid in pids if EXECUTOR in command_line(pid)]
+
+
+def num_open_files(pid: int) -> int:
+    """Return how many file descriptors a process holds."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def scratch_directories(root: Path) -> list[Path]:
+    """Return the engines' scratch directories below a folder."""
+    return sorted(root.rglob("statestore-scratch-*"))

@@ -1,0 +1,125 @@
+"""Processes that die: executors, engines, drivers; and what stays of them: nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from .conftest import OURS, PROVIDER, MakeLane
+from .harness import HDFS, STATE_STORE, assert_same, run_plan, wait_for
+from .job import ENDLESS, KILL_DELAY_S
+from .job_process import Job
+from .processes import descendants, engines, scratch_directories
+from .queries import AGGREGATION, JOIN, WATERMARK_DEDUP
+
+FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
+
+
+def _rows(batches: dict[str, list[str]]) -> dict[int, list[str]]:
+    return {int(batch_id): rows for batch_id, rows in batches.items()}
+
+
+def test_rows_equal_built_in_when_executors_and_engines_are_killed(
+    start_job: Callable[..., Job], make_lane: MakeLane
+) -> None:
+    """Catches state that lives in an executor only, and work a lost engine took with it.
+
+    A killed engine must not even fail a task; nothing of the application may outlive it.
+    """
+    job = start_job("cluster", provider=PROVIDER)
+    references = {query.name: make_lane(query, HDFS) for query in (
+        AGGREGATION, JOIN, WATERMARK_DEDUP)}  # fmt: skip
+    for reference in references.values():
+        run_plan(reference)
+
+    report = job.report()
+
+    for name, reference in references.items():
+        assert _rows(report["batches"][name]) == reference.batches, name
+    if not OURS:
+        return
+    assert all(report["killed"]), report["killed"]
+    assert report["failed_tasks"][AGGREGATION.name] == 0
+    assert report["engines_left"] == []
+    assert report["scratch_left"] == []
+    wait_for(lambda: not job.pids(), "the end of the job's processes")
+
+
+@pytest.mark.parametrize(
+    ("master", "victim"),
+    [("local[2]", "python"), ("local[2]", "session"), ("local-cluster[2,1,1024]", "jvm")],
+    ids=["local-python", "local-session", "cluster-jvm"],
+)
+def test_nothing_outlives_a_killed_driver(
+    start_job: Callable[..., Job], make_lane: MakeLane, master: str, victim: str
+) -> None:
+    """Catches orphaned engines and scratch directories, and a checkpoint that cannot go on."""
+    job = start_job("endless", provider=PROVIDER, master=master)
+    wait_for(lambda: job.num_batches() > 3, "the third batch", timeout_s=60)
+    assert not OURS or engines(job.pids())
+
+    if victim == "session":
+        os.killpg(job.process.pid, signal.SIGKILL)
+    else:
+        os.kill(job.process.pid if victim == "python" else job.driver(), signal.SIGKILL)
+
+    wait_for(lambda: not engines(job.pids()), "the end of the engines", timeout_s=10)
+    if victim == "session":
+        # The engine was killed with its JVM: the next engine beside them sweeps.
+        left = {str(path) for path in scratch_directories(job.root)}
+        report = start_job("resume", provider=PROVIDER).report()
+        assert not left & set(report["scratch"])
+        reference = make_lane(
+            replace(ENDLESS, plan=[ENDLESS.plan[0][: max(_rows(report["batches"])) + 1]]), HDFS
+        )
+        run_plan(reference)
+        for batch_id, rows in _rows(report["batches"]).items():
+            assert rows == reference.batches[batch_id]
+    wait_for(lambda: not scratch_directories(job.root), "the removal of scratch directories", 10)
+    wait_for(lambda: not job.pids(), "the end of the job's processes", timeout_s=30)
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize(
+    ("query", "conf"),
+    [(AGGREGATION, {}), (JOIN, {}), (WATERMARK_DEDUP, FORMAT_2)],
+    ids=["aggregation", "join", "dedup-format-2"],
+)
+def test_no_task_fails_when_engines_are_killed(
+    make_lane: MakeLane, query: Any, conf: dict[str, str]
+) -> None:
+    """Catches calls that are not repeated, or that are not the same when repeated."""
+    lanes = [make_lane(query, HDFS), make_lane(query, conf=conf)]
+    killed: set[int] = set()
+
+    def kill() -> None:
+        for pid in engines(descendants(os.getpid())):
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+
+    def kill_between_or_during(batch_id: int) -> None:
+        if batch_id % 2:
+            kill()
+        else:
+            threading.Timer(KILL_DELAY_S * (batch_id + 1) / 4, kill).start()
+
+    lanes[1].before_batch = kill_between_or_during
+    run_plan(*lanes)
+
+    assert len(killed) >= 3
+    assert lanes[1].failed_tasks == 0
+    assert_same(*lanes)
+
+
+@pytest.mark.ours
+def test_engines_are_few_and_shared(make_lane: MakeLane) -> None:
+    """Catches an engine per store or per query."""
+    run_plan(*(make_lane(query) for query in (AGGREGATION, JOIN)))
+
+    assert 1 <= len(engines(descendants(os.getpid()))) <= 4

@@ -1,0 +1,134 @@
+"""Spark's state data source reads a checkpoint of ours as it reads its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from .conftest import PROVIDER
+from .harness import HDFS, NUM_PARTITIONS, Lane, run_plan
+from .queries import AGGREGATION, JOIN, SESSION_APPEND, WATERMARK_DEDUP, WINDOW_APPEND
+
+QUERIES = [AGGREGATION, WINDOW_APPEND, SESSION_APPEND, WATERMARK_DEDUP, JOIN]
+JOIN_STORES = [f"{side}-{kind}" for side in ("left", "right") for kind in (
+    "keyToNumValues", "keyWithIndexToValue")]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lanes(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Lane, Lane]]:
+    """A finished lane of every query on Spark's provider and on the one under test."""
+    root = tmp_path_factory.mktemp("state-reader")
+    pairs = {}
+    for query in QUERIES:
+        reference = Lane(spark, query, HDFS, root / query.name / "reference")
+        candidate = Lane(spark, query, PROVIDER, root / query.name / "candidate")
+        run_plan(reference, candidate)
+        pairs[query.name] = (reference, candidate)
+    return pairs
+
+
+def _state(lane: Lane, **options: Any) -> list[str]:
+    reader = lane.spark.read.format("statestore").options(**options)
+    return sorted(repr(row) for row in reader.load(str(lane.checkpoint)).collect())
+
+
+def _same_state(lanes: tuple[Lane, Lane], **options: Any) -> list[str]:
+    expected, found = (_state(lane, **options) for lane in lanes)
+    assert found == expected, options
+    return found
+
+
+@pytest.mark.parametrize("query", QUERIES[:-1], ids=lambda query: query.name)
+def test_state_equals_built_in_at_every_batch(lanes: Any, query: Any) -> None:
+    """Catches versions that cannot be read beside newer ones, and missing partition directories."""
+    pair = lanes[query.name]
+
+    assert _same_state(pair)
+    for batch_id in (0, max(pair[0].batches) - 1):
+        _same_state(pair, batchId=batch_id)
+
+
+def test_join_state_equals_built_in_by_side_and_by_store(lanes: Any) -> None:
+    """Catches a join side read from another store than the one it was written to."""
+    pair = lanes[JOIN.name]
+
+    for side in ("left", "right"):
+        assert _same_state(pair, joinSide=side)
+    for store in JOIN_STORES:
+        assert _same_state(pair, storeName=store)
+
+
+@pytest.mark.parametrize(
+    "query", [AGGREGATION, WINDOW_APPEND, WATERMARK_DEDUP], ids=lambda q: q.name
+)
+def test_change_feed_leads_to_the_state(lanes: Any, query: Any) -> None:
+    """Catches changes that are lost, repeated or under the wrong batch."""
+    reference, candidate = lanes[query.name]
+    last = max(reference.batches)
+    options = {"readChangeFeed": "true", "changeStartBatchId": 0, "changeEndBatchId": last}
+
+    replayed: dict[str, str] = {}
+    reader = candidate.spark.read.format("statestore").options(**options)
+    for row in sorted(reader.load(str(candidate.checkpoint)).collect(), key=lambda row: row[0]):
+        key = repr((row.partition_id, row.key))
+        if row.change_type == "delete":
+            replayed.pop(key)
+        else:
+            assert row.change_type == "update"
+            replayed[key] = repr(row.value)
+
+    state = candidate.spark.read.format("statestore").load(str(candidate.checkpoint)).collect()
+    assert replayed == {repr((row.partition_id, row.key)): repr(row.value) for row in state}
+    part = {**options, "changeStartBatchId": 1, "changeEndBatchId": 2}
+    assert _state(candidate, **part) == _state(reference, **part)
+
+
+@pytest.mark.ours
+def test_state_from_a_snapshot_equals_state(lanes: Any, spark: SparkSession, tmp_path: Any) -> None:
+    """Catches a snapshot that differs from the deltas it summarises, or a replay from another."""
+    conf = {"spark.sql.streaming.stateStore.snapshot.maxChainLength": "2"}
+    lane = Lane(spark, WINDOW_APPEND, PROVIDER, tmp_path, conf)
+    run_plan(lane)
+
+    read = 0
+    last = max(lane.batches)
+    for path in sorted((lane.checkpoint / "state" / "0").rglob("*.snapshot.arrows")):
+        version = int(path.name.split("_")[0])
+        options = {"snapshotStartBatchId": version - 1, "snapshotPartitionId": path.parent.name}
+        for end in (version - 1, last):
+            found = _state(lane, batchId=end, **options)
+            frame = (
+                spark.read.format("statestore").option("batchId", end).load(str(lane.checkpoint))
+            )
+            partition = frame.where(f"partition_id = {path.parent.name}")
+            assert found == sorted(repr(row) for row in partition.collect())
+            read += len(found)
+    assert read, "no snapshot had rows: the test tests nothing"
+    missing = {"snapshotStartBatchId": 0, "snapshotPartitionId": 0}
+    if not list((lane.checkpoint / "state/0/0").glob("1_*.snapshot.arrows")):
+        with pytest.raises(Exception, match=r"(?i)snapshot"):
+            _state(lane, batchId=last, **missing)
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.name)
+def test_state_metadata_equals_built_in(lanes: Any, query: Any) -> None:
+    """Catches files of ours where Spark looks for its own."""
+    found = []
+    for lane in lanes[query.name]:
+        frame = lane.spark.read.format("state-metadata").load(str(lane.checkpoint))
+        found.append(sorted(repr(row) for row in frame.collect()))
+
+    assert found[0] == found[1]
+    assert found[0]
+
+
+def test_partition_directories_exist_when_partitions_are_empty(lanes: Any) -> None:
+    """Catches a store without a directory: the reader refuses such a checkpoint."""
+    for query in QUERIES:
+        _, candidate = lanes[query.name]
+        names = {path.name for path in (candidate.checkpoint / "state" / "0").iterdir()}
+        assert {str(partition) for partition in range(NUM_PARTITIONS)} <= names
