@@ -1,0 +1,174 @@
+package io.statestore
+
+import java.io.IOException
+import java.nio.charset.StandardCharsets.UTF_8
+
+import scala.jdk.CollectionConverters._
+
+import com.fasterxml.jackson.databind.JsonNode
+import com.fasterxml.jackson.databind.node.{JsonNodeFactory, ObjectNode}
+
+import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
+
+/**
+ * The options of one query, checked. The table of options (names, defaults, ranges) comes from the
+ * Python package and is embedded in the jar, so that both sides know the same ones.
+ *
+ * @param maxParallelism number of key groups, 0 for the default of a new checkpoint
+ * @param overlayMaxBytes bytes of uncommitted writes a store keeps in memory
+ * @param fileCompression `none` or `zstd`
+ * @param engineProcesses engine processes in this JVM, 0 to choose from its cores
+ * @param engineCallTimeoutMs milliseconds after which a call's engine counts as hung
+ * @param enginePackage `embedded` or `installed`
+ * @param engineJson every option that an engine reads, by its field name; copy before changing it
+ */
+final case class ShimOptions(
+    maxParallelism: Int,
+    overlayMaxBytes: Long,
+    fileCompression: String,
+    engineProcesses: Int,
+    engineCallTimeoutMs: Long,
+    enginePackage: String,
+    engineJson: ObjectNode)
+
+object ShimOptions {
+  private val Prefix = "spark.sql.streaming.stateStore."
+
+  /** Keys of Spark's own RocksDB provider, which it reads without declaring them. */
+  private val RocksDBPrefix = Prefix + "rocksdb."
+
+  /**
+   * Read the options from a query's explicitly set configuration.
+   *
+   * @param sqlConfs Spark configuration, of which keys of the state store are looked at
+   * @throws java.lang.IllegalArgumentException a value is out of range, or a key of the state store
+   *         is known neither to this package nor to Spark
+   */
+  def parse(sqlConfs: Map[String, String]): ShimOptions = {
+    sqlConfs.keys.toSeq.sorted.foreach(checkKnown)
+    val engine = Json.obj()
+    val values = table.map { option =>
+      val value = sqlConfs.get(option.key).fold(option.default)(option.parse)
+      if (option.forEngine) engine.set[JsonNode](option.field, value)
+      option.field -> value
+    }.toMap
+    ShimOptions(
+      maxParallelism = values("max_parallelism").asInt,
+      overlayMaxBytes = values("overlay_max_bytes").asLong,
+      fileCompression = values("file_compression").asText,
+      engineProcesses = values("engine_processes").asInt,
+      engineCallTimeoutMs = values("engine_call_timeout_ms").asLong,
+      enginePackage = values("engine_package").asText,
+      engineJson = engine)
+  }
+
+  private def checkKnown(key: String): Unit =
+    if (key.startsWith(Prefix) && !key.startsWith(RocksDBPrefix) && !keys.contains(key) &&
+      !StateStoreInternals.sqlConfKeys.contains(key)) {
+      val known = keys ++ StateStoreInternals.sqlConfKeys.filter(_.startsWith(Prefix))
+      val nearest = known.toSeq.sorted.minBy(editDistance(key, _))
+      throw new IllegalArgumentException(
+        s"unknown option: key=$key, nearest=$nearest. To fix: use $nearest, or remove it; " +
+          "docs/configuration.md lists every option")
+    }
+
+  /** Number of characters to insert, delete or replace to get from one text to the other. */
+  private def editDistance(from: String, to: String): Int = {
+    var previous = Array.range(0, to.length + 1)
+    for (i <- 1 to from.length) {
+      val current = new Array[Int](to.length + 1)
+      current(0) = i
+      for (j <- 1 to to.length) {
+        val replaced = previous(j - 1) + (if (from(i - 1) == to(j - 1)) 0 else 1)
+        current(j) = math.min(replaced, math.min(previous(j), current(j - 1)) + 1)
+      }
+      previous = current
+    }
+    previous(to.length)
+  }
+
+  private lazy val table: Seq[TableRow] =
+    Json.read(Resources.text("/io/statestore/options.json")).elements().asScala.map(TableRow).toSeq
+
+  private lazy val keys: Set[String] = table.map(_.key).toSet
+
+  /** One row of the embedded table. */
+  private final case class TableRow(json: JsonNode) {
+    val key: String = json.get("key").asText
+    val field: String = json.get("field").asText
+    val default: JsonNode = json.get("default")
+    val forEngine: Boolean = json.get("scope").asText != "shim"
+    private[this] val kind = json.get("type").asText
+    private[this] val choices = json.get("choices").elements().asScala.map(_.asText).toSeq
+    private[this] val minimum = bound("min")
+    private[this] val maximum = bound("max")
+
+    private def bound(name: String): Option[BigDecimal] =
+      Option(json.get(name)).filter(_.isNumber).map(node => BigDecimal(node.decimalValue))
+
+    /** The value in the option's type. */
+    def parse(value: String): JsonNode = {
+      val text = value.trim
+      val parsed: Option[JsonNode] = kind match {
+        // As Spark's own switches, in any case.
+        case "boolean" => text.toBooleanOption.map(nodes.booleanNode)
+        case "float" =>
+          text.toDoubleOption.filter(d => d.isFinite && inRange(d)).map(nodes.numberNode(_))
+        case "int" => text.toIntOption.filter(i => inRange(i)).map(nodes.numberNode(_))
+        case "long" => text.toLongOption.filter(l => inRange(l)).map(nodes.numberNode(_))
+        case _ =>
+          Some(text).filter(t => choices.isEmpty || choices.contains(t)).map(nodes.textNode)
+      }
+      parsed.getOrElse(throw new IllegalArgumentException(
+        s"value of an option is out of range: $key=$value. " +
+          s"To fix: set it to $range, or leave it out for ${default.asText}"))
+    }
+
+    private def inRange(value: BigDecimal): Boolean =
+      minimum.forall(_ <= value) && maximum.forall(value <= _)
+
+    private def range: String = kind match {
+      case _ if choices.nonEmpty => choices.mkString(" or ")
+      case "boolean" => "true or false"
+      case "string" => "any text"
+      case _ =>
+        val number = if (kind == "float") "a number" else "a whole number"
+        (minimum, maximum) match {
+          case (Some(least), Some(most)) => s"$number from $least to $most"
+          case (Some(least), None) => s"$number of at least $least"
+          case (None, Some(most)) => s"$number of at most $most"
+          case (None, None) => number
+        }
+    }
+  }
+
+  private def nodes = JsonNodeFactory.instance
+}
+
+/** Files embedded in the jar. */
+private[statestore] object Resources {
+
+  /**
+   * Text of an embedded file.
+   *
+   * @throws java.lang.IllegalStateException the jar was built without it
+   */
+  def text(path: String): String = new String(bytes(path), UTF_8)
+
+  def bytes(path: String): Array[Byte] = {
+    val in = getClass.getResourceAsStream(path)
+    if (in == null) {
+      throw new IllegalStateException(
+        s"file is missing in the jar: path=$path. To fix: build the jar with ./build.sh jar")
+    }
+    try in.readAllBytes()
+    catch {
+      case e: IOException =>
+        throw new IllegalStateException(
+          s"file in the jar cannot be read: path=$path. To fix: replace the jar, it is damaged", e)
+    } finally in.close()
+  }
+
+  /** Version of this jar, which is the version of the Python package it was built with. */
+  lazy val version: String = text("/io/statestore/version").trim
+}

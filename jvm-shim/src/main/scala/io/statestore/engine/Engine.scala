@@ -1,0 +1,139 @@
+package io.statestore.engine
+
+import java.util.concurrent.{CompletableFuture, ExecutionException}
+
+import io.statestore.EngineUnavailableException
+import org.slf4j.LoggerFactory
+
+/**
+ * One engine of a pool, seen from outside: always there, whichever process serves it. A process
+ * that died is replaced at the next call, and the calls it did not answer are sent again, which
+ * docs/protocol.md allows for every call.
+ *
+ * @param start starts a process and waits until it is ready
+ */
+private[engine] final class Engine(index: Int, start: () => EngineProcess) {
+  import Engine._
+
+  // Guarded by this. Shared by all threads that wait for the same start.
+  private[this] var current: CompletableFuture[EngineProcess] = _
+  private[this] var stopped = false
+
+  /** Start the process unless one is running or starting. Does not wait. */
+  def startInBackground(): Unit = {
+    process()
+    ()
+  }
+
+  /**
+   * Send a request and return the reply.
+   *
+   * @throws EngineUnavailableException no process could be started, or process after process died
+   * @throws EngineFailedException the engine failed outside its own error handling
+   * @throws java.lang.InterruptedException the task was killed while it waited for a start
+   */
+  def call(request: String): String = {
+    var lost = 0
+    var hung = 0
+    var reply: String = null
+    while (reply == null) {
+      try {
+        val engine = await(process())
+        try reply = engine.call(request)
+        catch {
+          case e: EngineHungException =>
+            log.warn(
+              s"engine did not answer in time and is killed: engine=$index pid=${engine.pid}")
+            engine.kill()
+            hung += 1
+            if (hung == MaxHung) throw giveUp(s"engine did not answer $hung times", e)
+          case e: EngineLostException =>
+            engine.kill()
+            throw e
+        }
+      } catch {
+        case e @ (_: EngineLostException | _: EngineKilledAtStartException) =>
+          lost += 1
+          if (lost == MaxLost) throw giveUp(s"engine died $lost times in a row", e)
+          log.warn(
+            s"engine is lost and is started again: engine=$index losses=$lost error=${rootOf(e)}")
+      }
+    }
+    reply
+  }
+
+  /** True while a process is up and has not been lost. */
+  def isRunning: Boolean = synchronized {
+    !stopped && current != null && current.isDone && !current.isCompletedExceptionally &&
+    current.join().isUsable
+  }
+
+  private def giveUp(problem: String, cause: Throwable): EngineUnavailableException =
+    new EngineUnavailableException(
+      s"$problem: engine=$index, error=${rootOf(cause)}. To fix: look at the engine's lines in " +
+        "the executor's log, and at the memory and processor time its machine has left",
+      cause)
+
+  private def rootOf(e: Throwable): Throwable =
+    Iterator.iterate(e)(_.getCause).takeWhile(_ != null).foldLeft(e)((_, cause) => cause)
+
+  private def await(started: CompletableFuture[EngineProcess]): EngineProcess =
+    try started.get()
+    catch { case e: ExecutionException => throw e.getCause }
+
+  /** The running process, or the start of a new one. */
+  private def process(): CompletableFuture[EngineProcess] = synchronized {
+    if (stopped) {
+      throw new EngineUnavailableException(
+        s"engine belongs to a Spark application that has ended: engine=$index. " +
+          "To fix: start the query again in the new application")
+    }
+    if (current == null || current.isCompletedExceptionally ||
+      (current.isDone && !current.join().isUsable)) {
+      current = beginStart()
+    }
+    current
+  }
+
+  private def beginStart(): CompletableFuture[EngineProcess] = {
+    val started = new CompletableFuture[EngineProcess]()
+    // Not on the caller's thread: a killed task must not take a start with it that others wait for.
+    val starter = new Thread(
+      () =>
+        try {
+          val engine = start()
+          if (!publish(started, engine)) engine.kill()
+        } catch { case e: Throwable => started.completeExceptionally(e) },
+      s"statestore-engine-$index-start")
+    starter.setDaemon(true)
+    starter.start()
+    started
+  }
+
+  private def publish(started: CompletableFuture[EngineProcess], engine: EngineProcess): Boolean =
+    synchronized {
+      if (stopped) {
+        started.completeExceptionally(
+          new EngineUnavailableException("engine was stopped while it started"))
+        false
+      } else started.complete(engine)
+    }
+
+  /** Refuse further calls and ask the process to end; the process, if one is running. */
+  def beginStop(): Option[EngineProcess] = synchronized {
+    stopped = true
+    val running = Option(current).filter(f => f.isDone && !f.isCompletedExceptionally).map(_.join())
+    running.foreach(_.beginStop())
+    running
+  }
+}
+
+private[engine] object Engine {
+  private val log = LoggerFactory.getLogger(classOf[Engine])
+
+  /** A call is given up when this many processes in a row died on it. */
+  private val MaxLost = 5
+
+  /** A call is given up when this many processes did not answer it in time. */
+  private val MaxHung = 2
+}

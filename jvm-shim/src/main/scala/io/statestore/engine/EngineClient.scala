@@ -1,0 +1,122 @@
+package io.statestore.engine
+
+import java.io.{BufferedReader, BufferedWriter, EOFException, IOException}
+import java.io.{InputStreamReader, OutputStreamWriter}
+import java.net.{InetAddress, InetSocketAddress, Socket, SocketTimeoutException}
+import java.nio.charset.StandardCharsets.UTF_8
+import java.util.concurrent.ConcurrentLinkedDeque
+
+import py4j.{Gateway, Protocol, Py4JPythonClient}
+
+/** No reply within the call timeout. */
+private[engine] final class EngineHungException(cause: Throwable)
+    extends RuntimeException(cause.getMessage, cause)
+
+/** The engine died or cannot be reached. */
+private[engine] final class EngineLostException(cause: Throwable)
+    extends RuntimeException(cause.getMessage, cause)
+
+/**
+ * Connections to one engine process, under py4j's protocol. Each concurrent call has a connection
+ * of its own, reused by later calls of any thread: as many connections as calls at one time, and
+ * threads that end leave none behind. py4j's own pooled client logs every command it sends.
+ *
+ * @param port the engine's port on 127.0.0.1
+ * @param callTimeoutMs milliseconds to wait for a reply, at least 1
+ */
+private[engine] final class EngineClient(port: Int, token: String, callTimeoutMs: Long)
+    extends Py4JPythonClient {
+  import EngineClient._
+
+  private[this] val readTimeoutMs = math.min(callTimeoutMs, Int.MaxValue.toLong).toInt
+  private[this] val idle = new ConcurrentLinkedDeque[Connection]()
+  @volatile private[this] var closed = false
+
+  override def sendCommand(command: String): String = sendCommand(command, blocking = true)
+
+  /**
+   * @throws EngineHungException no reply came in time
+   * @throws EngineLostException the connection failed
+   */
+  override def sendCommand(command: String, blocking: Boolean): String = {
+    var connection: Connection = null
+    try {
+      connection = Option(idle.pollLast()).getOrElse(new Connection(port, token, readTimeoutMs))
+      val reply = connection.send(command)
+      idle.addLast(connection)
+      if (closed) closeIdle()
+      reply
+    } catch {
+      case e: IOException =>
+        if (connection != null) connection.close()
+        e match {
+          case _: SocketTimeoutException => throw new EngineHungException(e)
+          case _ => throw new EngineLostException(e)
+        }
+    }
+  }
+
+  /** Close the connections that are not in use; those in use fail with their process. */
+  override def shutdown(): Unit = {
+    closed = true
+    closeIdle()
+  }
+
+  private def closeIdle(): Unit =
+    Iterator.continually(idle.pollLast()).takeWhile(_ != null).foreach(_.close())
+
+  override def getAddress: InetAddress = Address
+  override def getPort: Int = port
+  override def getReadTimeout: Int = readTimeoutMs
+  override def isMemoryManagementEnabled: Boolean = false
+
+  override def copyWith(address: InetAddress, port: Int): Py4JPythonClient =
+    new EngineClient(port, token, callTimeoutMs)
+
+  override def getPythonServerEntryPoint(gateway: Gateway, interfaces: Array[Class[_]]): AnyRef =
+    // The interface's own class loader: the context loader of a task need not see it.
+    gateway.createProxy(interfaces.head.getClassLoader, interfaces, Protocol.ENTRY_POINT_OBJECT_ID)
+}
+
+private object EngineClient {
+  private val Address = InetAddress.getByName("127.0.0.1")
+  private val ConnectTimeoutMs = 10000
+
+  private final class Connection(port: Int, token: String, readTimeoutMs: Int) {
+    private[this] val socket = new Socket()
+    private[this] val (reader, writer) =
+      try open()
+      catch {
+        case e: IOException =>
+          close()
+          throw e
+      }
+
+    private def open(): (BufferedReader, BufferedWriter) = {
+      // Otherwise a message above 8 kB waits 40 ms for a delayed acknowledgement.
+      socket.setTcpNoDelay(true)
+      socket.connect(new InetSocketAddress(Address, port), ConnectTimeoutMs)
+      socket.setSoTimeout(readTimeoutMs)
+      val reader = new BufferedReader(new InputStreamReader(socket.getInputStream, UTF_8))
+      val writer = new BufferedWriter(new OutputStreamWriter(socket.getOutputStream, UTF_8))
+      writer.write(Protocol.getAuthCommand(token))
+      writer.flush()
+      if (reader.readLine() != Protocol.getOutputVoidCommand.trim) {
+        throw new IOException("engine refused the authentication token")
+      }
+      (reader, writer)
+    }
+
+    def send(command: String): String = {
+      writer.write(command)
+      writer.flush()
+      val reply = reader.readLine()
+      if (reply == null) throw new EOFException("engine closed the connection")
+      if (Protocol.isReturnMessage(reply)) reply.substring(1) else reply
+    }
+
+    def close(): Unit =
+      try socket.close()
+      catch { case _: IOException => () }
+  }
+}

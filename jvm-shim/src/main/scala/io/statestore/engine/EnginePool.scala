@@ -1,0 +1,110 @@
+package io.statestore.engine
+
+import java.io.File
+import java.util.concurrent.ConcurrentHashMap
+import java.util.concurrent.TimeUnit
+import java.util.concurrent.atomic.LongAdder
+
+import scala.jdk.CollectionConverters._
+
+import com.fasterxml.jackson.databind.node.ObjectNode
+import io.statestore.{Json, ShimErrors}
+
+import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
+
+/**
+ * The engines of one JVM for one set of engine options. A store keeps to one engine, chosen by the
+ * hash of its directory, so that an engine is the only one that has a store open.
+ */
+final class EnginePool private[engine] (settings: EngineSettings) {
+  private[this] val scratch =
+    ScratchDirectory.create(StateStoreInternals.localDirectories(StateStoreInternals.sparkConf))
+
+  private[this] lazy val launch = EngineLaunch.prepare(settings.enginePackage, scratch.path)
+
+  private[this] val engines = Array.tabulate(settings.processes)(index =>
+    new Engine(
+      index,
+      () => EngineProcess.start(index, launch, scratch.path, settings.callTimeoutMs)))
+
+  private[this] val counts = new ConcurrentHashMap[String, LongAdder]()
+
+  /** A path in the scratch directory that no other file has; the file does not exist. */
+  def scratchFile(prefix: String): File = scratch.newFile(prefix)
+
+  /** Begin to start the engines, so that the first call need not wait for it. Does not wait. */
+  def startInBackground(): Unit = engines.foreach(_.startInBackground())
+
+  /**
+   * Call the engine of a store. An engine that died meanwhile is started again and called again.
+   *
+   * @param storeKey the store's directory
+   * @param request a call of docs/protocol.md, `op` included
+   * @return the reply's `ok` object
+   * @throws java.lang.IllegalArgumentException an option or argument is out of range
+   * @throws io.statestore.EngineReportedException the engine reported another failure
+   * @throws io.statestore.EngineUnavailableException no engine could be started or kept alive
+   * @throws java.lang.InterruptedException the task was killed while an engine was starting
+   */
+  def call(storeKey: String, request: ObjectNode): ObjectNode = {
+    val op = request.path("op").asText
+    counts.computeIfAbsent(op, _ => new LongAdder()).increment()
+    val engine = engineOf(storeKey)
+    val reply =
+      try Json.readObject(engine.call(Json.write(request)))
+      catch {
+        case e: EngineFailedException => internalError(e.getCause.getMessage)
+        case e: IllegalArgumentException => internalError(e.getMessage)
+      }
+    (reply.get("ok"), reply.get("error")) match {
+      case (ok: ObjectNode, _) => ok
+      case (_, error: ObjectNode) => throw ShimErrors.fromEngine(error, op, storeKey)
+      case _ =>
+        val error = internalError("reply has neither ok nor error").get("error")
+        throw ShimErrors.fromEngine(error.asInstanceOf[ObjectNode], op, storeKey)
+    }
+  }
+
+  /** Call the engine of a store unless none is running: for what a lost engine need not be told. */
+  def callIfRunning(storeKey: String, request: ObjectNode): Unit =
+    if (engineOf(storeKey).isRunning) {
+      call(storeKey, request)
+      ()
+    }
+
+  private def engineOf(storeKey: String): Engine =
+    engines(Math.floorMod(storeKey.hashCode, engines.length))
+
+  private def internalError(message: String): ObjectNode = {
+    val reply = Json.obj()
+    reply.putObject("error")
+      .put("class", "InternalError").put("kind", "internal").put("message", message)
+    reply
+  }
+
+  /** Number of calls made. A call that was repeated counts once. */
+  def callCount: Long = callCounts.values.sum
+
+  /** Number of calls made by their op. */
+  def callCounts: Map[String, Long] = counts.asScala.view.mapValues(_.sum).toMap
+
+  /** End the engines and remove the scratch directory. Further calls are refused. */
+  private[engine] def close(): Unit = {
+    val deadlineNanos = System.nanoTime() + TimeUnit.SECONDS.toNanos(EnginePool.StopTimeoutSeconds)
+    val stopping = engines.flatMap(_.beginStop())
+    stopping.foreach(_.finishStop(deadlineNanos))
+    scratch.remove()
+  }
+}
+
+private object EnginePool {
+
+  /** How long engines have to end by themselves; a commit cannot be running any more. */
+  private val StopTimeoutSeconds = 2L
+}
+
+/** The options that pools differ by. */
+private[engine] final case class EngineSettings(
+    processes: Int,
+    callTimeoutMs: Long,
+    enginePackage: String)

@@ -1,0 +1,247 @@
+package io.statestore.engine
+
+import java.io.{BufferedReader, File, IOException, InputStream, InputStreamReader}
+import java.nio.charset.StandardCharsets.UTF_8
+import java.security.SecureRandom
+import java.util.HexFormat
+import java.util.concurrent.{CompletableFuture, ExecutionException, TimeUnit, TimeoutException}
+
+import scala.collection.mutable
+
+import com.fasterxml.jackson.databind.node.ObjectNode
+import io.statestore.{EngineUnavailableException, Json, Resources}
+import org.slf4j.LoggerFactory
+import py4j.{Gateway, Py4JException}
+
+/** One running engine process and the connections to it. */
+private[engine] final class EngineProcess private (
+    index: Int,
+    process: Process,
+    val pid: Long,
+    client: EngineClient) {
+  import EngineProcess.log
+
+  private[this] val api = client
+    .getPythonServerEntryPoint(new Gateway(null, client), Array(classOf[EngineApi]))
+    .asInstanceOf[EngineApi]
+
+  @volatile private[this] var discarded = false
+
+  process.onExit().thenAccept { ended =>
+    if (!discarded) {
+      log.warn(s"engine ended by itself: engine=$index pid=$pid exit_code=${ended.exitValue()}")
+    }
+  }
+
+  def isUsable: Boolean = !discarded && process.isAlive
+
+  /**
+   * Call the engine, waiting at most the call timeout.
+   *
+   * @throws EngineHungException no reply came in time
+   * @throws EngineLostException the engine died or cannot be reached
+   * @throws EngineFailedException the engine is alive but failed outside its own error handling
+   */
+  def call(request: String): String =
+    try api.call(request)
+    catch { case e: Py4JException => throw new EngineFailedException(e) }
+
+  /** End the process at once. Its running calls fail. */
+  def kill(): Unit = {
+    discarded = true
+    process.destroyForcibly()
+    client.shutdown()
+  }
+
+  /** Ask the process to end: its stdin reaches end of file. */
+  def beginStop(): Unit = {
+    discarded = true
+    EngineProcess.closeStdin(process)
+  }
+
+  /** Wait for an asked process until `deadlineNanos` (System.nanoTime), then end it. */
+  def finishStop(deadlineNanos: Long): Unit = {
+    try process.waitFor(deadlineNanos - System.nanoTime(), TimeUnit.NANOSECONDS)
+    catch { case _: InterruptedException => Thread.currentThread().interrupt() }
+    kill()
+  }
+}
+
+/** The engine raised an exception that is no error reply. */
+private[engine] final class EngineFailedException(cause: Throwable) extends RuntimeException(cause)
+
+/** A process that was killed before it was ready: starting another one may succeed. */
+private[engine] final class EngineKilledAtStartException(message: String)
+    extends RuntimeException(message)
+
+private[engine] object EngineProcess {
+  private val log = LoggerFactory.getLogger(classOf[EngineProcess])
+
+  private val ProtocolVersion = 1
+  private val StartTimeoutSeconds = 60L
+  private val StderrLinesKept = 20
+  private val FirstSignalExitCode = 128
+
+  /**
+   * Start a process and wait until it is ready.
+   *
+   * @param index number of the engine in its pool, for logs
+   * @param scratch directory that the engine may use and removes when its JVM is gone
+   * @param callTimeoutMs milliseconds a call may take, at least 1
+   * @throws EngineUnavailableException it cannot be started, or is of another version; says why
+   * @throws EngineKilledAtStartException a signal ended it before it was ready
+   */
+  def start(index: Int, launch: EngineLaunch, scratch: File, callTimeoutMs: Long): EngineProcess = {
+    val startNanos = System.nanoTime()
+    val process =
+      try launch.processBuilder().start()
+      catch {
+        case e: IOException =>
+          throw new EngineUnavailableException(
+            s"engine cannot be started: ${describe(launch)}, error=${e.getMessage}. " +
+              s"To fix: ${launch.fix}",
+            e)
+      }
+    var started = false
+    try {
+      val stderr = new LineTail(StderrLinesKept)
+      val stderrThread =
+        readLines(s"statestore-engine-$index-stderr", process.getErrorStream) { line =>
+          stderr.add(line)
+          logLine(index, line)
+        }
+      val answer = new CompletableFuture[String]()
+      readLines(s"statestore-engine-$index-stdout", process.getInputStream) { line =>
+        val isAnswer = line.startsWith("READY ") || line.startsWith("FAILED ")
+        if (!isAnswer || !answer.complete(line)) logLine(index, line)
+      }
+      process.onExit().thenAccept { ended =>
+        // What it wrote last comes before the news of its end.
+        stderrThread.join(1000L)
+        answer.completeExceptionally(new ProcessEnded(ended.exitValue()))
+        ()
+      }
+      val token = newToken()
+      val ready = handshake(process, token, scratch, answer, launch, stderr)
+      val client = new EngineClient(ready.get("port").asInt, token, callTimeoutMs)
+      val pid = ready.path("pid").asLong(process.pid())
+      val engine = new EngineProcess(index, process, pid, client)
+      log.info(
+        s"engine started: engine=$index pid=$pid version=${ready.path("version").asText} " +
+          s"python=${ready.path("python").asText} pyarrow=${ready.path("pyarrow").asText} " +
+          s"start_ms=${(System.nanoTime() - startNanos) / 1000000L}")
+      started = true
+      engine
+    } finally if (!started) process.destroyForcibly()
+  }
+
+  private def handshake(
+      process: Process,
+      token: String,
+      scratch: File,
+      answer: CompletableFuture[String],
+      launch: EngineLaunch,
+      stderr: LineTail): ObjectNode = {
+    def refuse(problem: String, cause: Throwable = null, fix: String = launch.fix): Nothing =
+      throw new EngineUnavailableException(
+        s"$problem: ${describe(launch)}, stderr=[${stderr.text}]. To fix: $fix", cause)
+
+    val hello = Json.obj().put("version", Resources.version).put("protocol", ProtocolVersion)
+      .put("scratch", scratch.getPath)
+    try {
+      process.getOutputStream.write(s"$token\n${Json.write(hello)}\n".getBytes(UTF_8))
+      process.getOutputStream.flush()
+    } catch {
+      // It ended already; how it ended follows below.
+      case _: IOException => ()
+    }
+    val line =
+      try answer.get(StartTimeoutSeconds, TimeUnit.SECONDS)
+      catch {
+        case e: TimeoutException => refuse(s"engine was not ready within $StartTimeoutSeconds s", e)
+        case e: ExecutionException => e.getCause match {
+          case ended: ProcessEnded if ended.exitCode >= FirstSignalExitCode =>
+            throw new EngineKilledAtStartException(
+              s"engine was killed while it started: ${describe(launch)}, " +
+                s"exit_code=${ended.exitCode}, stderr=[${stderr.text}]")
+          case ended: ProcessEnded =>
+            refuse(s"engine ended before it was ready (exit code ${ended.exitCode})")
+          case other => refuse("engine cannot be started", other)
+        }
+      }
+    val reply =
+      try Json.readObject(line.substring(line.indexOf(' ') + 1))
+      catch {
+        case e: IllegalArgumentException =>
+          refuse(s"engine answered in an unknown form ($line)", e)
+      }
+    if (line.startsWith("FAILED ")) {
+      // The engine's message ends with what to do.
+      throw new EngineUnavailableException(
+        s"engine refused to start: ${describe(launch)}, class=${reply.path("class").asText}: " +
+          reply.path("message").asText)
+    }
+    val version = reply.path("version").asText
+    val protocol = reply.path("protocol").asInt
+    if (version != Resources.version || protocol != ProtocolVersion) {
+      refuse(
+        s"jar and Python package differ in version: jar_version=${Resources.version}, " +
+          s"jar_protocol=$ProtocolVersion, package_version=$version, package_protocol=$protocol",
+        fix = versionFix)
+    }
+    reply
+  }
+
+  private def versionFix: String =
+    "leave out spark.sql.streaming.stateStore.engine.package to run the copy embedded in the " +
+      s"jar, or install version ${Resources.version} of the package on every executor"
+
+  private def describe(launch: EngineLaunch): String =
+    s"command=${launch.command.mkString(" ")}, python_from=${launch.pythonFrom}"
+
+  private def closeStdin(process: Process): Unit =
+    try process.getOutputStream.close()
+    catch { case _: IOException => () }
+
+  private def newToken(): String = {
+    val bytes = new Array[Byte](32)
+    new SecureRandom().nextBytes(bytes)
+    HexFormat.of().formatHex(bytes)
+  }
+
+  private def logLine(index: Int, line: String): Unit =
+    if (line.startsWith("WARNING") || line.startsWith("ERROR") || line.startsWith("CRITICAL")) {
+      log.warn(s"engine=$index $line")
+    } else {
+      log.info(s"engine=$index $line")
+    }
+
+  private def readLines(name: String, in: InputStream)(handle: String => Unit): Thread = {
+    val thread = new Thread(
+      () => {
+        val reader = new BufferedReader(new InputStreamReader(in, UTF_8))
+        try Iterator.continually(reader.readLine()).takeWhile(_ != null).foreach(handle)
+        // The process is gone and its pipe with it.
+        catch { case _: IOException => () }
+      },
+      name)
+    thread.setDaemon(true)
+    thread.start()
+    thread
+  }
+
+  private final class ProcessEnded(val exitCode: Int)
+      extends RuntimeException(s"exit code $exitCode")
+
+  /** The last lines of a stream. */
+  private final class LineTail(limit: Int) {
+    private[this] val lines = mutable.Queue.empty[String]
+
+    def add(line: String): Unit = synchronized {
+      lines.enqueue(line)
+      if (lines.size > limit) lines.dequeue()
+    }
+
+    def text: String = synchronized(lines.mkString(" | "))
+  }
+}

@@ -1,0 +1,70 @@
+package io.statestore.engine
+
+import scala.collection.mutable
+
+import io.statestore.{EngineUnavailableException, ShimOptions}
+
+import org.apache.spark.SparkEnv
+import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
+
+/**
+ * All engine processes of this JVM, an executor's or a local-mode driver's. They end with the Spark
+ * application they were started for, even where the JVM goes on with another one.
+ */
+object Engines {
+  private val MostByDefault = 4
+
+  // All guarded by this.
+  private[this] val pools = mutable.HashMap.empty[EngineSettings, EnginePool]
+  private[this] var application: SparkEnv = _
+  private[this] var hasEnded = false
+  private[this] var hasHook = false
+
+  /**
+   * The pool of this JVM for the given options; its processes start at their first call.
+   *
+   * @throws io.statestore.EngineUnavailableException the Spark application has ended
+   */
+  def forOptions(options: ShimOptions): EnginePool = synchronized {
+    val running = SparkEnv.get
+    if (running ne application) {
+      closeAll()
+      application = running
+      hasEnded = running == null
+      StateStoreInternals.onApplicationEnd(() => applicationEnded(running))
+    }
+    if (hasEnded) {
+      throw new EngineUnavailableException(
+        "no engine can be started: the Spark application has ended. " +
+          "To fix: start the query again in a running application")
+    }
+    if (!hasHook) {
+      Runtime.getRuntime.addShutdownHook(new Thread(() => closeAll(), "statestore-engines-stop"))
+      hasHook = true
+    }
+    pools.getOrElseUpdate(settings(options), new EnginePool(settings(options)))
+  }
+
+  /** Calls made in this JVM by their op, for tests and metrics. */
+  def callCounts: Map[String, Long] = synchronized {
+    pools.values.flatMap(_.callCounts).groupMapReduce(_._1)(_._2)(_ + _)
+  }
+
+  private def settings(options: ShimOptions): EngineSettings = {
+    val byCores = math.max(1, math.min(MostByDefault, Runtime.getRuntime.availableProcessors() / 2))
+    val processes = if (options.engineProcesses > 0) options.engineProcesses else byCores
+    EngineSettings(processes, options.engineCallTimeoutMs, options.enginePackage)
+  }
+
+  private def closeAll(): Unit = synchronized {
+    pools.values.foreach(_.close())
+    pools.clear()
+  }
+
+  private def applicationEnded(ended: SparkEnv): Unit = synchronized {
+    if (application eq ended) {
+      hasEnded = true
+      closeAll()
+    }
+  }
+}
