@@ -73,9 +73,7 @@ class NewVersion:
     @property
     def file_name(self) -> str:
         """Name of the delta that makes this version."""
-        return delta_name(
-            self.version, self.checkpoint_id if self.checkpoint_format >= 2 else None
-        )
+        return delta_name(self.version, self.checkpoint_id if self.checkpoint_format >= 2 else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """Every path of a checkpoint; nothing else builds or takes apart a file name.
 
-    <root>/<operator>/<partition>/             store "default"
-    <root>/<operator>/<partition>/<store>/     every other store
-      <version>.delta.arrows                       delta, checkpoint format v1
-      <version>_<checkpoint ID>.delta.arrows       delta, checkpoint format v2
-      <version>_<checkpoint ID>.snapshot.arrows    snapshot
-      .tmp-<id>                                    being written
+<root>/<operator>/<partition>/             store "default"
+<root>/<operator>/<partition>/<store>/     every other store
+  <version>.delta.arrows                       delta, checkpoint format v1
+  <version>_<checkpoint ID>.delta.arrows       delta, checkpoint format v2
+  <version>_<checkpoint ID>.snapshot.arrows    snapshot
+  .tmp-<id>                                    being written
 """
 
 from __future__ import annotations

@@ -118,7 +118,11 @@ def check_ref(trailer: Trailer, size: int, ref: FileRef, path: str) -> None:
             "(spark.sql.streaming.stateStore.checkpointFormatVersion=2), which keeps attempts apart",
         )
     same_attempt = trailer.checkpoint_id == ref.checkpoint_id
-    if trailer.kind != ref.kind or trailer.rows.total != ref.rows or (same_attempt and size != ref.size):
+    if (
+        trailer.kind != ref.kind
+        or trailer.rows.total != ref.rows
+        or (same_attempt and size != ref.size)
+    ):
         raise CorruptionError(
             "a file is not the one its reference names",
             file=path,

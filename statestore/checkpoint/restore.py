@@ -191,9 +191,7 @@ def restore_from_snapshot(
     return RestoredVersion(head, tuple(open_ref(location, ref) for ref in refs), refs)
 
 
-def deltas_since(
-    location: StoreLocation, head: PublishedFile, oldest: int
-) -> tuple[FileRef, ...]:
+def deltas_since(location: StoreLocation, head: PublishedFile, oldest: int) -> tuple[FileRef, ...]:
     """Return the deltas of versions oldest to the head's, one a version, in order.
 
     Raises:

@@ -69,9 +69,7 @@ def plan_cleanup(
         if name is None:
             if is_temporary(info.name) and is_old:
                 delete.append(info)
-        elif name.version < low_water or (
-            is_old and _lost_its_version(name, head, lineage)
-        ):
+        elif name.version < low_water or (is_old and _lost_its_version(name, head, lineage)):
             delete.append(info)
         elif name.kind == "snapshot" and lineage.get(name.version) == name.checkpoint_id:
             snapshots.append((name.version, info.name))

@@ -40,9 +40,7 @@ MIN_SAVING_MS = 50.0
 """A snapshot that would save less replay time than this is not worth its bytes."""
 
 
-def is_snapshot_due(
-    refs: tuple[FileRef, ...], num_keys: int, options: StateStoreOptions
-) -> bool:
+def is_snapshot_due(refs: tuple[FileRef, ...], num_keys: int, options: StateStoreOptions) -> bool:
     """Return whether a restore from files costs so much that a snapshot should be taken.
 
     Args:

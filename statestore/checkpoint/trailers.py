@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import delta_name, delta_names, other_provider, parse_state_file_name
+from statestore.checkpoint.layout import (
+    delta_name,
+    delta_names,
+    other_provider,
+    parse_state_file_name,
+)
 from statestore.checkpoint.lineage import check_store, check_version, make_ref
 from statestore.codec.trailer import END_LENGTH, Trailer, decode_trailer, trailer_length
 from statestore.core.errors import IncompatibleError, NotFoundError

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from statestore.codec.rows import DELETE, MERGE, PUT, SCHEMA, from_numpy, sort_group
+from statestore.codec.rows import DELETE, MERGE, PUT, SCHEMA, from_numpy, sort_group, to_numpy
 from statestore.core.errors import InternalError
 
 if TYPE_CHECKING:
@@ -112,13 +111,11 @@ def merge_runs(
 
 
 def _of_partition(batch: pa.RecordBatch, partition: int, num_partitions: int) -> pa.RecordBatch:
-    mine = batch.column(0).to_numpy() % num_partitions == partition
+    mine = to_numpy(batch.column(0), np.uint16) % num_partitions == partition
     return batch if mine.all() else _pick(batch, mine)
 
 
-def _slice_ends(
-    runs: Sequence[StateFile], max_parallelism: int, slice_bytes: int
-) -> list[RowKey]:
+def _slice_ends(runs: Sequence[StateFile], max_parallelism: int, slice_bytes: int) -> list[RowKey]:
     """Choose where slices end: every run proposes a row about each 1/16 of a slice."""
     proposals: list[tuple[RowKey, int]] = []
     for run in runs:
@@ -157,6 +154,9 @@ def merge_rows(
         Puts only, in file order. A key with merges has its put's value, if any after the last delete,
         with the merged values appended in order of age.
     """
+    # Imported here because an engine that only loads and commits never needs it.
+    import pyarrow.compute as pc
+
     filled = [(piece, age) for piece, age in zip(pieces, ages, strict=True) if piece.num_rows]
     if not filled:
         return _EMPTY
@@ -166,12 +166,16 @@ def merge_rows(
         age_column = np.concatenate([np.full(p.num_rows, age, np.int32) for p, age in filled])
         order = pc.sort_indices(
             pa.table(
-                [from_numpy(groups, pa.uint32()), rows.column(3), from_numpy(age_column, pa.int32())],
+                [
+                    from_numpy(groups, pa.uint32()),
+                    rows.column(3),
+                    from_numpy(age_column, pa.int32()),
+                ],
                 names=["group", "key", "age"],
             ),
             sort_keys=[("group", "ascending"), ("key", "ascending"), ("age", "ascending")],
         )
-        groups = groups[order.to_numpy()]
+        groups = groups[to_numpy(order, np.uint64)]
         rows = rows.take(order)
     return _live_rows(rows, groups)
 
@@ -194,13 +198,16 @@ def _single_batch(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _live_rows(batch: pa.RecordBatch, groups: npt.NDArray[np.uint32]) -> pa.RecordBatch:
     """Reduce sorted rows, oldest first within a key, to one put a key; keys that end deleted go."""
+    import pyarrow.compute as pc
+
     num_rows = batch.num_rows
-    ops = batch.column(2).to_numpy()
+    ops = to_numpy(batch.column(2), np.uint8)
     keys = batch.column(3)
     starts_key = np.ones(num_rows, bool)
     if num_rows > 1:
         other_key = pc.not_equal(keys.slice(1), keys.slice(0, num_rows - 1))
-        starts_key[1:] = other_key.to_numpy(zero_copy_only=False) | (groups[1:] != groups[:-1])
+        other_key = to_numpy(other_key.cast(pa.uint8()), np.uint8).astype(bool)
+        starts_key[1:] = other_key | (groups[1:] != groups[:-1])
     if not (ops == MERGE).any():
         ends_key = np.append(starts_key[1:], True)
         keep = ends_key & (ops == PUT)
@@ -227,7 +234,9 @@ def _with_merges(
     # The values of one key lie side by side now, so dropping the offsets between them joins them.
     values = kept.column(4)
     _, offsets_buffer, data = values.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32)[values.offset : values.offset + len(values) + 1]
+    offsets = np.frombuffer(offsets_buffer, np.int32)[
+        values.offset : values.offset + len(values) + 1
+    ]
     joined = np.append(offsets[starts], offsets[-1]).astype(np.int32)
     firsts = kept.take(from_numpy(starts, pa.int64()))
     column = pa.Array.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(joined), data])
@@ -240,7 +249,7 @@ def _pick(batch: pa.RecordBatch, mask: npt.NDArray[np.bool_]) -> pa.RecordBatch:
 
 
 def _as_puts(batch: pa.RecordBatch) -> pa.RecordBatch:
-    if not batch.column(2).to_numpy().any():
+    if not to_numpy(batch.column(2), np.uint8).any():
         return batch
     ops = from_numpy(np.full(batch.num_rows, PUT, np.uint8), pa.uint8())
     columns = [*batch.columns[:2], ops, *batch.columns[3:]]

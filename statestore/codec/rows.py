@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from statestore.core.errors import InternalError
 from statestore.core.key_groups import rank_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
 PUT, DELETE, MERGE = 0, 1, 2
@@ -30,6 +33,33 @@ MAX_BLOCK_ROWS = 65_536
 MAX_BLOCK_BYTES = 16 * 1024 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a delta; value is None exactly for a delete."""
+
+    key_group: int
+    column_family: int
+    op: int
+    key: bytes
+    value: bytes | None
+
+
+def batch_from_rows(rows: Iterable[Row], max_parallelism: int) -> pa.RecordBatch:
+    """Return rows as a record batch in file order; for the Python store and tests, row by row.
+
+    Args:
+        rows: Each (column family, key) at most once, in any order.
+        max_parallelism: Number of key groups.
+    """
+    ranks = rank_table(max_parallelism)
+    ordered = sorted(rows, key=lambda row: (int(ranks[row.key_group]), row.column_family, row.key))
+    columns = [
+        pa.array((getattr(row, field.name) for row in ordered), field.type, size=len(ordered))
+        for field in SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
 def write_options(compression: str) -> ipc.IpcWriteOptions:
     """Return Arrow's options for the option file.compression, "none" or "zstd"."""
     return ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
@@ -46,10 +76,18 @@ def from_numpy(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
+def to_numpy(column: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return a fixed-width Arrow array without nulls as a numpy array, without copying or pandas."""
+    _, data = column.buffers()
+    if data is None:
+        return np.empty(0, dtype)
+    return np.frombuffer(data, dtype)[column.offset : column.offset + len(column)]
+
+
 def sort_group(batch: pa.RecordBatch, max_parallelism: int) -> npt.NDArray[np.uint32]:
     """Return rank * 65536 + column family of each row: file order is by this, then by key."""
-    ranks = rank_table(max_parallelism)[batch.column(0).to_numpy()]
-    return ranks.astype(np.uint32) << 16 | batch.column(1).to_numpy()
+    ranks = rank_table(max_parallelism)[to_numpy(batch.column(0), np.uint16)]
+    return ranks.astype(np.uint32) << 16 | to_numpy(batch.column(1), np.uint16)
 
 
 def check_key_group_order(
@@ -60,7 +98,7 @@ def check_key_group_order(
     Raises:
         InternalError: They are not; the writer of the file is at fault.
     """
-    values = key_groups.to_numpy()
+    values = to_numpy(key_groups, np.uint16)
     if len(values) == 0:
         return previous_rank
     largest = int(values.max())

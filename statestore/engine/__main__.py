@@ -66,7 +66,9 @@ def read_handshake(stdin: BinaryIO) -> tuple[str, str]:
     line = stdin.readline().decode()
     try:
         handshake = json.loads(line)
-        version, protocol, scratch = (handshake[name] for name in ("version", "protocol", "scratch"))
+        version, protocol, scratch = (
+            handshake[name] for name in ("version", "protocol", "scratch")
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise ProtocolError(
             "the engine was started without a handshake",

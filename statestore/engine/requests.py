@@ -101,14 +101,18 @@ class Request:
         if self.get_optional("parent", dict) is not None:
             fields = self.child("parent")
             parent = VersionRef(
-                fields.get("version", int), fields.get("checkpoint_id", str), fields.get("lineage", str)
+                fields.get("version", int),
+                fields.get("checkpoint_id", str),
+                fields.get("lineage", str),
             )
         return NewVersion(
             version=self.get("version", int),
             parent=parent,
             checkpoint_id=checkpoint_id,
             checkpoint_format=self.get("checkpoint_format", int),
-            rows=RowCounts(delta.get("put", int), delta.get("delete", int), delta.get("merge", int)),
+            rows=RowCounts(
+                delta.get("put", int), delta.get("delete", int), delta.get("merge", int)
+            ),
             num_keys=self.get("num_keys", int),
             max_parallelism=self.get("max_parallelism", int),
             num_partitions=self.get("num_partitions", int),

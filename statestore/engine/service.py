@@ -206,7 +206,9 @@ class EngineService:
             "rss_bytes": _rss_bytes(),
             "stores": len(sessions),
             "calls": calls,
-            "requests": {name: self._requests[name] for name in ("read", "publish", "delete", "list")},
+            "requests": {
+                name: self._requests[name] for name in ("read", "publish", "delete", "list")
+            },
             "snapshots_in_flight": sum(session.is_snapshot_in_flight for session in sessions),
         }
 

@@ -203,7 +203,11 @@ def _raise_named(error: OSError, action: str, path: str, *, creates: bool) -> No
             file=path,
             to_fix="read the file that is there",
         ) from error
-    if isinstance(error, FileNotFoundError) and creates and not os.path.isdir(os.path.dirname(path)):
+    if (
+        isinstance(error, FileNotFoundError)
+        and creates
+        and not os.path.isdir(os.path.dirname(path))
+    ):
         raise StorageError(
             f"cannot {action}: its directory is gone",
             kind="directory-gone",

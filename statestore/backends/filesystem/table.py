@@ -1,0 +1,192 @@
+"""A version in memory: an immutable tuple of sorted runs, shared with every other version.
+
+`apply` makes the next version out of all runs of this one and the delta; nothing is copied, so an older
+version stays readable as long as somebody holds it. Rows are looked up run by run, youngest first.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statestore.codec.merge import merge_rows
+from statestore.codec.rows import DELETE, MERGE, SCHEMA, from_numpy, to_numpy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from statestore.checkpoint.restore import RestoredVersion
+    from statestore.codec.state_file import StateFile
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRow:
+    """A row of one run: what it does, its value (None for a delete) and its key group."""
+
+    op: int
+    value: bytes | None
+    key_group: int
+
+
+class Run:
+    """Rows of one delta or snapshot, immutable.
+
+    The index by (column family, key) is made on the first lookup: 8 bytes a row.
+    """
+
+    def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Keep record batches of SCHEMA, zero-copy; they hold their files' mappings alive."""
+        self.rows = pa.Table.from_batches(batches, schema=SCHEMA)
+
+    @classmethod
+    def from_file(cls, file: StateFile) -> Run:
+        """Map the rows of a state file.
+
+        Raises:
+            CorruptionError: A block does not match its checksum.
+        """
+        return cls([file.batch(index) for index in range(file.num_batches)])
+
+    @cached_property
+    def _by_key(self) -> npt.NDArray[np.uint64]:
+        """Row numbers ordered by column family and key."""
+        order = pc.sort_indices(
+            self.rows.select(["column_family", "key"]),
+            sort_keys=[("column_family", "ascending"), ("key", "ascending")],
+        )
+        return to_numpy(order, np.uint64)
+
+    def find(self, column_family: int, key: bytes) -> FoundRow | None:
+        """Return the row of a key, or None."""
+        place = self._first_at(column_family, key)
+        if place == self.rows.num_rows or self._key_at(place) != (column_family, key):
+            return None
+        row = int(self._by_key[place])
+        value = self.rows.column(4)[row].as_py()
+        return FoundRow(self.rows.column(2)[row].as_py(), value, self.rows.column(0)[row].as_py())
+
+    def take_prefix(self, column_family: int, prefix: bytes) -> pa.Table:
+        """Return the rows of a column family whose key begins with a prefix, in key order."""
+        start = self._first_at(column_family, prefix)
+        following = _after_prefix(prefix)
+        if following is None:
+            end = self._first_at(column_family + 1, b"")
+        else:
+            end = self._first_at(column_family, following)
+        rows = np.ascontiguousarray(self._by_key[start:end])
+        return self.rows.take(from_numpy(rows, pa.uint64()))
+
+    def _first_at(self, column_family: int, key: bytes) -> int:
+        return bisect.bisect_left(range(self.rows.num_rows), (column_family, key), key=self._key_at)
+
+    def _key_at(self, place: int) -> tuple[int, bytes]:
+        row = int(self._by_key[place])
+        return self.rows.column(1)[row].as_py(), self.rows.column(3)[row].as_py()
+
+
+def _after_prefix(prefix: bytes) -> bytes | None:
+    """Return the least key greater than every key with the prefix; None when there is no such key."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
+
+
+@dataclass(frozen=True)
+class Table:
+    """One version of a store's rows.
+
+    Attributes:
+        runs: Oldest first; a younger run wins over an older one.
+        max_parallelism: Number of key groups.
+        num_keys: Rows of the version.
+    """
+
+    runs: tuple[Run, ...]
+    max_parallelism: int
+    num_keys: int
+
+    @classmethod
+    def from_restored(cls, restored: RestoredVersion) -> Table:
+        """Map the files of a restored version."""
+        head = restored.head.trailer
+        runs = tuple(Run.from_file(file) for file in restored.files)
+        if restored.has_foreign_files:
+            runs = tuple(
+                _only_partition(run, head.store.partition, head.num_partitions) for run in runs
+            )
+        return cls(runs, head.max_parallelism, head.num_keys)
+
+    def apply(self, run: Run, num_keys: int) -> Table:
+        """Return the version that a delta makes of this one; this one does not change.
+
+        Args:
+            run: Rows of the delta.
+            num_keys: Rows of the new version.
+        """
+        return Table((*self.runs, run), self.max_parallelism, num_keys)
+
+    def get(self, column_family: int, key: bytes) -> bytes | None:
+        """Return the value of a key, or None."""
+        merged: list[bytes] = []
+        is_there = False
+        for row in self._rows_of(column_family, key):
+            if row.op == DELETE:
+                break
+            is_there = True
+            merged.append(row.value or b"")
+            if row.op != MERGE:
+                break
+        return b"".join(reversed(merged)) if is_there else None
+
+    def key_group_of(self, column_family: int, key: bytes) -> int | None:
+        """Return the key group under which a key was last written, or None when it never was."""
+        youngest = next(self._rows_of(column_family, key), None)
+        return None if youngest is None else youngest.key_group
+
+    def scan(
+        self, column_family: int, prefix: bytes = b"", key_group: int | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) of the rows with a prefix, in key order.
+
+        Needs memory for all rows that match.
+
+        Args:
+            column_family: ID of the column family.
+            prefix: First bytes of the keys, empty for all.
+            key_group: Only rows of this key group, None for all.
+        """
+        pieces: list[pa.RecordBatch] = []
+        ages: list[int] = []
+        for age, run in enumerate(self.runs):
+            for piece in run.take_prefix(column_family, prefix).combine_chunks().to_batches():
+                if key_group is not None:
+                    matches = to_numpy(piece.column(0), np.uint16) == key_group
+                    piece = piece.take(from_numpy(np.flatnonzero(matches), pa.int64()))
+                pieces.append(piece)
+                ages.append(age)
+        merged = merge_rows(pieces, ages, self.max_parallelism)
+        order = pc.sort_indices(merged.column(3))
+        rows = merged.take(order)
+        for key, value in zip(rows.column(3), rows.column(4), strict=True):
+            yield key.as_py(), value.as_py()
+
+    def _rows_of(self, column_family: int, key: bytes) -> Iterator[FoundRow]:
+        for run in reversed(self.runs):
+            row = run.find(column_family, key)
+            if row is not None:
+                yield row
+
+
+def _only_partition(run: Run, partition: int, num_partitions: int) -> Run:
+    pieces = []
+    for batch in run.rows.to_batches():
+        mine = to_numpy(batch.column(0), np.uint16) % num_partitions == partition
+        pieces.append(batch.take(from_numpy(np.flatnonzero(mine), pa.int64())))
+    return Run(pieces)
