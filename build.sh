@@ -28,13 +28,13 @@ fail() {
 }
 
 require_java() {
-  local java=${JAVA_HOME:+$JAVA_HOME/bin/}java line major
-  line=$("$java" -version 2>&1 | grep -m 1 'version "') ||
+  local java=${JAVA_HOME:+$JAVA_HOME/bin/}java version major
+  version=$("$java" -version 2>&1 | sed -n 's/.*version "\([^"]*\)".*/\1/p' || true)
+  [ -n "$version" ] ||
     fail "no Java found: command=$java. To fix: install Java 17 or newer, for example apt-get install openjdk-17-jre-headless"
-  major=${line#*\"}
-  major=${major%%[.\"-]*}
+  major=${version%%[.-]*}
   [ "$major" -ge 17 ] ||
-    fail "Java is too old: $line. To fix: install Java 17 or newer and set JAVA_HOME to it"
+    fail "Java is too old: command=$java, version=$version. To fix: install Java 17 or newer and set JAVA_HOME to it"
 }
 
 find_python() {
@@ -45,7 +45,7 @@ find_python() {
       return
     fi
   done
-  fail "no Python >= 3.11 with venv found: $(python3 --version 2>&1 || true). To fix: install it, for example apt-get install python3.11 python3.11-venv, or set PYTHON"
+  fail "no Python >= 3.11 with its venv module found. To fix: install it, for example apt-get install python3.11 python3.11-venv, or set PYTHON"
 }
 
 setup() {
