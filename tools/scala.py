@@ -17,13 +17,18 @@ JAVA_RELEASE = "17"
 
 
 def compile_scala(
-    sources: Sequence[Path], output: Path, *, flags: Sequence[str] = SCALAC_FLAGS
+    sources: Sequence[Path],
+    output: Path,
+    *,
+    class_path: Sequence[str] = (),
+    flags: Sequence[str] = SCALAC_FLAGS,
 ) -> None:
     """Compile against Spark's jars.
 
     Args:
         sources: Scala files, all of one compilation.
         output: Existing directory that the class files go to.
+        class_path: What they need besides Spark's jars.
         flags: Options of the compiler.
 
     Raises:
@@ -34,7 +39,8 @@ def compile_scala(
         for part in ("compiler", "reflect", "library")
     ]
     command = [str(_java()), "-Xss8m", "-cp", os.pathsep.join(compiler), "scala.tools.nsc.Main"]
-    command += [*flags, *_release(), "-classpath", f"{SPARK_JARS}/*", "-d", str(output)]
+    full_path = os.pathsep.join([*class_path, f"{SPARK_JARS}/*"])
+    command += [*flags, *_release(), "-classpath", full_path, "-d", str(output)]
     subprocess.run([*command, *map(str, sources)], check=True, timeout=300)
 
 

@@ -1,5 +1,7 @@
 package io.statestore.provider
 
+import java.util.concurrent.{ConcurrentHashMap, ConcurrentLinkedQueue}
+
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{Json, ShimOptions}
 import io.statestore.engine.{EnginePool, Engines}
@@ -32,9 +34,24 @@ private[statestore] final class StoreContext(
   def numPartitionsOfTask: Int =
     numPartitions.getOrElse(Option(TaskContext.get()).map(_.numPartitions()).getOrElse(1))
 
-  def keyGroupFunction(family: ColumnFamily, maxParallelism: Int): KeyGroupFunction =
-    PartitionKey.function(
-      storeId.storeName, useColumnFamilies, family.name, family.spec, maxParallelism)
+  // Making a function costs about a millisecond and one must not be shared, so idle ones are kept.
+  private val idleFunctions =
+    new ConcurrentHashMap[(ColumnFamily, Int), ConcurrentLinkedQueue[KeyGroupFunction]]()
+
+  /** A key-group function for one handle; `giveBack` it when the handle is done. */
+  def keyGroupFunction(family: ColumnFamily, maxParallelism: Int): KeyGroupFunction = {
+    val idle = idleFunctions.get((family, maxParallelism))
+    Option(if (idle == null) null else idle.poll()).getOrElse(
+      PartitionKey.function(
+        storeId.storeName, useColumnFamilies, family.name, family.spec, maxParallelism))
+  }
+
+  def giveBack(family: ColumnFamily, maxParallelism: Int, function: KeyGroupFunction): Unit = {
+    idleFunctions
+      .computeIfAbsent((family, maxParallelism), _ => new ConcurrentLinkedQueue[KeyGroupFunction])
+      .add(function)
+    ()
+  }
 
   /** A request of the protocol with what every call about this store names. */
   def request(op: String): ObjectNode = {

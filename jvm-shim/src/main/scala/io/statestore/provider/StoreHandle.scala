@@ -232,6 +232,7 @@ private[statestore] final class StoreHandle(
       committed = Some(done)
       status = Closed
       provider.committed(view, done)
+      overlay.allFamilies.foreach(f => context.giveBack(f.family, view.maxParallelism, f.keyGroup))
       if (task == null) releaseView()
       done.version.number
     } catch {
@@ -345,7 +346,7 @@ private[statestore] final class StoreHandle(
     var current: FamilyChanges = null
     var below: ViewFamily = null
     try {
-      overlay.visitSorted { (family, keyGroup, address) =>
+      overlay.visitSorted { (family: OverlayFamily, keyGroup: Int, address: Int) =>
         if (current == null || (current.overlay ne family)) {
           current =
             changes.getOrElseUpdate(family.family.id, new FamilyChanges(overlay, family))

@@ -97,23 +97,23 @@ private[statestore] final class Overlay(
   def afterWrite(): Unit = if (pages.heapBytes + externalBytes > nextSpillAt) spill()
 
   /**
-   * Calls `visit(family, key group, address)` for every record of the overlay, in the order of state
-   * files. Nothing may write meanwhile.
+   * Shows every record of the overlay to `visitor`, in the order of state files. Nothing may write
+   * meanwhile.
    */
-  def visitSorted(visit: (OverlayFamily, Int, Int) => Unit): Unit = {
+  def visitSorted(visitor: RecordVisitor): Unit = {
     val heap = sortHeapRecords()
     if (runs.isEmpty) {
       var i = 0
       while (i < heap.length) {
-        heap.visit(i, visit)
+        heap.show(i, visitor)
         i += 1
       }
     } else {
-      visitMerged(heap, visit)
+      visitMerged(heap, visitor)
     }
   }
 
-  private def visitMerged(heap: SortedRecords, visit: (OverlayFamily, Int, Int) => Unit): Unit = {
+  private def visitMerged(heap: SortedRecords, visitor: RecordVisitor): Unit = {
     val cursors = runs.map(new RunCursor(_))
     var next = 0
     var done = false
@@ -126,11 +126,12 @@ private[statestore] final class Overlay(
       }
       if (next < heap.length && (best == null ||
           compare(heap.prefix(next), heap.address(next), best.prefix, best.address) < 0)) {
-        heap.visit(next, visit)
+        heap.show(next, visitor)
         next += 1
       } else if (best != null) {
         val family = families((best.prefix & FamilyMask).toInt)
-        visit(family, keyGroups.groupOfRank((best.prefix >>> FamilyBits).toInt), best.address)
+        val keyGroup = keyGroups.groupOfRank((best.prefix >>> FamilyBits).toInt)
+        visitor.visit(family, keyGroup, best.address)
         best.advance()
       } else {
         done = true
@@ -246,8 +247,8 @@ private[statestore] final class Overlay(
     def length: Int = items.length
     def prefix(i: Int): Long = items(i) >>> 32
     def address(i: Int): Int = addresses(items(i).toInt)
-    def visit(i: Int, to: (OverlayFamily, Int, Int) => Unit): Unit =
-      to(
+    def show(i: Int, visitor: RecordVisitor): Unit =
+      visitor.visit(
         families((prefix(i) & FamilyMask).toInt),
         keyGroups.groupOfRank((prefix(i) >>> FamilyBits).toInt),
         address(i))
@@ -287,11 +288,16 @@ private[statestore] final class Overlay(
   private def MaxRunBytes = 1L << 30
 }
 
+/** Sees the records of an overlay one by one. */
+private[statestore] trait RecordVisitor {
+  def visit(family: OverlayFamily, keyGroup: Int, address: Int): Unit
+}
+
 /** The part of an overlay that belongs to one column family. */
 private[statestore] final class OverlayFamily(
     overlay: Overlay,
     val family: ColumnFamily,
-    keyGroup: KeyGroupFunction) {
+    val keyGroup: KeyGroupFunction) {
   import RecordPages._
 
   private val pages = overlay.pages

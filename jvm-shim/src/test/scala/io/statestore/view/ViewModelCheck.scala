@@ -147,7 +147,7 @@ object ViewModelCheck {
     private def commit(overlay: Overlay, number: Int, next: Model): Unit = {
       val changes = mutable.LinkedHashMap.empty[Int, FamilyChanges]
       var last: (Int, Int, Int) = null
-      overlay.visitSorted { (family, group, address) =>
+      overlay.visitSorted { (family: OverlayFamily, group: Int, address: Int) =>
         val order = (keyGroups.rank(group), family.family.id, address)
         if (last != null) {
           val byPlace = Ordering[(Int, Int)].compare((last._1, last._2), (order._1, order._2))
