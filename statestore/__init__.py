@@ -1,7 +1,7 @@
 """State stores of Spark Structured Streaming, owned by Python.
 
-`open_store` opens a store of a checkpoint without Spark; everything else is for the shim, the command
-line and tests. Names resolve on first use, so that importing the package costs nothing.
+`open_store` opens a store of a checkpoint without Spark; everything else is for the shim, the
+command line and tests. Names resolve on first use, so that importing the package costs nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from statestore.core.version import __version__
 
 if TYPE_CHECKING:
-    from statestore.backends.filesystem.store import Batch, Store, open_store
+    from statestore.backends.filesystem.batch import Batch
+    from statestore.backends.filesystem.store import Store, open_store
     from statestore.core.errors import StateStoreError
     from statestore.core.options import StateStoreOptions
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "StateStoreError", "StateStoreOptions", "Store", "__version__", "open_store"]
 
 _HOMES = {
-    "Batch": "statestore.backends.filesystem.store",
+    "Batch": "statestore.backends.filesystem.batch",
     "Store": "statestore.backends.filesystem.store",
     "open_store": "statestore.backends.filesystem.store",
     "StateStoreError": "statestore.core.errors",

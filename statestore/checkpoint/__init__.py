@@ -1,1 +1,1 @@
-"""Versions of one store as files: where they lie, how they are committed, restored, merged, expired."""
+"""Versions of one store as files: where they lie, how they are made, restored and expired."""

@@ -1,13 +1,13 @@
 """Commit: seal a finished Arrow stream as the delta of a version and publish it.
 
-Publishing the delta *is* the commit. A commit that is repeated with the same checkpoint ID answers what
-the first one did, whatever happened in between.
+Publishing the delta *is* the commit. A commit that is repeated with the same checkpoint ID answers
+what the first one did, whatever happened in between.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import delta_name
@@ -103,8 +103,8 @@ def read_parent(
 ) -> PublishedFile | None:
     """Return the parent's delta, checked to be the rows this commit is built on.
 
-    In checkpoint format v1 another attempt may have replaced the parent, so its trailer is read anew; in
-    v2 names are unique and a cached trailer is as good.
+    In checkpoint format v1 another attempt may have replaced the parent, so its trailer is read
+    anew; in v2 names are unique and a cached trailer is as good.
 
     Raises:
         FencedError: The parent was replaced (kind lineage-broken).
@@ -125,8 +125,8 @@ def read_parent(
             directory=location.directory,
             parent_version=new.parent.version,
             newest_version=error.fields.get("newest_version"),
-            to_fix="put the checkpoint directory back, or start the query with a new one; nothing may "
-            "delete it while the query runs",
+            to_fix="put the checkpoint directory back, or start the query with a new one; nothing "
+            "may delete it while the query runs",
         ) from error
     check_parent(found.trailer, new.parent, location.path(found.ref.path))
     return found
@@ -155,8 +155,8 @@ def commit_delta(
         sync: Whether to wait for the disk.
         clock: For the times.
 
-    Guarantee: on return the version is durable. After a raise it is either not there or wholly there;
-    `find_committed` tells, and the local file is left in the first case.
+    Guarantee: on return the version is durable. After a raise it is either not there or wholly
+    there; `find_committed` tells, and the local file is left in the first case.
 
     Raises:
         StorageError: The storage failed; names the reason.
@@ -212,7 +212,7 @@ def require_stream(local_path: str) -> None:
     Raises:
         StorageError: It is not, and the version was not published: the attempt cannot be repeated.
     """
-    if not os.path.exists(local_path):
+    if not Path(local_path).exists():
         raise StorageError(
             "the delta to commit is gone and its version was not published",
             file=local_path,

@@ -24,8 +24,8 @@ DEFAULT_STORE_NAME = "default"
 TEMPORARY_PREFIX = ".tmp-"
 
 _STATE_FILE = re.compile(r"([1-9][0-9]*)(?:_([0-9a-f]{32}))?\.(delta|snapshot)\.arrows")
-# <version>.delta and .snapshot are HDFSBackedStateStoreProvider's; .zip and .changelog RocksDB's, in
-# checkpoint format v2 with an ID; a dot and a "crc" file belongs to either.
+# <version>.delta and .snapshot are HDFSBackedStateStoreProvider's; .zip and .changelog RocksDB's,
+# in checkpoint format v2 with an ID; a dot and a "crc" file belongs to either.
 _OTHER_PROVIDER = (
     (re.compile(r"[0-9]+\.(delta|snapshot)"), "HDFSBackedStateStoreProvider"),
     (re.compile(r"[0-9]+(_[0-9A-Za-z-]+)*\.(zip|changelog)"), "RocksDBStateStoreProvider"),
@@ -34,7 +34,7 @@ _OTHER_PROVIDER = (
 
 @dataclass(frozen=True, slots=True)
 class StateFileName:
-    """A state file's name taken apart; checkpoint_id is None for a delta of checkpoint format v1."""
+    """A state file's name taken apart; no checkpoint_id for a delta of checkpoint format v1."""
 
     kind: FileKind
     version: int
@@ -97,9 +97,9 @@ def parse_state_file_name(name: str) -> StateFileName | None:
     if match is None:
         return None
     version, checkpoint_id, kind = match.groups()
-    if kind == "snapshot":
-        return None if checkpoint_id is None else StateFileName(kind, int(version), checkpoint_id)
-    return StateFileName("delta", int(version), checkpoint_id)
+    if kind == "delta":
+        return StateFileName("delta", int(version), checkpoint_id)
+    return None if checkpoint_id is None else StateFileName("snapshot", int(version), checkpoint_id)
 
 
 def is_temporary(name: str) -> bool:
@@ -117,7 +117,7 @@ def other_provider(names: list[str]) -> tuple[str, str] | None:
 
 
 def store_of_ref(store: StoreName, ref: FileRef) -> StoreName:
-    """Return the store a referenced file says it belongs to: this one, or the one its path leads to."""
+    """Return the store a referenced file belongs to: this one, or where its path leads."""
     if not ref.is_foreign:
         return store
     path = posixpath.normpath(posixpath.join(store_directory("", store), ref.path))

@@ -115,7 +115,7 @@ def check_ref(trailer: Trailer, size: int, ref: FileRef, path: str) -> None:
             expected=ref.lineage,
             found=trailer.lineage,
             to_fix="go back to an older version, or use checkpoint format v2 "
-            "(spark.sql.streaming.stateStore.checkpointFormatVersion=2), which keeps attempts apart",
+            "(spark.sql.streaming.stateStore.checkpointFormatVersion=2): it keeps attempts apart",
         )
     same_attempt = trailer.checkpoint_id == ref.checkpoint_id
     if (

@@ -1,7 +1,7 @@
 """Restore: from a version to the verified local files that make it, without listing a directory.
 
-The delta of version V names every file before it. A damaged or missing snapshot is replaced by the files
-its own version's delta names, a longer chain; a damaged delta has no replacement.
+The delta of version V names every file before it. A damaged or missing snapshot is replaced by the
+files its own version's delta names, a longer chain; a damaged delta has no replacement.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def restore_version(
         version: At least 1.
         checkpoint_id: The attempt in checkpoint format v2, None in v1.
 
-    Guarantee: every byte of every returned file was checked, and every file is the one the version was
-    built on.
+    Guarantee: every byte of every returned file was checked, and every file is the one the version
+    was built on.
 
     Raises:
         NotFoundError: The version, or a delta it needs, is not there.
@@ -130,24 +130,29 @@ def files_before_snapshot(
         cause: Why the snapshot cannot be used, raised when nothing stands for it.
 
     Raises:
-        The cause, or NotFoundError without one: The delta was expired or does not lead to the same rows.
+        The cause, or NotFoundError without one: The delta was expired or does not lead to the same
+            rows.
     """
     snapshot = refs[index]
     try:
         delta = read_delta_trailer(location, snapshot.version, snapshot.checkpoint_id)
         follower = refs[index + 1] if index + 1 < len(refs) else None
         if follower is not None and not follower.is_foreign:
-            parent = read_trailer(location, follower.path).trailer.parent
-            if parent is None or parent.lineage != delta.trailer.lineage:
-                raise NotFoundError(
-                    "the delta of a snapshot's version was replaced",
-                    kind="version-not-found",
-                    version=snapshot.version,
-                    to_fix="load a newer version",
-                )
+            _check_follower(location, follower, delta)
     except (NotFoundError, FencedError, CorruptionError) as error:
         raise (cause or error) from error
     return (*delta.trailer.files, delta.ref)
+
+
+def _check_follower(location: StoreLocation, follower: FileRef, delta: PublishedFile) -> None:
+    parent = read_trailer(location, follower.path).trailer.parent
+    if parent is None or parent.lineage != delta.trailer.lineage:
+        raise NotFoundError(
+            "the delta of a snapshot's version was replaced",
+            kind="version-not-found",
+            version=delta.trailer.version,
+            to_fix="load a newer version",
+        )
 
 
 def restore_from_snapshot(
@@ -225,7 +230,8 @@ def check_settings(
             store=str(trailer.store),
             checkpoint=trailer.backend,
             query=backend,
-            to_fix="set spark.sql.streaming.stateStore.providerClass back to that backend's provider",
+            to_fix="set spark.sql.streaming.stateStore.providerClass back to that backend's "
+            "provider",
         )
     if num_partitions is not None and trailer.num_partitions != num_partitions:
         raise IncompatibleError(
@@ -234,8 +240,8 @@ def check_settings(
             store=str(trailer.store),
             checkpoint=trailer.num_partitions,
             query=num_partitions,
-            to_fix=f"set spark.sql.shuffle.partitions back to {trailer.num_partitions}, or change the "
-            "number of state partitions by rescaling the checkpoint (statestore rescale)",
+            to_fix=f"set spark.sql.shuffle.partitions back to {trailer.num_partitions}, or change "
+            "the number of state partitions by rescaling the checkpoint (statestore rescale)",
         )
     if max_parallelism not in (0, trailer.max_parallelism):
         raise IncompatibleError(

@@ -1,13 +1,15 @@
 """Retention: which files of a store may go.
 
-Everything at or above the low-water mark stays: the oldest version that must stay loadable, the snapshot
-it starts from, and the files that would stand for that snapshot if it were damaged. The base of a version
-is never newer than the base of the version after it, so one walk along the lineage finds the mark.
+Everything at or above the low-water mark stays: the oldest version that must stay loadable, the
+snapshot it starts from, and the files that would stand for that snapshot if it were damaged. The
+base of a version is never newer than the base of the version after it, so one walk along the
+lineage finds the mark.
 """
 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -93,10 +95,8 @@ def _walk_lineage(
         # Expired before, or replaced in format v1: what is reached so far decides.
         logger.info("lineage ends early: store=%s, error=%s", location.store, error)
     refs = (*head.trailer.files, head.ref)
-    try:
+    with suppress(NotFoundError, FencedError, CorruptionError):
         refs = deltas_since(location, head, mark)
-    except (NotFoundError, FencedError, CorruptionError):
-        pass
     return mark, {ref.version: ref.checkpoint_id for ref in refs}
 
 

@@ -1,13 +1,12 @@
 """Snapshots: when one is worth it, and writing it from the files of a version.
 
-A snapshot only makes restores shorter. It is written from published files and published under a name of
-its own, so it can run beside commits and be lost at any moment.
+A snapshot only makes restores shorter. It is written from published files and published under a
+name of its own, so it can run beside commits and be lost at any moment.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,7 +99,8 @@ class SnapshotWriter:
                     version=head.version,
                     expected=head.num_keys,
                     found=num_rows,
-                    to_fix="report it with the query's stateful operators; no snapshot was published",
+                    to_fix="report it with the query's stateful operators; no snapshot was "
+                    "published",
                 )
             return self._publish(restored, local_path, name)
         finally:
@@ -126,7 +126,7 @@ class SnapshotWriter:
 
     def _publish(self, restored: RestoredVersion, local_path: str, name: str) -> PublishedFile:
         head = restored.head.trailer
-        length = os.path.getsize(local_path)
+        length = Path(local_path).stat().st_size
         blocks = describe_stream(local_path, length, head.max_parallelism)
         trailer = Trailer(
             kind="snapshot",
@@ -153,8 +153,8 @@ class SnapshotWriter:
         try:
             self.location.io.publish(local_path, path, sync=sync, overwrite=False)
         except FencedError:
-            # Another engine was first. Trailers may name its file already, so it must stay, unless it
-            # is damaged.
+            # Another engine was first. Trailers may name its file already, so it must stay, unless
+            # it is damaged.
             existing = self._read_existing(name)
             if existing is not None:
                 return existing

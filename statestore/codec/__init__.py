@@ -1,1 +1,1 @@
-"""The bytes of state files: trailer, Arrow stream, rows. Knows local paths and buffers, no storage."""
+"""The bytes of state files: trailer, Arrow stream, rows. Knows local paths, no storage."""

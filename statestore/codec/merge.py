@@ -1,13 +1,14 @@
 """Merging of sorted runs, last writer wins, vectorised, in bounded memory.
 
-A run is a state file; runs are given oldest first. `merge_runs` walks them slice by slice in file order
-(rank of the key group, column family, key), so that never more than a slice of the state is in memory.
+A run is a state file; runs are given oldest first. `merge_runs` walks them slice by slice in file
+order (rank of the key group, column family, key), so that never more than a slice of the state is
+in memory.
 """
 
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,11 +41,12 @@ class _Cursor:
         self._start = 0
 
     def take_until(self, end: RowKey | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows from where the last call stopped up to a key, exclusive; None for the rest."""
-        while self._batch is not None or self._next_batch():
-            batch = self._batch
-            assert batch is not None
-            stop = batch.num_rows if end is None else self._find(end)
+        """Yield the rows from where the last call stopped up to a key, None for all."""
+        while True:
+            batch = self._batch or self._next_batch()
+            if batch is None:
+                return
+            stop = batch.num_rows if end is None else self._find(batch, end)
             if stop > self._start:
                 yield batch.slice(self._start, stop - self._start)
                 self._start = stop
@@ -52,22 +54,21 @@ class _Cursor:
                 return
             self._batch = None
 
-    def _next_batch(self) -> bool:
+    def _next_batch(self) -> pa.RecordBatch | None:
         if self._index + 1 >= self._run.num_batches:
-            return False
+            return None
         self._index += 1
         self._batch = self._run.batch(self._index)
         self._groups = sort_group(self._batch, self._max_parallelism)
         self._start = 0
-        return True
+        return self._batch
 
-    def _find(self, end: RowKey) -> int:
+    def _find(self, batch: pa.RecordBatch, end: RowKey) -> int:
         """Return the first row of the batch at or behind a key."""
         group, key = end
         low = int(np.searchsorted(self._groups, group, "left"))
         high = int(np.searchsorted(self._groups, group, "right"))
-        assert self._batch is not None
-        keys = self._batch.column(3)
+        keys = batch.column(3)
         found = bisect.bisect_left(range(low, high), key, key=lambda row: keys[row].as_py())
         return max(low + found, self._start)
 
@@ -85,8 +86,8 @@ def merge_runs(
     Args:
         runs: Oldest first; each sorted by (rank, column family, key).
         max_parallelism: Number of key groups.
-        partition, num_partitions: When partition is given, rows whose key group is not of this state
-            partition are skipped.
+        partition: When given, rows whose key group is not of this state partition are skipped.
+        num_partitions: Number of state partitions.
         slice_bytes: About how many bytes of rows are merged at a time.
 
     Yields:
@@ -151,8 +152,8 @@ def merge_rows(
         max_parallelism: Number of key groups.
 
     Returns:
-        Puts only, in file order. A key with merges has its put's value, if any after the last delete,
-        with the merged values appended in order of age.
+        Puts only, in file order. A key with merges has its put's value, if any after the last
+        delete, with the merged values appended in order of age.
     """
     # Imported here because an engine that only loads and commits never needs it.
     import pyarrow.compute as pc
@@ -206,8 +207,8 @@ def _live_rows(batch: pa.RecordBatch, groups: npt.NDArray[np.uint32]) -> pa.Reco
     starts_key = np.ones(num_rows, bool)
     if num_rows > 1:
         other_key = pc.not_equal(keys.slice(1), keys.slice(0, num_rows - 1))
-        other_key = to_numpy(other_key.cast(pa.uint8()), np.uint8).astype(bool)
-        starts_key[1:] = other_key | (groups[1:] != groups[:-1])
+        differs = to_numpy(other_key.cast(pa.uint8()), np.uint8).astype(bool)
+        starts_key[1:] = differs | (groups[1:] != groups[:-1])
     if not (ops == MERGE).any():
         ends_key = np.append(starts_key[1:], True)
         keep = ends_key & (ops == PUT)
@@ -233,15 +234,21 @@ def _with_merges(
     starts = np.flatnonzero(np.append(True, kept_keys[1:] != kept_keys[:-1]))
     # The values of one key lie side by side now, so dropping the offsets between them joins them.
     values = kept.column(4)
-    _, offsets_buffer, data = values.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32)[
-        values.offset : values.offset + len(values) + 1
-    ]
+    data = values.buffers()[2]
+    offsets = _offsets(values)
     joined = np.append(offsets[starts], offsets[-1]).astype(np.int32)
     firsts = kept.take(from_numpy(starts, pa.int64()))
-    column = pa.Array.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(joined), data])
+    column = pa.Array.from_buffers(
+        pa.binary(), len(starts), [None, pa.py_buffer(joined.data), data]
+    )
     columns = [*firsts.columns[:4], column]
     return _as_puts(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+
+
+def _offsets(values: pa.Array[Any]) -> npt.NDArray[np.int32]:
+    buffer = values.buffers()[1]
+    raw = memoryview(bytes(4) if buffer is None else buffer)
+    return np.frombuffer(raw, np.int32)[values.offset : values.offset + len(values) + 1]
 
 
 def _pick(batch: pa.RecordBatch, mask: npt.NDArray[np.bool_]) -> pa.RecordBatch:

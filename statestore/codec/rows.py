@@ -19,15 +19,14 @@ if TYPE_CHECKING:
 
 PUT, DELETE, MERGE = 0, 1, 2
 
-SCHEMA = pa.schema(
-    [
-        pa.field("key_group", pa.uint16(), nullable=False),
-        pa.field("column_family", pa.uint16(), nullable=False),
-        pa.field("op", pa.uint8(), nullable=False),
-        pa.field("key", pa.binary(), nullable=False),
-        pa.field("value", pa.binary(), nullable=True),
-    ]
-)
+_FIELDS: list[pa.Field[Any]] = [
+    pa.field("key_group", pa.uint16(), nullable=False),
+    pa.field("column_family", pa.uint16(), nullable=False),
+    pa.field("op", pa.uint8(), nullable=False),
+    pa.field("key", pa.binary(), nullable=False),
+    pa.field("value", pa.binary(), nullable=True),
+]
+SCHEMA = pa.schema(_FIELDS)
 
 MAX_BLOCK_ROWS = 65_536
 MAX_BLOCK_BYTES = 16 * 1024 * 1024
@@ -62,36 +61,39 @@ def batch_from_rows(rows: Iterable[Row], max_parallelism: int) -> pa.RecordBatch
 
 def write_options(compression: str) -> ipc.IpcWriteOptions:
     """Return Arrow's options for the option file.compression, "none" or "zstd"."""
-    return ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+    return ipc.IpcWriteOptions(compression="zstd" if compression == "zstd" else None)
 
 
-def from_numpy(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+def from_numpy(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array[Any]:
     """Return a numpy array of the same width as an Arrow array, without copying.
 
-    `pa.array` would import pandas when it is installed, which takes longer than starting the engine.
-    An empty array serves every type.
+    `pa.array` would import pandas when it is installed, which takes longer than starting the
+    engine. An empty array serves every type.
     """
     if len(values) == 0:
-        return pa.nulls(0, kind)
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+        nothing = pa.py_buffer(bytes(8))
+        return pa.Array.from_buffers(kind, 0, [None, *[nothing] * (kind.num_buffers - 1)])
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values.data)])
 
 
-def to_numpy(column: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return a fixed-width Arrow array without nulls as a numpy array, without copying or pandas."""
+def to_numpy(column: pa.Array[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return a fixed-width Arrow array without nulls as numpy, without copying or pandas."""
     _, data = column.buffers()
     if data is None:
         return np.empty(0, dtype)
-    return np.frombuffer(data, dtype)[column.offset : column.offset + len(column)]
+    return np.frombuffer(memoryview(data), dtype)[column.offset : column.offset + len(column)]
 
 
 def sort_group(batch: pa.RecordBatch, max_parallelism: int) -> npt.NDArray[np.uint32]:
     """Return rank * 65536 + column family of each row: file order is by this, then by key."""
     ranks = rank_table(max_parallelism)[to_numpy(batch.column(0), np.uint16)]
-    return ranks.astype(np.uint32) << 16 | to_numpy(batch.column(1), np.uint16)
+    families: npt.NDArray[np.uint32] = to_numpy(batch.column(1), np.uint16).astype(np.uint32)
+    groups: npt.NDArray[np.uint32] = ranks.astype(np.uint32) << np.uint32(16) | families
+    return groups
 
 
 def check_key_group_order(
-    key_groups: pa.Array, previous_rank: int, max_parallelism: int, path: str
+    key_groups: pa.Array[Any], previous_rank: int, max_parallelism: int, path: str
 ) -> int:
     """Check that key groups of a block are in range and in rank order; return the last rank.
 

@@ -1,14 +1,15 @@
 """State files on the local disk: an Arrow IPC stream with a trailer behind it.
 
-Writing: the stream is complete already (the shim or SnapshotWriter wrote it); `describe_stream` finds
-its messages and `append_trailer` seals the file. Reading: `StateFile` maps the file and hands out a
-record batch only after the CRC32C of its block was checked.
+Writing: the stream is complete already (the shim or SnapshotWriter wrote it); `describe_stream`
+finds its messages and `append_trailer` seals the file. Reading: `StateFile` maps the file and hands
+out a record batch only after the CRC32C of its block was checked.
 """
 
 from __future__ import annotations
 
-import os
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import pyarrow as pa
@@ -56,7 +57,7 @@ def describe_stream(path: str, length: int, max_parallelism: int) -> tuple[Block
     key_groups = ipc.open_stream(pa.BufferReader(whole), options=only_key_group)
     blocks = [_block(whole, 0, ends[0])]
     rank = 0
-    for start, end in zip(ends[:-2], ends[1:-1], strict=True):
+    for start, end in pairwise(ends[:-1]):
         column = key_groups.read_next_batch().column(0)
         rank = check_key_group_order(column, rank, max_parallelism, path)
         blocks.append(_block(whole, start, end, column))
@@ -84,7 +85,7 @@ def _message_ends(whole: pa.Buffer, path: str) -> list[int]:
     return ends
 
 
-def _block(whole: pa.Buffer, start: int, end: int, column: pa.Array | None = None) -> Block:
+def _block(whole: pa.Buffer, start: int, end: int, column: pa.Array[Any] | None = None) -> Block:
     crc32c = google_crc32c.value(whole.slice(start, end - start))
     if column is None or len(column) == 0:
         return Block(start, end - start, 0, crc32c, -1, -1)
@@ -106,7 +107,8 @@ def _not_a_stream(path: str, length: int, found: str) -> InvalidArgumentError:
 def append_trailer(path: str, trailer: Trailer) -> int:
     """Seal a file whose Arrow stream is complete; whatever stood behind the stream is cut off.
 
-    Guarantee: on return the file is whole but not yet durable. After a raise it can be sealed again.
+    Guarantee: on return the file is whole but not yet durable. After a raise it can be sealed
+        again.
 
     Returns:
         Bytes of the whole file.
@@ -141,7 +143,7 @@ class StateFile:
         """
         self.path = path
         # An empty file cannot be mapped.
-        self._whole = _map(path) if os.stat(path).st_size else pa.py_buffer(b"")
+        self._whole = _map(path) if Path(path).stat().st_size else pa.py_buffer(b"")
         self.size = self._whole.size
         end = self._whole.slice(max(self.size - TAIL_BYTES, 0)).to_pybytes()
         needed = trailer_length(end, self.size, path) + END_LENGTH

@@ -2,8 +2,8 @@
 
     | Arrow IPC stream | trailer JSON | length u32 LE | CRC32C u32 LE | magic, format version |
 
-The invariant: the blocks of a trailer cover the Arrow stream without a gap, so that together with the
-trailer's own CRC32C and the magic every byte of the file is checked.
+The invariant: the blocks of a trailer cover the Arrow stream without a gap, so that together with
+the trailer's own CRC32C and the magic every byte of the file is checked.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class Trailer:
     def version_ref(self) -> VersionRef:
         """The version this file makes (delta) or summarises (snapshot).
 
-        A snapshot's `parent` is the version it summarises, so that both kinds answer the lineage that
-        the next delta names as its parent.
+        A snapshot's `parent` is the version it summarises, so that both kinds answer the lineage
+        that the next delta names as its parent.
         """
         if self.kind == "snapshot" and self.parent is not None:
             return self.parent
@@ -189,8 +189,8 @@ class Trailer:
 def compute_lineage(parent: VersionRef | None, blocks: tuple[Block, ...]) -> str:
     """Return the lineage of a file, 32 hex digits.
 
-    BLAKE2b-128 over the parent's lineage (empty without a parent) and each block's length and CRC32C
-    as u64 and u32 little endian. Equal content on an equal parent gives an equal lineage.
+    BLAKE2b-128 over the parent's lineage (empty without a parent) and each block's length and
+    CRC32C as u64 and u32 little endian. Equal content on an equal parent gives an equal lineage.
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update((parent.lineage if parent else "").encode())

@@ -1,15 +1,15 @@
 """Errors of the package: one tree, cut by what a caller would do about it.
 
     StateStoreError
-    ├── InvalidArgumentError (ValueError)   an option or argument is out of range: change it
-    ├── NotFoundError (LookupError)         a version or file is not there: ask for another one
-    ├── IncompatibleError                   the checkpoint was made with other settings: change them back
-    ├── FencedError                         another attempt wrote this version: reload, do not retry
-    ├── StoreClosedError                    the handle was committed, aborted or closed: begin anew
-    ├── CorruptionError                     a file is damaged: names file, offset, expected and found
-    ├── StorageError                        the storage failed: `retryable` says whether to try again
-    ├── ProtocolError                       shim and engine do not speak the same protocol
-    └── InternalError                       a bug of this package
+    ├── InvalidArgumentError (ValueError)  an option or argument is out of range: change it
+    ├── NotFoundError (LookupError)        a version or file is not there: ask for another one
+    ├── IncompatibleError                  the checkpoint has other settings: change them back
+    ├── FencedError                        another attempt wrote this version: reload, do not retry
+    ├── StoreClosedError                   the handle was committed, aborted or closed: begin anew
+    ├── CorruptionError                    a file is damaged: file, offset, expected, found
+    ├── StorageError                       the storage failed: `retryable` says whether to retry
+    ├── ProtocolError                      shim and engine do not speak the same protocol
+    └── InternalError                      a bug of this package
 
 Every error has a `kind` of KINDS (append-only, never renamed), `fields` with the real values, and
 `to_fix`, what the reader should do. Values never hold secrets or row contents.

@@ -1,9 +1,9 @@
 """Key groups: the smallest unit of state that moves in a rescale.
 
-`key_group = pmod(h, G)` where h is Spark's Murmur3 (seed 42) of the partition-key columns and G is the
-max parallelism. State partition p of N owns `{g : g mod N = p}`, which is Spark's own routing for every N
-that divides G. Files order rows by the rank of their key group, which puts the key groups of a future
-state partition next to each other.
+`key_group = pmod(h, G)` where h is Spark's Murmur3 (seed 42) of the partition-key columns and G is
+the max parallelism. State partition p of N owns `{g : g mod N = p}`, which is Spark's own routing
+for every N that divides G. Files order rows by the rank of their key group, which puts the key
+groups of a future state partition next to each other.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ def rank_table(max_parallelism: int) -> npt.NDArray[np.uint16]:
     _check_range("max_parallelism", max_parallelism)
     num_bits = (max_parallelism & -max_parallelism).bit_length() - 1
     odd = max_parallelism >> num_bits
-    rest = np.arange(max_parallelism, dtype=np.uint32)
-    reversed_bits = np.zeros(max_parallelism, dtype=np.uint32)
+    rest: npt.NDArray[np.uint32] = np.arange(max_parallelism, dtype=np.uint32)
+    reversed_bits: npt.NDArray[np.uint32] = np.zeros(max_parallelism, dtype=np.uint32)
     for _ in range(num_bits):
-        reversed_bits = reversed_bits << 1 | rest & 1
-        rest >>= 1
-    table = (reversed_bits * odd + rest).astype(np.uint16)
+        reversed_bits = reversed_bits << np.uint32(1) | rest & np.uint32(1)
+        rest = rest >> np.uint32(1)
+    table = (reversed_bits * np.uint32(odd) + rest).astype(np.uint16)
     table.setflags(write=False)
     return table
 
@@ -106,7 +106,8 @@ def _check_range(name: str, value: int) -> None:
     if not 1 <= value <= MAX_PARALLELISM_LIMIT:
         raise InvalidArgumentError(
             f"{name.replace('_', ' ')} is out of range",
-            **{name: value},
+            name=name,
+            value=value,
             minimum=1,
             maximum=MAX_PARALLELISM_LIMIT,
             to_fix=f"choose a number from 1 to {MAX_PARALLELISM_LIMIT}",

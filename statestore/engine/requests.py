@@ -1,4 +1,4 @@
-"""Requests and replies of docs/protocol.md as JSON: reading fields with their types, naming what is wrong."""
+"""Requests of docs/protocol.md: reading their fields, naming what is wrong with one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statestore.core.errors import IncompatibleError, InvalidArgumentError, Prot
 from statestore.core.ids import is_checkpoint_id
 from statestore.core.options import StateStoreOptions
 
-T = TypeVar("T", int, str, bool, dict, list)
+T = TypeVar("T", int, str, bool, dict[str, Any], list[Any])
 
 
 class Request:

@@ -1,7 +1,7 @@
 """The scratch directory an engine shares with its JVM: deltas to commit, snapshots being written.
 
-Whoever uses one holds a shared lock on its `lock` file, JVM and engine alike. A directory whose lock
-nobody holds has lost both, and the next engine started beside it removes it.
+Whoever uses one holds a shared lock on its `lock` file, JVM and engine alike. A directory whose
+lock nobody holds has lost both, and the next engine started beside it removes it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MIN_STALE_MS = 60_000
 class ScratchDirectory:
     """A scratch directory in use by this process.
 
-    Locks are POSIX record locks, the kind a JVM's FileChannel takes; closing any descriptor of a lock
-    file would drop the process's lock on it, so it is opened exactly once.
+    Locks are POSIX record locks, the kind a JVM's FileChannel takes; closing any descriptor of a
+    lock file would drop the process's lock on it, so it is opened exactly once.
     """
 
     def __init__(self, path: str) -> None:
@@ -38,7 +38,7 @@ class ScratchDirectory:
             OSError: It cannot be made or locked.
         """
         self.path = path
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._descriptor = os.open(f"{path}/{LOCK_NAME}", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.lockf(self._descriptor, fcntl.LOCK_SH)
 

@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from statestore.backends.filesystem.versions import BACKEND, SnapshotStatus
@@ -88,7 +89,7 @@ class EngineService:
     def _dispatch(self, request: str) -> Reply:
         fields = json.loads(request)
         op = fields.get("op") if isinstance(fields, dict) else None
-        operation = self._operations.get(op) if isinstance(op, str) else None
+        operation = self._operations.get(str(op))
         if operation is None:
             raise ProtocolError(
                 "the engine does not know this call",
@@ -97,7 +98,7 @@ class EngineService:
                 to_fix="use the shim and the package of one version",
             )
         with self._lock:
-            self._calls[op] += 1
+            self._calls[str(op)] += 1
         return operation(Request(fields))
 
     def _session(self, request: Request) -> Session:
@@ -261,8 +262,7 @@ def _snapshot(status: SnapshotStatus) -> Reply:
 
 def _rss_bytes() -> int:
     try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         import resource
 

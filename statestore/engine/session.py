@@ -1,7 +1,7 @@
 """Session: one store that this engine serves, with its lock and its snapshot in flight.
 
-A session is only a memory of what storage says. An engine that knows nothing of a store answers every
-call the same, just slower; hence no call needs an earlier one.
+A session is only a memory of what storage says. An engine that knows nothing of a store answers
+every call the same, just slower; hence no call needs an earlier one.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def _lower_priority() -> None:
 class Session:
     """One open store.
 
-    States: open, then closed for good. Loads and commits take turns under the session's lock; a snapshot
-    runs in a thread of the pool and takes no lock that a commit waits for; at most one is in flight.
+    States: open, then closed for good. Loads and commits take turns under the session's lock; a
+    snapshot runs in a thread of the pool and takes no lock that a commit waits for; at most one is
+    in flight.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Session:
         *,
         force_snapshot: bool,
     ) -> tuple[PublishedFile, CommitTimes, SnapshotStatus]:
-        """Make a version durable, then start a snapshot when it is due; see StoreVersions.commit."""
+        """Make a version durable, start a snapshot when it is due; see StoreVersions.commit."""
         with self._turn:
             self._check_open()
             published, times = self.versions.commit(new, local_path, arrow_length, options)
@@ -121,8 +122,8 @@ class Session:
         """Take a snapshot when it is due and wait for it; delete what retention allows.
 
         Raises:
-            NotFoundError, CorruptionError, IncompatibleError, StorageError: The version cannot be read,
-                or the snapshot or the cleanup failed; the store is as loadable as before.
+            NotFoundError, CorruptionError, IncompatibleError, StorageError: The version cannot be
+                read, or the snapshot or the cleanup failed; the store is as loadable as before.
         """
         self._check_open()
         head = self.versions.head(version, checkpoint_id)
@@ -133,7 +134,7 @@ class Session:
         return self.versions.clean_up(head, options) if cleanup else Cleanup()
 
     def close(self) -> None:
-        """Refuse further calls; a snapshot in flight goes on, it is of use to whoever comes next."""
+        """Refuse further calls; a snapshot in flight goes on for whoever comes next."""
         with self._turn:
             self._is_closed = True
 

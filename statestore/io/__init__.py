@@ -1,1 +1,1 @@
-"""Storage behind one protocol, `FileIO`; the layers above assume no rename, no append, no hot listing."""
+"""Storage behind one protocol, `FileIO`; nothing above assumes rename, append or hot listing."""

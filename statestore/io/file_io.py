@@ -1,4 +1,4 @@
-"""The storage protocol: few calls, each with its guarantee, none that an object store could not give.
+"""The storage protocol: few calls, each with a guarantee that an object store can give too.
 
 Paths are absolute and use `/`. Every implementation is thread-safe.
 """
@@ -39,9 +39,9 @@ class FileIO(Protocol):
         Returns:
             Milliseconds spent waiting for the disk.
 
-        Guarantee: on return every reader sees the whole file, and with sync a power failure does not
-        take it away. After a raise the path holds either what it held before or the whole new file;
-        in the first case local_path is still there.
+        Guarantee: on return every reader sees the whole file, and with sync a power failure does
+        not take it away. After a raise the path holds either what it held before or the whole new
+        file; in the first case local_path is still there.
 
         Raises:
             FencedError: overwrite is False and a file is there (kind file-exists).
@@ -63,14 +63,14 @@ class FileIO(Protocol):
         ...
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        """Return length bytes from an offset, fewer at the end of the file; errors as `read_tail`."""
+        """Return length bytes from an offset, fewer at the end; errors as `read_tail`."""
         ...
 
     def fetch(self, path: str) -> str:
         """Return a local path from which the file can be read and mapped; errors as `read_tail`.
 
-        Guarantee: the bytes do not change once the returned path is open; the name may be replaced or
-        deleted.
+        Guarantee: the bytes do not change once the returned path is open; the name may be replaced
+        or deleted.
         """
         ...
 

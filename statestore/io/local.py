@@ -29,7 +29,8 @@ TEMPORARY_PREFIX = ".tmp-"
 def resolve_local_path(uri: str) -> str:
     """Return the absolute local path of a `file:` URI or a plain path.
 
-    `file:/x`, `file:///x` and `file://localhost/x` are percent-decoded; a plain path is taken as it is.
+    `file:/x`, `file:///x` and `file://localhost/x` are percent-decoded; a plain path is taken as it
+    is.
 
     Raises:
         InvalidArgumentError: The URI is of another scheme, or the path is not absolute.

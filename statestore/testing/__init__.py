@@ -1,1 +1,1 @@
-"""For tests, the package's own and those of its users: faults, crashes, models, an engine client."""
+"""For tests, ours and those of users: faults, crashes, models, an engine client."""

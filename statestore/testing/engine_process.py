@@ -1,6 +1,7 @@
 """An engine process driven from Python the way the shim drives it from the JVM.
 
-Speaks the few lines of py4j's text protocol that the shim's calls need, over one connection a client.
+Speaks the few lines of py4j's text protocol that the shim's calls need, over one connection a
+client.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class EngineProcess:
     """A running engine. Use as a context manager, so that no engine outlives its test.
 
     Args:
-        scratch_directory: Shared with the engine, which makes it and removes it when its stdin ends.
+        scratch_directory: Shared with the engine, which makes it and removes it when its stdin
+            ends.
         version, protocol: What the handshake claims to be.
     """
 

@@ -1,1 +1,1 @@
-"""The filesystem backend: immutable sorted runs, shared between versions, mapped from state files."""
+"""The filesystem backend: immutable sorted runs, shared by versions, mapped from files."""

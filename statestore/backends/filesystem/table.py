@@ -1,7 +1,8 @@
 """A version in memory: an immutable tuple of sorted runs, shared with every other version.
 
-`apply` makes the next version out of all runs of this one and the delta; nothing is copied, so an older
-version stays readable as long as somebody holds it. Rows are looked up run by run, youngest first.
+`apply` makes the next version out of all runs of this one and the delta; nothing is copied, so an
+older version stays readable as long as somebody holds it. Rows are looked up run by run, youngest
+first.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Run:
 
 
 def _after_prefix(prefix: bytes) -> bytes | None:
-    """Return the least key greater than every key with the prefix; None when there is no such key."""
+    """Return the least key behind every key with the prefix, None when there is none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 

@@ -1,13 +1,12 @@
-"""The versions of one store: load, commit, snapshot, clean up. Used by engine and Python store alike.
+"""The versions of one store: load, commit, snapshot, clean up; for engine and Python store.
 
-Remembers the trailers of the two newest versions and the newest snapshot, which is all that a commit
-needs; everything else is on storage.
+Remembers the trailers of the two newest versions and the newest snapshot, which is all that a
+commit needs; everything else is on storage.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +81,8 @@ class Cleanup:
 class StoreVersions:
     """The versions of one store. Thread-safe: only memory is locked, never a storage call.
 
-    Commits and loads of one store must be ordered by the caller; snapshots and cleanups may run beside
-    them.
+    Commits and loads of one store must be ordered by the caller; snapshots and cleanups may run
+    beside them.
     """
 
     def __init__(self, location: StoreLocation, clock: Clock) -> None:
@@ -173,8 +172,9 @@ class StoreVersions:
             InvalidArgumentError, InternalError: The stream is not what `new` says.
         """
         cached = self._recall(new.parent) if new.parent else None
-        # Without memory of the parent this may be a new engine asked to repeat what the last one did.
-        if cached is None or not os.path.exists(local_path):
+        # Without memory of the parent this may be a new engine asked to repeat what the last one
+        # did.
+        if cached is None or not Path(local_path).exists():
             done = find_committed(self.location, new)
             if done is not None:
                 Path(local_path).unlink(missing_ok=True)
@@ -269,10 +269,11 @@ class StoreVersions:
     def changes(
         self, start_version: int, end_version: int, checkpoint_id: str | None
     ) -> tuple[PublishedFile, list[tuple[int, StateFile]]]:
-        """Return the deltas of a range of versions, opened and verified, and the last one's trailer.
+        """Return the deltas of a range of versions, opened and verified, and the last trailer.
 
         Args:
-            start_version, end_version: Inclusive, at least 1.
+            start_version: First version, at least 1.
+            end_version: Last version, inclusive.
             checkpoint_id: The attempt of end_version in checkpoint format v2, None in v1.
 
         Raises:

@@ -1,0 +1,196 @@
+"""Batch: writes on top of one version of a store, applied all or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from statestore.backends.filesystem.table import Run
+from statestore.codec.rows import DELETE, MERGE, PUT, Row, batch_from_rows
+from statestore.codec.trailer import ColumnFamily
+from statestore.core.errors import InvalidArgumentError, StoreClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from statestore.backends.filesystem.store import Store
+
+
+class Batch:
+    """Writes on top of one version, all or nothing. Not thread-safe."""
+
+    def __init__(self, store: Store, checkpoint_id: str) -> None:
+        """Use `Store.begin` instead."""
+        self._store = store
+        self._base = store.table
+        self._version = store.version
+        self.rows: dict[tuple[int, bytes], Row] = {}
+        """The staged rows by (column family, key)."""
+        self._is_done = False
+        self.column_families = store.column_families
+        self.checkpoint_id = checkpoint_id
+        self.is_rescalable = True
+        """Whether every key group was given and belongs to the store's state partition."""
+
+    def get(self, key: bytes, column_family: str = "default") -> bytes | None:
+        """Return the value of a key as this batch would leave it; errors as `Store.get`."""
+        self._check_open()
+        family = family_id(self.column_families, column_family)
+        row = self.rows.get((family, key))
+        if row is None:
+            return self._base.get(family, key)
+        if row.op == MERGE:
+            return (self._base.get(family, key) or b"") + (row.value or b"")
+        return row.value
+
+    def scan(
+        self, prefix: bytes = b"", *, key_group: int | None = None, column_family: str = "default"
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) in key order as the batch would leave it; errors as `Store.scan`."""
+        self._check_open()
+        run = Run([batch_from_rows(self.rows.values(), self._base.max_parallelism)])
+        table = self._base.apply(run, 0)
+        return table.scan(family_id(self.column_families, column_family), prefix, key_group)
+
+    def put(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        key_group: int | None = None,
+        column_family: str = "default",
+    ) -> None:
+        """Set the value of a key.
+
+        Args:
+            key: Bytes of the key.
+            value: Bytes of the value.
+            key_group: In [0, max_parallelism); None takes the one the key has, or for a new key
+                CRC32C(key) mod max_parallelism, which makes the store not rescalable by key groups.
+            column_family: Name of the column family.
+
+        Raises:
+            InvalidArgumentError: No such column family, or the key group is out of range or not the
+                one under which the key was written before.
+            StoreClosedError: The batch was committed or aborted.
+        """
+        self._stage(PUT, key, value, key_group, column_family)
+
+    def delete(
+        self, key: bytes, *, key_group: int | None = None, column_family: str = "default"
+    ) -> None:
+        """Delete a key; one that is not there is no error. Arguments and errors as `put`."""
+        self._stage(DELETE, key, None, key_group, column_family)
+
+    def merge(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        key_group: int | None = None,
+        column_family: str = "default",
+    ) -> None:
+        """Append bytes to the value of a key, or set it when there is none; errors as `put`."""
+        self._stage(MERGE, key, value, key_group, column_family)
+
+    def create_column_family(self, name: str, *, multi_values: bool = False) -> None:
+        """Add a column family unless it exists; it exists for good once the batch is committed.
+
+        Raises:
+            StoreClosedError: The batch was committed or aborted.
+        """
+        self._check_open()
+        if any(family.name == name for family in self.column_families):
+            return
+        number = max(family.id for family in self.column_families) + 1
+        added = ColumnFamily(number, name, multi_values=multi_values)
+        self.column_families = (*self.column_families, added)
+
+    def commit(self) -> int:
+        """Make every write of the batch durable as the next version and return its number.
+
+        Guarantee: on return a crash at any later point can open the version, and the store is
+        at it. After a raise the store is where it was and the batch can be committed again: the same
+        attempt, which succeeds without writing anew when the first one did reach the storage.
+
+        Raises:
+            FencedError: The store's version was replaced by another attempt. Open the store anew.
+            StorageError: The storage failed.
+            StoreClosedError: The batch was committed or aborted, or the store has moved on.
+        """
+        self._check_open()
+        if self._store.version != self._version:
+            raise StoreClosedError(
+                "the store has moved on since the batch began",
+                batch_version=self._version,
+                store_version=self._store.version,
+                to_fix="begin a new batch",
+            )
+        version = self._store.commit(self)
+        self._is_done = True
+        return version
+
+    def abort(self) -> None:
+        """Drop every write of the batch. Aborting a finished batch is harmless."""
+        self._is_done = True
+        self.rows.clear()
+
+    def _stage(
+        self, op: int, key: bytes, value: bytes | None, key_group: int | None, column_family: str
+    ) -> None:
+        self._check_open()
+        family = family_id(self.column_families, column_family)
+        staged = self.rows.get((family, key))
+        group = self._resolve_key_group(family, key, key_group, staged)
+        row = Row(group, family, op, key, value)
+        if op == MERGE and staged is not None:
+            is_appended = staged.op in (PUT, MERGE)
+            joined = (staged.value or b"") + (value or b"")
+            row = replace(row, op=staged.op if is_appended else PUT, value=joined)
+        self.rows[family, key] = row
+
+    def _resolve_key_group(
+        self, family: int, key: bytes, asked: int | None, staged: Row | None
+    ) -> int:
+        known = staged.key_group if staged else self._base.key_group_of(family, key)
+        group = asked if asked is not None else known
+        if group is None:
+            self.is_rescalable = False
+            return int(google_crc32c.value(key) % self._base.max_parallelism)
+        if not 0 <= group < self._base.max_parallelism or (known is not None and group != known):
+            raise InvalidArgumentError(
+                "key group of a key is out of range or not the one it was written under",
+                key=key[:16].hex(),
+                key_group=group,
+                known=known,
+                max_parallelism=self._base.max_parallelism,
+                to_fix="compute it the same way every time, or leave it out for keys that are "
+                "there",
+            )
+        if group % self._store.num_partitions != self._store.partition:
+            self.is_rescalable = False
+        return group
+
+    def _check_open(self) -> None:
+        self._store.check_open()
+        if self._is_done:
+            raise StoreClosedError("the batch was committed or aborted", to_fix="begin a new batch")
+
+
+def family_id(families: tuple[ColumnFamily, ...], name: str) -> int:
+    """Return the ID of a column family by its name.
+
+    Raises:
+        InvalidArgumentError: No such column family; names those there are.
+    """
+    for family in families:
+        if family.name == name:
+            return family.id
+    raise InvalidArgumentError(
+        "no such column family",
+        column_family=name,
+        known=", ".join(family.name for family in families),
+        to_fix="create it in the batch first",
+    )
