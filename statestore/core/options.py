@@ -116,7 +116,7 @@ TABLE: tuple[Option, ...] = (
         "0 takes the largest N * 2^k up to 32768, N being the number of state partitions.",
     ),
     Option(
-        "file.compression", "file_compression", "string", "none", scope="both",
+        "file.compression", "file_compression", "string", "zstd", scope="both",
         choices=("none", "zstd"),
         doc="Compression of the buffers in delta and snapshot files.",
     ),
@@ -178,7 +178,7 @@ class StateStoreOptions:
     """
 
     max_parallelism: int = 0
-    file_compression: str = "none"
+    file_compression: str = "zstd"
     overlay_max_bytes: int = 268435456
     snapshot_max_chain_length: int = 32
     snapshot_replay_ratio: float = 1.0
