@@ -53,6 +53,12 @@ object ShimErrors {
     }
   }
 
+  /** Whether another attempt of the same version came in between. */
+  def isFenced(cause: Throwable): Boolean = cause match {
+    case reported: EngineReportedException => reported.errorClass == "FencedError"
+    case _ => false
+  }
+
   /**
    * What a store raises when it cannot be loaded: `CANNOT_LOAD_STATE_STORE`, except for an argument
    * that the user has to change, which stays an IllegalArgumentException.

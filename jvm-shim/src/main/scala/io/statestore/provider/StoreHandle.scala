@@ -50,6 +50,7 @@ private[statestore] final class StoreHandle(
   private var holdsView = true
 
   view.families.foreach(family => open(family.family))
+  provider.registeredFamilies.filterNot(f => families.contains(f.name)).foreach(open)
   private val task = TaskContext.get()
   if (task != null) task.addTaskCompletionListener[Unit](_ => endOfTask())
 
@@ -137,9 +138,12 @@ private[statestore] final class StoreHandle(
       valueSchema: StructType,
       keyStateEncoderSpec: KeyStateEncoderSpec,
       useMultipleValuesPerKey: Boolean,
-      isInternal: Boolean): Unit =
+      isInternal: Boolean): Unit = {
     createColFamilyIfAbsent(
       colFamilyName, keySchema, valueSchema, keyStateEncoderSpec, useMultipleValuesPerKey, isInternal)
+    // The state data source registers with one read store and reads with the next.
+    provider.register(families(colFamilyName).family)
+  }
 
   override def createColFamilyIfAbsent(
       colFamilyName: String,
@@ -238,6 +242,8 @@ private[statestore] final class StoreHandle(
     } catch {
       case NonFatal(e) =>
         abort()
+        // Another attempt has replaced the version this view shows: the next one must load it.
+        if (ShimErrors.isFenced(e)) provider.forget(view)
         throw ShimErrors.cannotCommit(id, base.number + 1, e)
     }
   }

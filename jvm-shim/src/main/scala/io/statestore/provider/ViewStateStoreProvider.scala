@@ -30,7 +30,8 @@ abstract class ViewStateStoreProvider(backend: String)
 
   private val lock = new Object
   private var current: WorkingView = _
-  private var snapshotVersion = -1L
+  @volatile private var registered = Map.empty[String, ColumnFamily]
+  @volatile private var snapshotVersion = -1L
   private var latest: Option[(Long, String)] = None
   private var cleanedUpTo = 0L
   private var snapshotAskedAt = 0L
@@ -164,6 +165,16 @@ abstract class ViewStateStoreProvider(backend: String)
     throw new IllegalStateException(
       s"state store provider is closed: operation=$operation, store=${context.directory}")
   }
+
+  /** Column families registered for reading, which later read stores know too. */
+  private[statestore] def registeredFamilies: Iterable[ColumnFamily] = registered.values
+
+  private[statestore] def register(family: ColumnFamily): Unit =
+    lock.synchronized(registered += family.name -> family)
+
+  /** Gives the cached view up: what it shows is no longer what storage holds. */
+  private[statestore] def forget(view: WorkingView): Unit =
+    lock.synchronized(if (view eq current) current = null)
 
   private[statestore] def lastSnapshotVersion: Long = snapshotVersion
 
