@@ -61,9 +61,9 @@ setup() {
     "$interpreter" -m venv $venv
   fi
   echo "installing dependencies into $venv" >&2
-  $python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip hatchling editables
-  $python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-    --no-build-isolation --group dev --editable '.[cli,spark]'
+  local install=("$python" -m pip install --quiet --disable-pip-version-check -c constraints.txt)
+  "${install[@]}" pip
+  "${install[@]}" --build-constraint constraints.txt --group dev --editable '.[cli,spark]'
   printf '%s\n' "$wanted" >$venv/stamp
 }
 

@@ -40,6 +40,7 @@ FIRST_FILE_TIME_S = 1_700_000_000
 TIMEOUT_S = 300
 QUERIES = ("aircraft", "routes")
 NEWLINE = b"\n"
+CHAIN_LENGTH = "spark.sql.streaming.stateStore.snapshot.maxChainLength"
 LOAD_TIME = "rocksdbLoadLatencyMs"
 ROUTE = ["carrier", "flight", "origin", "dest"]
 
@@ -54,6 +55,7 @@ class Attempt:
     def __init__(self, number: int, work: Path) -> None:
         self.log = work / f"attempt-{number}.log"
         command = [sys.executable, str(JOB), "--jar", str(find_jar())]
+        command += ["--conf", f"{CHAIN_LENGTH}=8"]  # 20 batches would need no snapshot otherwise
         for name in ("input", "output", "checkpoint"):
             command += [f"--{name}", str(work / name)]
         with self.log.open("wb") as log:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -35,8 +36,9 @@ SCHEMA = """
 """
 
 
-def start_spark(jar: str, provider: str) -> SparkSession:
-    """Start Spark with its state in the state store."""
+def start_spark(jar: str, provider: str, conf: list[str]) -> SparkSession:
+    """Start Spark with its state in the state store, and further `key=value` configuration."""
+    settings: dict[str, Any] = dict(setting.split("=", 1) for setting in conf)
     return (
         SparkSession.builder.appName("flights")
         .master("local[2]")
@@ -45,6 +47,7 @@ def start_spark(jar: str, provider: str) -> SparkSession:
         .config("spark.sql.shuffle.partitions", 4)
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.ui.enabled", "false")
+        .config(map=settings)
         .getOrCreate()
     )
 
@@ -113,10 +116,13 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True, help="checkpoint directory")
     parser.add_argument("--jar", default=os.environ.get("STATESTORE_JAR", ""), help="shim jar")
     parser.add_argument("--provider", default=PROVIDER, help="state store provider")
+    parser.add_argument(
+        "--conf", action="append", default=[], help="Spark configuration, KEY=VALUE"
+    )
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
 
-    spark = start_spark(arguments.jar, arguments.provider)
+    spark = start_spark(arguments.jar, arguments.provider, arguments.conf)
     spark.streams.addListener(ProgressLog(arguments.output / "progress.jsonl"))
     flights = (
         spark.readStream.schema(SCHEMA)
