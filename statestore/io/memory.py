@@ -79,6 +79,11 @@ class MemoryFileIO:
     def make_directory(self, directory: str) -> None:
         """See FileIO; directories exist by being named."""
 
+    def paths(self) -> list[str]:
+        """Return the path of every file."""
+        with self._lock:
+            return list(self._files)
+
     def _get(self, path: str) -> tuple[bytes, int, int]:
         with self._lock:
             if path not in self._files:

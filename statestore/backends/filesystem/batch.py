@@ -112,8 +112,8 @@ class Batch:
         """Make every write of the batch durable as the next version and return its number.
 
         Guarantee: on return a crash at any later point can open the version, and the store is
-        at it. After a raise the store is where it was and the batch can be committed again: the same
-        attempt, which succeeds without writing anew when the first one did reach the storage.
+        at it. After a raise the store is where it was and the batch can be committed again: it is
+        the same attempt, and finds its file when the first try did reach the storage.
 
         Raises:
             FencedError: The store's version was replaced by another attempt. Open the store anew.

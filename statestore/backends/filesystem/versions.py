@@ -38,7 +38,7 @@ from statestore.checkpoint.trailers import (
     read_trailer,
 )
 from statestore.codec.state_file import StateFile
-from statestore.core.errors import NotFoundError
+from statestore.core.errors import NotFoundError, StorageError
 from statestore.core.key_groups import resolve_max_parallelism
 
 if TYPE_CHECKING:
@@ -191,16 +191,22 @@ class StoreVersions:
             )
         with self._lock:
             snapshot = self._snapshot
-        published, times = commit_delta(
-            self.location,
-            new,
-            parent,
-            snapshot,
-            local_path,
-            arrow_length,
-            sync=options.fsync_enabled,
-            clock=self._clock,
-        )
+        try:
+            published, times = commit_delta(
+                self.location,
+                new,
+                parent,
+                snapshot,
+                local_path,
+                arrow_length,
+                sync=options.fsync_enabled,
+                clock=self._clock,
+            )
+        except StorageError:
+            # The file may be there and only the reply lost: look before the next attempt writes.
+            with self._lock:
+                self._heads.clear()
+            raise
         self._remember(published)
         return published, times
 

@@ -1,0 +1,120 @@
+"""Storage that fails on purpose, before or after a call took effect."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from statestore.core.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from statestore.io.file_io import FileInfo, FileIO
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Which call fails.
+
+    Attributes:
+        index: Number of the call, from 0, among those that count.
+        happens: True when the call takes effect and only its reply is lost.
+        calls: Names of the calls that count; empty for all.
+    """
+
+    index: int
+    happens: bool = False
+    calls: tuple[str, ...] = ()
+
+
+class FaultFileIO:
+    """FileIO that passes calls on, fails the one a fault names, and can hold calls up.
+
+    Attributes:
+        fault: What fails next; None for nothing.
+        trace: Every call since the last `arm`, as "name file".
+        gate: Calls of `held_calls` wait while it is cleared.
+    """
+
+    def __init__(self, inner: FileIO) -> None:
+        self._inner = inner
+        self._num_calls = 0
+        self.fault: Fault | None = None
+        self.trace: list[str] = []
+        self.held_calls: tuple[str, ...] = ()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.num_held = 0
+
+    def arm(self, fault: Fault | None) -> None:
+        """Set what fails and start counting from 0."""
+        self.fault, self._num_calls, self.trace = fault, 0, []
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the armed fault was reached."""
+        return self.fault is not None and self._num_calls > self.fault.index
+
+    def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:
+        """See FileIO."""
+        return self._run(
+            "publish",
+            path,
+            lambda: self._inner.publish(local_path, path, sync=sync, overwrite=overwrite),
+        )
+
+    def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:
+        """See FileIO."""
+        self._run(
+            "write", path, lambda: self._inner.write(path, data, sync=sync, overwrite=overwrite)
+        )
+
+    def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
+        """See FileIO."""
+        return self._run("read_tail", path, lambda: self._inner.read_tail(path, num_bytes))
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        """See FileIO."""
+        return self._run("read_range", path, lambda: self._inner.read_range(path, offset, length))
+
+    def fetch(self, path: str) -> str:
+        """See FileIO."""
+        return self._run("fetch", path, lambda: self._inner.fetch(path))
+
+    def delete(self, path: str) -> None:
+        """See FileIO."""
+        self._run("delete", path, lambda: self._inner.delete(path))
+
+    def list(self, directory: str) -> list[FileInfo]:
+        """See FileIO."""
+        return self._run("list", directory, lambda: self._inner.list(directory))
+
+    def make_directory(self, directory: str) -> None:
+        """See FileIO."""
+        self._run("make_directory", directory, lambda: self._inner.make_directory(directory))
+
+    def _run(self, call: str, path: str, action: Callable[[], T]) -> T:
+        name = path.rsplit("/", 1)[-1]
+        if any(held in f"{call} {name}" for held in self.held_calls):
+            self.num_held += 1
+            self.gate.wait()
+        self.trace.append(f"{call} {name}")
+        fault = self.fault
+        if fault is None or (fault.calls and call not in fault.calls):
+            return action()
+        number, self._num_calls = self._num_calls, self._num_calls + 1
+        if number != fault.index:
+            return action()
+        if fault.happens:
+            action()
+        raise StorageError(
+            "injected fault",
+            call=call,
+            file=path,
+            happened=fault.happens,
+            to_fix="nothing; a test asked for it",
+        )

@@ -1,0 +1,144 @@
+"""The local disk: URIs, order of durable steps, and errors with a name."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from statestore.core.errors import (
+    FencedError,
+    InvalidArgumentError,
+    NotFoundError,
+    StorageError,
+)
+from statestore.core.ids import CountingIds
+from statestore.io import local
+from statestore.io.local import LocalFileIO, resolve_local_path
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        ("/data/ck", "/data/ck"),
+        ("/data/100%25/a b", "/data/100%25/a b"),
+        ("file:/data/ck", "/data/ck"),
+        ("file:///data/ck/", "/data/ck"),
+        ("file://localhost/data/ck", "/data/ck"),
+        ("file:/data/a%20b%25", "/data/a b%"),
+        ("file:/data/a?b#c", "/data/a?b#c"),
+    ],
+)
+def test_file_uris_and_paths_resolve(uri, path):
+    """Catches state written beside the checkpoint because of an escaped character."""
+    assert resolve_local_path(uri) == path
+
+
+@pytest.mark.parametrize("uri", ["s3a://bucket/ck", "hdfs:/ck", "file://host/ck", "relative/ck"])
+def test_other_schemes_are_refused_by_name(uri):
+    """Catches a directory called "s3a:" on the local disk."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        resolve_local_path(uri)
+
+    assert caught.value.kind == "unsupported-scheme"
+    assert uri in str(caught.value)
+
+
+@pytest.fixture
+def trace(monkeypatch):
+    """Names of the durable system calls, in order."""
+    calls = []
+    for name in ("fsync", "rename", "link", "unlink"):
+        real = getattr(os, name)
+
+        def record(*args, _name=name, _real=real, **kwargs):
+            target = args[0]
+            if isinstance(target, int):
+                target = os.readlink(f"/proc/self/fd/{target}")
+            calls.append(f"{_name} {Path(target).name}")
+            return _real(*args, **kwargs)
+
+        monkeypatch.setattr(os, name, record)
+    return calls
+
+
+def test_publish_syncs_file_then_renames_then_syncs_directory(tmp_path, trace):
+    """Catches an order in which a power failure leaves a name without bytes."""
+    (tmp_path / "dest").mkdir()
+    source = tmp_path / "scratch.arrows"
+    source.write_bytes(b"rows")
+
+    LocalFileIO().publish(str(source), f"{tmp_path}/dest/1", sync=True, overwrite=True)
+
+    assert trace == ["fsync scratch.arrows", "rename scratch.arrows", "fsync dest"]
+    assert (tmp_path / "dest" / "1").read_bytes() == b"rows"
+
+
+def test_publish_without_sync_only_renames(tmp_path, trace):
+    """Catches waiting for the disk although fsync.enabled is false."""
+    source = tmp_path / "scratch.arrows"
+    source.write_bytes(b"rows")
+
+    LocalFileIO().publish(str(source), f"{tmp_path}/1", sync=False, overwrite=True)
+
+    assert trace == ["rename scratch.arrows"]
+
+
+def test_publish_copies_when_scratch_is_on_another_file_system(tmp_path, monkeypatch, trace):
+    """Catches a commit that fails because executors keep scratch files in memory."""
+    real_rename = os.rename
+
+    def rename(source, path):
+        if "scratch" in str(source):
+            raise OSError(errno.EXDEV, "cross-device link")
+        real_rename(source, path)
+
+    monkeypatch.setattr(os, "rename", rename)
+    source = tmp_path / "scratch.arrows"
+    source.write_bytes(b"rows")
+
+    LocalFileIO(CountingIds()).publish(str(source), f"{tmp_path}/1", sync=True, overwrite=True)
+
+    assert (tmp_path / "1").read_bytes() == b"rows"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1"]
+    assert f"fsync .tmp-{1:032x}" in trace
+
+
+def test_publish_without_overwrite_leaves_what_is_there(tmp_path):
+    """Catches a snapshot that replaces one other trailers already name."""
+    source = tmp_path / "scratch.arrows"
+    source.write_bytes(b"new")
+    (tmp_path / "1").write_bytes(b"old")
+
+    with pytest.raises(FencedError) as caught:
+        LocalFileIO().publish(str(source), f"{tmp_path}/1", sync=False, overwrite=False)
+
+    assert caught.value.kind == "file-exists"
+    assert (tmp_path / "1").read_bytes() == b"old"
+    assert source.read_bytes() == b"new"
+
+
+def test_directory_gone_missing_file_and_full_disk_have_names(tmp_path, monkeypatch):
+    """Catches a bare OSError reaching the user."""
+    io = LocalFileIO()
+    source = tmp_path / "scratch.arrows"
+    source.write_bytes(b"rows")
+
+    with pytest.raises(StorageError) as gone:
+        io.publish(str(source), f"{tmp_path}/no/1", sync=False, overwrite=True)
+    with pytest.raises(NotFoundError) as missing:
+        io.read_tail(f"{tmp_path}/no", 10)
+    monkeypatch.setattr(local.os, "fsync", _full_disk)
+    with pytest.raises(StorageError) as full:
+        io.publish(str(source), f"{tmp_path}/1", sync=True, overwrite=True)
+
+    assert gone.value.kind == "directory-gone"
+    assert f"{tmp_path}/no" in str(gone.value)
+    assert missing.value.kind == "file-not-found"
+    assert full.value.kind == "storage-full"
+    assert source.exists()
+    assert io.list(f"{tmp_path}/no") == []
+
+
+def _full_disk(_descriptor):
+    raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,0 +1,124 @@
+"""Merging runs: last writer wins, merges append, deletes vanish, memory stays bounded."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statestore.codec.merge import merge_rows, merge_runs
+from statestore.codec.rows import DELETE, MERGE, PUT, Row, batch_from_rows
+from statestore.codec.state_file import StateFile, append_trailer, describe_stream
+from statestore.codec.trailer import RowCounts, StoreName, Trailer
+from statestore.core.key_groups import rank
+from statestore.testing.deltas import write_stream
+from statestore.testing.models import keys, values
+
+G = 12
+
+
+def group_of(key):
+    """A key group that is a function of the key."""
+    return sum(key) % G
+
+
+@st.composite
+def deltas(draw):
+    """Rows of a few versions; a key at most once in each."""
+    found = []
+    for _ in range(draw(st.integers(1, 5))):
+        chosen = draw(st.dictionaries(st.tuples(st.integers(0, 1), keys()), st.tuples(
+            st.sampled_from([PUT, PUT, DELETE, MERGE]), values()), max_size=12))  # fmt: skip
+        found.append(
+            [
+                Row(group_of(key), family, op, key, None if op == DELETE else value)
+                for (family, key), (op, value) in chosen.items()
+            ]
+        )
+    return found
+
+
+def expected_rows(versions):
+    """What a dict says, in file order."""
+    state = {}
+    for rows in versions:
+        for row in rows:
+            place = (row.column_family, row.key)
+            if row.op == DELETE:
+                state.pop(place, None)
+            elif row.op == MERGE:
+                state[place] = state.get(place, b"") + row.value
+            else:
+                state[place] = row.value
+    ordered = sorted(state, key=lambda place: (rank(group_of(place[1]), G), *place))
+    return [
+        {"key_group": group_of(key), "column_family": family, "op": PUT, "key": key, "value": value}
+        for family, key in ordered
+        for value in [state[family, key]]
+    ]
+
+
+@given(deltas())
+def test_merged_rows_are_what_a_dict_says(versions):
+    """Catches a lost update, a resurrected delete, or values appended in the wrong order."""
+    pieces = [batch_from_rows(rows, G) for rows in versions]
+
+    merged = merge_rows(pieces, list(range(len(pieces))), G)
+
+    assert merged.to_pylist() == expected_rows(versions)
+
+
+def write_run(directory, number, rows, **how):
+    """Rows as a sealed state file."""
+    path = f"{directory}/{number}"
+    length = write_stream(path, rows, G, **how)
+    blocks = describe_stream(path, length, G)
+    store = StoreName(0, 0)
+    append_trailer(
+        path,
+        Trailer(
+            "delta", "test", store, "filesystem", number + 1, "ab" * 16, 1, None, "", (), blocks,
+            RowCounts(put=len(rows)), 0, G, 1, True, (),
+        ),
+    )  # fmt: skip
+    return StateFile(path)
+
+
+@settings(max_examples=25)
+@given(versions=deltas(), slice_bytes=st.sampled_from([1, 64, 500]), zipped=st.booleans())
+def test_slices_make_no_difference(tmp_path_factory, versions, slice_bytes, zipped):
+    """Catches a row that falls between two slices or comes twice."""
+    directory = tmp_path_factory.mktemp("runs")
+    how = {"compression": "zstd" if zipped else "none", "block_rows": 3}
+    runs = [write_run(directory, number, rows, **how) for number, rows in enumerate(versions)]
+
+    merged = [
+        row
+        for batch in merge_runs(runs, G, slice_bytes=slice_bytes)
+        for row in batch.to_pylist()
+    ]
+
+    assert merged == expected_rows(versions)
+
+
+@pytest.mark.parametrize("slice_bytes", [20_000, 100_000])
+def test_memory_is_bounded_by_slices(tmp_path, slice_bytes):
+    """Catches a snapshot that holds the whole state in memory."""
+    versions = [
+        [Row(n % G, 0, PUT, b"%08d" % n, b"v" * 50) for n in range(start, 20_000, 3)]
+        for start in range(3)
+    ]
+    runs = [write_run(tmp_path, number, rows) for number, rows in enumerate(versions)]
+
+    batches = list(merge_runs(runs, G, slice_bytes=slice_bytes))
+
+    assert sum(batch.num_rows for batch in batches) == 20_000
+    assert max(batch.nbytes for batch in batches) < 1.5 * slice_bytes
+
+
+def test_rows_of_other_partitions_are_skipped(tmp_path):
+    """Catches a file shared after a rescale bringing foreign rows in."""
+    rows = [Row(group, 0, PUT, bytes([group]), b"") for group in range(G)]
+    run = write_run(tmp_path, 0, rows)
+
+    merged = list(merge_runs([run], G, partition=1, num_partitions=4))
+
+    assert sorted(row["key_group"] for batch in merged for row in batch.to_pylist()) == [1, 5, 9]

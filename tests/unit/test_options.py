@@ -1,0 +1,82 @@
+"""Options: one class, one table, and what a user is told about a wrong key."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from statestore.core.errors import InvalidArgumentError
+from statestore.core.options import PREFIX, TABLE, StateStoreOptions, table_json, table_markdown
+
+
+def test_table_and_class_agree():
+    """Catches a key without a field, a field without a key, or two different defaults."""
+    from_class = {field.name: field.default for field in fields(StateStoreOptions)}
+    from_class.pop("min_versions_to_retain")
+
+    assert from_class == {option.field: option.default for option in TABLE}
+
+
+def test_unknown_key_is_refused_with_the_nearest_name():
+    """Catches a typo that would silently leave the default in force."""
+    with pytest.raises(InvalidArgumentError, match=r"nearest='\S+\.fsync\.enabled'") as caught:
+        StateStoreOptions.from_spark_conf({PREFIX + "fsync.enable": "true"})
+
+    assert caught.value.kind == "unknown-option"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("maxParallelism", "32769"),
+        ("maxParallelism", "many"),
+        ("file.compression", "lz4"),
+        ("fsync.enabled", "yes"),
+        ("snapshot.replayRatio", "0"),
+        ("overlay.maxBytes", "1048575"),
+        ("orphan.ageMs", "-1"),
+    ],
+)
+def test_value_out_of_range_is_refused_by_key_and_value(key, value):
+    """Catches a value that would be used or cut off instead."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        StateStoreOptions.from_spark_conf({key: value})
+
+    assert PREFIX + key in str(caught.value)
+    assert repr(value) in str(caught.value)
+
+
+def test_options_of_a_call_are_read_by_field_name():
+    """Catches shim and engine naming the same option differently."""
+    options = StateStoreOptions.from_fields({"fsync_enabled": False, "min_versions_to_retain": 2})
+
+    assert options.fsync_enabled is False
+    assert options.min_versions_to_retain == 2
+    with pytest.raises(InvalidArgumentError, match="minBatchesToRetain"):
+        StateStoreOptions.from_fields({"min_versions_to_retain": 0})
+    with pytest.raises(InvalidArgumentError, match="unknown option"):
+        StateStoreOptions.from_fields({"fsync": True})
+
+
+def test_table_is_printed_for_shim_and_docs():
+    """Catches a table the jar cannot embed, or a page that misses an option."""
+    rows = json.loads(table_json())
+    page = table_markdown()
+
+    assert {row["scope"] for row in rows} == {"shim", "engine", "both"}
+    assert all(f"`{option.key}`" in page for option in TABLE)
+
+
+def test_printing_the_table_imports_nothing_heavy():
+    """Catches an import that would slow down every start of the command line."""
+    command = (
+        "import sys, statestore.core.options as o; o.table_json();"
+        "print(sorted({'pyarrow', 'numpy', 'py4j'} & set(sys.modules)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=True
+    )
+
+    assert found.stdout.strip() == "[]"

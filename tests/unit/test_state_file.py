@@ -1,0 +1,275 @@
+"""State files: what is written is read back, and no damaged byte goes unnoticed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statestore.codec.rows import DELETE, MERGE, PUT, SCHEMA, Row
+from statestore.codec.state_file import StateFile, append_trailer, describe_stream
+from statestore.codec.trailer import (
+    ColumnFamily,
+    FileRef,
+    RowCounts,
+    StoreName,
+    Trailer,
+    VersionRef,
+    compute_lineage,
+    decode_trailer,
+    encode_trailer,
+)
+from statestore.core.errors import (
+    CorruptionError,
+    IncompatibleError,
+    InternalError,
+    InvalidArgumentError,
+)
+from statestore.testing.deltas import write_stream
+
+G = 8
+ID = "ab" * 16
+ROWS = [
+    Row(group, 0, op, bytes([group, number]), None if op == DELETE else b"v" * number)
+    for group in range(G)
+    for number, op in enumerate((PUT, DELETE, MERGE))
+]
+
+
+def seal(path, blocks, **changes):
+    """Append a trailer for ROWS."""
+    trailer = Trailer(
+        kind="delta",
+        writer="test",
+        store=StoreName(1, 2, "left"),
+        backend="filesystem",
+        version=7,
+        checkpoint_id=ID,
+        checkpoint_format=2,
+        parent=VersionRef(6, "cd" * 16, "ef" * 16),
+        lineage=compute_lineage(None, blocks),
+        files=(FileRef("6.delta.arrows", "delta", 6, ID, "ef" * 16, 10, 3),),
+        blocks=blocks,
+        rows=RowCounts(G, G, G),
+        num_keys=5,
+        max_parallelism=G,
+        num_partitions=4,
+        rescalable=True,
+        column_families=(
+            ColumnFamily(0, "default"),
+            ColumnFamily(1, "x", "{}", "{}", "range", 2, (0, 1), multi_values=True, internal=True),
+        ),
+    )
+    trailer = replace(trailer, **changes)
+    append_trailer(str(path), trailer)
+    return trailer
+
+
+@pytest.fixture(params=["none", "zstd"])
+def sealed(request, tmp_path):
+    """A whole state file of several blocks."""
+    path = tmp_path / "7.delta.arrows"
+    length = write_stream(str(path), ROWS, G, compression=request.param, block_rows=5)
+    seal(path, describe_stream(str(path), length, G))
+    return path
+
+
+def read_rows(file):
+    """Every row of a file, in file order."""
+    return [
+        Row(*row.values())
+        for index in range(file.num_batches)
+        for row in file.batch(index).to_pylist()
+    ]
+
+
+def test_rows_and_trailer_survive_the_round_trip(tmp_path):
+    """Catches a field that is written and not read back."""
+    path = tmp_path / "f"
+    length = write_stream(str(path), ROWS, G, block_rows=5)
+    written = seal(path, describe_stream(str(path), length, G))
+
+    file = StateFile(str(path))
+
+    assert file.trailer == written
+    assert {(row.key_group, row.key): row for row in read_rows(file)} == {
+        (row.key_group, row.key): row for row in ROWS
+    }
+    assert path.stat().st_size == file.size
+
+
+def test_any_arrow_tool_opens_a_state_file(sealed):
+    """Catches a trailer that breaks the promise of plain Arrow."""
+    with ipc.open_stream(str(sealed)) as reader:
+        assert reader.read_all().num_rows == len(ROWS)
+
+
+def test_blocks_say_which_key_groups_they_hold(tmp_path):
+    """Catches block metadata a split could not be planned from."""
+    path = tmp_path / "f"
+    blocks = describe_stream(str(path), write_stream(str(path), ROWS, G, block_rows=6), G)
+
+    assert [(block.first_key_group, block.last_key_group) for block in blocks] == [
+        (-1, -1), (0, 4), (2, 6), (1, 5), (3, 7), (-1, -1),
+    ]  # fmt: skip
+    assert blocks[0].offset == 0
+    assert all(a.offset + a.length == b.offset for a, b in zip(blocks, blocks[1:], strict=False))
+
+
+def test_every_flipped_bit_is_detected(sealed):
+    """Catches a byte that no checksum covers: a wrong row would be believed."""
+    original = sealed.read_bytes()
+    for position in range(len(original)):
+        damaged = bytearray(original)
+        damaged[position] ^= 1 << (position % 8)
+        sealed.write_bytes(damaged)
+
+        with pytest.raises((CorruptionError, IncompatibleError)) as caught:
+            StateFile(str(sealed)).verify()
+
+        assert str(sealed) in str(caught.value)
+
+
+def test_every_truncation_is_detected(sealed):
+    """Catches half a file taken for a whole one."""
+    original = sealed.read_bytes()
+    for size in range(0, len(original), 7):
+        sealed.write_bytes(original[:size])
+
+        with pytest.raises((CorruptionError, IncompatibleError)):
+            StateFile(str(sealed)).verify()
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_random_damage_is_detected(tmp_path_factory, data):
+    """Catches several errors that hide each other."""
+    path = tmp_path_factory.mktemp("damage") / "f"
+    length = write_stream(str(path), ROWS, G, block_rows=5)
+    seal(path, describe_stream(str(path), length, G))
+    original = path.read_bytes()
+    start = data.draw(st.integers(0, len(original) - 1))
+    noise = data.draw(st.binary(min_size=1, max_size=64))
+    damaged = original[:start] + noise + original[start + len(noise) :]
+    path.write_bytes(damaged)
+
+    if damaged != original:
+        with pytest.raises((CorruptionError, IncompatibleError)):
+            StateFile(str(path)).verify()
+
+
+def test_damaged_block_is_refused_before_a_row_of_it_is_used(sealed):
+    """Catches handing out rows whose checksum nobody looked at."""
+    file = StateFile(str(sealed))
+    block = file.trailer.blocks[2]
+    damaged = bytearray(sealed.read_bytes())
+    damaged[block.offset + block.length - 1] ^= 1
+    sealed.write_bytes(damaged)
+
+    again = StateFile(str(sealed))
+    again.batch(0)
+    with pytest.raises(CorruptionError) as caught:
+        again.batch(1)
+
+    assert caught.value.fields["offset"] == block.offset
+    assert caught.value.kind == "checksum-mismatch"
+
+
+def test_newer_format_version_is_refused_by_name(sealed):
+    """Catches reading a layout this release does not know."""
+    raw = bytearray(sealed.read_bytes())
+    raw[-1] = 9
+    sealed.write_bytes(raw)
+
+    with pytest.raises(IncompatibleError, match="format_version=9, newest_known=1"):
+        StateFile(str(sealed))
+
+
+def test_sealing_again_cuts_off_what_a_dead_engine_appended(tmp_path):
+    """Catches a repeated commit that publishes two trailers in one file."""
+    path = tmp_path / "f"
+    length = write_stream(str(path), ROWS, G)
+    first = seal(path, describe_stream(str(path), length, G))
+    size = path.stat().st_size
+
+    second = seal(path, describe_stream(str(path), length, G))
+
+    assert first == second
+    assert path.stat().st_size == size
+
+
+@pytest.mark.parametrize("cut", [1, 8, 9, 40, 200])
+def test_incomplete_stream_is_not_sealed(tmp_path, cut):
+    """Catches publishing what a dying shim left behind."""
+    path = tmp_path / "f"
+    length = write_stream(str(path), ROWS, G)
+    path.write_bytes(path.read_bytes()[: length - cut])
+
+    with pytest.raises(InvalidArgumentError):
+        describe_stream(str(path), length - cut, G)
+
+
+def test_rows_out_of_order_are_not_sealed(tmp_path):
+    """Catches a shim that sorts by key group instead of its rank: merges would lose rows."""
+    path = tmp_path / "f"
+    columns = [[0, 1, 4], [0, 0, 0], [0, 0, 0], [b"a", b"b", b"c"], [b"", b"", b""]]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    with ipc.new_stream(str(path), SCHEMA) as stream:
+        stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
+
+    with pytest.raises(InternalError, match="order of their key groups"):
+        describe_stream(str(path), path.stat().st_size, G)
+
+
+def test_stream_of_another_schema_is_not_sealed(tmp_path):
+    """Catches columns swapped between shim and engine."""
+    path = tmp_path / "f"
+    table = pa.table({"key_group": pa.array([1], pa.uint16())})
+    with ipc.new_stream(str(path), table.schema) as stream:
+        stream.write_table(table)
+
+    with pytest.raises(InvalidArgumentError):
+        describe_stream(str(path), path.stat().st_size, G)
+
+
+def test_empty_delta_is_a_whole_file(tmp_path):
+    """Catches a batch without changes that cannot be committed."""
+    path = tmp_path / "f"
+    length = write_stream(str(path), [], G)
+    seal(path, describe_stream(str(path), length, G), rows=RowCounts())
+
+    file = StateFile(str(path))
+    file.verify()
+
+    assert file.num_batches == 0
+    assert file.trailer.rows.total == 0
+
+
+def test_lineage_depends_on_parent_and_content_only():
+    """Catches a retry with equal rows being fenced, or other rows not being."""
+    path = Path("/nonexistent")
+    trailer_of = {}
+    for name, parent in (("a", None), ("b", VersionRef(1, ID, "00" * 16))):
+        trailer_of[name] = compute_lineage(parent, ())
+    assert trailer_of["a"] != trailer_of["b"]
+    assert compute_lineage(VersionRef(1, "x", "00" * 16), ()) == trailer_of["b"]
+    assert not path.exists()
+
+
+def test_trailer_longer_than_one_read_is_decoded(tmp_path):
+    """Catches a long chain whose trailer does not fit the first read."""
+    path = tmp_path / "f"
+    length = write_stream(str(path), ROWS, G)
+    refs = tuple(
+        FileRef(f"{version}.delta.arrows", "delta", version, ID, ID, 10, 3)
+        for version in range(1, 400)
+    )
+    written = seal(path, describe_stream(str(path), length, G), files=refs)
+    raw = path.read_bytes()
+
+    assert len(encode_trailer(written)) > 32_000
+    assert StateFile(str(path)).trailer == written
+    assert decode_trailer(raw, len(raw), "f") == written
