@@ -14,7 +14,7 @@ def test_python_session_prints_what_the_readme_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches an interface that changed under the README."""
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     result = doctest.testfile(str(README), module_relative=False)
 
