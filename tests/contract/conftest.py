@@ -1,0 +1,76 @@
+"""Every contract test runs once per backend and storage."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import statestore
+from statestore.backends.filesystem.store import Store
+from statestore.core.clock import ManualClock
+from statestore.core.ids import RandomIds
+from statestore.core.options import StateStoreOptions
+from statestore.io.file_io import FileIO
+from statestore.io.local import LocalFileIO
+from statestore.io.memory import MemoryFileIO
+
+
+@dataclass
+class StoreBench:
+    """Opens stores of one checkpoint and closes them at the end."""
+
+    io: FileIO
+    root: str
+    clock: ManualClock
+    checkpoint_format: int = 1
+    opened: list[Store] = field(default_factory=list)
+
+    @property
+    def directory(self):
+        """Directory of operator 0, partition 0, store default."""
+        return f"{self.root}/state/0/0"
+
+    def open(self, version=None, checkpoint_id=None, **how):
+        """Open a store; options may be given by field name."""
+        names = StateStoreOptions.__dataclass_fields__
+        options = {name: how.pop(name) for name in list(how) if name in names}
+        store = statestore.open_store(
+            self.root,
+            version=version,
+            checkpoint_id=checkpoint_id,
+            checkpoint_format=self.checkpoint_format,
+            options=StateStoreOptions(**options),
+            io=self.io,
+            ids=RandomIds(),
+            clock=self.clock,
+            **how,
+        )
+        self.opened.append(store)
+        return store
+
+    def file_names(self):
+        """Names of the store's files."""
+        return sorted(info.name for info in self.io.list(self.directory))
+
+
+@pytest.fixture(params=["filesystem-local", "filesystem-memory"])
+def bench(request, tmp_path):
+    """A checkpoint of the backend and storage the test runs on."""
+    clock = ManualClock()
+    if request.param.endswith("local"):
+        io = LocalFileIO()
+    else:
+        (tmp_path / "cache").mkdir()
+        io = MemoryFileIO(str(tmp_path / "cache"), clock)
+    found = StoreBench(io, str(tmp_path / "checkpoint"), clock)
+    yield found
+    for store in found.opened:
+        store.close()
+    assert not [path for path in Path(tmp_path).rglob(".tmp-*")]
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def any_format(request, bench):
+    """The same for each of Spark's checkpoint formats."""
+    bench.checkpoint_format = request.param
+    return bench
