@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from statestore.core.errors import StorageError
+from statestore.core.errors import StateStoreError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +111,8 @@ class FaultFileIO:
         if number != fault.index:
             return action()
         if fault.happens:
-            action()
+            with suppress(StateStoreError):
+                action()
         raise StorageError(
             "injected fault",
             call=call,

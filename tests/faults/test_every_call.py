@@ -1,0 +1,185 @@
+"""Every storage call of a commit, a snapshot and a cleanup fails once, before and after it happened."""
+
+import pytest
+
+import statestore
+from statestore.core.errors import StateStoreError, StorageError
+from statestore.core.options import StateStoreOptions
+from statestore.io.local import LocalFileIO
+from statestore.io.memory import MemoryFileIO
+from statestore.testing.crash_io import CrashFileIO
+from statestore.testing.fault_io import Fault, FaultFileIO
+
+OPTIONS = StateStoreOptions(fsync_enabled=False, min_versions_to_retain=2, orphan_age_ms=0)
+MOST_CALLS = 40
+
+
+def open_store(io, root, checkpoint_format, version=None, checkpoint_id=None):
+    """A fresh handle, which knows nothing."""
+    return statestore.open_store(
+        str(root),
+        version=version,
+        checkpoint_id=checkpoint_id,
+        checkpoint_format=checkpoint_format,
+        options=OPTIONS,
+        io=io,
+    )
+
+
+def fill(store, num_versions):
+    """Commit versions that overwrite, append and delete."""
+    for number in range(1, num_versions + 1):
+        batch = store.begin()
+        batch.put(b"n", b"%d" % number)
+        batch.merge(b"m", b"%d," % number)
+        batch.put(b"k%d" % number, b"")
+        batch.delete(b"k%d" % (number - 2))
+        batch.commit()
+
+
+def rows_of(store):
+    """Every row."""
+    return list(store.scan())
+
+
+@pytest.fixture(params=["local", "memory"])
+def io(request, tmp_path):
+    """Storage that fails on purpose."""
+    if request.param == "local":
+        return FaultFileIO(LocalFileIO())
+    (tmp_path / "cache").mkdir()
+    return FaultFileIO(MemoryFileIO(str(tmp_path / "cache")))
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.parametrize("happens", [False, True], ids=["fails", "loses-its-reply"])
+@pytest.mark.parametrize("first_version", [1, 4])
+def test_commit_survives_a_fault_at_every_call(
+    io, tmp_path, checkpoint_format, happens, first_version
+):
+    """Catches a call after whose failure a commit is half there, or cannot be repeated."""
+    num_faults = 0
+    for index in range(MOST_CALLS):
+        root = tmp_path / f"ck{index}"
+        store = open_store(io, root, checkpoint_format)
+        fill(store, first_version - 1)
+        before = (store.version, store.checkpoint_id, rows_of(store))
+        batch = store.begin()
+        batch.put(b"new", b"row")
+
+        io.arm(Fault(index, happens))
+        try:
+            batch.commit()
+            failed = False
+        except StorageError:
+            failed = True
+        io.arm(None)
+
+        if failed:
+            num_faults += 1
+            assert (store.version, store.checkpoint_id, rows_of(store)) == before
+            assert batch.commit() == before[0] + 1
+        asked = store.checkpoint_id if checkpoint_format == 2 else None
+        with open_store(io, root, checkpoint_format, first_version, asked) as again:
+            assert rows_of(again) == sorted([*before[2], (b"new", b"row")])
+        store.close()
+        if not failed:
+            break
+    assert num_faults >= (2 if first_version == 1 else 1)
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.parametrize("happens", [False, True], ids=["fails", "loses-its-reply"])
+def test_snapshot_and_cleanup_survive_a_fault_at_every_call(
+    io, tmp_path, checkpoint_format, happens
+):
+    """Catches a failed snapshot or cleanup after which a retained version does not load."""
+    num_faults = 0
+    for index in range(MOST_CALLS):
+        root = tmp_path / f"ck{index}"
+        store = open_store(io, root, checkpoint_format)
+        fill(store, 3)
+        store.snapshot()
+        fill(store, 5)
+        expected, asked = rows_of(store), store.checkpoint_id
+
+        io.arm(Fault(index, happens))
+        failed = False
+        for work in (store.snapshot, store.clean_up):
+            try:
+                work()
+            except StateStoreError:
+                failed = True
+        reached = io.has_failed
+        io.arm(None)
+
+        num_faults += failed
+        fill(store, 1)
+        wanted = asked if checkpoint_format == 2 else None
+        with open_store(io, root, checkpoint_format, 8, wanted) as again:
+            assert rows_of(again) == expected
+        store.snapshot()
+        store.clean_up()
+        newest = store.checkpoint_id if checkpoint_format == 2 else None
+        with open_store(io, root, checkpoint_format, 9, newest) as again:
+            assert rows_of(again) == rows_of(store)
+        store.close()
+        if not reached:
+            break
+    assert num_faults > 5
+
+
+def test_commit_asks_the_storage_for_exactly_this(tmp_path):
+    """Catches a call more on the hot path: v1 re-reads the parent's trailer, v2 reads nothing."""
+    traces = {}
+    for checkpoint_format in (1, 2):
+        io = FaultFileIO(LocalFileIO())
+        store = open_store(io, tmp_path / f"v{checkpoint_format}", checkpoint_format)
+        fill(store, 2)
+        io.arm(None)
+        fill(store, 1)
+        traces[checkpoint_format] = [call.split("_", 2)[0] for call in io.trace]
+        name = io.trace[-1]
+        assert name.startswith("publish 3") and name.endswith(".delta.arrows")
+        store.close()
+
+    assert traces == {1: ["read", "publish 3.delta.arrows"], 2: ["publish 3"]}
+
+
+def test_restore_lists_no_directory(tmp_path):
+    """Catches a listing on the way to a named version: object stores make it slow."""
+    io = FaultFileIO(LocalFileIO())
+    store = open_store(io, tmp_path, 1)
+    fill(store, 3)
+    store.snapshot()
+    fill(store, 2)
+    io.arm(None)
+    store.load(5)
+    store.close()
+
+    assert not [call for call in io.trace if call.startswith("list")]
+    assert len([call for call in io.trace if call.startswith("fetch")]) == 3
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_power_failure_keeps_what_was_synced(tmp_path, sync):
+    """Catches a commit that returns before its bytes are safe, or an older version harmed by one."""
+    (tmp_path / "cache").mkdir()
+    io = CrashFileIO(str(tmp_path / "cache"))
+    safe = StateStoreOptions(fsync_enabled=True)
+    store = statestore.open_store(str(tmp_path), options=safe, io=io)
+    fill(store, 2)
+    expected = rows_of(store)
+    store.close()
+
+    later = statestore.open_store(
+        str(tmp_path), options=StateStoreOptions(fsync_enabled=sync), io=io
+    )
+    fill(later, 1)
+    after = rows_of(later)
+    later.close()
+    io.crash()
+
+    with statestore.open_store(str(tmp_path), io=io) as again:
+        assert again.version == (3 if sync else 2)
+        assert rows_of(again) == (after if sync else expected)

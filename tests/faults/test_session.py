@@ -1,0 +1,279 @@
+"""Sessions: snapshots run beside commits, one at a time, and learn from each other."""
+
+import threading
+import time
+
+import pytest
+
+from statestore.checkpoint.layout import StoreLocation
+from statestore.codec.rows import DELETE, PUT, Row
+from statestore.codec.trailer import StoreName, VersionRef
+from statestore.core.clock import SystemClock
+from statestore.core.errors import NotFoundError, StorageError, StoreClosedError
+from statestore.core.ids import CountingIds
+from statestore.core.options import StateStoreOptions
+from statestore.engine.session import Session, snapshot_pool
+from statestore.io.local import LocalFileIO
+from statestore.testing.deltas import new_version, write_stream
+from statestore.testing.fault_io import Fault, FaultFileIO
+
+G = 8
+OPTIONS = StateStoreOptions(
+    fsync_enabled=False, snapshot_max_chain_length=3, min_versions_to_retain=2
+)
+
+
+class SessionBench:
+    """Commits small versions through a session."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.io = FaultFileIO(LocalFileIO())
+        self.location = StoreLocation(self.io, f"{directory}/state", StoreName(0, 0))
+        self.pool = snapshot_pool()
+        self.ids = CountingIds()
+        self.parent = None
+        self.session = self.new_session()
+
+    def new_session(self):
+        """A session that knows nothing."""
+        return Session(self.location, SystemClock(), self.pool, str(self.directory))
+
+    def commit(self, rows=None, *, num_keys=1, options=OPTIONS, force_snapshot=False):
+        """Commit the next version."""
+        version = (self.parent.version if self.parent else 0) + 1
+        rows = rows or [Row(1, 0, PUT, b"k", b"%d" % version)]
+        checkpoint_id = self.ids.new_id()
+        path = f"{self.directory}/{checkpoint_id}.arrows"
+        length = write_stream(path, rows, G)
+        new = new_version(version, self.parent, checkpoint_id, rows, num_keys)
+        published, _, status = self.session.commit(
+            new, path, length, options, force_snapshot=force_snapshot
+        )
+        self.parent = VersionRef(version, checkpoint_id, published.trailer.lineage)
+        return published, status
+
+    def wait_for_snapshot(self, version):
+        """Wait until the session knows a snapshot of at least this version."""
+        deadline = time.monotonic() + 10
+        while version > 0 and self.session.versions.snapshot_status.version < version:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def bench(tmp_path):
+    """A session bench whose threads end with the test."""
+    found = SessionBench(tmp_path)
+    yield found
+    found.io.gate.set()
+    found.pool.shutdown()
+
+
+def test_commits_go_on_while_a_snapshot_is_stuck(bench):
+    """Catches a commit that waits for the snapshot writer's storage."""
+    bench.io.held_calls = ("publish 3_",)
+    bench.io.gate.clear()
+    for _ in range(12):
+        published, status = bench.commit()
+
+    assert published.trailer.version == 12
+    assert status.version == -1
+    assert bench.session.is_snapshot_in_flight
+    assert len(published.trailer.files) == 11
+
+    bench.io.gate.set()
+    bench.wait_for_snapshot(3)
+    assert bench.io.num_held == 1
+
+
+def test_snapshot_stuck_in_reading_does_not_hold_up_commits(bench):
+    """Catches a lock that spans the reading of a snapshot's files."""
+    bench.io.held_calls = ("fetch",)
+    bench.io.gate.clear()
+    for _ in range(8):
+        bench.commit()
+
+    assert bench.session.is_snapshot_in_flight
+
+
+def test_later_commits_start_from_the_finished_snapshot(bench):
+    """Catches chains that grow although snapshots are taken."""
+    for _ in range(3):
+        bench.commit()
+    bench.wait_for_snapshot(3)
+    published, status = bench.commit()
+
+    assert [ref.kind for ref in published.trailer.files] == ["snapshot"]
+    assert (status.version, status.num_taken) == (3, 1)
+    assert status.num_bytes > 0
+
+
+def test_snapshot_in_flight_counts_when_it_lands_late(bench):
+    """Catches deltas committed during the snapshot being forgotten in the chain."""
+    bench.io.held_calls = ("publish 3_",)
+    bench.io.gate.clear()
+    for _ in range(5):
+        bench.commit()
+    bench.io.gate.set()
+    bench.wait_for_snapshot(3)
+    published, _ = bench.commit()
+
+    assert [ref.version for ref in published.trailer.files][:3] == [3, 4, 5]
+
+
+def test_failed_snapshot_is_tried_again(bench, caplog):
+    """Catches a single failure that ends snapshots for good."""
+    bench.io.arm(Fault(3, calls=("publish",)))
+    for _ in range(3):
+        bench.commit()
+    deadline = time.monotonic() + 10
+    while bench.session.is_snapshot_in_flight and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert "snapshot failed" in caplog.text
+    bench.io.arm(None)
+
+    bench.commit()
+
+    bench.wait_for_snapshot(4)
+
+
+def test_forced_snapshot_is_taken_at_once(bench):
+    """Catches Spark's request for a snapshot being ignored."""
+    bench.commit(force_snapshot=True)
+
+    bench.wait_for_snapshot(1)
+
+
+def test_repeated_commit_answers_the_same_from_a_new_session(bench):
+    """Catches an engine restart that loses or doubles a version."""
+    rows = [Row(1, 0, PUT, b"k", b"v")]
+    path = f"{bench.directory}/delta.arrows"
+    length = write_stream(path, rows, G)
+    new = new_version(1, None, "ab" * 16, rows, 1)
+
+    first, _, _ = bench.session.commit(new, path, length, OPTIONS, force_snapshot=False)
+    again, _, _ = bench.new_session().commit(new, path, length, OPTIONS, force_snapshot=False)
+    same, _, _ = bench.session.commit(new, path, length, OPTIONS, force_snapshot=False)
+
+    assert first == again == same
+
+
+def test_commit_whose_delta_is_gone_is_a_named_error(bench):
+    """Catches answering success for a version that was never published."""
+    new = new_version(1, None, "ab" * 16, [], 0)
+
+    with pytest.raises(StorageError, match="delta to commit is gone"):
+        bench.session.commit(new, "/nonexistent", 10, OPTIONS, force_snapshot=False)
+
+
+def test_wrong_number_of_keys_is_caught_before_a_snapshot_is_published(bench, caplog):
+    """Catches a metric that drifts from the rows, and a merge that loses some."""
+    bench.commit([Row(1, 0, PUT, b"a", b"1"), Row(2, 0, PUT, b"b", b"2")], num_keys=2)
+    bench.commit([Row(1, 0, DELETE, b"a", None)], num_keys=2, force_snapshot=True)
+
+    deadline = time.monotonic() + 10
+    while "not as many" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert bench.session.versions.snapshot_status.version == -1
+
+
+def test_maintenance_takes_a_due_snapshot_and_expires(bench):
+    """Catches maintenance that does nothing after an engine restart."""
+    manual = StateStoreOptions(fsync_enabled=False, snapshot_max_chain_length=1000)
+    for _ in range(6):
+        bench.commit(options=manual)
+    session = bench.new_session()
+
+    session.maintain(6, None, OPTIONS, snapshot=True, cleanup=True)
+    bench.session = session
+    bench.commit(options=manual)
+    bench.commit(options=manual)
+    bench.commit(options=manual)
+    session.maintain(9, None, OPTIONS, snapshot=True, cleanup=False)
+    bench.commit(options=manual)
+    bench.commit(options=manual)
+    cleanup = session.maintain(11, None, OPTIONS, snapshot=False, cleanup=True)
+
+    assert session.versions.snapshot_status.version == 9
+    assert cleanup.num_files == 5
+    assert session.versions.load(10, None, 1, OPTIONS).snapshot_version == 9
+    with pytest.raises(NotFoundError):
+        session.versions.load(5, None, 1, OPTIONS)
+
+
+def test_loaded_files_stay_until_the_next_load(bench):
+    """Catches retention taking files away while a shim still reads them."""
+    for _ in range(9):
+        bench.commit()
+        bench.wait_for_snapshot(bench.parent.version // 3 * 3)
+    restored = bench.session.load(1, None, 1, OPTIONS, None)
+    bench.session.maintain(9, None, OPTIONS, snapshot=False, cleanup=True)
+
+    assert [file.path for file in restored.files if not _exists(file.path)] == []
+    bench.session.load(9, None, 1, OPTIONS, None)
+    bench.session.maintain(9, None, OPTIONS, snapshot=False, cleanup=True)
+    assert not _exists(restored.files[0].path)
+
+
+def test_change_feed_has_one_delta_a_version(bench):
+    """Catches a change feed that starts at a snapshot instead of the deltas."""
+    for _ in range(7):
+        bench.commit()
+        bench.wait_for_snapshot(bench.parent.version // 3 * 3)
+
+    _, files = bench.session.versions.changes(2, 7, None)
+
+    assert [version for version, _ in files] == [2, 3, 4, 5, 6, 7]
+    assert all(file.trailer.kind == "delta" for _, file in files)
+
+
+def test_restore_from_an_exact_snapshot(bench):
+    """Catches fine-grained replay that starts somewhere else."""
+    for _ in range(7):
+        bench.commit()
+        bench.wait_for_snapshot(bench.parent.version // 3 * 3)
+
+    restored = bench.session.load(7, None, 1, OPTIONS, from_snapshot=3)
+
+    assert [(ref.kind, ref.version) for ref in restored.refs] == [
+        ("snapshot", 3), ("delta", 4), ("delta", 5), ("delta", 6), ("delta", 7),
+    ]  # fmt: skip
+    with pytest.raises(NotFoundError, match="no snapshot of that version"):
+        bench.session.load(7, None, 1, OPTIONS, from_snapshot=4)
+
+
+def test_closed_session_refuses_calls(bench):
+    """Catches use after close."""
+    bench.session.close()
+
+    with pytest.raises(StoreClosedError):
+        bench.commit()
+    with pytest.raises(StoreClosedError):
+        bench.session.load(1, None, 1, OPTIONS, None)
+
+
+def test_stores_do_not_wait_for_each_other(tmp_path):
+    """Catches one lock for all stores of an engine."""
+    one, two = SessionBench(tmp_path / "a"), SessionBench(tmp_path / "b")
+    for bench in (one, two):
+        bench.directory.mkdir()
+    one.io.held_calls = ("publish",)
+    one.io.gate.clear()
+    stuck = threading.Thread(target=one.commit)
+    stuck.start()
+
+    two.commit()
+
+    assert stuck.is_alive()
+    one.io.gate.set()
+    stuck.join()
+    for bench in (one, two):
+        bench.pool.shutdown()
+
+
+def _exists(path):
+    from pathlib import Path
+
+    return Path(path).exists()
