@@ -24,6 +24,12 @@ PROVIDER = {"filesystem": FILESYSTEM, "rocksdb": ROCKSDB, "hdfs": HDFS}[
     os.environ.get("STATESTORE_LANE_PROVIDER", "filesystem")
 ]
 OURS = PROVIDER == FILESYSTEM
+IGNORED_WARNINGS = [
+    # py4j leaves its sockets to the garbage collector.
+    ":ResourceWarning",
+    ":pytest.PytestUnraisableExceptionWarning",
+    "PySpark does not yet fully support pandas:FutureWarning",
+]
 MakeLane = Callable[..., Lane]
 
 
@@ -37,11 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.spark)
             item.add_marker(pytest.mark.timeout(180))
-            # py4j leaves its sockets to the garbage collector.
-            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
-            item.add_marker(
-                pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-            )
+            for warning in IGNORED_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(f"ignore:{warning}"))
             if not OURS and item.get_closest_marker("ours"):
                 item.add_marker(pytest.mark.skip(reason="built-in provider under test"))
 

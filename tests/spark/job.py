@@ -87,18 +87,16 @@ def interpreters(
     """Run one query through applications of which all but the first and last have a wrong conf."""
     errors = []
     batches: dict[int, list[str]] = {}
-    first, *rest = (run for run in AGGREGATION.plan)
+    first, *rest = AGGREGATION.plan
     for conf in ({}, *wrong, {}):
         session = start_application(root, jars, conf=conf)
         lane = _lane(session, root, AGGREGATION, provider)
         try:
-            if not batches:
-                lane.run(*first)
-            elif conf:
+            if batches:
                 lane.run()
             else:
+                lane.run(*first)
                 lane.feed(*(batch for run in rest for batch in run))
-                lane.run()
         except StreamingQueryException as error:
             errors.append(str(error))
         batches.update(lane.batches)

@@ -69,14 +69,24 @@ def test_one_engine_call_a_partition_a_batch(lane: Lane) -> None:
 def test_one_engine_call_a_store_when_a_partition_has_four(
     spark: SparkSession, tmp_path: Any
 ) -> None:
-    """Catches calls for the stores of a join that others of the partition already made."""
+    """Catches calls that the progress does not show: a join reports two of its four stores."""
     batches = [batch for run in JOIN.plan for batch in run]
     lane = Lane(spark, replace(JOIN, plan=[batches]), PROVIDER, tmp_path)
+    before = _engine_calls(spark)
 
     run_plan(lane)
 
+    num_batches = len(lane.progress)
+    made = {op: count - before.get(op, 0) for op, count in _engine_calls(spark).items()}
+    assert made["commit"] == 4 * NUM_PARTITIONS * num_batches
+    assert made["load"] == 4 * NUM_PARTITIONS
     calls = [metrics["statestoreEngineCalls"] for metrics in lane.custom_metrics()]
-    assert calls[1:] == [4 * NUM_PARTITIONS] * (len(calls) - 1)
+    assert calls[1:] == [2 * NUM_PARTITIONS] * (num_batches - 1)
+
+
+def _engine_calls(spark: SparkSession) -> dict[str, int]:
+    counts = spark._jvm.io.statestore.engine.Engines.callCounts()
+    return {op: counts.apply(op) for op in ("load", "commit") if counts.contains(op)}
 
 
 def test_written_rows_and_bytes_are_those_on_disk(lane: Lane) -> None:
