@@ -110,7 +110,7 @@ case $target in
     ;;
   bench)
     jar
-    exec $python -m pytest benchmarks "$@"
+    exec $python -m benchmarks "$@"
     ;;
   wheel)
     jar
