@@ -79,10 +79,10 @@ class MemoryFileIO:
     def make_directory(self, directory: str) -> None:
         """See FileIO; directories exist by being named."""
 
-    def paths(self) -> list[str]:
+    def paths(self) -> tuple[str, ...]:
         """Return the path of every file."""
         with self._lock:
-            return list(self._files)
+            return tuple(self._files)
 
     def _get(self, path: str) -> tuple[bytes, int, int]:
         with self._lock:

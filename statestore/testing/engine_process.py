@@ -68,6 +68,7 @@ class EngineProcess:
             raise EngineRefusedError(json.loads(rest or '{"message": "no answer"}'))
         self.ready: dict[str, Any] = json.loads(rest)
         self._connections = threading.local()
+        self._opened: list[EngineConnection] = []
 
     @property
     def _stdin(self) -> BinaryIO:
@@ -95,6 +96,7 @@ class EngineProcess:
         if connection is None:
             connection = EngineConnection(self.ready["port"])
             self._connections.connection = connection
+            self._opened.append(connection)
         try:
             return connection.request({"op": op, **fields})
         except EngineGoneError:
@@ -125,9 +127,7 @@ class EngineProcess:
 
     def _release(self, timeout_s: float = 10.0) -> int:
         code = self.process.wait(timeout_s)
-        connections = getattr(self, "_connections", None)
-        connection = getattr(connections, "connection", None)
-        if connection is not None:
+        for connection in getattr(self, "_opened", []):
             connection.close()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None and not pipe.closed:

@@ -36,7 +36,7 @@ class StoreModel:
         self.working[key] = self.working.get(key, b"") + value
 
     def commit(self) -> int:
-        """Make the working rows the next version; later versions of another branch are forgotten."""
+        """Make the working rows the next version; versions behind it are forgotten."""
         self.version += 1
         self.versions = {v: rows for v, rows in self.versions.items() if v < self.version}
         self.versions[self.version] = dict(self.working)

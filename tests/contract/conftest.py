@@ -66,7 +66,7 @@ def bench(request, tmp_path):
     yield found
     for store in found.opened:
         store.close()
-    assert not [path for path in Path(tmp_path).rglob(".tmp-*")]
+    assert not list(Path(tmp_path).rglob(".tmp-*"))
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])

@@ -1,4 +1,4 @@
-"""Every storage call of a commit, a snapshot and a cleanup fails once, before and after it happened."""
+"""Every storage call of a commit, a snapshot and a cleanup fails, before and after it happened."""
 
 import pytest
 
@@ -140,7 +140,8 @@ def test_commit_asks_the_storage_for_exactly_this(tmp_path):
         fill(store, 1)
         traces[checkpoint_format] = [call.split("_", 2)[0] for call in io.trace]
         name = io.trace[-1]
-        assert name.startswith("publish 3") and name.endswith(".delta.arrows")
+        assert name.startswith("publish 3")
+        assert name.endswith(".delta.arrows")
         store.close()
 
     assert traces == {1: ["read", "publish 3.delta.arrows"], 2: ["publish 3"]}
@@ -163,7 +164,7 @@ def test_restore_lists_no_directory(tmp_path):
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_power_failure_keeps_what_was_synced(tmp_path, sync):
-    """Catches a commit that returns before its bytes are safe, or an older version harmed by one."""
+    """Catches a commit that returns before its bytes are safe, or harms an older version."""
     (tmp_path / "cache").mkdir()
     io = CrashFileIO(str(tmp_path / "cache"))
     safe = StateStoreOptions(fsync_enabled=True)

@@ -31,7 +31,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.ids = {0: None}
         self.oldest = 0
 
-    @initialize(checkpoint_format=st.sampled_from([1, 2]), compression=st.sampled_from(["none", "zstd"]))
+    @initialize(
+        checkpoint_format=st.sampled_from([1, 2]), compression=st.sampled_from(["none", "zstd"])
+    )
     def open(self, checkpoint_format, compression):
         self.format = checkpoint_format
         self.options = StateStoreOptions(

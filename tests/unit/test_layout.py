@@ -28,7 +28,8 @@ def test_names_survive_the_round_trip():
 @pytest.mark.parametrize(
     "name",
     [
-        "12.delta", "12.snapshot.arrows", "0.delta.arrows", "012.delta.arrows", "_metadata", "_stateSchema",
+        "12.delta", "12.snapshot.arrows", "0.delta.arrows", "012.delta.arrows", "_metadata",
+        "_stateSchema",
         "12_abc.delta.arrows", "12.delta.arrows.crc", "12_" + ID.upper() + ".delta.arrows",
     ],
 )  # fmt: skip

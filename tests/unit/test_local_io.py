@@ -54,7 +54,7 @@ def trace(monkeypatch):
         def record(*args, _name=name, _real=real, **kwargs):
             target = args[0]
             if isinstance(target, int):
-                target = os.readlink(f"/proc/self/fd/{target}")
+                target = Path(f"/proc/self/fd/{target}").readlink()
             calls.append(f"{_name} {Path(target).name}")
             return _real(*args, **kwargs)
 

@@ -91,9 +91,7 @@ def test_slices_make_no_difference(tmp_path_factory, versions, slice_bytes, zipp
     runs = [write_run(directory, number, rows, **how) for number, rows in enumerate(versions)]
 
     merged = [
-        row
-        for batch in merge_runs(runs, G, slice_bytes=slice_bytes)
-        for row in batch.to_pylist()
+        row for batch in merge_runs(runs, G, slice_bytes=slice_bytes) for row in batch.to_pylist()
     ]
 
     assert merged == expected_rows(versions)

@@ -1,6 +1,7 @@
 """State files: what is written is read back, and no damaged byte goes unnoticed."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -116,7 +117,7 @@ def test_blocks_say_which_key_groups_they_hold(tmp_path):
         (-1, -1), (0, 4), (2, 6), (1, 5), (3, 7), (-1, -1),
     ]  # fmt: skip
     assert blocks[0].offset == 0
-    assert all(a.offset + a.length == b.offset for a, b in zip(blocks, blocks[1:], strict=False))
+    assert all(a.offset + a.length == b.offset for a, b in pairwise(blocks))
 
 
 def test_every_flipped_bit_is_detected(sealed):

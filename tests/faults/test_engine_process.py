@@ -1,0 +1,358 @@
+"""The engine as a process: handshake, calls, kill -9, the end of its JVM."""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from statestore.codec.rows import PUT, Row
+from statestore.core.version import __version__
+from statestore.engine import scratch
+from statestore.testing.deltas import write_stream
+from statestore.testing.engine_process import (
+    EngineConnection,
+    EngineGoneError,
+    EngineProcess,
+    EngineRefusedError,
+)
+
+G = 8
+OPTIONS = {"fsync_enabled": False, "min_versions_to_retain": 2, "snapshot_max_chain_length": 4}
+FAMILIES = [{"id": 0, "name": "default", "key_schema": "{}", "value_schema": "{}"}]
+
+
+class Shim:
+    """Makes the shim's calls for one store; holds what a provider would hold."""
+
+    def __init__(self, directory, checkpoint_format=1):
+        self.directory = directory
+        self.store = {"root": f"file:{directory}/ck/state", "operator": 0, "partition": 0}
+        self.format = checkpoint_format
+        self.parent = None
+        self.num_keys = 0
+
+    @property
+    def scratch(self):
+        """The scratch directory shared with the engine."""
+        return f"{self.directory}/statestore-scratch-1"
+
+    def request(self, rows):
+        """A commit of rows as the next version, with a delta in the scratch directory."""
+        version = (self.parent["version"] if self.parent else 0) + 1
+        path = f"{self.scratch}/{version}.arrows"
+        length = write_stream(path, rows, G)
+        return {
+            "store": self.store,
+            "backend": "filesystem",
+            "version": version,
+            "parent": self.parent,
+            "checkpoint_id": f"{version:032x}",
+            "checkpoint_format": self.format,
+            "delta": {"path": path, "length": length, "put": len(rows), "delete": 0, "merge": 0},
+            "num_keys": self.num_keys + len(rows),
+            "max_parallelism": G,
+            "num_partitions": 1,
+            "rescalable": True,
+            "column_families": FAMILIES,
+            "force_snapshot": False,
+            "options": OPTIONS,
+        }
+
+    def committed(self, request, reply):
+        """Take over what a commit made."""
+        self.num_keys = request["num_keys"]
+        self.parent = {
+            "version": request["version"],
+            "checkpoint_id": reply["checkpoint_id"],
+            "lineage": reply["lineage"],
+        }
+
+    def commit(self, engine, rows):
+        """Commit rows as the next version."""
+        request = self.request(rows)
+        reply = engine.call("commit", **request)
+        self.committed(request, reply)
+        return reply
+
+    def load(self, version=None, **changes):
+        """Arguments of a load of a version, the newest by default."""
+        version = self.parent["version"] if version is None else version
+        known = self.parent["checkpoint_id"] if self.parent and self.format == 2 else None
+        return {
+            "store": self.store,
+            "backend": "filesystem",
+            "version": version,
+            "checkpoint_id": known,
+            "num_partitions": 1,
+            "checkpoint_format": self.format,
+            "options": OPTIONS,
+            **changes,
+        }
+
+
+def rows(*numbers):
+    """One put for each number."""
+    return [Row(number % G, 0, PUT, b"%08d" % number, b"v") for number in numbers]
+
+
+@pytest.fixture
+def shim(tmp_path):
+    """A shim with an empty checkpoint."""
+    return Shim(tmp_path)
+
+
+@pytest.fixture
+def engine(shim):
+    """A running engine."""
+    with EngineProcess(shim.scratch) as process:
+        yield process
+
+
+def test_ready_line_says_who_answers(engine):
+    """Catches a handshake the shim cannot check."""
+    assert engine.ready["version"] == __version__
+    assert engine.ready["protocol"] == 1
+    assert engine.ready["pid"] == engine.process.pid
+    assert set(engine.ready) == {"port", "pid", "version", "protocol", "python", "pyarrow"}
+
+
+def test_calls_of_a_query(shim, engine):
+    """Catches a reply without a field the shim reads."""
+    empty = engine.call("load", **shim.load(0))
+    assert (empty["version"], empty["max_parallelism"], empty["files"]) == (0, 32768, [])
+    assert empty["rescalable"]
+    for number in range(1, 8):
+        reply = shim.commit(engine, rows(number))
+        assert set(reply) == {
+            "checkpoint_id", "lineage", "size", "publish_ms", "sync_ms", "checksum_ms", "snapshot",
+        }  # fmt: skip
+        assert not Path(f"{shim.scratch}/{number}.arrows").exists()
+
+    loaded = engine.call("load", **shim.load())
+    assert set(loaded) == {
+        "version", "checkpoint_id", "lineage", "max_parallelism", "rescalable", "num_keys",
+        "column_families", "files", "key_group_filter", "snapshot_version", "files_read",
+        "bytes_read", "load_ms", "fetch_ms",
+    }  # fmt: skip
+    assert loaded["num_keys"] == 7
+    assert loaded["column_families"][0]["key_schema"] == "{}"
+    assert all(Path(file["path"]).stat().st_size > file["arrow_length"] for file in loaded["files"])
+
+    newest = {"store": shim.store, "version": 7, "checkpoint_id": None, "options": OPTIONS}
+    maintained = engine.call("maintain", **newest, snapshot=True, cleanup=True)
+    assert set(maintained) == {"snapshot", "files_deleted", "bytes_deleted"}
+    changes = engine.call(
+        "changes", store=shim.store, start_version=6, end_version=7, checkpoint_id=None
+    )
+    assert [(file["version"], file["rows"]) for file in changes["files"]] == [(6, 1), (7, 1)]
+    status = engine.call("status")
+    assert status["calls"] == {"load": 2, "commit": 7, "maintain": 1, "changes": 1, "status": 1}
+    assert (status["stores"], status["pid"]) == (1, engine.process.pid)
+    assert status["requests"]["publish"] >= 7
+    assert engine.call("close", store=shim.store) == {}
+    assert engine.call("status")["stores"] == 0
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_killed_engine_is_replaced_without_losing_or_doubling_a_version(
+    tmp_path, checkpoint_format
+):
+    """Catches a restarted engine that cannot go on where the killed one was."""
+    shim = Shim(tmp_path, checkpoint_format)
+    with EngineProcess(shim.scratch) as first:
+        shim.commit(first, rows(1))
+        published = shim.request(rows(2))
+        answer = first.call("commit", **published)
+        first.kill()
+        with pytest.raises(EngineGoneError):
+            first.call("status")
+
+    with EngineProcess(shim.scratch) as second:
+        repeated = second.call("commit", **published)
+        shim.committed(published, repeated)
+        shim.commit(second, rows(3))
+        loaded = second.call("load", **shim.load())
+
+    same = ("checkpoint_id", "lineage", "size")
+    assert [repeated[name] for name in same] == [answer[name] for name in same]
+    assert (loaded["version"], loaded["num_keys"], loaded["files_read"]) == (3, 3, 3)
+
+
+def test_engine_killed_while_sealing_leaves_a_delta_that_can_be_repeated(shim, engine):
+    """Catches a repeated commit stumbling over the half-written trailer of the first."""
+    request = shim.request(rows(1))
+    with Path(request["delta"]["path"]).open("ab") as file:
+        file.write(b"half a trailer")
+
+    shim.committed(request, engine.call("commit", **request))
+
+    assert engine.call("load", **shim.load())["num_keys"] == 1
+
+
+def test_engine_ends_with_its_stdin_and_takes_its_scratch_along(shim):
+    """Catches engines and scratch files that outlive their application."""
+    engine = EngineProcess(shim.scratch)
+    shim.commit(engine, rows(1))
+
+    assert engine.end_stdin() == 0
+
+    assert not Path(shim.scratch).exists()
+    assert Path(shim.directory, "ck/state/0/0/1.delta.arrows").exists()
+
+
+def test_ctrl_c_does_not_end_an_engine(shim, engine):
+    """Catches Ctrl-C in a PySpark shell killing every engine."""
+    engine.process.send_signal(signal.SIGINT)
+
+    assert engine.call("status")["pid"] == engine.process.pid
+
+
+def test_wrong_token_is_refused(engine):
+    """Catches any process of the machine being able to write state."""
+    with pytest.raises(PermissionError):
+        EngineConnection(engine.ready["port"], token="0" * 64)
+    with socket.create_connection(("127.0.0.1", engine.ready["port"])) as stranger:
+        stranger.sendall(b'c\nt\ncall\ns{"op": "status"}\ne\n')
+        with suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
+
+    assert engine.call("status")["calls"] == {"status": 1}
+
+
+@pytest.mark.parametrize(
+    ("claim", "text"),
+    [({"version": "9.9.9"}, "jar='9.9.9'"), ({"protocol": 2}, "jar_protocol=2")],
+)
+def test_other_version_is_refused_with_both_named(shim, claim, text):
+    """Catches a jar talking to a package that means something else."""
+    with pytest.raises(EngineRefusedError, match=text) as caught:
+        EngineProcess(shim.scratch, **claim)
+
+    assert caught.value.refusal["class"] == "ProtocolError"
+    assert caught.value.refusal["kind"] == "version-apart"
+    assert f"package='{__version__}'" in str(caught.value)
+
+
+@pytest.mark.parametrize("stdin", [b"", b"short\n{}\n", b"a" * 64 + b"\nnot json\n"])
+def test_engine_started_by_hand_says_so(stdin):
+    """Catches a traceback, or an engine that waits for ever."""
+    done = subprocess.run(
+        [sys.executable, "-m", "statestore.engine"],
+        input=stdin,
+        capture_output=True,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+
+    assert done.returncode == 3
+    assert done.stdout.startswith(b"FAILED ")
+    assert json.loads(done.stdout[7:])["class"] == "ProtocolError"
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "error_class", "text"),
+    [
+        ("fly", {}, "ProtocolError", "known='load, commit"),
+        ("load", {"version": "1"}, "ProtocolError", "field='version'"),
+        ("load", {"version": 9}, "NotFoundError", "version=9"),
+        ("load", {"backend": "rocksdb"}, "IncompatibleError", "query='rocksdb'"),
+        ("load", {"options": {"x": 1}}, "InvalidArgumentError", "nearest="),
+        ("load", {"store": {"root": "s3a://b/c", "operator": 0, "partition": 0}},
+         "InvalidArgumentError", "s3a"),
+    ],
+)  # fmt: skip
+def test_bad_calls_are_answered_with_named_errors(shim, engine, op, fields, error_class, text):
+    """Catches an engine that dies or answers nonsense on a bad call."""
+    error = engine.request(op, **{**shim.load(0), **fields})["error"]
+
+    assert error["class"] == error_class
+    assert text in error["message"]
+    assert set(error) == {"class", "kind", "message", "fields", "traceback"}
+    assert engine.call("status")["pid"] == engine.process.pid
+
+
+def test_messages_above_8_kb_are_not_held_up(shim, engine):
+    """Catches a socket without TCP_NODELAY: 40 ms more for every long chain."""
+    long_schema = "x" * 20_000
+    request = shim.request(rows(1))
+    request["column_families"] = [{**FAMILIES[0], "key_schema": long_schema}]
+    shim.committed(request, engine.call("commit", **request))
+    engine.call("load", **shim.load())
+
+    round_trips_s = []
+    for _ in range(20):
+        start_s = time.perf_counter()
+        reply = engine.call("load", **shim.load())
+        round_trips_s.append(time.perf_counter() - start_s)
+        assert reply["column_families"][0]["key_schema"] == long_schema
+    assert min(round_trips_s) < 0.04
+
+
+def test_stores_are_served_in_parallel(tmp_path, engine):
+    """Catches one connection or one lock for all tasks of an executor."""
+    failures = []
+
+    def run(partition):
+        shim = Shim(tmp_path)
+        shim.store = {**shim.store, "partition": partition}
+        try:
+            for number in range(1, 6):
+                request = shim.request(rows(number))
+                renamed = f"{request['delta']['path']}.{partition}"
+                write_stream(renamed, rows(number), G)
+                request["delta"]["path"] = renamed
+                shim.committed(request, engine.call("commit", **request))
+            assert engine.call("load", **shim.load())["num_keys"] == 5
+        except AssertionError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(partition,)) for partition in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    assert engine.call("status")["stores"] == 8
+
+
+def test_stale_scratch_directories_are_swept_and_used_ones_are_not(tmp_path):
+    """Catches scratch files filling the disk, or a live executor losing its deltas."""
+    stale, used, fresh, bare = (tmp_path / f"statestore-scratch-{n}" for n in "abcd")
+    for directory in (stale, used, fresh, bare):
+        directory.mkdir()
+        (directory / "1.arrows").write_bytes(b"x")
+        if directory != bare:
+            (directory / scratch.LOCK_NAME).touch()
+    for directory in (stale, used):
+        os.utime(directory / scratch.LOCK_NAME, (0, 0))
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import fcntl, sys; f = open(sys.argv[1], 'r+');"
+         "fcntl.lockf(f, fcntl.LOCK_SH); print('held', flush=True); sys.stdin.read()",
+         str(used / scratch.LOCK_NAME)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert holder.stdout.readline() == b"held\n"
+
+    with EngineProcess(str(tmp_path / "statestore-scratch-own")) as engine:
+        deadline = time.monotonic() + 10
+        while stale.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        engine.call("status")
+        left = sorted(path.name[-1] for path in tmp_path.iterdir())
+
+    holder.communicate()
+    assert left == ["b", "c", "d", "n"]
+    with (tmp_path / "statestore-scratch-own" / scratch.LOCK_NAME).open("r+") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,176 @@
+"""Random histories of one store through a real engine that is killed with -9 in between."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from statestore.codec.merge import merge_rows
+from statestore.codec.rows import DELETE, MERGE, PUT, Row
+from statestore.codec.state_file import StateFile
+from statestore.testing.deltas import write_stream
+from statestore.testing.engine_process import EngineGoneError, EngineProcess
+from statestore.testing.models import StoreModel, keys, values
+
+G = 8
+OPTIONS = {
+    "fsync_enabled": False,
+    "snapshot_max_chain_length": 3,
+    "min_versions_to_retain": 4,
+    "orphan_age_ms": 0,
+}
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Commits, repeats, loads and maintenance; the engine may die before any of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.directory = tempfile.mkdtemp(prefix="engine-machine-")
+        self.scratch = f"{self.directory}/statestore-scratch-1"
+        self.store = {"root": f"{self.directory}/ck/state", "operator": 0, "partition": 0}
+        self.engine = EngineProcess(self.scratch)
+        self.model = StoreModel()
+        self.commits = {0: (None, None)}
+        self.oldest = 1
+        self.num_attempts = 0
+
+    @initialize(checkpoint_format=st.sampled_from([1, 2]))
+    def choose(self, checkpoint_format):
+        self.format = checkpoint_format
+
+    def call(self, op, **fields):
+        """What the shim does: a call whose engine died is sent again to a new one."""
+        try:
+            return self.engine.call(op, **fields)
+        except EngineGoneError:
+            self.engine.kill()
+            self.engine = EngineProcess(self.scratch)
+            return self.engine.call(op, **fields)
+
+    def asked_id(self, version):
+        return self.commits[version][1]["checkpoint_id"] if self.format == 2 else None
+
+    @rule(
+        changes=st.dictionaries(keys(), st.tuples(st.sampled_from([PUT, DELETE, MERGE]), values())),
+        ending=st.sampled_from(["once", "twice", "killed before", "killed after"]),
+    )
+    def commit(self, changes, ending):
+        for key, (op, value) in changes.items():
+            {PUT: self.model.put, MERGE: self.model.merge}.get(
+                op, lambda key, _: self.model.delete(key)
+            )(key, value)
+        rows = [
+            Row(sum(key) % G, 0, op, key, None if op == DELETE else value)
+            for key, (op, value) in changes.items()
+        ]
+        _, parent = self.commits[self.model.version]
+        version = self.model.commit()
+        self.num_attempts += 1
+        request = self.request(version, parent, rows)
+        if ending == "killed before":
+            self.engine.process.kill()
+            self.engine.process.wait()
+        reply = self.call("commit", **request)
+        if ending == "killed after":
+            self.engine.process.kill()
+            self.engine.process.wait()
+        if ending in ("twice", "killed after"):
+            again = self.call("commit", **request)
+            assert (again["lineage"], again["size"]) == (reply["lineage"], reply["size"])
+        made = {
+            "version": version,
+            "checkpoint_id": reply["checkpoint_id"],
+            "lineage": reply["lineage"],
+        }
+        self.commits = {v: made for v, made in self.commits.items() if v < version}
+        self.commits[version] = (parent, made)
+
+    def request(self, version, parent, rows):
+        path = f"{self.scratch}/{self.num_attempts}.arrows"
+        ops = [row.op for row in rows]
+        length = write_stream(path, rows, G)
+        return {
+            "store": self.store,
+            "version": version,
+            "parent": parent,
+            "checkpoint_id": f"{self.num_attempts:032x}",
+            "checkpoint_format": self.format,
+            "delta": {
+                "path": path,
+                "length": length,
+                "put": ops.count(PUT),
+                "delete": ops.count(DELETE),
+                "merge": ops.count(MERGE),
+            },
+            "num_keys": len(self.model.working),
+            "max_parallelism": G,
+            "num_partitions": 1,
+            "rescalable": True,
+            "column_families": [{"id": 0, "name": "default"}],
+            "force_snapshot": False,
+            "options": OPTIONS,
+        }
+
+    @rule()
+    def kill(self):
+        self.engine.process.kill()
+        self.engine.process.wait()
+
+    @precondition(lambda self: self.model.version > 0)
+    @rule(data=st.data())
+    def load(self, data):
+        retained = [version for version in self.commits if version >= self.oldest]
+        version = data.draw(st.sampled_from(retained))
+        self.model.load(version)
+        assert self.rows_of(version) == sorted(self.model.versions[version].items())
+
+    def rows_of(self, version):
+        """Rows of a version, merged from the files the engine names, as the shim would."""
+        loaded = self.call(
+            "load",
+            store=self.store,
+            version=version,
+            checkpoint_id=self.asked_id(version),
+            num_partitions=1,
+            checkpoint_format=self.format,
+            options=OPTIONS,
+        )
+        pieces, ages = [], []
+        for age, named in enumerate(loaded["files"]):
+            file = StateFile(named["path"])
+            for index in range(file.num_batches):
+                pieces.append(file.batch(index))
+                ages.append(age)
+        merged = merge_rows(pieces, ages, G).to_pylist()
+        assert loaded["num_keys"] == len(merged)
+        return sorted((row["key"], row["value"]) for row in merged)
+
+    @precondition(lambda self: self.model.version > 0)
+    @rule()
+    def maintain(self):
+        self.call(
+            "maintain",
+            store=self.store,
+            version=self.model.version,
+            checkpoint_id=self.asked_id(self.model.version),
+            snapshot=True,
+            cleanup=True,
+            options=OPTIONS,
+        )
+        self.oldest = max(self.oldest, self.model.version - 4 + 1)
+
+    def teardown(self):
+        for version in self.commits:
+            if version >= self.oldest:
+                assert self.rows_of(version) == sorted(self.model.versions[version].items())
+        self.engine.kill()
+        assert not list(Path(self.directory).rglob(".tmp-*"))
+        shutil.rmtree(self.directory)
+
+
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(max_examples=6, stateful_step_count=15, deadline=None)
