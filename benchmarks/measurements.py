@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sessions import driver_jar
-from benchmarks.workloads import Provider, Suite
+from benchmarks.workloads import OURS, Provider, Suite
 
 REPOSITORY = Path(__file__).parents[1]
 STDERR_TAIL = 4_000
@@ -61,7 +61,7 @@ class Measurements:
         return self._of("restart", workload, provider)
 
     def store(self, measurement: str, provider: str) -> Runs:
-        """Return the runs of `operations`, `commits` or `memory`."""
+        """Return the runs of `operations`, `commits`, `heap` or `snapshot`."""
         return self._of(measurement, "store", provider)
 
     def _of(self, measurement: str, workload: str, provider: str) -> Runs:
@@ -79,6 +79,8 @@ class Measurements:
         runs = {step: defaultdict[str, Runs](Runs) for step in steps}
         for number in range(self.suite.rounds):
             for provider in self.providers[:: -1 if number % 2 else 1]:
+                if measurement == "snapshot" and provider.id != OURS:
+                    continue
                 work = Path(tempfile.mkdtemp(prefix="statestore-benchmark-"))
                 try:
                     for step in steps:

@@ -34,7 +34,14 @@ PANELS = (
     "W5 commit 10 MB of 100 B values",
     "heap per entry updated",
 )
-COUNTERS = ("input_rows", "state_rows", "state_memory_bytes", "state_files", "state_bytes")
+COUNTERS = (
+    "input_rows",
+    "state_rows",
+    "state_memory_bytes",
+    "state_files",
+    "state_bytes",
+    "published_bytes",
+)
 FSYNC_NOTE = (
     "Ours makes every commit durable (fsync of file and directory); Spark's providers do not fsync."
 )
@@ -55,7 +62,7 @@ def render_tables(results: Results) -> str:
     blocks += ["## Times and memory", _legend(), _metrics_table(results)]
     blocks += [
         "## Counters",
-        "Medians a batch; state_files and state_bytes are what the checkpoint holds at the end.",
+        "Medians a batch or commit; state_files and state_bytes: the checkpoint at the end.",
         _counters_table(results),
     ]
     return "\n\n".join(blocks) + "\n"
@@ -163,9 +170,10 @@ def _counters_table(results: Results) -> str:
     for metric in results.metrics():
         for provider in PROVIDERS:
             record = results.find(metric, provider.id)
-            if record is None or "state_files" not in record:
+            if record is None or "custom_metrics" not in record:
                 continue
-            counters = {name: record[name] for name in COUNTERS} | record["custom_metrics"]
+            counters = {name: record[name] for name in COUNTERS if name in record}
+            counters |= record["custom_metrics"]
             rows += [
                 [metric, provider.title, name, f"{value:,.0f}"]
                 for name, value in counters.items()

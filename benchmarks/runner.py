@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.query_runs import run_after_restart, run_from_start
-from benchmarks.store_runs import run_basic_operations, run_commits, run_memory
+from benchmarks.store_runs import run_basic_operations, run_commits, run_heap, run_snapshot
 from benchmarks.workloads import Suite, find_provider, full, quick
 
 
@@ -22,8 +22,8 @@ def run(measurement: str, workload: str, provider_id: str, work: Path, suite: Su
     """Run one measurement.
 
     Args:
-        measurement: `from-start`, `restart`, `operations`, `commits` or `memory`.
-        workload: Name of a query workload; ignored by the last three.
+        measurement: `from-start`, `restart`, `operations`, `commits`, `heap` or `snapshot`.
+        workload: Name of a query workload; ignored by the last four.
         provider_id: ID of a provider.
         work: Directory of the run; `restart` goes on with the one that `from-start` left.
         suite: Sizes.
@@ -41,8 +41,10 @@ def run(measurement: str, workload: str, provider_id: str, work: Path, suite: Su
         return run_basic_operations(suite.w4, provider, work)
     if measurement == "commits":
         return run_commits(suite.w5, provider, work)
-    if measurement == "memory":
-        return run_memory(suite.memory, provider, work)
+    if measurement == "heap":
+        return run_heap(suite.memory, provider, work)
+    if measurement == "snapshot":
+        return run_snapshot(suite.memory, provider, work)
     raise ValueError(f"no such measurement: measurement={measurement!r}")
 
 

@@ -1,19 +1,21 @@
-"""Runs on a store without a query: W4, W5 and the memory measurement. One call, one JVM."""
+"""Runs on a store without a query: W4, W5 and the memory measurements. One call, one JVM."""
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.sessions import driver_jar, start_session
 from benchmarks.workloads import CommitWorkload, MemoryWorkload, Provider, StoreWorkload
 
-KEY_BYTES = 40
-"""Size of the UnsafeRow of an 18-character string key."""
+ROW_OVERHEAD_BYTES = 40 + 16
+"""UnsafeRow of an 18-character key, and what the UnsafeRow of one value adds to its bytes."""
 
 SAMPLE_S = 0.003
+SNAPSHOT_TIMEOUT_S = 120
 
 
 class StoreDriver:
@@ -55,9 +57,9 @@ class StoreDriver:
         )
         return reply
 
-    def commits_against_raw_writes(self, rows: int, iterations: int) -> dict[str, list[int]]:
-        """Return `commit_ns`, `raw_ns` and published `bytes`, `iterations` values each."""
-        reply: dict[str, list[int]] = json.loads(
+    def commits_against_raw_writes(self, rows: int, iterations: int) -> dict[str, list[Any]]:
+        """Return `commit_ns`, `raw_ns`, published `bytes`, `custom_metrics`: one each a commit."""
+        reply: dict[str, list[Any]] = json.loads(
             self._operations.commitsAgainstRawWrites(rows, iterations)
         )
         return reply
@@ -107,13 +109,14 @@ def run_commits(workload: CommitWorkload, provider: Provider, work: Path) -> lis
 
     Returns:
         One entry per (delta size, value size): `delta_bytes`, `value_bytes`, `rows`, and the lists
-        `commit_ms`, `raw_ms` (write, fsync, rename, fsync of the directory) and `published_bytes`.
+        `commit_ms`, `raw_ms` (write, fsync, rename, fsync of the directory), `published_bytes` and
+        `custom_metrics`, one value a commit.
     """
     driver = StoreDriver(provider, work)
     results = []
     for value_bytes in workload.value_bytes:
         for delta_bytes in workload.delta_bytes:
-            rows = delta_bytes // (KEY_BYTES + value_bytes)
+            rows = delta_bytes // (ROW_OVERHEAD_BYTES + value_bytes)
             driver.open(f"payload:{value_bytes}")
             timed = driver.commits_against_raw_writes(
                 rows, workload.iterations + workload.warm_up_iterations
@@ -128,27 +131,22 @@ def run_commits(workload: CommitWorkload, provider: Provider, work: Path) -> lis
                     "commit_ms": [ns / 1e6 for ns in timed["commit_ns"][kept]],
                     "raw_ms": [ns / 1e6 for ns in timed["raw_ns"][kept]],
                     "published_bytes": timed["bytes"][kept],
+                    "custom_metrics": timed["custom_metrics"][kept],
                 }
             )
     driver.close()
     return results
 
 
-def run_memory(workload: MemoryWorkload, provider: Provider, work: Path) -> dict[str, Any]:
-    """Measure the JVM's heap per entry, and the engine's memory around a forced snapshot.
+def run_heap(workload: MemoryWorkload, provider: Provider, work: Path) -> dict[str, Any]:
+    """Measure the JVM's heap per entry.
 
     Returns:
         `entries`, `payload_bytes` (UnsafeRow bytes of keys and values), `loaded_heap_bytes` and
         `updated_heap_bytes` (live heap with the state minus without, after the load and after the
-        updates), `memory_used_bytes` as the provider reports it, and `engine`, one entry an engine
-        process (none for Spark's own providers): what the version holds and its snapshot file, and
-        anonymous memory before the state, with it, and at its peak while the snapshot was taken.
+        updates), `memory_used_bytes` as the provider reports it.
     """
-    driver = StoreDriver(provider, work)
-    driver.open("aggregation", workload.partitions)
-    driver.write(1_000)
-    driver.used_heap_bytes()
-    driver.close_stores()
+    driver = _start_warm_driver(provider, work)
     driver.open("aggregation", workload.partitions)
     empty_heap = driver.used_heap_bytes()
     loaded = driver.write(workload.keys)
@@ -158,7 +156,6 @@ def run_memory(workload: MemoryWorkload, provider: Provider, work: Path) -> dict
         updated = driver.write(workload.keys, stride=stride, update=update)
     updated_heap = driver.used_heap_bytes()
     driver.close_stores()
-    engine = _measure_snapshot(driver, workload)
     driver.close()
     return {
         "entries": updated["num_keys"],
@@ -166,48 +163,66 @@ def run_memory(workload: MemoryWorkload, provider: Provider, work: Path) -> dict
         "loaded_heap_bytes": loaded_heap - empty_heap,
         "updated_heap_bytes": updated_heap - empty_heap,
         "memory_used_bytes": updated["memory_used_bytes"],
-        "custom_metrics": updated["custom_metrics"],
-        "engine": engine,
     }
 
 
-def _measure_snapshot(driver: StoreDriver, workload: MemoryWorkload) -> list[dict[str, int]]:
-    """Load one state partition and take a snapshot of it while the engine's memory is sampled."""
+def run_snapshot(workload: MemoryWorkload, provider: Provider, work: Path) -> list[dict[str, int]]:
+    """Measure the engines' anonymous memory while a snapshot of one state partition is taken.
+
+    Returns:
+        One entry an engine process: `version_bytes` (UnsafeRow bytes of the version),
+        `snapshot_file_bytes`, and memory `before_bytes` the store is loaded, `idle_bytes` with it,
+        `peak_bytes` while the snapshot is in flight; `peak_resident_bytes` counts mapped files too.
+    """
+    driver = _start_warm_driver(provider, work)
     engines = engine_processes(driver.jvm_pid)
-    if not engines:
-        return []
     before = {pid: process_memory(pid) for pid in engines}
     root = driver.open("aggregation")
     version_bytes = driver.write(workload.keys)["payload_bytes"]
     idle = {pid: process_memory(pid) for pid in engines}
     sampler = PeakSampler(engines)
     sampler.start()
-    driver.write(
-        workload.keys,
-        stride=workload.keys // workload.updates,
-        update=1,
-        force_snapshot=True,
-    )
-    snapshots: list[Path] = []
-    for _ in range(2_000):
-        snapshots = list(root.rglob("*.snapshot.arrows"))
-        if snapshots:
-            break
-        threading.Event().wait(0.01)
+    stride = workload.keys // workload.updates
+    driver.write(workload.keys, stride=stride, update=1, force_snapshot=True)
+    snapshot = _await_snapshot(root)
     peaks = sampler.stop()
     driver.close_stores()
+    driver.close()
     return [
         {
             "version_bytes": version_bytes,
-            "snapshot_file_bytes": max((file.stat().st_size for file in snapshots), default=0),
+            "snapshot_file_bytes": snapshot.stat().st_size,
             "before_bytes": before[pid]["Pss_Anon"],
             "idle_bytes": idle[pid]["Pss_Anon"],
             "peak_bytes": peaks[pid]["Pss_Anon"],
-            "peak_shared_memory_bytes": peaks[pid]["Pss_Shmem"],
             "peak_resident_bytes": peaks[pid]["Rss"],
         }
         for pid in engines
     ]
+
+
+def _start_warm_driver(provider: Provider, work: Path) -> StoreDriver:
+    """Start a driver that has used every code path once, engine included."""
+    driver = StoreDriver(provider, work)
+    driver.open("aggregation")
+    driver.write(1_000)
+    driver.used_heap_bytes()
+    driver.close_stores()
+    return driver
+
+
+def _await_snapshot(root: Path) -> Path:
+    """Wait for a published snapshot below the directory and return its path.
+
+    Raises:
+        TimeoutError: There is none after SNAPSHOT_TIMEOUT_S.
+    """
+    deadline = time.monotonic() + SNAPSHOT_TIMEOUT_S
+    while time.monotonic() < deadline:
+        for path in root.rglob("*.snapshot.arrows"):
+            return path
+        time.sleep(SAMPLE_S)
+    raise TimeoutError(f"no snapshot was published: waited_s={SNAPSHOT_TIMEOUT_S}")
 
 
 class PeakSampler:

@@ -56,6 +56,7 @@ def test_commit_against_raw_write(
         if (result["delta_bytes"], result["value_bytes"]) == (delta_bytes, value_bytes)
     ]
     raw_ms = median(ms for result in results for ms in result["raw_ms"])
+    commits = [metrics for result in results for metrics in result["custom_metrics"]]
     metric = f"W5 commit {delta_bytes // 1_000_000} MB of {value_bytes} B values"
     record(
         benchmark,
@@ -65,4 +66,7 @@ def test_commit_against_raw_write(
         rows=results[0]["rows"],
         published_bytes=median(size for result in results for size in result["published_bytes"]),
         raw_write_ms=raw_ms,
+        custom_metrics={
+            name: median(metrics[name] for metrics in commits) for name in sorted(commits[0])
+        },
     )

@@ -106,12 +106,15 @@ object StoreOperations {
       case _ => throw new IllegalArgumentException(s"no such shape: shape=$shapeName")
     }
     val hadoopConf = spark.sessionState.newHadoopConf()
+    // What a query puts in here for its providers.
     hadoopConf.set("sql.streaming.runId", UUID.randomUUID().toString)
+    hadoopConf.setInt("spark.sql.streaming.internal.stateStore.partitions", numPartitions)
     stores = new OpenStores(spark.sparkContext, shape, root,
       new StateStoreConf(spark.sessionState.conf), hadoopConf, numPartitions)
     inTasks { partition =>
       val s = stores
       val id = StateStoreId(s.root, 0L, partition)
+      Files.createDirectories(Paths.get(id.storeCheckpointLocation().toString))
       s.providers(partition) = StateStoreProvider.createAndInit(
         StateStoreProviderId(id, UUID.fromString(s.hadoopConf.get("sql.streaming.runId"))),
         s.shape.keySchema, s.shape.valueSchema, NoPrefixKeyStateEncoderSpec(s.shape.keySchema),
@@ -217,13 +220,16 @@ object StoreOperations {
         val before = filesBelow(root)
         val commitNanos = timed(store.commit())
         val published = filesBelow(root).removedAll(before.keys).values.sum
-        (commitNanos, rawWrite(root.resolve("raw"), published), published)
+        val metrics = store.metrics.customMetrics.map { case (metric, value) =>
+          metric.name -> value
+        }
+        (commitNanos, rawWrite(root.resolve("raw"), published), published, metrics.asJava)
       }
       stores.version += 1
       run
     }
     json("commit_ns" -> runs.map(_._1).toArray, "raw_ns" -> runs.map(_._2).toArray,
-      "bytes" -> runs.map(_._3).toArray)
+      "bytes" -> runs.map(_._3).toArray, "custom_metrics" -> runs.map(_._4).toArray)
   }
 
   /** Live bytes of the heap after full collections. */
