@@ -9,14 +9,17 @@ final case class Event(key: String, value: Long, ts: Timestamp)
 final case class Total(count: Long, sum: Long)
 final case class Report(key: String, count: Long, sum: Long, timedOut: Boolean)
 
-/** The typed operators that PySpark has no API for, callable with a DataFrame of (key, value, ts). */
+/**
+ * The typed operators that PySpark has no API for, callable with a DataFrame of (key, value, ts).
+ */
 object GroupStateQueries {
 
   private val IdleMs = 30000L
 
   def mapGroups(events: DataFrame): DataFrame = {
     import events.sparkSession.implicits._
-    events.as[Event].groupByKey(_.key).mapGroupsWithState[Total, Report](GroupStateTimeout.NoTimeout) {
+    val groups = events.as[Event].groupByKey(_.key)
+    groups.mapGroupsWithState[Total, Report](GroupStateTimeout.NoTimeout) {
       (key: String, rows: Iterator[Event], state: GroupState[Total]) =>
         val total = add(state.getOption, rows.toSeq)
         state.update(total)
@@ -24,7 +27,10 @@ object GroupStateQueries {
     }.toDF()
   }
 
-  /** @param timeout NoTimeout, ProcessingTimeTimeout (1 ms: idle in the next batch means timed out) or EventTimeTimeout */
+  /**
+   * @param timeout NoTimeout, ProcessingTimeTimeout (1 ms: idle in the next batch means timed out)
+   * or EventTimeTimeout
+   */
   def flatMapGroups(events: DataFrame, mode: String, timeout: String): DataFrame = {
     import events.sparkSession.implicits._
     val outputMode = if (mode == "append") OutputMode.Append() else OutputMode.Update()
@@ -33,7 +39,8 @@ object GroupStateQueries {
       case "ProcessingTimeTimeout" => GroupStateTimeout.ProcessingTimeTimeout
       case "EventTimeTimeout" => GroupStateTimeout.EventTimeTimeout
     }
-    events.as[Event].groupByKey(_.key).flatMapGroupsWithState[Total, Report](outputMode, groupTimeout) {
+    val groups = events.as[Event].groupByKey(_.key)
+    groups.flatMapGroupsWithState[Total, Report](outputMode, groupTimeout) {
       (key: String, rows: Iterator[Event], state: GroupState[Total]) =>
         if (state.hasTimedOut) {
           val total = state.get

@@ -9,7 +9,8 @@ import org.apache.arrow.compression.CommonsCompressionFactory
 import org.apache.arrow.memory.{ArrowBuf, BufferAllocator, RootAllocator}
 import org.apache.arrow.vector.compression.{CompressionCodec, CompressionUtil, NoCompressionCodec}
 import org.apache.arrow.vector.ipc.{ArrowStreamWriter, WriteChannel}
-import org.apache.arrow.vector.ipc.message.{ArrowFieldNode, ArrowRecordBatch, IpcOption, MessageSerializer}
+import org.apache.arrow.vector.ipc.message.{ArrowFieldNode, ArrowRecordBatch}
+import org.apache.arrow.vector.ipc.message.{IpcOption, MessageSerializer}
 import org.apache.arrow.vector.types.pojo.{ArrowType, Field, FieldType, Schema}
 import org.apache.spark.unsafe.Platform
 
@@ -51,7 +52,8 @@ private[statestore] final class DeltaWriter(file: File, compression: String, exp
       valueAt: Long,
       valueLen: Int,
       hasValue: Boolean): Unit = {
-    if (batch.rows == capacity || batch.bytes + keyLen + valueLen > MaxBatchBytes && batch.rows > 0) {
+    val isFull = batch.rows == capacity || batch.bytes + keyLen + valueLen > MaxBatchBytes
+    if (isFull && batch.rows > 0) {
       flush()
     }
     batch.add(keyGroup, family, op, keyBase, keyAt, keyLen, valueBase, valueAt, valueLen, hasValue)
@@ -133,7 +135,8 @@ private[statestore] object DeltaWriter {
       keyBytes += keyLen
       if (hasValue) {
         values = ensure(values, valueBytes, valueLen)
-        Platform.copyMemory(valueBase, valueAt, null, values.memoryAddress + valueBytes, valueLen.toLong)
+        val to = values.memoryAddress + valueBytes
+        Platform.copyMemory(valueBase, valueAt, null, to, valueLen.toLong)
         valueBytes += valueLen
         val at = validity.memoryAddress + (rows >>> 3)
         Platform.putByte(null, at, (Platform.getByte(null, at) | (1 << (rows & 7))).toByte)
@@ -165,7 +168,8 @@ private[statestore] object DeltaWriter {
       val nodes =
         Arrays.asList(plain, plain, plain, plain, new ArrowFieldNode(rows.toLong, nulls.toLong))
       try {
-        new ArrowRecordBatch(rows, nodes, buffers, CompressionUtil.createBodyCompression(codec), true)
+        val compression = CompressionUtil.createBodyCompression(codec)
+        new ArrowRecordBatch(rows, nodes, buffers, compression, true)
       } finally buffers.forEach(buffer => if (buffer ne none) buffer.getReferenceManager.release())
     }
 

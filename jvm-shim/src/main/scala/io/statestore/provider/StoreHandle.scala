@@ -16,12 +16,13 @@ import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types.StructType
 
 /**
- * One version of a store opened by one task: the committed rows of `view` with this task's writes on
- * top. It serves as read store and as write store; a read store that is upgraded goes on as the same
- * object.
+ * One version of a store opened by one task: the committed rows of `view` with this task's writes
+ * on top. It serves as read store and as write store; a read store that is upgraded goes on as
+ * the same object.
  *
- * The handle keeps its view open until the task ends, since rows it returned point into it; without a
- * task, until commit, abort or release. Calls need not come from one thread but must not overlap.
+ * The handle keeps its view open until the task ends, since rows it returned point into it;
+ * without a task, until commit, abort or release. Calls need not come from one thread but must
+ * not overlap.
  */
 private[statestore] final class StoreHandle(
     val provider: ViewStateStoreProvider,
@@ -140,7 +141,12 @@ private[statestore] final class StoreHandle(
       useMultipleValuesPerKey: Boolean,
       isInternal: Boolean): Unit = {
     createColFamilyIfAbsent(
-      colFamilyName, keySchema, valueSchema, keyStateEncoderSpec, useMultipleValuesPerKey, isInternal)
+      colFamilyName,
+      keySchema,
+      valueSchema,
+      keyStateEncoderSpec,
+      useMultipleValuesPerKey,
+      isInternal)
     // The state data source registers with one read store and reads with the next.
     provider.register(families(colFamilyName).family)
   }
@@ -448,7 +454,9 @@ private[statestore] final class StoreHandle(
       colFamilyName: String,
       append: Boolean): Unit = {
     require(key != null, "Key cannot be null")
-    require(values != null && values.nonEmpty && values.forall(_ != null), s"Cannot $operation null")
+    require(
+      values != null && values.nonEmpty && values.forall(_ != null),
+      s"Cannot $operation null")
     counters.puts += 1
     multiValued(operation, writing(operation, colFamilyName))
       .putValues(key, values.iterator, append)

@@ -15,9 +15,9 @@ import org.apache.spark.sql.types.StructType
  * A provider whose working state is a view on the JVM heap; the engine behind it keeps what is
  * durable. Shared by the heap and filesystem backends.
  *
- * One view is cached, at the version last committed or loaded. It is changed in place by a commit or
- * a roll-back only while no other handle is open on it; otherwise the next `getStore` loads a view of
- * its own and the open handles keep the old one.
+ * One view is cached, at the version last committed or loaded. It is changed in place by a commit
+ * or a roll-back only while no other handle is open on it; otherwise the next `getStore` loads a
+ * view of its own and the open handles keep the old one.
  */
 abstract class ViewStateStoreProvider(backend: String)
     extends StateStoreProvider
@@ -51,7 +51,8 @@ abstract class ViewStateStoreProvider(backend: String)
     if (encoding != "unsaferow") {
       throw new IllegalArgumentException(
         "state encoding is not supported: " +
-          s"spark.sql.streaming.stateStore.encodingFormat='$encoding'. To fix: set it to 'unsaferow'")
+          s"spark.sql.streaming.stateStore.encodingFormat='$encoding'. " +
+          "To fix: set it to 'unsaferow'")
     }
     context = new StoreContext(
       backend,
@@ -90,8 +91,9 @@ abstract class ViewStateStoreProvider(backend: String)
     openHandle(version, uniqueId, readOnly = true, loadEmpty = false)
 
   /**
-   * Spark may hand in the read store of another operator of the same task (it keeps one per thread);
-   * such a store, or one of another version, is left alone and a store of our own is opened.
+   * Spark may hand in the read store of another operator of the same task (it keeps one per
+   * thread); such a store, or one of another version, is left alone and a store of our own is
+   * opened.
    */
   override def upgradeReadStoreToWriteStore(
       readStore: ReadStateStore,
@@ -282,7 +284,9 @@ abstract class ViewStateStoreProvider(backend: String)
     }
   }
 
-  /** Tells Spark's coordinator of a new snapshot, so that it does not count the store as lagging. */
+  /**
+   * Tells Spark's coordinator of a new snapshot, so that it does not count the store as lagging.
+   */
   private def noteSnapshot(snapshot: JsonNode): Unit = {
     val version = snapshot.get("version").asLong
     if (version > snapshotVersion) {

@@ -7,8 +7,8 @@ import org.apache.spark.sql.types.{DataType, StructType}
 import org.apache.spark.unsafe.Platform
 
 /**
- * A named key space of a store. `spec.keySchema` is the layout of the key rows (for some families it
- * differs from the key schema Spark registers beside it).
+ * A named key space of a store. `spec.keySchema` is the layout of the key rows (for some families
+ * it differs from the key schema Spark registers beside it).
  */
 private[statestore] final case class ColumnFamily(
     id: Int,
@@ -66,7 +66,8 @@ private[statestore] object ColumnFamily {
     val ordinals = node.get("ordering_ordinals")
     val spec = node.get("encoder").asText match {
       case "no-prefix" => NoPrefixKeyStateEncoderSpec(keySchema)
-      case "prefix" => PrefixKeyScanStateEncoderSpec(keySchema, node.get("num_prefix_columns").asInt)
+      case "prefix" =>
+        PrefixKeyScanStateEncoderSpec(keySchema, node.get("num_prefix_columns").asInt)
       case "range" =>
         RangeKeyScanStateEncoderSpec(keySchema, (0 until ordinals.size).map(ordinals.get(_).asInt))
       case "timestamp-prefix" => TimestampAsPrefixKeyStateEncoderSpec(keySchema)
@@ -124,7 +125,8 @@ private[statestore] final class KeyCodec(family: ColumnFamily) {
       row
     } else {
       val bytes = new Array[Byte](keyLength)
-      Platform.copyMemory(keyBase, keyAt, bytes, Platform.BYTE_ARRAY_OFFSET.toLong, keyLength.toLong)
+      val to = Platform.BYTE_ARRAY_OFFSET.toLong
+      Platform.copyMemory(keyBase, keyAt, bytes, to, keyLength.toLong)
       encoder.decodeKey(bytes).copy()
     }
 
@@ -141,7 +143,9 @@ private[statestore] final class KeyCodec(family: ColumnFamily) {
 
 private[statestore] object KeyCodec {
 
-  /** The smallest byte string above every one that starts with `prefix`; null when there is none. */
+  /**
+   * The smallest byte string above every one that starts with `prefix`; null when there is none.
+   */
   def afterPrefix(prefix: Array[Byte]): Array[Byte] = {
     var last = prefix.length - 1
     while (last >= 0 && prefix(last) == -1) last -= 1

@@ -187,7 +187,8 @@ private[statestore] final class FamilyState(
         })
 
   /** Every key, ordered where the family is. */
-  private def allPairs(): PairCursor = if (family.ordered) pairs(null, null) else new UnorderedCursor
+  private def allPairs(): PairCursor =
+    if (family.ordered) pairs(null, null) else new UnorderedCursor
 
   private def pairs(from: Array[Byte], until: Array[Byte]): PairCursor =
     new OrderedCursor(from, until)

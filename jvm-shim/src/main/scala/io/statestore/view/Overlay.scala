@@ -15,11 +15,11 @@ import org.apache.spark.unsafe.Platform
 /**
  * The uncommitted writes of one store handle, over all its column families.
  *
- * Within the overlay a record is replaced by appending a new one, so rows handed out stay valid; it
- * is overwritten in place only when nobody was shown it. When the heap bytes pass `budgetBytes`, the
- * records move, sorted, to a run in a memory-mapped scratch file (unlinked at once: no file outlives
- * the process), while the index stays on the heap; reads find them as before, and the commit merges
- * the runs.
+ * Within the overlay a record is replaced by appending a new one, so rows handed out stay valid;
+ * it is overwritten in place only when nobody was shown it. When the heap bytes pass
+ * `budgetBytes`, the records move, sorted, to a run in a memory-mapped scratch file (unlinked at
+ * once: no file outlives the process), while the index stays on the heap; reads find them as
+ * before, and the commit merges the runs.
  */
 private[statestore] final class Overlay(
     keyGroups: KeyGroups,
@@ -73,7 +73,12 @@ private[statestore] final class Overlay(
   def isExternal(address: Int): Boolean = (pages.flags(address) & External) != 0
 
   /** Adds a record whose value is `buffer`, which may go on growing. */
-  def appendExternal(op: Int, keyBase: AnyRef, keyAt: Long, keyLen: Int, buffer: ValueBuffer): Int = {
+  def appendExternal(
+      op: Int,
+      keyBase: AnyRef,
+      keyAt: Long,
+      keyLen: Int,
+      buffer: ValueBuffer): Int = {
     externals += buffer
     val index = Array[Int](externals.length - 1)
     pages.append(op | External, keyBase, keyAt, keyLen, index, Platform.INT_ARRAY_OFFSET.toLong, 4)

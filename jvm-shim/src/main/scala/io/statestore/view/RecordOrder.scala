@@ -31,7 +31,11 @@ private[statestore] object RecordOrder {
     leftLen - rightLen
   }
 
-  def compareRecords(left: RecordPages, leftAddress: Int, right: RecordPages, rightAddress: Int): Int =
+  def compareRecords(
+      left: RecordPages,
+      leftAddress: Int,
+      right: RecordPages,
+      rightAddress: Int): Int =
     compareKeys(
       left.base(leftAddress),
       left.keyOffset(leftAddress),
@@ -50,8 +54,8 @@ private[statestore] object RecordOrder {
       bytes.length)
 
   /**
-   * Sorts `prefixes(i) = sort prefix << 32 | position` by prefix and then by the key of the record at
-   * `addresses(position)`. A prefix is 31 bits: key-group rank and column family.
+   * Sorts `prefixes(i) = sort prefix << 32 | position` by prefix and then by the key of the
+   * record at `addresses(position)`. A prefix is 31 bits: key-group rank and column family.
    */
   def sort(prefixes: Array[Long], pages: RecordPages, addresses: Array[Int]): Unit = {
     java.util.Arrays.sort(prefixes)

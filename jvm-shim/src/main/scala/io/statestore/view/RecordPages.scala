@@ -7,13 +7,13 @@ import org.apache.spark.unsafe.Platform
 /**
  * Key/value records in byte pages: a million records are a few objects for the garbage collector.
  *
- * A record is `[flags 4 bit | key length 28 bit: int][value length: int][key][value]`, key and value
- * padded with zeros to 8 bytes. Its address is an unsigned int counting 8-byte units: the upper 17
- * bits name the page, the lower 15 the unit in it; 0 means "no record". A record never moves and is
- * never overwritten while it may be read, except by `compact` and through the free lists, both of
- * which only the owner of a view with no other open handle uses. Pages are byte arrays (below half a
- * G1 region) or, for records spilled to disk, memory-mapped; a record larger than half a page gets
- * one of its own.
+ * A record is `[flags 4 bit | key length 28 bit: int][value length: int][key][value]`, key and
+ * value padded with zeros to 8 bytes. Its address is an unsigned int counting 8-byte units: the
+ * upper 17 bits name the page, the lower 15 the unit in it; 0 means "no record". A record never
+ * moves and is never overwritten while it may be read, except by `compact` and through the free
+ * lists, both of which only the owner of a view with no other open handle uses. Pages are byte
+ * arrays (below half a G1 region) or, for records spilled to disk, memory-mapped; a record larger
+ * than half a page gets one of its own.
  *
  * Not thread-safe for writing; readers may run beside each other.
  */
@@ -111,8 +111,8 @@ private[statestore] final class RecordPages {
   }
 
   /**
-   * Adds records that were written to `units` mapped units at `memoryAddress`, none of them crossing
-   * a page. Returns the address of the first unit. The caller keeps the mapping alive.
+   * Adds records that were written to `units` mapped units at `memoryAddress`, none of them
+   * crossing a page. Returns the address of the first unit. The caller keeps the mapping alive.
    */
   def addMappedPages(memoryAddress: Long, units: Long): Int = {
     val first = numPages
@@ -138,8 +138,8 @@ private[statestore] final class RecordPages {
 
   /**
    * Starts a rewrite of all records: what is appended from now on goes to new pages, and the free
-   * lists are forgotten. Returns the number of pages to go through; `dropPage` each when its records
-   * are moved.
+   * lists are forgotten. Returns the number of pages to go through; `dropPage` each when its
+   * records are moved.
    */
   def beginCompaction(): Int = {
     tail = -1
@@ -255,7 +255,9 @@ private[statestore] object RecordPages {
   /** In an overlay: the value's bytes stand outside the page, their index inside. */
   val External: Int = 1 << 30
 
-  /** In the committed view: not part of the current version. In an overlay: handed out to a reader. */
+  /**
+   * In the committed view: not part of the current version. In an overlay: handed out to a reader.
+   */
   val Dead: Int = 1 << 31
   val HandedOut: Int = 1 << 31
 

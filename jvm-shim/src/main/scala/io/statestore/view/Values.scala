@@ -59,7 +59,8 @@ private[statestore] final class ValueBuffer(initial: Int = 64) {
   private def reserve(more: Int): Unit = {
     val needed = Math.addExact(used, more)
     if (needed > array.length) {
-      array = Arrays.copyOf(array, math.max(needed, math.min(array.length.toLong * 2, MaxArray).toInt))
+      val doubled = math.min(array.length.toLong * 2, MaxArray).toInt
+      array = Arrays.copyOf(array, math.max(needed, doubled))
     }
   }
 

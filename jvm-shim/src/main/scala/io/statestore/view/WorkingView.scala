@@ -146,12 +146,13 @@ private[statestore] final class ViewFamily(val family: ColumnFamily, expected: I
 }
 
 /**
- * The rows of one store at one version, on the JVM heap. A cache of durable state: it can be dropped
- * at any time and loaded again.
+ * The rows of one store at one version, on the JVM heap. A cache of durable state: it can be
+ * dropped at any time and loaded again.
  *
  * `advance` applies a committed overlay and keeps an undo log of one version, so that the version
- * before can be served again after a failed batch without a load. Both change the view in place and
- * are only allowed while no handle but the caller's is open on it (`StateStoreProvider` sees to it).
+ * before can be served again after a failed batch without a load. Both change the view in place
+ * and are only allowed while no handle but the caller's is open on it (`StateStoreProvider` sees
+ * to it).
  */
 private[statestore] final class WorkingView(
     private var current: ViewVersion,
@@ -199,7 +200,10 @@ private[statestore] final class WorkingView(
    *
    * @param families the column families of the new version
    */
-  def advance(next: ViewVersion, families: Seq[ColumnFamily], changes: Iterable[FamilyChanges]): Unit = {
+  def advance(
+      next: ViewVersion,
+      families: Seq[ColumnFamily],
+      changes: Iterable[FamilyChanges]): Unit = {
     forget()
     byName.valuesIterator.foreach(_.compactIfWasteful())
     val log = new Undo(current, byName.toSeq)

@@ -14,9 +14,9 @@ import org.apache.spark.sql.types._
 import org.apache.spark.unsafe.types.UTF8String
 
 /**
- * Random operations on the working view against a model of sorted maps: puts, removes, merges, scans
- * that stay open across writes, commits, aborts, roll-backs, spilling and compaction. Run with a
- * seed and a number of batches; exits non-zero at the first difference.
+ * Random operations on the working view against a model of sorted maps: puts, removes, merges,
+ * scans that stay open across writes, commits, aborts, roll-backs, spilling and compaction. Run
+ * with a seed and a number of batches; exits non-zero at the first difference.
  */
 object ViewModelCheck {
   private val valueSchema = new StructType().add("v", StringType)
@@ -43,7 +43,9 @@ object ViewModelCheck {
     internal = false)
   private val families = Seq(plain, ranged, lists)
 
-  private type Model = Map[String, Map[Seq[Any], Vector[String]]]
+  private type Entry = (Seq[Any], Vector[String])
+  private type Rows = Map[Seq[Any], Vector[String]]
+  private type Model = Map[String, Rows]
 
   def main(args: Array[String]): Unit = {
     val seed = args(0).toLong
@@ -85,10 +87,10 @@ object ViewModelCheck {
           family,
           view.family(family.name),
           overlay,
-          () => overlay.family(family, PartitionKey.function("default", true, family.name, family.spec, 64)))
+          () => overlay.family(family, keyGroupOf(family)))
       }.toMap
       var next = model
-      val open = mutable.ArrayBuffer.empty[(Iterator[(Seq[Any], Vector[String])], Seq[(Seq[Any], Vector[String])])]
+      val open = mutable.ArrayBuffer.empty[(Iterator[Entry], Seq[Entry])]
       val onlyLists = random.nextInt(5) == 0
       val steps = random.nextInt(400)
       (0 until steps).foreach { _ =>
@@ -108,10 +110,12 @@ object ViewModelCheck {
               family.name,
               rowsOfFamily.updated(key, rowsOfFamily.getOrElse(key, Vector.empty) ++ values))
           case 3 =>
-            same(s"get batch $number", Option(state.get(row)).map(text), rowsOfFamily.get(key).map(_.head))
+            val found = Option(state.get(row)).map(text)
+            same(s"get batch $number", found, rowsOfFamily.get(key).map(_.head))
             same("keyExists", state.keyExists(row), rowsOfFamily.contains(key))
             if (family.multiValues) {
-              same("values", state.values(row).map(text).toVector, rowsOfFamily.getOrElse(key, Vector.empty))
+              val all = state.values(row).map(text).toVector
+              same("values", all, rowsOfFamily.getOrElse(key, Vector.empty))
             }
           case 4 if random.nextInt(8) == 0 =>
             val found = pairs(family, state.iteratorWithMultiValues())
@@ -135,7 +139,8 @@ object ViewModelCheck {
       }
       open.foreach(drain)
       families.foreach { family =>
-        drain((pairs(family, states(family.name).iteratorWithMultiValues()), expected(family, next(family.name))))
+        val found = pairs(family, states(family.name).iteratorWithMultiValues())
+        drain((found, expected(family, next(family.name))))
       }
       spills += overlay.numRuns
       if (random.nextInt(5) > 0) {
@@ -164,7 +169,8 @@ object ViewModelCheck {
         }
       }
       val id = view.version.number + 1
-      view.advance(ViewVersion(id, s"c$number", s"l$number", rescalable = true), families, changes.values)
+      val version = ViewVersion(id, s"c$number", s"l$number", rescalable = true)
+      view.advance(version, families, changes.values)
       previous = model
       model = next
     }
@@ -173,7 +179,8 @@ object ViewModelCheck {
       checkIndex(view.family(family.name), when)
       val overlay = new Overlay(keyGroups, 1L << 30, () => scratchFile())
       val state = new FamilyState(family, view.family(family.name), overlay, () => null)
-      same(s"rows of ${family.name} $when", view.family(family.name).table.size, model(family.name).size)
+      val size = view.family(family.name).table.size
+      same(s"rows of ${family.name} $when", size, model(family.name).size)
       drain((pairs(family, state.iteratorWithMultiValues()), expected(family, model(family.name))))
       model(family.name).foreach { case (key, values) =>
         same(s"get $when", text(state.get(keyRow(family, key))), values.head)
@@ -185,15 +192,18 @@ object ViewModelCheck {
       val all = family.table.liveAddresses.sortWith(Integer.compareUnsigned(_, _) < 0)
       all.foreach { address =>
         val slot = family.table.findRecord(address)
-        same(s"index of ${family.family.name} $when", slot >= 0 && family.table.addressAt(slot) == address, true)
+        val isFound = slot >= 0 && family.table.addressAt(slot) == address
+        same(s"index of ${family.family.name} $when", isFound, true)
         same(s"flags $when", family.pages.flags(address), 0)
       }
       all.zip(all.drop(1)).foreach { case (left, right) =>
-        if ((left >>> 15) == (right >>> 15)) same(s"overlap $when", left + family.pages.units(left) <= right, true)
+        if ((left >>> 15) == (right >>> 15)) {
+          same(s"overlap $when", left + family.pages.units(left) <= right, true)
+        }
       }
     }
 
-    private def drain(open: (Iterator[(Seq[Any], Vector[String])], Seq[(Seq[Any], Vector[String])])): Unit = {
+    private def drain(open: (Iterator[Entry], Seq[Entry])): Unit = {
       val (found, wanted) = open
       val all = found.toVector
       val isOrdered = wanted.headOption.exists(_._1.size == 2)
@@ -202,19 +212,19 @@ object ViewModelCheck {
     }
 
     /** What a scan returns: in key order for the ordered family, sorted by key for the others. */
-    private def expected(family: ColumnFamily, rows: Map[Seq[Any], Vector[String]]): Seq[(Seq[Any], Vector[String])] =
+    private def expected(family: ColumnFamily, rows: Rows): Seq[Entry] =
       if (family.ordered) {
-        // Ties on the ordering column go by the bytes of the remaining row; one letter, so by letter.
+        // Ties on the ordering column go by the bytes of the remaining row: one letter.
         rows.toSeq.sortBy { case (key, _) => (key.head.asInstanceOf[Long], key(1).toString) }
       } else {
         rows.toSeq.sortBy(_._1.head.toString)
       }
 
-    private def pairs(family: ColumnFamily, found: Iterator[UnsafeRowPair]): Iterator[(Seq[Any], Vector[String])] = {
+    private def pairs(family: ColumnFamily, found: Iterator[UnsafeRowPair]): Iterator[Entry] = {
       val source = found.buffered
-      new Iterator[(Seq[Any], Vector[String])] {
+      new Iterator[Entry] {
         override def hasNext: Boolean = source.hasNext
-        override def next(): (Seq[Any], Vector[String]) = {
+        override def next(): Entry = {
           val key = keyText(family, source.head.key)
           val values = Vector.newBuilder[String]
           while (source.hasNext && keyText(family, source.head.key) == key) {
@@ -244,9 +254,14 @@ object ViewModelCheck {
     private val toTime = projection(new StructType().add("t", LongType))
     private def timeRow(t: Long): UnsafeRow = toTime(InternalRow(t))
 
-    private def valueRow(value: String): UnsafeRow = toValue(InternalRow(UTF8String.fromString(value)))
+    private def keyGroupOf(family: ColumnFamily) =
+      PartitionKey.function("default", true, family.name, family.spec, 64)
 
-    private def text(row: UnsafeRow): String = if (row == null) null else row.getUTF8String(0).toString
+    private def valueRow(value: String): UnsafeRow =
+      toValue(InternalRow(UTF8String.fromString(value)))
+
+    private def text(row: UnsafeRow): String =
+      if (row == null) null else row.getUTF8String(0).toString
 
     private def keyText(family: ColumnFamily, row: UnsafeRow): Seq[Any] =
       if (family.ordered) Seq(row.getLong(0), row.getUTF8String(1).toString)
@@ -254,7 +269,8 @@ object ViewModelCheck {
 
     private def same(what: String, found: Any, wanted: Any): Unit = if (found != wanted) {
       def short(value: Any) = value.toString.take(600)
-      System.err.println(s"differs: $what seed=$seed\n found=${short(found)}\n wanted=${short(wanted)}")
+      System.err.println(s"differs: $what seed=$seed")
+      System.err.println(s" found=${short(found)}\n wanted=${short(wanted)}")
       System.exit(1)
     }
 
