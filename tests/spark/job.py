@@ -87,16 +87,18 @@ def interpreters(
     """Run one query through applications of which all but the first and last have a wrong conf."""
     errors = []
     batches: dict[int, list[str]] = {}
-    first, *rest = AGGREGATION.plan
+    conf_of_lane = {f"{STATE_STORE}.maintenanceInterval": "100ms"}
+    query = replace(AGGREGATION, plan=one_input(1, 2))
+    first, rest = query.plan
     for conf in ({}, *wrong, {}):
         session = start_application(root, jars, conf=conf)
-        lane = _lane(session, root, AGGREGATION, provider)
+        lane = _lane(session, root, query, provider, conf_of_lane)
         try:
             if batches:
                 lane.run()
             else:
                 lane.run(*first)
-                lane.feed(*(batch for run in rest for batch in run))
+                lane.feed(*rest)
         except StreamingQueryException as error:
             errors.append(str(error))
         batches.update(lane.batches)

@@ -16,41 +16,49 @@ from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 
 from statestore.codec.trailer import FORMAT_VERSION, MAGIC_PREFIX
 
 from .conftest import PROVIDER, MakeLane
-from .harness import HDFS, NUM_PARTITIONS, PROVIDER_CLASS, STATE_STORE, Lane
+from .harness import HDFS, NUM_PARTITIONS, PROVIDER_CLASS, STATE_STORE, Lane, run_plan
 from .job_process import REPOSITORY
 from .queries import AGGREGATION, one_input
 
 pytestmark = pytest.mark.ours
 
-FIRST, *REST = AGGREGATION.plan
+QUERY = replace(AGGREGATION, plan=one_input(1, 2))
+(FIRST,), REST = QUERY.plan
 KEY_GROUPS = 24576  # the largest 3 * 2^k up to 32768
 
 
-class Pair:
-    """A query on Spark's provider and on the one under test, stopped in the middle of its plan."""
+@pytest.fixture(scope="module")
+def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[str]]:
+    """The rows of every batch, by Spark's own provider."""
+    reference = Lane(spark, QUERY, HDFS, tmp_path_factory.mktemp("reference"))
+    run_plan(reference)
+    return reference.batches
 
-    def __init__(self, make_lane: MakeLane, provider: str = PROVIDER) -> None:
-        self.reference = make_lane(AGGREGATION, HDFS)
-        self.ours = make_lane(AGGREGATION, provider)
-        for lane in (self.reference, self.ours):
-            lane.run(*FIRST)
-            lane.feed(*(batch for batches in REST for batch in batches))
-        self.store = self.ours.checkpoint / "state" / "0" / "1"
-        self.newest_delta = self.store / f"{len(FIRST)}.delta.arrows"
+
+class StoppedQuery:
+    """A lane stopped after its first batch, with two more to process."""
+
+    def __init__(self, lane: Lane, expected: dict[int, list[str]]) -> None:
+        self.lane = lane
+        self.expected = expected
+        lane.run(FIRST)
+        lane.feed(*REST)
+        self.store = lane.checkpoint / "state" / "0" / "1"
+        self.delta = self.store / "1.delta.arrows"
 
     def refusal(self, **conf: str) -> str:
         """Run the lane, which must be refused; return the error's text."""
-        return _refusal(self.ours, {f"{STATE_STORE}.{key}": conf[key] for key in conf})
+        return _refusal(self.lane, {f"{STATE_STORE}.{key}": conf[key] for key in conf})
 
     def assert_goes_on(self) -> None:
-        """Finish the plan on both and compare every batch."""
-        self.reference.run()
-        self.ours.run()
-        assert self.ours.batches == self.reference.batches
+        """Run the lane to its end and compare every batch."""
+        self.lane.run()
+        assert self.lane.batches == self.expected
 
 
 def _refusal(lane: Lane, conf: dict[str, str] | None = None) -> str:
@@ -67,8 +75,8 @@ def _refusal(lane: Lane, conf: dict[str, str] | None = None) -> str:
 
 
 @pytest.fixture
-def pair(make_lane: MakeLane) -> Pair:
-    return Pair(make_lane)
+def stopped(make_lane: MakeLane, expected: dict[int, list[str]]) -> StoppedQuery:
+    return StoppedQuery(make_lane(QUERY), expected)
 
 
 def _edit_offsets(lane: Lane, key: str, value: str) -> None:
@@ -81,9 +89,9 @@ def _edit_offsets(lane: Lane, key: str, value: str) -> None:
         path.write_text("\n".join([version, json.dumps(fields), *offsets]))
 
 
-def test_unknown_or_bad_options_are_refused_by_name(pair: Pair) -> None:
+def test_unknown_or_bad_options_are_refused_by_name(stopped: StoppedQuery) -> None:
     """Catches options that are silently ignored, and errors that leave a mark on the checkpoint."""
-    text = pair.refusal(**{"snapshot.maxChainLenght": "5"})
+    text = stopped.refusal(**{"snapshot.maxChainLenght": "5"})
     assert f"{STATE_STORE}.snapshot.maxChainLenght" in text
     assert f"{STATE_STORE}.snapshot.maxChainLength" in text
 
@@ -94,105 +102,107 @@ def test_unknown_or_bad_options_are_refused_by_name(pair: Pair) -> None:
         ("fsync.enabled", "maybe", "true or false"),
         ("snapshot.replayRatio", "much", "0.1"),
     ):
-        text = pair.refusal(**{key: value})
+        text = stopped.refusal(**{key: value})
         assert f"{STATE_STORE}.{key}" in text
         assert value in text
         assert allowed in text
 
-    pair.assert_goes_on()
+    stopped.assert_goes_on()
 
 
-def test_max_parallelism_of_a_checkpoint_cannot_change(pair: Pair) -> None:
+def test_max_parallelism_of_a_checkpoint_cannot_change(stopped: StoppedQuery) -> None:
     """Catches key groups that change under a checkpoint's files."""
-    text = pair.refusal(maxParallelism="12")
+    text = stopped.refusal(maxParallelism="12")
     assert "12" in text
     assert str(KEY_GROUPS) in text
 
-    pair.ours.conf[f"{STATE_STORE}.maxParallelism"] = str(KEY_GROUPS)
-    pair.assert_goes_on()
+    stopped.lane.conf[f"{STATE_STORE}.maxParallelism"] = str(KEY_GROUPS)
+    stopped.assert_goes_on()
 
 
 @pytest.mark.parametrize("partitions", [2, 6], ids=["fewer", "more"])
-def test_number_of_partitions_cannot_change_by_conf(pair: Pair, partitions: int) -> None:
+def test_number_of_partitions_cannot_change_by_conf(stopped: StoppedQuery, partitions: int) -> None:
     """Catches state partitions that silently start empty or lose their keys."""
-    _edit_offsets(pair.ours, "spark.sql.shuffle.partitions", str(partitions))
+    _edit_offsets(stopped.lane, "spark.sql.shuffle.partitions", str(partitions))
 
-    text = pair.refusal()
+    text = stopped.refusal()
 
     assert f"={partitions}" in text
     assert f"={NUM_PARTITIONS}" in text
     assert "rescal" in text
-    _edit_offsets(pair.ours, "spark.sql.shuffle.partitions", str(NUM_PARTITIONS))
-    pair.assert_goes_on()
+    _edit_offsets(stopped.lane, "spark.sql.shuffle.partitions", str(NUM_PARTITIONS))
+    stopped.assert_goes_on()
 
 
-def test_checkpoint_of_another_provider_is_refused(make_lane: MakeLane) -> None:
+def test_checkpoint_of_another_provider_is_refused(
+    make_lane: MakeLane, expected: dict[int, list[str]]
+) -> None:
     """Catches another provider's state taken for no state."""
-    pair = Pair(make_lane, HDFS)
-    _edit_offsets(pair.ours, PROVIDER_CLASS, PROVIDER)
+    stopped = StoppedQuery(make_lane(QUERY, HDFS), expected)
+    _edit_offsets(stopped.lane, PROVIDER_CLASS, PROVIDER)
 
-    text = pair.refusal()
+    text = stopped.refusal()
 
     assert "another" in text
     assert "provider" in text
-    _edit_offsets(pair.ours, PROVIDER_CLASS, HDFS)
-    pair.assert_goes_on()
+    _edit_offsets(stopped.lane, PROVIDER_CLASS, HDFS)
+    stopped.assert_goes_on()
 
 
-def test_newer_format_version_is_refused(pair: Pair) -> None:
+def test_newer_format_version_is_refused(stopped: StoppedQuery) -> None:
     """Catches a file of a later release read as if it were ours."""
-    written = pair.newest_delta.read_bytes()
+    written = stopped.delta.read_bytes()
     newer = MAGIC_PREFIX + struct.pack(">H", FORMAT_VERSION + 1)
-    pair.newest_delta.write_bytes(written[: -len(newer)] + newer)
+    stopped.delta.write_bytes(written[: -len(newer)] + newer)
 
-    text = pair.refusal()
+    text = stopped.refusal()
 
     assert f"format_version={FORMAT_VERSION + 1}" in text
-    assert str(pair.newest_delta) in text
-    pair.newest_delta.write_bytes(written)
-    pair.assert_goes_on()
+    assert str(stopped.delta) in text
+    stopped.delta.write_bytes(written)
+    stopped.assert_goes_on()
 
 
-def test_damaged_file_is_refused_by_name(pair: Pair) -> None:
+def test_damaged_file_is_refused_by_name(stopped: StoppedQuery) -> None:
     """Catches rows of a damaged delta."""
-    written = pair.newest_delta.read_bytes()
+    written = stopped.delta.read_bytes()
     damaged = bytearray(written)
     damaged[len(damaged) // 3] ^= 0x10
-    pair.newest_delta.write_bytes(damaged)
+    stopped.delta.write_bytes(damaged)
 
-    text = pair.refusal()
+    text = stopped.refusal()
 
     assert "checksum" in text
-    assert str(pair.newest_delta) in text
-    pair.newest_delta.write_bytes(written)
-    pair.assert_goes_on()
+    assert str(stopped.delta) in text
+    stopped.delta.write_bytes(written)
+    stopped.assert_goes_on()
 
 
-def test_missing_file_is_refused_by_name(pair: Pair) -> None:
+def test_missing_file_is_refused_by_name(stopped: StoppedQuery) -> None:
     """Catches a lost delta taken for an empty store."""
-    written = pair.newest_delta.read_bytes()
-    pair.newest_delta.unlink()
+    written = stopped.delta.read_bytes()
+    stopped.delta.unlink()
 
-    text = pair.refusal()
+    text = stopped.refusal()
 
-    assert f"{pair.store}'" in text
-    assert f"version={len(FIRST)}" in text
-    pair.newest_delta.write_bytes(written)
-    pair.assert_goes_on()
+    assert f"{stopped.store}'" in text
+    assert "version=1" in text
+    stopped.delta.write_bytes(written)
+    stopped.assert_goes_on()
 
 
-def test_changed_schema_is_refused(pair: Pair) -> None:
+def test_changed_schema_is_refused(stopped: StoppedQuery) -> None:
     """Catches rows of one schema read with another, where Spark's own check is turned off."""
-    before = pair.ours.query
-    pair.ours.query = replace(
+    before = stopped.lane.query
+    stopped.lane.query = replace(
         before, build=lambda _, streams: streams["events"].groupBy("key").avg("value")
     )
 
-    text = pair.refusal(stateSchemaCheck="false")
+    text = stopped.refusal(stateSchemaCheck="false")
 
     assert "schema" in text
-    pair.ours.query = before
-    pair.assert_goes_on()
+    stopped.lane.query = before
+    stopped.assert_goes_on()
 
 
 @contextmanager
@@ -207,43 +217,43 @@ def _immutable(folder: Path) -> Iterator[None]:
         subprocess.run(["chattr", "-i", str(folder)], check=True)
 
 
-def test_unwritable_checkpoint_fails_the_commit_by_name(pair: Pair) -> None:
+def test_unwritable_checkpoint_fails_the_commit_by_name(stopped: StoppedQuery) -> None:
     """Catches a commit that reports success though its file could not be published."""
-    with _immutable(pair.store):
-        text = pair.refusal()
+    with _immutable(stopped.store):
+        text = stopped.refusal()
 
-    assert str(pair.store) in text
-    pair.assert_goes_on()
+    assert str(stopped.store) in text
+    stopped.assert_goes_on()
 
 
-def test_file_in_place_of_the_store_is_refused_by_name(pair: Pair) -> None:
+def test_file_in_place_of_the_store_is_refused_by_name(stopped: StoppedQuery) -> None:
     """Catches a store directory that is no directory taken for an empty store."""
-    away = pair.store.with_name("away")
-    pair.store.rename(away)
-    pair.store.write_text("in the way")
+    away = stopped.store.with_name("away")
+    stopped.store.rename(away)
+    stopped.store.write_text("in the way")
 
-    text = pair.refusal()
+    text = stopped.refusal()
 
-    assert str(pair.store) in text
-    pair.store.unlink()
-    away.rename(pair.store)
-    pair.assert_goes_on()
+    assert str(stopped.store) in text
+    stopped.store.unlink()
+    away.rename(stopped.store)
+    stopped.assert_goes_on()
 
 
 @pytest.mark.parametrize("what", ["partition", "operator"])
-def test_state_removed_while_running_fails_the_query(pair: Pair, what: str) -> None:
+def test_state_removed_while_running_fails_the_query(stopped: StoppedQuery, what: str) -> None:
     """Catches a commit into a directory made anew: a version without those it is built on."""
-    removed = pair.store if what == "partition" else pair.store.parent
-    away = pair.ours.root / "away"
-    pair.ours.on_batch = lambda batch_id: removed.rename(away) if not away.exists() else None
+    removed = stopped.store if what == "partition" else stopped.store.parent
+    away = stopped.lane.root / "away"
+    stopped.lane.on_batch = lambda batch_id: removed.rename(away) if not away.exists() else None
 
-    text = pair.refusal()
+    text = stopped.refusal()
 
-    assert str(pair.store.parent) in text
-    pair.ours.on_batch = lambda batch_id: None
+    assert str(stopped.store.parent) in text
+    stopped.lane.on_batch = lambda batch_id: None
     shutil.rmtree(removed, ignore_errors=True)
     away.rename(removed)
-    pair.assert_goes_on()
+    stopped.assert_goes_on()
 
 
 @pytest.fixture
@@ -266,7 +276,7 @@ def test_full_disk_fails_the_commit_and_loses_nothing(
     make_lane: MakeLane, small_disk: Path
 ) -> None:
     """Catches a half-written delta taken for a version."""
-    plan = one_input(1, 1, 1, num_rows=3000, num_keys=900)
+    plan = one_input(1, 1, 1, num_rows=9000, num_keys=6000)
     query = replace(AGGREGATION, plan=plan)
     reference, ours = make_lane(query, HDFS), make_lane(query)
     ours.checkpoint = small_disk / "checkpoint"
@@ -290,7 +300,7 @@ def test_full_disk_fails_the_commit_and_loses_nothing(
 
 
 def test_wrong_interpreter_or_package_is_refused(
-    start_job: Callable[..., Any], make_lane: MakeLane, tmp_path: Path
+    start_job: Callable[..., Any], expected: dict[int, list[str]], tmp_path: Path
 ) -> None:
     """Catches an engine that cannot start, or is of another release, and does not say why."""
     bare = tmp_path / "bare"
@@ -302,7 +312,6 @@ def test_wrong_interpreter_or_package_is_refused(
         ignore=shutil.ignore_patterns("jars", "__pycache__"),
     )
     (older / "statestore" / "core" / "version.py").write_text('__version__ = "0.0.9"\n')
-    reference = make_lane(AGGREGATION, HDFS)
 
     job = start_job(
         "interpreters",
@@ -314,8 +323,6 @@ def test_wrong_interpreter_or_package_is_refused(
         ],
         environment={"PYTHONPATH": str(older)},
     )
-    for batches in AGGREGATION.plan:
-        reference.run(*batches)
     report = job.report()
 
     missing, without_packages, apart = report["errors"]
@@ -327,4 +334,6 @@ def test_wrong_interpreter_or_package_is_refused(
     assert "0.1.0" in apart
     assert all("To fix: " in error for error in report["errors"])
     found = {int(batch_id): rows for batch_id, rows in report["batches"].items()}
-    assert found == reference.batches
+    assert found == expected
+    log = (job.root / "spark.log").read_text()
+    assert "maintenance failed" not in log, "maintenance did not end with its application"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,23 @@ from pyspark.sql import SparkSession
 
 from .conftest import PROVIDER
 from .harness import HDFS, NUM_PARTITIONS, Lane, run_plan
-from .queries import AGGREGATION, JOIN, SESSION_APPEND, WATERMARK_DEDUP, WINDOW_APPEND
+from .queries import (
+    AGGREGATION,
+    JOIN,
+    SESSION_APPEND,
+    WATERMARK_DEDUP,
+    WINDOW_APPEND,
+    one_input,
+    two_inputs,
+)
 
-QUERIES = [AGGREGATION, WINDOW_APPEND, SESSION_APPEND, WATERMARK_DEDUP, JOIN]
+QUERIES = [
+    *(
+        replace(query, plan=one_input(1, 2))
+        for query in (AGGREGATION, WINDOW_APPEND, SESSION_APPEND, WATERMARK_DEDUP)
+    ),
+    replace(JOIN, plan=two_inputs(1, 2)),
+]
 JOIN_STORES = [f"{side}-{kind}" for side in ("left", "right") for kind in (
     "keyToNumValues", "keyWithIndexToValue")]  # fmt: skip
 
