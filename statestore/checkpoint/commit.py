@@ -24,6 +24,7 @@ from statestore.codec.trailer import (
 )
 from statestore.core.errors import InternalError, InvalidArgumentError, NotFoundError, StorageError
 from statestore.core.version import __version__
+from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
@@ -163,7 +164,8 @@ def commit_delta(
         InvalidArgumentError, InternalError: The stream is not what `new` says.
     """
     start_ms = clock.elapsed_ms()
-    blocks = describe_stream(local_path, arrow_length, new.max_parallelism)
+    with named_errors("read the delta to commit", local_path):
+        blocks = describe_stream(local_path, arrow_length, new.max_parallelism)
     found_rows = sum(block.rows for block in blocks)
     if found_rows != new.rows.total:
         raise InternalError(
@@ -195,7 +197,8 @@ def commit_delta(
         rescalable=new.rescalable,
         column_families=new.column_families,
     )
-    size = append_trailer(local_path, trailer)
+    with named_errors("seal the delta to commit", local_path):
+        size = append_trailer(local_path, trailer)
     sealed_ms = clock.elapsed_ms()
     if new.version == 1:
         location.io.make_directory(location.directory)

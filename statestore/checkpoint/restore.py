@@ -21,6 +21,7 @@ from statestore.core.errors import (
     NotFoundError,
     StateStoreError,
 )
+from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
@@ -103,15 +104,8 @@ def open_ref(location: StoreLocation, ref: FileRef) -> StateFile:
     """
     path = location.path(ref.path)
     local_path = location.io.fetch(path)
-    try:
+    with named_errors("open a file", local_path):
         file = StateFile(local_path)
-    except FileNotFoundError as error:
-        raise NotFoundError(
-            "a file went away while it was opened",
-            kind="file-not-found",
-            file=path,
-            to_fix="load a newer version; retention expired this one",
-        ) from error
     check_store(file.trailer, store_of_ref(location.store, ref), path)
     check_ref(file.trailer, file.size, ref, path)
     file.verify()

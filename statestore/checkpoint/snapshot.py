@@ -23,6 +23,7 @@ from statestore.codec.state_file import append_trailer, describe_stream
 from statestore.codec.trailer import RowCounts, Trailer, compute_lineage
 from statestore.core.errors import CorruptionError, FencedError, InternalError, NotFoundError
 from statestore.core.version import __version__
+from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
@@ -91,7 +92,8 @@ class SnapshotWriter:
         name = snapshot_name(head.version, head.checkpoint_id)
         local_path = f"{self.scratch_directory}/{head.store.operator}-{head.store.partition}-{name}"
         try:
-            num_rows = self._write_stream(restored, local_path)
+            with named_errors("write a snapshot to the scratch directory", local_path):
+                num_rows = self._write_stream(restored, local_path)
             if num_rows != head.num_keys:
                 raise InternalError(
                     "the rows of a version are not as many as its trailer says",

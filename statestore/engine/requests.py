@@ -10,6 +10,7 @@ from statestore.codec.trailer import ColumnFamily, RowCounts, StoreName, Version
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, ProtocolError
 from statestore.core.ids import is_checkpoint_id
 from statestore.core.options import StateStoreOptions
+from statestore.io.local import resolve_local_path
 
 T = TypeVar("T", int, str, bool, dict[str, Any], list[Any])
 
@@ -66,6 +67,15 @@ class Request:
             store.get("partition", int),
             store.get_or("name", str, "default"),
         )
+
+    def root(self) -> str:
+        """Return the local path of the checkpoint's `state` directory.
+
+        Raises:
+            InvalidArgumentError: It is on storage of another scheme.
+        """
+        # Spark hands its providers what Hadoop's Path.toString returns.
+        return resolve_local_path(self.child("store").get("root", str), is_encoded=False)
 
     def check_backend(self, backend: str) -> None:
         """Check that the call is for this state backend.

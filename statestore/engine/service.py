@@ -20,7 +20,7 @@ from statestore.core.version import __version__
 from statestore.engine.requests import Request
 from statestore.engine.session import Session, snapshot_pool
 from statestore.io.counting import CountingFileIO
-from statestore.io.local import LocalFileIO, resolve_local_path
+from statestore.io.local import LocalFileIO
 
 if TYPE_CHECKING:
     from statestore.codec.state_file import StateFile
@@ -103,7 +103,7 @@ class EngineService:
 
     def _session(self, request: Request) -> Session:
         request.check_backend(BACKEND)
-        root = resolve_local_path(request.child("store").get("root", str))
+        root = request.root()
         store = request.store_name()
         with self._lock:
             session = self._sessions.get((root, store))
@@ -190,7 +190,7 @@ class EngineService:
         }
 
     def _close(self, request: Request) -> Reply:
-        root = resolve_local_path(request.child("store").get("root", str))
+        root = request.root()
         with self._lock:
             session = self._sessions.pop((root, request.store_name()), None)
         if session is not None:

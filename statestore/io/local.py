@@ -8,7 +8,7 @@ import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import (
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 TEMPORARY_PREFIX = ".tmp-"
 
 
-def resolve_local_path(uri: str) -> str:
-    """Return the absolute local path of a `file:` URI or a plain path.
+def resolve_local_path(uri: str, *, is_encoded: bool = True) -> str:
+    """Return the absolute local path of a `file:` URI or a plain path, which is taken as it is.
 
-    `file:/x`, `file:///x` and `file://localhost/x` are percent-decoded; a plain path is taken as it
-    is.
+    Args:
+        uri: `file:/x`, `file:///x`, `file://localhost/x` or `/x`.
+        is_encoded: Whether a `file:` URI is percent-encoded, as a user writes it; what Hadoop's
+            Path.toString returns is not.
 
     Raises:
         InvalidArgumentError: The URI is of another scheme, or the path is not absolute.
@@ -46,11 +48,12 @@ def resolve_local_path(uri: str) -> str:
         )
     path = uri
     if scheme:
-        # Only the path counts: "?" and "#" are legal in file names and were not escaped by Hadoop.
-        rest = uri.removeprefix("file:")
-        path = unquote("/" + rest[2:].split("/", 1)[-1] if rest.startswith("//") else rest)
-        if rest.startswith("//") and urlsplit(uri).netloc not in ("", "localhost"):
-            path = ""
+        # Not urlsplit: "?" and "#" are legal in file names and Hadoop does not escape them.
+        path = uri.removeprefix("file:")
+        if path.startswith("//"):
+            host, _, rest = path[2:].partition("/")
+            path = f"/{rest}" if host in ("", "localhost") else ""
+        path = unquote(path) if is_encoded else path
     if not path.startswith("/"):
         raise InvalidArgumentError(
             "storage path is not an absolute local path",
@@ -74,7 +77,7 @@ class LocalFileIO:
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:
         """See FileIO."""
-        with _named_errors("publish a file", path, creates=True):
+        with named_errors("publish a file", path, creates=True):
             waited_ms = self._sync_file(local_path) if sync else 0.0
             try:
                 _move(local_path, path, overwrite=overwrite)
@@ -90,7 +93,7 @@ class LocalFileIO:
     def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:
         """See FileIO."""
         temporary = self._temporary_beside(path)
-        with _named_errors("write a file", path, creates=True):
+        with named_errors("write a file", path, creates=True):
             try:
                 Path(temporary).write_bytes(data)
                 if sync:
@@ -104,31 +107,31 @@ class LocalFileIO:
 
     def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
         """See FileIO."""
-        with _named_errors("read a file", path), open(path, "rb", buffering=0) as file:
+        with named_errors("read a file", path), open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             start = max(size - num_bytes, 0)
             return os.pread(file.fileno(), size - start, start), size
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """See FileIO."""
-        with _named_errors("read a file", path), open(path, "rb", buffering=0) as file:
+        with named_errors("read a file", path), open(path, "rb", buffering=0) as file:
             return os.pread(file.fileno(), length, offset)
 
     def fetch(self, path: str) -> str:
         """See FileIO; the file itself, which is never written in place."""
-        with _named_errors("read a file", path):
+        with named_errors("read a file", path):
             os.stat(path)
         return path
 
     def delete(self, path: str) -> None:
         """See FileIO."""
-        with _named_errors("delete a file", path):
+        with named_errors("delete a file", path):
             Path(path).unlink(missing_ok=True)
 
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO."""
         files: list[FileInfo] = []
-        with _named_errors("list a directory", directory):
+        with named_errors("list a directory", directory):
             try:
                 entries = os.scandir(directory)
             except FileNotFoundError:
@@ -146,7 +149,7 @@ class LocalFileIO:
 
     def make_directory(self, directory: str) -> None:
         """See FileIO."""
-        with _named_errors("make a directory", directory):
+        with named_errors("make a directory", directory):
             os.makedirs(directory, exist_ok=True)
 
     def _copy_and_move(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:
@@ -181,14 +184,34 @@ class LocalFileIO:
 def _move(source: str, path: str, *, overwrite: bool) -> None:
     if overwrite:
         os.rename(source, path)
-    else:
+        return
+    try:
         # A hard link fails when the name exists, which a rename would silently replace.
         os.link(source, path)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        # A file system without hard links; two snapshots at the same moment are equal anyway.
+        if Path(path).exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
+        os.rename(source, path)
+    else:
         os.unlink(source)
 
 
 @contextmanager
-def _named_errors(action: str, path: str, *, creates: bool = False) -> Iterator[None]:
+def named_errors(action: str, path: str, *, creates: bool = False) -> Iterator[None]:
+    """Turn any OSError of a block into an error of this package.
+
+    Args:
+        action: What the block does, as "cannot <action>" will say.
+        path: File or directory it does it to.
+        creates: Whether the block makes the file, so that one that exists or a directory that does
+            not is the reason.
+
+    Raises:
+        FencedError, NotFoundError, StorageError: By the reason.
+    """
     try:
         yield
     except OSError as error:

@@ -1,10 +1,12 @@
 """Sessions: snapshots run beside commits, one at a time, and learn from each other."""
 
+import errno
 import threading
 import time
 
 import pytest
 
+from statestore.checkpoint import commit
 from statestore.checkpoint.layout import StoreLocation
 from statestore.codec.rows import DELETE, PUT, Row
 from statestore.codec.trailer import StoreName, VersionRef
@@ -165,6 +167,25 @@ def test_commit_whose_delta_is_gone_is_a_named_error(bench):
 
     with pytest.raises(StorageError, match="delta to commit is gone"):
         bench.session.commit(new, "/nonexistent", 10, OPTIONS, force_snapshot=False)
+
+
+def test_full_scratch_disk_is_a_named_error_and_the_commit_can_be_repeated(bench, monkeypatch):
+    """Catches an internal error, or a delta spoilt for the next attempt."""
+    rows = [Row(1, 0, PUT, b"k", b"v")]
+    path = f"{bench.directory}/delta.arrows"
+    length = write_stream(path, rows, G)
+    new = new_version(1, None, "ab" * 16, rows, 1)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(commit, "append_trailer", full)
+    with pytest.raises(StorageError) as caught:
+        bench.session.commit(new, path, length, OPTIONS, force_snapshot=False)
+    monkeypatch.undo()
+
+    assert caught.value.kind == "storage-full"
+    bench.session.commit(new, path, length, OPTIONS, force_snapshot=False)
 
 
 def test_wrong_number_of_keys_is_caught_before_a_snapshot_is_published(bench, caplog):

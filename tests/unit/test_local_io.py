@@ -14,7 +14,7 @@ from statestore.core.errors import (
 )
 from statestore.core.ids import CountingIds
 from statestore.io import local
-from statestore.io.local import LocalFileIO, resolve_local_path
+from statestore.io.local import LocalFileIO, named_errors, resolve_local_path
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,12 @@ from statestore.io.local import LocalFileIO, resolve_local_path
 def test_file_uris_and_paths_resolve(uri, path):
     """Catches state written beside the checkpoint because of an escaped character."""
     assert resolve_local_path(uri) == path
+
+
+def test_path_as_hadoop_prints_it_is_not_decoded():
+    """Catches state written beside a checkpoint whose name holds a percent sign."""
+    assert resolve_local_path("file:/data/a%20b", is_encoded=False) == "/data/a%20b"
+    assert resolve_local_path("file:///data/a b", is_encoded=False) == "/data/a b"
 
 
 @pytest.mark.parametrize("uri", ["s3a://bucket/ck", "hdfs:/ck", "file://host/ck", "relative/ck"])
@@ -138,6 +144,42 @@ def test_directory_gone_missing_file_and_full_disk_have_names(tmp_path, monkeypa
     assert full.value.kind == "storage-full"
     assert source.exists()
     assert io.list(f"{tmp_path}/no") == []
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "retryable"),
+    [
+        (errno.EACCES, "permission-denied", False),
+        (errno.EROFS, "permission-denied", False),
+        (errno.EDQUOT, "storage-full", False),
+        (errno.EIO, "storage", True),
+    ],
+)
+def test_reasons_are_told_apart(number, kind, retryable):
+    """Catches retrying what cannot succeed, or giving up on what can."""
+    with pytest.raises(StorageError) as caught, named_errors("write a file", "/ck/1"):
+        raise OSError(number, os.strerror(number))
+
+    assert (caught.value.kind, caught.value.retryable) == (kind, retryable)
+    assert "file='/ck/1'" in str(caught.value)
+
+
+def test_publish_without_overwrite_works_without_hard_links(tmp_path, monkeypatch):
+    """Catches snapshots failing for ever on a file system without hard links."""
+
+    def no_links(source, path):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(name.encode())
+    io = LocalFileIO()
+
+    io.publish(f"{tmp_path}/a", f"{tmp_path}/1", sync=False, overwrite=False)
+    with pytest.raises(FencedError):
+        io.publish(f"{tmp_path}/b", f"{tmp_path}/1", sync=False, overwrite=False)
+
+    assert (tmp_path / "1").read_bytes() == b"a"
 
 
 def _full_disk(_descriptor):
