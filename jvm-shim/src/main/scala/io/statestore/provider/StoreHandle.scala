@@ -1,13 +1,9 @@
 package io.statestore.provider
 
-import java.util.{Locale, UUID}
-
 import scala.collection.mutable
 import scala.util.control.NonFatal
 
-import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.ShimErrors
-import io.statestore.delta.{DeltaWriter, StateFileOp}
 import io.statestore.keygroup.KeyGroups
 import io.statestore.view._
 import org.apache.spark.TaskContext
@@ -238,7 +234,9 @@ private[statestore] final class StoreHandle(
   override def commit(): Long = {
     writing("commit")
     try {
-      val done = write()
+      val current = families.values.map(_.family).toSeq
+      val done =
+        new StoreCommit(context, view, overlay, current, counters, loadedEmpty, forceSnapshot).run()
       committed = Some(done)
       status = Closed
       provider.committed(view, done)
@@ -288,127 +286,6 @@ private[statestore] final class StoreHandle(
   override def toString: String =
     s"StateStore[id=(op=${id.operatorId},part=${id.partitionId}),name=${id.storeName}," +
       s"version=$version,dir=${context.directory}]"
-
-  // ---- how a commit is made ----
-
-  private def write(): Committed = {
-    val checkpointId = UUID.randomUUID().toString.replace("-", "").toLowerCase(Locale.ROOT)
-    val file = context.engines.scratchFile("delta")
-    val changes = mutable.LinkedHashMap.empty[Int, FamilyChanges]
-    try {
-      val delta = counters.timed(StoreMetrics.DeltaWriteMs)(writeDelta(file, changes))
-      val current = families.values.map(_.family).toSeq
-      val numRows = view.numRows + changes.values.map(c => c.numNew.toLong - c.numDeleted).sum
-      val request = context.request("commit")
-      request.put("version", base.number + 1)
-      if (base.number == 0L || loadedEmpty) {
-        request.putNull("parent")
-      } else {
-        request.putObject("parent")
-          .put("version", base.number)
-          .put("checkpoint_id", base.checkpointId)
-          .put("lineage", base.lineage)
-      }
-      request.put("checkpoint_id", checkpointId)
-      request.put("checkpoint_format", context.checkpointFormat)
-      request.putObject("delta")
-        .put("path", file.getPath)
-        .put("length", delta.length)
-        .put("put", delta.puts)
-        .put("delete", delta.deletes)
-        .put("merge", delta.merges)
-      request.put("num_keys", numRows)
-      request.put("max_parallelism", view.maxParallelism)
-      request.put("num_partitions", context.numPartitionsOfTask)
-      request.put("rescalable", base.rescalable && delta.inPlace)
-      val list = request.putArray("column_families")
-      current.foreach(family => list.add(family.toJson))
-      request.put("force_snapshot", forceSnapshot)
-      val reply = counters.timed(StoreMetrics.EngineMs)(context.call(request))
-      record(delta, reply, current)
-      Committed(
-        ViewVersion(
-          base.number + 1,
-          checkpointId,
-          reply.get("lineage").asText,
-          base.rescalable && delta.inPlace),
-        current,
-        changes.values.filter(_.length > 0).toSeq,
-        numKeys(changes),
-        reply.get("snapshot"),
-        counters)
-    } finally file.delete()
-  }
-
-  private def numKeys(changes: mutable.LinkedHashMap[Int, FamilyChanges]): Long =
-    view.numKeys + changes.values
-      .filterNot(_.overlay.family.internal)
-      .map(c => c.numNew.toLong - c.numDeleted)
-      .sum
-
-  private def writeDelta(
-      file: java.io.File,
-      changes: mutable.LinkedHashMap[Int, FamilyChanges]): Delta = {
-    val delta = new Delta
-    val pages = overlay.pages
-    val partitions = context.numPartitionsOfTask
-    val expected = overlay.allFamilies.map(_.table.size).sum
-    val writer = new DeltaWriter(file, context.options.fileCompression, expected)
-    val ref = new ValueRef
-    var current: FamilyChanges = null
-    var below: ViewFamily = null
-    try {
-      overlay.visitSorted { (family: OverlayFamily, keyGroup: Int, address: Int) =>
-        if (current == null || (current.overlay ne family)) {
-          current =
-            changes.getOrElseUpdate(family.family.id, new FamilyChanges(overlay, family))
-          below = view.family(family.family.name)
-        }
-        val slot = if (below == null) -1 else below.table.findSlot(pages, address)
-        val op = FamilyChanges.netOp(pages, address, slot)
-        if (op >= 0) {
-          current.add(address, slot)
-          if (keyGroup % partitions != id.partitionId) delta.inPlace = false
-          if (op != RecordPages.Delete) overlay.value(address, ref)
-          writer.add(
-            keyGroup,
-            family.family.id,
-            delta.count(op),
-            pages.base(address),
-            pages.keyOffset(address),
-            pages.keyLength(address),
-            ref.base,
-            ref.at,
-            ref.length,
-            op != RecordPages.Delete)
-        }
-      }
-      delta.length = writer.finish()
-    } finally writer.close()
-    delta
-  }
-
-  private def record(delta: Delta, reply: ObjectNode, current: Seq[ColumnFamily]): Unit = {
-    counters.add(StoreMetrics.EngineCalls, 1L)
-    counters.add(StoreMetrics.DeltaRows, delta.puts + delta.deletes + delta.merges)
-    counters.add(StoreMetrics.DeltaDeletes, delta.deletes)
-    counters.add(StoreMetrics.DeltaBytes, reply.get("size").asLong)
-    counters.add(StoreMetrics.BytesWritten, reply.get("size").asLong)
-    counters.add(StoreMetrics.PublishMs, math.round(reply.get("publish_ms").asDouble))
-    counters.add(StoreMetrics.FileSyncMs, math.round(reply.get("sync_ms").asDouble))
-    val snapshot = reply.get("snapshot")
-    counters.add(StoreMetrics.SnapshotVersion, math.max(0L, snapshot.get("version").asLong))
-    counters.add(StoreMetrics.SnapshotBytes, snapshot.get("bytes").asLong)
-    counters.add(StoreMetrics.SnapshotMs, math.round(snapshot.get("duration_ms").asDouble))
-    counters.add(StoreMetrics.Snapshots, snapshot.get("taken").asLong)
-    counters.add(StoreMetrics.OverlayBytes, overlay.heapBytes)
-    counters.add(StoreMetrics.SpilledRuns, overlay.numRuns.toLong)
-    counters.add(StoreMetrics.InternalFamilies, current.count(_.internal).toLong)
-    counters.add(StoreMetrics.ExternalFamilies, current.count(!_.internal).toLong)
-    counters.add(StoreMetrics.InternalKeys, view.numInternalKeys)
-    counters.add(StoreMetrics.ForceSnapshots, if (forceSnapshot) 1L else 0L)
-    if (!(base.rescalable && delta.inPlace)) counters.add(StoreMetrics.NotRescalable, 1L)
-  }
 
   // ---- helpers ----
 
@@ -532,35 +409,4 @@ private[statestore] object StoreHandle {
   sealed trait Status
   case object Open extends Status
   case object Closed extends Status
-
-  /** Counts of a delta while it is written. */
-  final class Delta {
-    var puts = 0L
-    var deletes = 0L
-    var merges = 0L
-    var length = 0L
-    var inPlace = true
-
-    /** Counts an overlay operation and gives its code in the file. */
-    def count(op: Int): Int = op match {
-      case RecordPages.Delete =>
-        deletes += 1
-        StateFileOp.Delete
-      case RecordPages.Merge =>
-        merges += 1
-        StateFileOp.Merge
-      case _ =>
-        puts += 1
-        StateFileOp.Put
-    }
-  }
 }
-
-/** A commit that is durable, on its way into the view. */
-private[statestore] final case class Committed(
-    version: ViewVersion,
-    families: Seq[ColumnFamily],
-    changes: Seq[FamilyChanges],
-    numKeys: Long,
-    snapshot: com.fasterxml.jackson.databind.JsonNode,
-    counters: HandleCounters)

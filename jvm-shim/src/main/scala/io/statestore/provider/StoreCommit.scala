@@ -1,0 +1,173 @@
+package io.statestore.provider
+
+import java.io.File
+import java.util.UUID
+
+import scala.collection.mutable
+
+import com.fasterxml.jackson.databind.JsonNode
+import com.fasterxml.jackson.databind.node.ObjectNode
+import io.statestore.delta.{DeltaWriter, StateFileOp}
+import io.statestore.view._
+
+/**
+ * One commit: the overlay written as a delta, in file order, and handed to the engine in one call.
+ * Changes nothing in the view.
+ *
+ * @param families the column families of the new version
+ * @param loadedEmpty the delta is the full state of its version: it has no parent
+ */
+private[statestore] final class StoreCommit(
+    context: StoreContext,
+    view: WorkingView,
+    overlay: Overlay,
+    families: Seq[ColumnFamily],
+    counters: HandleCounters,
+    loadedEmpty: Boolean,
+    forceSnapshot: Boolean) {
+
+  private val base = view.version
+  private val changes = mutable.LinkedHashMap.empty[Int, FamilyChanges]
+  private var puts = 0L
+  private var deletes = 0L
+  private var merges = 0L
+  private var length = 0L
+  private var rescalable = base.rescalable
+
+  /** Makes the next version durable, or raises what the engine said. */
+  def run(): Committed = {
+    // Also the attempt's identity: a call that is repeated is recognised by it.
+    val checkpointId = UUID.randomUUID().toString.replace("-", "")
+    val file = context.engines.scratchFile("delta")
+    try {
+      counters.timed(StoreMetrics.DeltaWriteMs)(writeDelta(file))
+      val call = request(checkpointId, file)
+      val reply = counters.timed(StoreMetrics.EngineMs)(context.call(call))
+      count(reply)
+      Committed(
+        ViewVersion(base.number + 1, checkpointId, reply.get("lineage").asText, rescalable),
+        families,
+        changes.values.filter(_.length > 0).toSeq,
+        view.numKeys + growth(internal = false),
+        reply.get("snapshot"),
+        counters)
+    } finally file.delete()
+  }
+
+  /** How many rows more than the view the new version has. */
+  private def growth(internal: Boolean): Long = changes.valuesIterator
+    .filter(_.overlay.family.internal == internal)
+    .map(change => change.numNew.toLong - change.numDeleted)
+    .sum
+
+  private def writeDelta(file: File): Unit = {
+    val pages = overlay.pages
+    val partitions = context.numPartitionsOfTask
+    val partition = context.storeId.partitionId
+    val expected = overlay.allFamilies.map(_.table.size).sum
+    val writer = new DeltaWriter(file, context.options.fileCompression, expected)
+    val value = new ValueRef
+    var current: FamilyChanges = null
+    var below: ViewFamily = null
+    try {
+      overlay.visitSorted { (family: OverlayFamily, keyGroup: Int, address: Int) =>
+        if (current == null || (current.overlay ne family)) {
+          current = changes.getOrElseUpdate(family.family.id, new FamilyChanges(overlay, family))
+          below = view.family(family.family.name)
+        }
+        val slot = if (below == null) -1 else below.table.findSlot(pages, address)
+        val op = FamilyChanges.netOp(pages, address, slot)
+        if (op >= 0) {
+          current.add(address, slot)
+          if (keyGroup % partitions != partition) rescalable = false
+          if (op != RecordPages.Delete) overlay.value(address, value)
+          writer.add(
+            keyGroup,
+            family.family.id,
+            codeOf(op),
+            pages.base(address),
+            pages.keyOffset(address),
+            pages.keyLength(address),
+            value.base,
+            value.at,
+            value.length,
+            op != RecordPages.Delete)
+        }
+      }
+      length = writer.finish()
+    } finally writer.close()
+  }
+
+  /** Counts an operation and gives its code in the file. */
+  private def codeOf(op: Int): Int = op match {
+    case RecordPages.Delete =>
+      deletes += 1
+      StateFileOp.Delete
+    case RecordPages.Merge =>
+      merges += 1
+      StateFileOp.Merge
+    case _ =>
+      puts += 1
+      StateFileOp.Put
+  }
+
+  private def request(checkpointId: String, file: File): ObjectNode = {
+    val request = context.request("commit")
+    request.put("version", base.number + 1)
+    if (base.number == 0L || loadedEmpty) {
+      request.putNull("parent")
+    } else {
+      request.putObject("parent")
+        .put("version", base.number)
+        .put("checkpoint_id", base.checkpointId)
+        .put("lineage", base.lineage)
+    }
+    request.put("checkpoint_id", checkpointId)
+    request.put("checkpoint_format", context.checkpointFormat)
+    request.putObject("delta")
+      .put("path", file.getPath)
+      .put("length", length)
+      .put("put", puts)
+      .put("delete", deletes)
+      .put("merge", merges)
+    request.put("num_keys", view.numRows + growth(internal = false) + growth(internal = true))
+    request.put("max_parallelism", view.maxParallelism)
+    request.put("num_partitions", context.numPartitionsOfTask)
+    request.put("rescalable", rescalable)
+    val list = request.putArray("column_families")
+    families.foreach(family => list.add(family.toJson))
+    request.put("force_snapshot", forceSnapshot)
+  }
+
+  private def count(reply: ObjectNode): Unit = {
+    val size = reply.get("size").asLong
+    val snapshot = reply.get("snapshot")
+    counters.add(StoreMetrics.EngineCalls, 1L)
+    counters.add(StoreMetrics.DeltaRows, puts + deletes + merges)
+    counters.add(StoreMetrics.DeltaDeletes, deletes)
+    counters.add(StoreMetrics.DeltaBytes, size)
+    counters.add(StoreMetrics.BytesWritten, size)
+    counters.add(StoreMetrics.PublishMs, math.round(reply.get("publish_ms").asDouble))
+    counters.add(StoreMetrics.FileSyncMs, math.round(reply.get("sync_ms").asDouble))
+    counters.add(StoreMetrics.SnapshotVersion, math.max(0L, snapshot.get("version").asLong))
+    counters.add(StoreMetrics.SnapshotBytes, snapshot.get("bytes").asLong)
+    counters.add(StoreMetrics.SnapshotMs, math.round(snapshot.get("duration_ms").asDouble))
+    counters.add(StoreMetrics.Snapshots, snapshot.get("taken").asLong)
+    counters.add(StoreMetrics.OverlayBytes, overlay.heapBytes)
+    counters.add(StoreMetrics.SpilledRuns, overlay.numRuns.toLong)
+    counters.add(StoreMetrics.InternalFamilies, families.count(_.internal).toLong)
+    counters.add(StoreMetrics.ExternalFamilies, families.count(!_.internal).toLong)
+    counters.add(StoreMetrics.InternalKeys, view.numInternalKeys + growth(internal = true))
+    counters.add(StoreMetrics.ForceSnapshots, if (forceSnapshot) 1L else 0L)
+    counters.add(StoreMetrics.NotRescalable, if (rescalable) 0L else 1L)
+  }
+}
+
+/** A commit that is durable, on its way into the view. */
+private[statestore] final case class Committed(
+    version: ViewVersion,
+    families: Seq[ColumnFamily],
+    changes: Seq[FamilyChanges],
+    numKeys: Long,
+    snapshot: JsonNode,
+    counters: HandleCounters)

@@ -1,0 +1,143 @@
+package io.statestore.view
+
+import org.apache.spark.unsafe.Platform
+
+/** The committed rows of one column family, at the version of the view it belongs to. */
+private[statestore] final class ViewFamily(val family: ColumnFamily, expected: Int = 0) {
+  import RecordPages._
+
+  private var records = new RecordPages
+  private var index = new RecordTable(records, expected)
+  private var order: SortedAddresses = if (family.ordered) new SortedAddresses(records) else null
+
+  def pages: RecordPages = records
+
+  def table: RecordTable = index
+
+  def sorted: SortedAddresses = order
+
+  def heapBytes: Long =
+    records.heapBytes + index.indexBytes + (if (order == null) 0L else order.indexBytes)
+
+  /** Address of the record of a key, or 0. */
+  def find(key: KeyCodec, hash: Int): Int = {
+    val slot = index.find(key.base, key.at, key.length, hash)
+    if (slot < 0) 0 else index.addressAt(slot)
+  }
+
+  /**
+   * Puts a record with no way back, as a restore does.
+   *
+   * @param append the value extends the one that is there (multi-value family)
+   */
+  def load(
+      keyBase: AnyRef,
+      keyAt: Long,
+      keyLen: Int,
+      valueBase: AnyRef,
+      valueAt: Long,
+      valueLen: Int,
+      append: Boolean): Unit = {
+    val hash = RecordTable.hashKey(keyBase, keyAt, keyLen)
+    val slot = index.find(keyBase, keyAt, keyLen, hash)
+    if (slot < 0) {
+      add(hash, records.append(Put, keyBase, keyAt, keyLen, valueBase, valueAt, valueLen))
+    } else {
+      val old = index.addressAt(slot)
+      val address =
+        if (append) appendedRecord(old, keyBase, keyAt, keyLen, valueBase, valueAt, valueLen)
+        else records.append(Put, keyBase, keyAt, keyLen, valueBase, valueAt, valueLen)
+      point(slot, address)
+      records.release(old)
+    }
+  }
+
+  /** Removes a key with no way back, as a restore does. */
+  def unload(keyBase: AnyRef, keyAt: Long, keyLen: Int): Unit = {
+    val slot = index.find(keyBase, keyAt, keyLen, RecordTable.hashKey(keyBase, keyAt, keyLen))
+    if (slot >= 0) records.release(take(slot))
+  }
+
+  /** Takes over the records of an overlay that holds nothing but puts; this family is empty. */
+  def adopt(overlay: OverlayFamily): Unit = {
+    records = overlay.table.pages
+    index = overlay.table
+    order = overlay.sorted
+  }
+
+  def clear(): Unit = {
+    records = new RecordPages
+    index = new RecordTable(records)
+    order = if (family.ordered) new SortedAddresses(records) else null
+  }
+
+  /** Rewrites the records when more than a quarter of the pages is dead. */
+  def compactIfWasteful(): Unit = {
+    val dead = records.heapBytes - records.liveBytes
+    if (dead > records.heapBytes / 4 && dead > CompactionFloorBytes) {
+      val numPages = records.beginCompaction()
+      var page = 0
+      while (page < numPages) {
+        val end = records.endOfPage(page)
+        var unit = if (page == 0) 1 else 0
+        while (unit < end) {
+          val address = (page << PageShift) | unit
+          val size = records.units(address)
+          if ((records.flags(address) & Dead) == 0) move(address)
+          unit += size
+        }
+        records.dropPage(page)
+        page += 1
+      }
+    }
+  }
+
+  private def move(address: Int): Unit = {
+    val slot = index.findRecord(address)
+    val keyLen = records.keyLength(address)
+    point(slot, records.append(
+      Put,
+      records.base(address),
+      records.keyOffset(address),
+      keyLen,
+      records.base(address),
+      records.valueOffset(address),
+      records.valueLength(address)))
+  }
+
+  def appendedRecord(
+      old: Int,
+      keyBase: AnyRef,
+      keyAt: Long,
+      keyLen: Int,
+      valueBase: AnyRef,
+      valueAt: Long,
+      valueLen: Int): Int = {
+    val oldLen = records.valueLength(old)
+    val joined = new Array[Byte](Math.addExact(oldLen, valueLen))
+    val start = Platform.BYTE_ARRAY_OFFSET.toLong
+    Platform.copyMemory(records.base(old), records.valueOffset(old), joined, start, oldLen.toLong)
+    Platform.copyMemory(valueBase, valueAt, joined, start + oldLen, valueLen.toLong)
+    records.append(Put, keyBase, keyAt, keyLen, joined, start, joined.length)
+  }
+
+  def add(hash: Int, address: Int): Unit = {
+    index.insert(hash, address)
+    if (order != null) order.insert(address)
+  }
+
+  def point(slot: Int, address: Int): Unit = {
+    index.replace(slot, address)
+    if (order != null) order.replace(address)
+  }
+
+  /** Removes the key of a slot and returns the address of its record, which stays readable. */
+  def take(slot: Int): Int = {
+    val address = index.addressAt(slot)
+    if (order != null) order.remove(address)
+    index.remove(slot)
+    address
+  }
+
+  private def CompactionFloorBytes = 1L << 20
+}
