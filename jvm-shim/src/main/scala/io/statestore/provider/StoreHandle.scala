@@ -28,8 +28,6 @@ private[statestore] final class StoreHandle(
     loadedEmpty: Boolean,
     readOnly: Boolean)
     extends StateStore {
-  import StoreHandle._
-
   private val base = view.version
   private val keyGroups = new KeyGroups(view.maxParallelism)
   private val overlay = new Overlay(
@@ -43,7 +41,7 @@ private[statestore] final class StoreHandle(
   private var forceSnapshot = false
   private var validated = context.useColumnFamilies
   private var committed: Option[Committed] = None
-  @volatile private var status: Status = Open
+  @volatile private var accepting = true // until commit, abort, release or the task's end
   private var holdsView = true
 
   view.families.foreach(family => open(family.family))
@@ -62,7 +60,7 @@ private[statestore] final class StoreHandle(
     this
   }
 
-  def isOpen: Boolean = status == Open
+  def isOpen: Boolean = accepting
 
   // ---- reading ----
 
@@ -238,7 +236,7 @@ private[statestore] final class StoreHandle(
       val done =
         new StoreCommit(context, view, overlay, current, counters, loadedEmpty, forceSnapshot).run()
       committed = Some(done)
-      status = Closed
+      accepting = false
       provider.committed(view, done)
       overlay.allFamilies.foreach(f => context.giveBack(f.family, view.maxParallelism, f.keyGroup))
       if (task == null) releaseView()
@@ -253,7 +251,7 @@ private[statestore] final class StoreHandle(
   }
 
   override def abort(): Unit = {
-    if (status == Open) status = Closed
+    accepting = false
     if (task == null) releaseView()
   }
 
@@ -299,7 +297,7 @@ private[statestore] final class StoreHandle(
   }
 
   private def reading(operation: String, colFamilyName: String): FamilyState = {
-    if (status != Open) throw closed(operation)
+    if (!accepting) throw closed(operation)
     state(operation, colFamilyName)
   }
 
@@ -309,7 +307,7 @@ private[statestore] final class StoreHandle(
   }
 
   private def writing(operation: String): Unit = {
-    if (status != Open) throw closed(operation)
+    if (!accepting) throw closed(operation)
     if (!writable) {
       throw StateStoreErrors.unsupportedOperationException(operation, "read-only state store")
     }
@@ -395,7 +393,7 @@ private[statestore] final class StoreHandle(
       new IllegalStateException("the state store was committed or aborted already"))
 
   private def endOfTask(): Unit = {
-    if (status == Open) status = Closed
+    accepting = false
     releaseView()
   }
 
@@ -403,10 +401,4 @@ private[statestore] final class StoreHandle(
     holdsView = false
     provider.release(view)
   }
-}
-
-private[statestore] object StoreHandle {
-  sealed trait Status
-  case object Open extends Status
-  case object Closed extends Status
 }
