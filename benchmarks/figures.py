@@ -75,9 +75,9 @@ def _heap_overhead(results: Results) -> float:
 
 
 def _engine_memory(results: Results) -> float:
-    """Return the engine's growth by the version's size as Arrow: that of its snapshot file."""
+    """Return the engine's growth by the UnsafeRow bytes of the version; files may be compressed."""
     metric = "engine memory during snapshot"
-    return results.value(metric) / results.value(metric, field="snapshot_file_bytes")
+    return results.value(metric) / results.value(metric, field="version_bytes")
 
 
 def _engine_calls(results: Results) -> float:

@@ -22,6 +22,7 @@ from benchmarks.workloads import OURS, Provider, Suite
 
 REPOSITORY = Path(__file__).parents[1]
 STDERR_TAIL = 4_000
+RUN_TIMEOUT_S = 900
 
 
 @dataclass(slots=True)
@@ -96,7 +97,21 @@ class Measurements:
         command = [sys.executable, "-m", "benchmarks.runner", step, workload, provider]
         command += ["--work", str(work), *(["--quick"] if self._is_quick else [])]
         started = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                check=False,
+                cwd=REPOSITORY,
+                timeout=RUN_TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired:
+            runs.failure = (
+                f"benchmark run hangs: measurement={step} workload={workload} "
+                f"provider={provider} timeout_s={RUN_TIMEOUT_S}"
+            )
+            return
         runs.wall_s.append(time.perf_counter() - started)
         if done.returncode == 0:
             runs.results.append(json.loads(done.stdout.splitlines()[-1]))

@@ -207,8 +207,8 @@ object StoreOperations {
   }
 
   /**
-   * Commits all `numRows` rows anew `iterations` times; after each commit writes as many bytes as it
-   * published to a plain file beside it: write, fsync, rename, fsync of the directory.
+   * Commits all `numRows` rows anew `iterations` times; after each commit writes as many bytes as
+   * it published to a plain file beside it: write, fsync, rename, fsync of the directory.
    */
   def commitsAgainstRawWrites(numRows: Int, iterations: Int): String = {
     val runs = (0 until iterations).map { update =>
