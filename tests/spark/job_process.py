@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .processes import command_line, marked
+from .processes import command_line, descendants, marked
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MARK_NAME = "STATESTORE_TEST_MARK"
@@ -59,9 +59,9 @@ class Job:
         return marked(self._mark)
 
     def driver(self) -> int:
-        """Return the driver's JVM."""
-        (pid,) = (pid for pid in self.pids() if DRIVER_CLASS in command_line(pid))
-        return pid
+        """Return the driver's JVM, which for a moment after a fork has children of its name."""
+        found = descendants(self.process.pid)
+        return next(pid for pid in found if DRIVER_CLASS in command_line(pid))
 
     def num_batches(self) -> int:
         """Return how many batches the endless job has processed."""

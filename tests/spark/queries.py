@@ -76,10 +76,12 @@ def single(name: str, mode: str, build: Any, plan: Plan | None = None, **conf: s
     """Return a query of one input; `a__b="c"` sets spark.sql.streaming.a.b."""
     dotted = {f"spark.sql.streaming.{key.replace('__', '.')}": conf[key] for key in conf}
     wrapped: Build = lambda session, streams: build(streams["events"])  # noqa: E731
-    return Query(name, wrapped, mode, {"events": EVENTS}, plan or one_input(2, 1, 2), dotted)
+    return Query(name, wrapped, mode, {"events": EVENTS}, plan or one_input(2, 2), dotted)
 
 
-AGGREGATION = single("aggregation-update", "update", lambda events: _total(events, "key"))
+AGGREGATION = single(
+    "aggregation-update", "update", lambda events: _total(events, "key"), one_input(2, 1, 2)
+)
 
 
 def _window() -> Column:
@@ -137,7 +139,7 @@ WATERMARK_DEDUP = single(
 )
 DEDUPS = [
     WATERMARK_DEDUP,
-    single("dedup", "append", lambda events: events.dropDuplicates(["key"]), one_input(1, 1, 1)),
+    single("dedup", "append", lambda events: events.dropDuplicates(["key"]), one_input(1, 2)),
     single(
         "dedup-within-watermark",
         "append",
@@ -145,7 +147,7 @@ DEDUPS = [
     ),
 ]
 LIMITS = [
-    single("global-limit", "append", lambda events: events.limit(60), one_input(1, 1, 1)),
+    single("global-limit", "append", lambda events: events.limit(60), one_input(1, 2)),
 ]
 
 
@@ -290,7 +292,7 @@ def _groups(name: str, mode: str, build: Build, **conf: str) -> Query:
     dotted = {f"spark.sql.streaming.{key.replace('__', '.')}": conf[key] for key in conf}
     # A processing-time timeout asks for another batch for ever unless no-data batches are off.
     dotted["spark.sql.streaming.noDataMicroBatches.enabled"] = str("processing" not in name).lower()
-    return Query(name, build, mode, {"events": EVENTS}, one_input(2, 1, 1, num_rows=15), dotted)
+    return Query(name, build, mode, {"events": EVENTS}, one_input(2, 1, num_rows=15), dotted)
 
 
 EVENT_TIME_GROUPS = _groups(
