@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from statestore.codec.state_file import StateFile
 
-SLICE_BYTES = 16 * 1024 * 1024
+SLICE_BYTES = 4 * 1024 * 1024
 
 RowKey = tuple[int, bytes]
 """Place of a row in file order: rank * 65536 + column family, key."""

@@ -28,8 +28,8 @@ _FIELDS: list[pa.Field[Any]] = [
 ]
 SCHEMA = pa.schema(_FIELDS)
 
-MAX_BLOCK_ROWS = 65_536
-MAX_BLOCK_BYTES = 16 * 1024 * 1024
+MAX_BLOCK_ROWS = 16_384
+MAX_BLOCK_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def check_key_group_order(
 
 
 def split_for_blocks(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """Cut a record batch into pieces of at most 65,536 rows and about 16 MiB, without copying."""
+    """Cut a record batch into pieces of at most 16,384 rows and about 4 MiB, without copying."""
     pieces: list[pa.RecordBatch] = []
     num_pieces = max(
         1, -(-batch.num_rows // MAX_BLOCK_ROWS), -(-int(batch.nbytes) // MAX_BLOCK_BYTES)

@@ -118,9 +118,9 @@ class EngineService:
         options = request.options()
         session = self._session(request)
         version = request.get("version", int)
-        num_partitions = request.get("num_partitions", int)
+        num_partitions = request.get_optional("num_partitions", int)
         if version == 0:
-            max_parallelism = session.load_empty(num_partitions, options)
+            max_parallelism = session.load_empty(num_partitions or 1, options)
             return _empty_reply(max_parallelism, self._clock.elapsed_ms() - start_ms)
         from_snapshot = None
         if request.get_optional("from_snapshot", dict) is not None:

@@ -16,7 +16,7 @@ import org.apache.spark.unsafe.Platform
 
 /**
  * Writes the rows of a delta as an Arrow IPC stream (docs/format.md), in record batches of at most
- * 65,536 rows and about 16 MiB. The caller gives the rows in file order. The file is scratch: the
+ * 16,384 rows and about 4 MiB. The caller gives the rows in file order. The file is scratch: the
  * engine adds the trailer and makes it durable.
  *
  * @param expectedRows upper bound that sizes the first buffers
@@ -81,8 +81,8 @@ private[statestore] final class DeltaWriter(file: File, compression: String, exp
 }
 
 private[statestore] object DeltaWriter {
-  val MaxRows = 65536
-  val MaxBatchBytes: Long = 16L << 20
+  val MaxRows = 16384
+  val MaxBatchBytes: Long = 4L << 20
 
   lazy val allocator: BufferAllocator = new RootAllocator(Long.MaxValue)
 

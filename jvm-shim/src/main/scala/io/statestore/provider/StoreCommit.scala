@@ -2,6 +2,7 @@ package io.statestore.provider
 
 import java.io.File
 import java.util.UUID
+import java.util.concurrent.ExecutionException
 
 import scala.collection.mutable
 
@@ -12,12 +13,14 @@ import io.statestore.view._
 
 /**
  * One commit: the overlay written as a delta, in file order, and handed to the engine in one call.
- * Changes nothing in the view.
+ * While the engine makes it durable, the view is brought to the new version; when the engine fails,
+ * the view is taken back.
  *
  * @param families the column families of the new version
  * @param loadedEmpty the delta is the full state of its version: it has no parent
  */
 private[statestore] final class StoreCommit(
+    provider: ViewStateStoreProvider,
     context: StoreContext,
     view: WorkingView,
     overlay: Overlay,
@@ -42,15 +45,29 @@ private[statestore] final class StoreCommit(
     try {
       counters.timed(StoreMetrics.DeltaWriteMs)(writeDelta(file))
       val call = request(checkpointId, file)
-      val reply = counters.timed(StoreMetrics.EngineMs)(context.call(call))
-      count(reply)
-      Committed(
-        ViewVersion(base.number + 1, checkpointId, reply.get("lineage").asText, rescalable),
-        families,
-        changes.values.filter(_.length > 0).toSeq,
-        view.numKeys + growth(internal = false),
-        reply.get("snapshot"),
-        counters)
+      val numKeys = view.numKeys + growth(internal = false)
+      val numInternalKeys = view.numInternalKeys + growth(internal = true)
+      val unconfirmed = ViewVersion(base.number + 1, checkpointId, null, rescalable)
+      val started = System.nanoTime()
+      val answer = context.callInBackground(call)
+      val applied = counters.timed(StoreMetrics.ApplyMs)(
+        provider.advance(view, unconfirmed, families, changes.values.filter(_.length > 0)))
+      val reply =
+        try answer.get()
+        catch {
+          case e: ExecutionException =>
+            if (applied) provider.takeBack(view)
+            throw e.getCause
+          case e: InterruptedException =>
+            // Whether the version becomes durable is unknown: the next store loads what there is.
+            provider.forget(view)
+            throw e
+        }
+      counters.add(StoreMetrics.EngineMs, (System.nanoTime() - started) / 1000000L)
+      count(reply, numInternalKeys)
+      val version = unconfirmed.copy(lineage = reply.get("lineage").asText)
+      if (applied) provider.confirm(view, version)
+      Committed(version, numKeys, reply.get("snapshot"))
     } finally file.delete()
   }
 
@@ -139,7 +156,7 @@ private[statestore] final class StoreCommit(
     request.put("force_snapshot", forceSnapshot)
   }
 
-  private def count(reply: ObjectNode): Unit = {
+  private def count(reply: ObjectNode, numInternalKeys: Long): Unit = {
     val size = reply.get("size").asLong
     val snapshot = reply.get("snapshot")
     counters.add(StoreMetrics.EngineCalls, 1L)
@@ -157,17 +174,14 @@ private[statestore] final class StoreCommit(
     counters.add(StoreMetrics.SpilledRuns, overlay.numRuns.toLong)
     counters.add(StoreMetrics.InternalFamilies, families.count(_.internal).toLong)
     counters.add(StoreMetrics.ExternalFamilies, families.count(!_.internal).toLong)
-    counters.add(StoreMetrics.InternalKeys, view.numInternalKeys + growth(internal = true))
+    counters.add(StoreMetrics.InternalKeys, numInternalKeys)
     counters.add(StoreMetrics.ForceSnapshots, if (forceSnapshot) 1L else 0L)
     counters.add(StoreMetrics.NotRescalable, if (rescalable) 0L else 1L)
   }
 }
 
-/** A commit that is durable, on its way into the view. */
+/** A commit that is durable; `snapshot` is the newest one, as the engine answered. */
 private[statestore] final case class Committed(
     version: ViewVersion,
-    families: Seq[ColumnFamily],
-    changes: Seq[FamilyChanges],
     numKeys: Long,
-    snapshot: JsonNode,
-    counters: HandleCounters)
+    snapshot: JsonNode)

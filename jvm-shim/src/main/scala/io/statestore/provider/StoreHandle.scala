@@ -30,7 +30,7 @@ private[statestore] final class StoreHandle(
     extends StateStore {
   private val base = view.version
   private val keyGroups = new KeyGroups(view.maxParallelism)
-  private val overlay = new Overlay(
+  private var overlay = new Overlay(
     keyGroups,
     context.options.overlayMaxBytes,
     () => context.engines.scratchFile("run"))
@@ -233,12 +233,15 @@ private[statestore] final class StoreHandle(
     writing("commit")
     try {
       val current = families.values.map(_.family).toSeq
-      val done =
-        new StoreCommit(context, view, overlay, current, counters, loadedEmpty, forceSnapshot).run()
+      val done = new StoreCommit(
+        provider, context, view, overlay, current, counters, loadedEmpty, forceSnapshot).run()
       committed = Some(done)
       accepting = false
-      provider.committed(view, done)
+      provider.committed(done)
       overlay.allFamilies.foreach(f => context.giveBack(f.family, view.maxParallelism, f.keyGroup))
+      // Whoever keeps the handle must not keep the batch; rows handed out may point into its runs.
+      families.clear()
+      if (overlay.numRuns == 0) overlay = null
       if (task == null) releaseView()
       done.version.number
     } catch {
@@ -394,6 +397,8 @@ private[statestore] final class StoreHandle(
 
   private def endOfTask(): Unit = {
     accepting = false
+    families.clear()
+    overlay = null
     releaseView()
   }
 

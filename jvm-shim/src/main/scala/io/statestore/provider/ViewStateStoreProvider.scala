@@ -5,7 +5,7 @@ import scala.util.control.NonFatal
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{ShimErrors, ShimOptions}
-import io.statestore.view.{ColumnFamily, WorkingView}
+import io.statestore.view.{ColumnFamily, FamilyChanges, ViewVersion, WorkingView}
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.execution.streaming.state._
@@ -185,15 +185,38 @@ abstract class ViewStateStoreProvider(backend: String)
 
   private[statestore] def release(view: WorkingView): Unit = lock.synchronized(view.release())
 
-  /** A commit is durable: brings the view to its version, or gives the view up to its readers. */
-  private[statestore] def committed(view: WorkingView, done: Committed): Unit = {
-    lock.synchronized {
-      if ((view eq current) && view.openHandles == 1) {
-        done.counters.timed(StoreMetrics.ApplyMs)(
-          view.advance(done.version, done.families, done.changes))
-      } else if (view eq current) {
-        current = null
+  /**
+   * Brings the view to a version that is about to become durable. False where other handles read the
+   * view: then it is left to them, and the next store loads its own.
+   */
+  private[statestore] def advance(
+      view: WorkingView,
+      next: ViewVersion,
+      families: Seq[ColumnFamily],
+      changes: Iterable[FamilyChanges]): Boolean = lock.synchronized {
+    val isAlone = (view eq current) && view.openHandles == 1
+    if (isAlone) {
+      try view.advance(next, families, changes)
+      catch {
+        case e: Throwable =>
+          forget(view) // half advanced
+          throw e
       }
+    } else {
+      forget(view)
+    }
+    isAlone
+  }
+
+  /** The version did not become durable: the view shows the one before again. */
+  private[statestore] def takeBack(view: WorkingView): Unit = lock.synchronized(view.rollBack())
+
+  private[statestore] def confirm(view: WorkingView, version: ViewVersion): Unit =
+    lock.synchronized(view.confirm(version))
+
+  /** A commit is durable: tells those who want to know. */
+  private[statestore] def committed(done: Committed): Unit = {
+    lock.synchronized {
       latest = Some((done.version.number, done.version.checkpointId))
     }
     if (context.storeConf.commitValidationEnabled) {

@@ -72,6 +72,9 @@ private[statestore] final class WorkingView(
     current = next
   }
 
+  /** The version the view advanced to is durable, and now has its lineage. */
+  def confirm(version: ViewVersion): Unit = current = version
+
   /** Goes back to the version before the last `advance`. */
   def rollBack(): Unit = {
     val log = undo
