@@ -78,7 +78,7 @@ class SnapshotWriter:
     def write(self, restored: RestoredVersion) -> PublishedFile:
         """Merge the files of a version into its snapshot and publish it.
 
-        Needs a few slices of memory and a record batch of each file, whatever the size of the state.
+        Needs the memory of a few slices and a record batch of each file, whatever the state.
 
         Guarantee: on return the snapshot is durable. After a raise nothing of the store changed; at
         worst an orphan is left that maintenance deletes.

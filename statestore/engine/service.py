@@ -73,7 +73,7 @@ class EngineService:
         try:
             return json.dumps({"ok": self._dispatch(request)})
         except StateStoreError as error:
-            reply = error.to_json()
+            reply = _error(error, error)
             logger.info("call failed: error=%s", error)
         except Exception as error:
             wrapped = InternalError(
@@ -81,9 +81,8 @@ class EngineService:
                 error=f"{type(error).__name__}: {error}",
                 to_fix="report it with the traceback",
             )
-            reply = wrapped.to_json()
+            reply = _error(wrapped, error)
             logger.exception("call failed")
-        reply["traceback"] = traceback.format_exc(limit=-8)
         return json.dumps({"error": reply})
 
     def _dispatch(self, request: str) -> Reply:
@@ -136,6 +135,7 @@ class EngineService:
             "max_parallelism": head.max_parallelism,
             "rescalable": head.rescalable,
             "num_keys": head.num_keys,
+            "num_partitions": head.num_partitions,
             "column_families": _families(head.column_families),
             "files": [_file(file) for file in restored.files],
             "key_group_filter": restored.has_foreign_files,
@@ -192,7 +192,7 @@ class EngineService:
     def _close(self, request: Request) -> Reply:
         root = request.root()
         with self._lock:
-            session = self._sessions.pop((root, request.store_name()), None)
+            session = self._sessions.get((root, request.store_name()))
         if session is not None:
             session.close()
         return {}
@@ -219,6 +219,10 @@ class EngineService:
         implements: ClassVar[list[str]] = ["io.statestore.engine.EngineApi"]
 
 
+def _error(reported: StateStoreError, raised: Exception) -> Reply:
+    return reported.to_json() | {"traceback": "".join(traceback.format_exception(raised, limit=-8))}
+
+
 def _empty_reply(max_parallelism: int, load_ms: float) -> Reply:
     return {
         "version": 0,
@@ -227,6 +231,7 @@ def _empty_reply(max_parallelism: int, load_ms: float) -> Reply:
         "max_parallelism": max_parallelism,
         "rescalable": True,
         "num_keys": 0,
+        "num_partitions": None,
         "column_families": [],
         "files": [],
         "key_group_filter": False,

@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from statestore.backends.filesystem.versions import Cleanup, StoreVersions
-from statestore.core.errors import StoreClosedError
 
 if TYPE_CHECKING:
     from statestore.backends.filesystem.versions import SnapshotStatus
@@ -44,7 +43,7 @@ def _lower_priority() -> None:
 class Session:
     """One open store.
 
-    States: open, then closed for good. Loads and commits take turns under the session's lock; a
+    Loads and commits take turns under the session's lock; a
     snapshot runs in a thread of the pool and takes no lock that a commit waits for; at most one is
     in flight.
     """
@@ -62,7 +61,6 @@ class Session:
         self._turn = threading.Lock()
         self._flight_lock = threading.Lock()
         self._flight: Future[PublishedFile] | None = None
-        self._is_closed = False
 
     @property
     def is_snapshot_in_flight(self) -> bool:
@@ -73,7 +71,6 @@ class Session:
     def load_empty(self, num_partitions: int, options: StateStoreOptions) -> int:
         """Open version 0; see StoreVersions.load_empty."""
         with self._turn:
-            self._check_open()
             return self.versions.load_empty(num_partitions, options)
 
     def load(
@@ -86,7 +83,6 @@ class Session:
     ) -> RestoredVersion:
         """Restore a version; see StoreVersions.load."""
         with self._turn:
-            self._check_open()
             return self.versions.load(
                 version, checkpoint_id, num_partitions, options, from_snapshot
             )
@@ -102,7 +98,6 @@ class Session:
     ) -> tuple[PublishedFile, CommitTimes, SnapshotStatus]:
         """Make a version durable, start a snapshot when it is due; see StoreVersions.commit."""
         with self._turn:
-            self._check_open()
             published, times = self.versions.commit(new, local_path, arrow_length, options)
         if force_snapshot or self.versions.is_snapshot_due(published, options):
             flight = self._start_snapshot(published, options)
@@ -125,7 +120,6 @@ class Session:
             NotFoundError, CorruptionError, IncompatibleError, StorageError: The version cannot be
                 read, or the snapshot or the cleanup failed; the store is as loadable as before.
         """
-        self._check_open()
         head = self.versions.head(version, checkpoint_id)
         if snapshot and self.versions.is_snapshot_due(head, options):
             flight = self._start_snapshot(head, options)
@@ -134,17 +128,12 @@ class Session:
         return self.versions.clean_up(head, options) if cleanup else Cleanup()
 
     def close(self) -> None:
-        """Refuse further calls; a snapshot in flight goes on for whoever comes next."""
-        with self._turn:
-            self._is_closed = True
+        """Let go of what takes memory; a later call opens the store again.
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise StoreClosedError(
-                "the store was closed",
-                store=str(self.versions.location.store),
-                to_fix="load it again",
-            )
+        Calls and a snapshot that are under way go on: another provider instance of the store may
+        have made them. The newest snapshot stays known, so that the next commit can name it.
+        """
+        self.versions.forget_heads()
 
     def _start_snapshot(
         self, head: PublishedFile, options: StateStoreOptions

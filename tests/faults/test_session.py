@@ -11,7 +11,7 @@ from statestore.checkpoint.layout import StoreLocation
 from statestore.codec.rows import DELETE, PUT, Row
 from statestore.codec.trailer import StoreName, VersionRef
 from statestore.core.clock import SystemClock
-from statestore.core.errors import NotFoundError, StorageError, StoreClosedError
+from statestore.core.errors import NotFoundError, StorageError
 from statestore.core.ids import CountingIds
 from statestore.core.options import StateStoreOptions
 from statestore.engine.session import Session, snapshot_pool
@@ -265,14 +265,16 @@ def test_restore_from_an_exact_snapshot(bench):
         bench.session.load(7, None, 1, OPTIONS, from_snapshot=4)
 
 
-def test_closed_session_refuses_calls(bench):
-    """Catches use after close."""
-    bench.session.close()
+def test_closed_session_serves_on_and_knows_its_snapshot(bench):
+    """Catches a snapshot every batch when Spark unloads stores after each commit."""
+    bench.commit(force_snapshot=True)
+    bench.wait_for_snapshot(1)
 
-    with pytest.raises(StoreClosedError):
-        bench.commit()
-    with pytest.raises(StoreClosedError):
-        bench.session.load(1, None, 1, OPTIONS, None)
+    bench.session.close()
+    published, status = bench.commit()
+
+    assert status.version == 1
+    assert published.trailer.files[0].kind == "snapshot"
 
 
 def test_stores_do_not_wait_for_each_other(tmp_path):

@@ -11,6 +11,7 @@ from statestore.spark.jar import find_jar
 from tools.scala import SPARK_JARS, compile_scala
 
 CHECK = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala/io/statestore/view"
+CHECK_MAIN = "io.statestore.view.ViewModelCheck"
 JVM_FLAGS = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in ("java.nio", "java.lang", "sun.nio.ch")
@@ -35,8 +36,7 @@ def test_view_equals_model_when_operations_are_random(
     class_path = f"{classes}:{find_jar()}:{SPARK_JARS}/*"
 
     done = subprocess.run(
-        ["java", "-Xmx512m", *JVM_FLAGS, "-cp", class_path]
-        + ["io.statestore.view.ViewModelCheck", str(seed), "300"],
+        ["java", "-Xmx512m", *JVM_FLAGS, "-cp", class_path, CHECK_MAIN, str(seed), "300"],
         capture_output=True,
         text=True,
         timeout=200,

@@ -222,6 +222,12 @@ class StoreVersions:
                     return file
         return read_delta_trailer(self.location, version, checkpoint_id)
 
+    def forget_heads(self) -> None:
+        """Forget the newest versions and unpin the loaded one; the newest snapshot stays known."""
+        with self._lock:
+            self._heads.clear()
+            self._pinned = frozenset()
+
     def is_snapshot_due(self, head: PublishedFile, options: StateStoreOptions) -> bool:
         """Return whether a version's restore costs so much that a snapshot should be taken."""
         with self._lock:

@@ -28,7 +28,8 @@ private[statestore] final class DeltaWriter(file: File, compression: String, exp
   private val channel = FileChannel.open(file.toPath, CREATE_NEW, WRITE)
   private val out = new WriteChannel(channel)
   private val codec: CompressionCodec = compression match {
-    case "zstd" => CommonsCompressionFactory.INSTANCE.createCodec(CompressionUtil.CodecType.ZSTD)
+    case "zstd" =>
+      CommonsCompressionFactory.INSTANCE.createCodec(CompressionUtil.CodecType.ZSTD, ZstdLevel)
     case "none" => NoCompressionCodec.INSTANCE
   }
   private val capacity = math.max(1, math.min(MaxRows, expectedRows))
@@ -83,6 +84,9 @@ private[statestore] final class DeltaWriter(file: File, compression: String, exp
 private[statestore] object DeltaWriter {
   val MaxRows = 16384
   val MaxBatchBytes: Long = 4L << 20
+
+  /** The fastest of the regular levels: a commit waits for it. */
+  val ZstdLevel = 1
 
   lazy val allocator: BufferAllocator = new RootAllocator(Long.MaxValue)
 

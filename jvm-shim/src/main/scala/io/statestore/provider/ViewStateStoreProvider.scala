@@ -4,7 +4,7 @@ import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import io.statestore.{ShimErrors, ShimOptions}
+import io.statestore.{EngineUnavailableException, ShimErrors, ShimOptions}
 import io.statestore.view.{ColumnFamily, FamilyChanges, ViewVersion, WorkingView}
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.internal.Logging
@@ -301,6 +301,9 @@ abstract class ViewStateStoreProvider(backend: String)
         done(version)
         noteSnapshot(reply.get("snapshot"))
       } catch {
+        // Spark's maintenance threads outlive the application, and with it the engines, a little.
+        case e: EngineUnavailableException =>
+          logInfo(s"no engine for maintenance: task=$what, error=${e.getMessage}")
         case NonFatal(e) =>
           logWarning(s"maintenance failed: task=$what, store=${context.directory}", e)
       }
