@@ -186,8 +186,8 @@ abstract class ViewStateStoreProvider(backend: String)
   private[statestore] def release(view: WorkingView): Unit = lock.synchronized(view.release())
 
   /**
-   * Brings the view to a version that is about to become durable. False where other handles read the
-   * view: then it is left to them, and the next store loads its own.
+   * Brings the view to a version that is about to become durable. False where other handles read
+   * the view: then it is left to them, and the next store loads its own.
    */
   private[statestore] def advance(
       view: WorkingView,
