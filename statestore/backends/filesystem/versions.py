@@ -146,7 +146,11 @@ class StoreVersions:
         )
         self._remember(restored.head)
         first = restored.files[0]
-        if first.trailer.kind == "snapshot":
+        # A newer one may be known: taken since this version was committed, and not named by it.
+        if (
+            first.trailer.kind == "snapshot"
+            and first.trailer.version > self.snapshot_status.version
+        ):
             self._adopt(PublishedFile(restored.refs[0], first.trailer), duration_ms=0.0, taken=0)
         with self._lock:
             self._pinned = frozenset(file.path for file in restored.files)
