@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from .conftest import PROVIDER, MakeLane
+from statestore.codec.state_file import StateFile
+
+from .conftest import OURS, PROVIDER, MakeLane
 from .harness import (
     HDFS,
     NUM_PARTITIONS,
@@ -42,7 +44,21 @@ def _compare(make_lane: MakeLane, query: Query, conf: Mapping[str, str] | None =
     run_plan(expected, candidate)
     assert any(candidate.batches.values()), "the query returned nothing: the test tests nothing"
     assert_same(expected, candidate)
+    if OURS:
+        _assert_key_groups(candidate)
     return candidate
+
+
+def _assert_key_groups(lane: Lane) -> None:
+    """Every row lies in a key group of its partition: the store can be rescaled by key groups."""
+    deltas = sorted((lane.checkpoint / "state").rglob("*.delta.arrows"))
+    assert deltas
+    for path in deltas:
+        file = StateFile(str(path))
+        assert file.trailer.rescalable, path
+        for index in range(file.num_batches):
+            groups = file.batch(index).column(0).to_numpy()
+            assert (groups % NUM_PARTITIONS == file.trailer.store.partition).all(), path
 
 
 @pytest.mark.parametrize("query", OPERATORS, ids=lambda query: query.name)
