@@ -84,9 +84,6 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
   /** True when `more` inserts leave all slot numbers as they are. */
   def hasRoomFor(more: Int): Boolean = (occupied + more.toLong) * 5L <= tags.length * 4L
 
-  def reserve(total: Int): Unit =
-    if (capacityFor(total) > tags.length) rehash(capacityFor(total))
-
   /** Addresses of all records, in no order. */
   def liveAddresses: Array[Int] = {
     val all = new Array[Int](live)
