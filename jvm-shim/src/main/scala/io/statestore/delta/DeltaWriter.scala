@@ -5,6 +5,7 @@ import java.nio.channels.FileChannel
 import java.nio.file.StandardOpenOption._
 import java.util.{Arrays, Collections}
 
+import io.statestore.view.{BytesRef, RecordPages}
 import org.apache.arrow.compression.CommonsCompressionFactory
 import org.apache.arrow.memory.{ArrowBuf, BufferAllocator, RootAllocator}
 import org.apache.arrow.vector.compression.{CompressionCodec, CompressionUtil, NoCompressionCodec}
@@ -41,23 +42,14 @@ private[statestore] final class DeltaWriter(file: File, compression: String, exp
   /** Rows written so far. */
   def rows: Long = written
 
-  /** Adds a row; `valueBase` null with `valueAt` 0 is a null value. */
-  def add(
-      keyGroup: Int,
-      family: Int,
-      op: Int,
-      keyBase: AnyRef,
-      keyAt: Long,
-      keyLen: Int,
-      valueBase: AnyRef,
-      valueAt: Long,
-      valueLen: Int,
-      hasValue: Boolean): Unit = {
-    val isFull = batch.rows == capacity || batch.bytes + keyLen + valueLen > MaxBatchBytes
+  /** Adds a row; `value` is null where the row has none. */
+  def add(keyGroup: Int, family: Int, op: Int, key: BytesRef, value: BytesRef): Unit = {
+    val bytes = key.length.toLong + (if (value == null) 0 else value.length)
+    val isFull = batch.rows == capacity || batch.bytes + bytes > MaxBatchBytes
     if (isFull && batch.rows > 0) {
       flush()
     }
-    batch.add(keyGroup, family, op, keyBase, keyAt, keyLen, valueBase, valueAt, valueLen, hasValue)
+    batch.add(keyGroup, family, op, key, value)
     written += 1
   }
 
@@ -119,33 +111,23 @@ private[statestore] object DeltaWriter {
 
     def bytes: Long = keyBytes + valueBytes
 
-    def add(
-        keyGroup: Int,
-        family: Int,
-        op: Int,
-        keyBase: AnyRef,
-        keyAt: Long,
-        keyLen: Int,
-        valueBase: AnyRef,
-        valueAt: Long,
-        valueLen: Int,
-        hasValue: Boolean): Unit = {
+    def add(keyGroup: Int, family: Int, op: Int, key: BytesRef, value: BytesRef): Unit = {
       // Raw addresses: ArrowBuf checks bounds at every call, and capacity is known here.
       Platform.putShort(null, keyGroups.memoryAddress + rows * 2L, keyGroup.toShort)
       Platform.putShort(null, families.memoryAddress + rows * 2L, family.toShort)
       Platform.putByte(null, ops.memoryAddress + rows, op.toByte)
-      keys = ensure(keys, keyBytes, keyLen)
-      Platform.copyMemory(keyBase, keyAt, null, keys.memoryAddress + keyBytes, keyLen.toLong)
-      keyBytes += keyLen
-      if (hasValue) {
-        values = ensure(values, valueBytes, valueLen)
+      keys = ensure(keys, keyBytes, key.length)
+      RecordPages.copyBytes(key.base, key.at, null, keys.memoryAddress + keyBytes, key.length)
+      keyBytes += key.length
+      if (value == null) {
+        nulls += 1
+      } else {
+        values = ensure(values, valueBytes, value.length)
         val to = values.memoryAddress + valueBytes
-        Platform.copyMemory(valueBase, valueAt, null, to, valueLen.toLong)
-        valueBytes += valueLen
+        RecordPages.copyBytes(value.base, value.at, null, to, value.length)
+        valueBytes += value.length
         val at = validity.memoryAddress + (rows >>> 3)
         Platform.putByte(null, at, (Platform.getByte(null, at) | (1 << (rows & 7))).toByte)
-      } else {
-        nulls += 1
       }
       rows += 1
       Platform.putInt(null, keyOffsets.memoryAddress + rows * 4L, Math.toIntExact(keyBytes))

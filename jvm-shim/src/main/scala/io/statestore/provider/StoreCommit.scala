@@ -78,41 +78,43 @@ private[statestore] final class StoreCommit(
     .sum
 
   private def writeDelta(file: File): Unit = {
-    val pages = overlay.pages
-    val partitions = context.numPartitionsOfTask
-    val partition = context.storeId.partitionId
     val expected = overlay.allFamilies.map(_.table.size).sum
     val writer = new DeltaWriter(file, context.options.fileCompression, expected)
-    val value = new ValueRef
-    var current: FamilyChanges = null
-    var below: ViewFamily = null
     try {
-      overlay.visitSorted { (family: OverlayFamily, keyGroup: Int, address: Int) =>
-        if (current == null || (current.overlay ne family)) {
-          current = changes.getOrElseUpdate(family.family.id, new FamilyChanges(overlay, family))
-          below = view.family(family.family.name)
-        }
-        val slot = if (below == null) -1 else below.table.findSlot(pages, address)
-        val op = FamilyChanges.netOp(pages, address, slot)
-        if (op >= 0) {
-          current.add(address, slot)
-          if (keyGroup % partitions != partition) rescalable = false
-          if (op != RecordPages.Delete) overlay.value(address, value)
-          writer.add(
-            keyGroup,
-            family.family.id,
-            codeOf(op),
-            pages.base(address),
-            pages.keyOffset(address),
-            pages.keyLength(address),
-            value.base,
-            value.at,
-            value.length,
-            op != RecordPages.Delete)
-        }
+      val slots = new Array[Int](RecordBlock.Capacity)
+      overlay.visitSorted { block =>
+        val below = view.family(block.family.family.name)
+        if (below == null) java.util.Arrays.fill(slots, -1)
+        else below.table.findSlots(overlay.pages, block.addresses, block.length, slots)
+        writeBlock(writer, block, slots)
       }
       length = writer.finish()
     } finally writer.close()
+  }
+
+  private def writeBlock(writer: DeltaWriter, block: RecordBlock, slots: Array[Int]): Unit = {
+    val pages = overlay.pages
+    val family = block.family
+    val change = changes.getOrElseUpdate(family.family.id, new FamilyChanges(overlay, family))
+    val partitions = context.numPartitionsOfTask
+    val partition = context.storeId.partitionId
+    val key = new BytesRef
+    val value = new BytesRef
+    var i = 0
+    while (i < block.length) {
+      val address = block.addresses(i)
+      val op = FamilyChanges.netOp(pages, address, slots(i))
+      if (op >= 0) {
+        val keyGroup = block.keyGroups(i)
+        change.add(address, slots(i))
+        if (keyGroup % partitions != partition) rescalable = false
+        key.set(pages.base(address), pages.keyOffset(address), pages.keyLength(address))
+        if (op != RecordPages.Delete) overlay.value(address, value)
+        val shown = if (op == RecordPages.Delete) null else value
+        writer.add(keyGroup, family.family.id, codeOf(op), key, shown)
+      }
+      i += 1
+    }
   }
 
   /** Counts an operation and gives its code in the file. */

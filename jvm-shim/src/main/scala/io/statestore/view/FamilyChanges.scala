@@ -1,7 +1,5 @@
 package io.statestore.view
 
-import java.util.Arrays
-
 /**
  * The net effect of an overlay on one column family, collected while the delta is written: what the
  * view applies once the engine has made the delta durable. Slots are those of the family's table in
@@ -10,8 +8,8 @@ import java.util.Arrays
 private[statestore] final class FamilyChanges(overlays: Overlay, val overlay: OverlayFamily) {
   import RecordPages._
 
-  private var addresses = new Array[Int](16)
-  private var slots = new Array[Int](16)
+  private val addresses = new Array[Int](overlay.table.size)
+  private val slots = new Array[Int](overlay.table.size)
   private var used = 0
   private var inserts = 0
   private var deletes = 0
@@ -30,7 +28,7 @@ private[statestore] final class FamilyChanges(overlays: Overlay, val overlay: Ov
 
   def op(i: Int): Int = overlay.table.pages.flags(addresses(i)) & OpMask
 
-  def value(i: Int, ref: ValueRef): Unit = overlays.value(addresses(i), ref)
+  def value(i: Int, ref: BytesRef): Unit = overlays.value(addresses(i), ref)
 
   /** True when the overlay's table is exactly the family's next content. */
   def isAdoptable: Boolean =
@@ -38,10 +36,6 @@ private[statestore] final class FamilyChanges(overlays: Overlay, val overlay: Ov
       overlays.isPristine
 
   def add(address: Int, slot: Int): Unit = {
-    if (used == addresses.length) {
-      addresses = Arrays.copyOf(addresses, used * 2)
-      slots = Arrays.copyOf(slots, used * 2)
-    }
     addresses(used) = address
     slots(used) = slot
     used += 1

@@ -17,7 +17,7 @@ private[statestore] final class FamilyState(
 
   private val codec = new KeyCodec(family)
   private val numValueFields = family.valueSchema.length
-  private val ref = new ValueRef
+  private val ref = new BytesRef
   private var written: OverlayFamily = _
 
   def keyCodec: KeyCodec = codec
@@ -118,7 +118,7 @@ private[statestore] final class FamilyState(
   private def findOwn(hash: Int): Int =
     if (written == null || written.isEmpty) 0 else written.find(codec, hash)
 
-  private def valueRow(from: ValueRef): UnsafeRow = {
+  private def valueRow(from: BytesRef): UnsafeRow = {
     val row = new UnsafeRow(numValueFields)
     row.pointTo(from.base, from.at, from.length)
     row

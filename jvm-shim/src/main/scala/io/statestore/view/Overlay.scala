@@ -25,6 +25,7 @@ private[statestore] final class Overlay(
     budgetBytes: Long,
     newScratchFile: () => File) {
   import RecordPages._
+  import SortedRecords.{FamilyBits, FamilyMask}
 
   val pages = new RecordPages
   private val families = mutable.LinkedHashMap.empty[Int, OverlayFamily]
@@ -86,10 +87,10 @@ private[statestore] final class Overlay(
   def grewExternally(bytes: Long): Unit = externalBytes += bytes
 
   /** The value bytes of a record as it is now. */
-  def value(address: Int, ref: ValueRef): Unit = valueIn(pages, address, ref)
+  def value(address: Int, ref: BytesRef): Unit = valueIn(pages, address, ref)
 
   /** The same through pages frozen earlier: values spilled since are still found. */
-  def valueIn(frozen: RecordPages, address: Int, ref: ValueRef): Unit =
+  def valueIn(frozen: RecordPages, address: Int, ref: BytesRef): Unit =
     if ((frozen.flags(address) & External) != 0) {
       val index = Platform.getInt(frozen.base(address), frozen.valueOffset(address))
       val buffer = externals(index)
@@ -105,19 +106,26 @@ private[statestore] final class Overlay(
    * meanwhile.
    */
   def visitSorted(visitor: RecordVisitor): Unit = {
+    val block = new RecordBlock(visitor)
     val heap = sortHeapRecords()
     if (runs.isEmpty) {
       var i = 0
       while (i < heap.length) {
-        heap.show(i, visitor)
+        add(block, heap.prefix(i), heap.address(i))
         i += 1
       }
     } else {
-      visitMerged(heap, visitor)
+      mergeRuns(heap, block)
     }
+    block.show()
   }
 
-  private def visitMerged(heap: SortedRecords, visitor: RecordVisitor): Unit = {
+  private def add(block: RecordBlock, prefix: Int, address: Int): Unit =
+    block.add(familyOf(prefix), keyGroups.groupOfRank(prefix >>> FamilyBits), address)
+
+  private def familyOf(prefix: Int): OverlayFamily = families(prefix & FamilyMask)
+
+  private def mergeRuns(heap: SortedRecords, block: RecordBlock): Unit = {
     val cursors = runs.map(new RunCursor(_))
     var next = 0
     var done = false
@@ -130,12 +138,10 @@ private[statestore] final class Overlay(
       }
       if (next < heap.length && (best == null ||
           compare(heap.prefix(next), heap.address(next), best.prefix, best.address) < 0)) {
-        heap.show(next, visitor)
+        add(block, heap.prefix(next), heap.address(next))
         next += 1
       } else if (best != null) {
-        val family = families((best.prefix & FamilyMask).toInt)
-        val keyGroup = keyGroups.groupOfRank((best.prefix >>> FamilyBits).toInt)
-        visitor.visit(family, keyGroup, best.address)
+        add(block, best.prefix, best.address)
         best.advance()
       } else {
         done = true
@@ -143,38 +149,17 @@ private[statestore] final class Overlay(
     }
   }
 
-  private def compare(leftPrefix: Long, left: Int, rightPrefix: Long, right: Int): Int =
-    if (leftPrefix != rightPrefix) java.lang.Long.compare(leftPrefix, rightPrefix)
+  private def compare(leftPrefix: Int, left: Int, rightPrefix: Int, right: Int): Int =
+    if (leftPrefix != rightPrefix) java.lang.Integer.compare(leftPrefix, rightPrefix)
     else RecordOrder.compareRecords(pages, left, pages, right)
 
-  private def sortHeapRecords(): SortedRecords = {
-    var total = 0
-    families.valuesIterator.foreach(total += _.heapRecords)
-    val addresses = new Array[Int](total)
-    val prefixes = new Array[Long](total)
-    var n = 0
-    families.valuesIterator.foreach { family =>
-      val all = family.table.liveAddresses
-      var i = 0
-      while (i < all.length) {
-        val address = all(i)
-        if (pages.base(address) != null) {
-          val rank = keyGroups.rank(family.keyGroupOf(address))
-          addresses(n) = address
-          prefixes(n) = (((rank.toLong << FamilyBits) | family.family.id) << 32) | n
-          n += 1
-        }
-        i += 1
-      }
-    }
-    RecordOrder.sort(prefixes, pages, addresses)
-    new SortedRecords(prefixes, addresses)
-  }
+  private def sortHeapRecords(): SortedRecords =
+    SortedRecords.of(pages, families.values, keyGroups)
 
   /** Moves every heap record to a sorted run on disk. */
   private def spill(): Unit = {
     val sorted = sortHeapRecords()
-    val ref = new ValueRef
+    val ref = new BytesRef
     var from = 0
     while (from < sorted.length) {
       var bytes = 0L
@@ -195,7 +180,7 @@ private[statestore] final class Overlay(
     nextSpillAt = pages.heapBytes + budgetBytes
   }
 
-  private def runBytes(address: Int, ref: ValueRef): Long = {
+  private def runBytes(address: Int, ref: BytesRef): Long = {
     value(address, ref)
     8L + (unitsOf(pages.keyLength(address), ref.length).toLong << 3)
   }
@@ -205,7 +190,7 @@ private[statestore] final class Overlay(
       from: Int,
       until: Int,
       bytes: Long,
-      ref: ValueRef): Unit = {
+      ref: BytesRef): Unit = {
     val mapped = mapScratch(bytes)
     mappings += mapped
     val memory = MemoryUtil.getByteBufferAddress(mapped)
@@ -216,16 +201,14 @@ private[statestore] final class Overlay(
       val old = sorted.address(i)
       val keyLen = pages.keyLength(old)
       value(old, ref)
-      Platform.putLong(null, at, sorted.prefix(i))
+      Platform.putLong(null, at, sorted.prefix(i).toLong)
       val address = first + ((at + 8 - memory) >>> 3).toInt
       val flags = pages.flags(old) & ~External
       Platform.putInt(null, at + 8, keyLen | flags)
       Platform.putInt(null, at + 12, ref.length)
-      Platform.copyMemory(pages.base(old), pages.keyOffset(old), null, at + 16, keyLen.toLong)
-      if (ref.length > 0) {
-        Platform.copyMemory(ref.base, ref.at, null, at + 16 + padded(keyLen), ref.length.toLong)
-      }
-      families((sorted.prefix(i) & FamilyMask).toInt).moved(old, address)
+      copyBytes(pages.base(old), pages.keyOffset(old), null, at + 16, keyLen)
+      copyBytes(ref.base, ref.at, null, at + 16 + padded(keyLen), ref.length)
+      familyOf(sorted.prefix(i)).moved(old, address)
       at += 8L + (unitsOf(keyLen, ref.length).toLong << 3)
       i += 1
     }
@@ -246,18 +229,6 @@ private[statestore] final class Overlay(
     }
   }
 
-  /** Records on the heap in file order. */
-  private final class SortedRecords(items: Array[Long], addresses: Array[Int]) {
-    def length: Int = items.length
-    def prefix(i: Int): Long = items(i) >>> 32
-    def address(i: Int): Int = addresses(items(i).toInt)
-    def show(i: Int, visitor: RecordVisitor): Unit =
-      visitor.visit(
-        families((prefix(i) & FamilyMask).toInt),
-        keyGroups.groupOfRank((prefix(i) >>> FamilyBits).toInt),
-        address(i))
-  }
-
   /** `count` records from `first` on, each behind a unit that holds its sort prefix. */
   private final class Run(val first: Int, val count: Int)
 
@@ -265,7 +236,7 @@ private[statestore] final class Overlay(
   private final class RunCursor(run: Run) {
     private var left = run.count
     private var unit = run.first
-    var prefix = 0L
+    var prefix = 0
     var address = 0
     skipToCurrent()
 
@@ -276,23 +247,53 @@ private[statestore] final class Overlay(
     private def skipToCurrent(): Unit = {
       address = 0
       while (address == 0 && left > 0) {
-        prefix = Platform.getLong(pages.base(unit), pages.offset(unit))
+        prefix = Platform.getLong(pages.base(unit), pages.offset(unit)).toInt
         val candidate = unit + 1
         unit = candidate + pages.units(candidate)
         left -= 1
-        val table = families((prefix & FamilyMask).toInt).table
+        val table = familyOf(prefix).table
         val slot = table.findRecord(candidate)
         if (slot >= 0 && table.addressAt(slot) == candidate) address = candidate
       }
     }
   }
 
-  private def FamilyBits = 16
-  private def FamilyMask = 0xffffL
   private def MaxRunBytes = 1L << 30
 }
 
-/** Sees the records of an overlay one by one. */
+/** Sees the records of an overlay, a block at a time. */
 private[statestore] trait RecordVisitor {
-  def visit(family: OverlayFamily, keyGroup: Int, address: Int): Unit
+
+  /** @param block valid during the call */
+  def visit(block: RecordBlock): Unit
+}
+
+/** Records of one column family, in the order of state files. */
+private[statestore] final class RecordBlock(visitor: RecordVisitor) {
+  private var currentFamily: OverlayFamily = _
+  private var used = 0
+  val addresses = new Array[Int](RecordBlock.Capacity)
+  val keyGroups = new Array[Int](RecordBlock.Capacity)
+
+  def family: OverlayFamily = currentFamily
+
+  def length: Int = used
+
+  def add(family: OverlayFamily, keyGroup: Int, address: Int): Unit = {
+    if (used == RecordBlock.Capacity || (family ne currentFamily)) show()
+    currentFamily = family
+    addresses(used) = address
+    keyGroups(used) = keyGroup
+    used += 1
+  }
+
+  /** Shows the visitor what was added since the last block. */
+  def show(): Unit = {
+    if (used > 0) visitor.visit(this)
+    used = 0
+  }
+}
+
+private[statestore] object RecordBlock {
+  val Capacity = 1024
 }

@@ -197,9 +197,10 @@ private[statestore] final class RecordPages {
 
   /** The first page grows by doubling, so that a store of a few rows costs a few kilobytes. */
   private def makeRoom(size: Int): Unit = {
-    if (tail == 0 && tailCapacity < PageUnits) {
+    if (tail == 0 && tailCapacity < HeapPageUnits) {
       var capacity = tailCapacity
-      while (capacity < ends(0) + size && capacity < PageUnits) capacity *= 2
+      while (capacity < ends(0) + size) capacity *= 2
+      capacity = math.min(capacity, HeapPageUnits)
       val old = bases(0).asInstanceOf[Array[Byte]]
       if (ends(0) + size <= capacity) {
         bases(0) = Arrays.copyOf(old, capacity << 3)
@@ -210,7 +211,7 @@ private[statestore] final class RecordPages {
     }
     var capacity = if (numPages == 0) FirstPageUnits else PageUnits
     while (capacity < size + 1) capacity *= 2
-    capacity = math.min(capacity, PageUnits)
+    capacity = math.min(capacity, HeapPageUnits)
     heapBytesHeld += capacity.toLong << 3
     // Unit 0 of page 0 stays unused: address 0 means "no record".
     val page = nextPage()
@@ -242,6 +243,9 @@ private[statestore] object RecordPages {
   val UnitMask: Int = PageUnits - 1
   val MaxPages: Int = 1 << (32 - PageShift)
   val MaxSharedUnits: Int = PageUnits / 2
+
+  /** Two units less, for the array's header: so that pages fill G1 regions without a rest. */
+  val HeapPageUnits: Int = PageUnits - 2
   val FirstPageUnits = 128
   val HeaderBytes = 8
   val KeyLengthMask = 0x0fffffff
@@ -268,6 +272,20 @@ private[statestore] object RecordPages {
 
   private def copyPadded(from: AnyRef, fromAt: Long, to: AnyRef, toAt: Long, length: Int): Unit = {
     if ((length & 7) != 0) Platform.putLong(to, toAt + padded(length) - 8, 0L)
-    if (length > 0) Platform.copyMemory(from, fromAt, to, toAt, length.toLong)
+    copyBytes(from, fromAt, to, toAt, length)
   }
+
+  /** `Platform.copyMemory` without its overhead for the few words that most keys and values are. */
+  def copyBytes(from: AnyRef, fromAt: Long, to: AnyRef, toAt: Long, length: Int): Unit =
+    if ((length & 7) == 0 && length <= LongestWordCopy) {
+      var i = 0L
+      while (i < length) {
+        Platform.putLong(to, toAt + i, Platform.getLong(from, fromAt + i))
+        i += 8L
+      }
+    } else {
+      Platform.copyMemory(from, fromAt, to, toAt, length.toLong)
+    }
+
+  private def LongestWordCopy = 128
 }

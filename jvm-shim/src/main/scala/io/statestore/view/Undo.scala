@@ -1,7 +1,6 @@
 package io.statestore.view
 
 import scala.collection.mutable
-import scala.collection.mutable.ArrayBuilder
 
 /** What it takes to go back one version. */
 private[statestore] final class Undo(
@@ -27,20 +26,20 @@ private[statestore] object Undo {
     override def bytes: Long = 0L
   }
 
-  /** Pairs of (record of the new version or 0, record of the old version or 0). */
-  final class Changed(family: ViewFamily) extends Entry {
-    private val added = new ArrayBuilder.ofInt
-    private val replaced = new ArrayBuilder.ofInt
+  /** At most `capacity` pairs of (record of the new version or 0, record of the old one or 0). */
+  final class Changed(family: ViewFamily, capacity: Int) extends Entry {
+    private val newer = new Array[Int](capacity)
+    private val older = new Array[Int](capacity)
+    private var used = 0
 
     def add(newAddress: Int, oldAddress: Int): Unit = {
-      added += newAddress
-      replaced += oldAddress
+      newer(used) = newAddress
+      older(used) = oldAddress
+      used += 1
     }
 
     override def rollBack(): Unit = {
-      val newer = added.result()
-      val older = replaced.result()
-      var i = newer.length - 1
+      var i = used - 1
       while (i >= 0) {
         val slot = if (newer(i) == 0) -1 else family.table.findRecord(newer(i))
         if (older(i) != 0) family.pages.setFlags(older(i), Put)
@@ -61,14 +60,13 @@ private[statestore] object Undo {
     }
 
     override def forget(): Unit = {
-      val older = replaced.result()
       var i = 0
-      while (i < older.length) {
+      while (i < used) {
         if (older(i) != 0) family.pages.release(older(i))
         i += 1
       }
     }
 
-    override def bytes: Long = 8L * added.length
+    override def bytes: Long = 8L * capacity
   }
 }

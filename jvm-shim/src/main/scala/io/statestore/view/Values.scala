@@ -5,8 +5,8 @@ import java.util.Arrays
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.unsafe.Platform
 
-/** Where the bytes of a value are; filled in by the calls that take one. */
-private[statestore] final class ValueRef {
+/** Where the bytes of a key or value are; filled in by the calls that take one. */
+private[statestore] final class BytesRef {
   var base: AnyRef = _
   var at: Long = 0L
   var length: Int = 0

@@ -97,10 +97,10 @@ private[statestore] final class WorkingView(
       log.entries += new Undo.Adopted(into)
       return
     }
-    val entry = new Undo.Changed(into)
+    val entry = new Undo.Changed(into, change.length)
     log.entries += entry
     val overlay = change.overlay.table.pages
-    val ref = new ValueRef
+    val ref = new BytesRef
     val slotsHold = into.table.hasRoomFor(change.numNew)
     var i = 0
     while (i < change.length) {

@@ -152,20 +152,27 @@ object ViewModelCheck {
     private def commit(overlay: Overlay, number: Int, next: Model): Unit = {
       val changes = mutable.LinkedHashMap.empty[Int, FamilyChanges]
       var last: (Int, Int, Int) = null
-      overlay.visitSorted { (family: OverlayFamily, group: Int, address: Int) =>
-        val order = (keyGroups.rank(group), family.family.id, address)
-        if (last != null) {
-          val byPlace = Ordering[(Int, Int)].compare((last._1, last._2), (order._1, order._2))
-          val inOrder = byPlace < 0 || byPlace == 0 &&
-            RecordOrder.compareRecords(overlay.pages, last._3, overlay.pages, address) < 0
-          same("file order", inOrder, true)
-        }
-        last = order
+      val slots = new Array[Int](RecordBlock.Capacity)
+      overlay.visitSorted { block =>
+        val family = block.family
         val change = changes.getOrElseUpdate(family.family.id, new FamilyChanges(overlay, family))
-        val slot = view.family(family.family.name).table.findSlot(overlay.pages, address)
-        if (FamilyChanges.netOp(overlay.pages, address, slot) >= 0) {
-          change.add(address, slot)
-          rows += 1
+        val table = view.family(family.family.name).table
+        table.findSlots(overlay.pages, block.addresses, block.length, slots)
+        (0 until block.length).foreach { i =>
+          val address = block.addresses(i)
+          val order = (keyGroups.rank(block.keyGroups(i)), family.family.id, address)
+          if (last != null) {
+            val byPlace = Ordering[(Int, Int)].compare((last._1, last._2), (order._1, order._2))
+            val inOrder = byPlace < 0 || byPlace == 0 &&
+              RecordOrder.compareRecords(overlay.pages, last._3, overlay.pages, address) < 0
+            same("file order", inOrder, true)
+          }
+          last = order
+          same("slot", slots(i), table.findSlot(overlay.pages, address))
+          if (FamilyChanges.netOp(overlay.pages, address, slots(i)) >= 0) {
+            change.add(address, slots(i))
+            rows += 1
+          }
         }
       }
       val id = view.version.number + 1

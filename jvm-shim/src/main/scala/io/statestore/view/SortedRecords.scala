@@ -1,0 +1,202 @@
+package io.statestore.view
+
+import java.util.Arrays
+
+import io.statestore.keygroup.KeyGroups
+import org.apache.spark.unsafe.Platform
+
+/**
+ * Overlay records in the order of state files: by rank of the key group, column family, key bytes.
+ * A prefix is `rank << 16 | column family`.
+ */
+private[statestore] final class SortedRecords private (
+    prefixes: Array[Int],
+    addresses: Array[Int]) {
+  def length: Int = addresses.length
+  def prefix(i: Int): Int = prefixes(i)
+  def address(i: Int): Int = addresses(i)
+}
+
+/**
+ * One stable counting sort by rank, then a merge sort within each key group and family. Keys are
+ * compared by their first word behind the bytes that all of them share; only where that is equal
+ * does a comparison go to the records.
+ */
+private[statestore] object SortedRecords {
+  val FamilyBits = 16
+  val FamilyMask: Int = (1 << FamilyBits) - 1
+
+  /** The heap records of `families`, all of them in `pages`. */
+  def of(
+      pages: RecordPages,
+      families: Iterable[OverlayFamily],
+      keyGroups: KeyGroups): SortedRecords = {
+    val total = families.iterator.map(_.heapRecords).sum
+    val unsorted = new Items(total)
+    var n = 0
+    families.toSeq.sortBy(_.family.id).foreach { family =>
+      val inPlace = family.table.liveAddresses
+      Arrays.sort(inPlace) // reads the pages front to back
+      inPlace.foreach { address =>
+        if (pages.base(address) != null) {
+          val rank = keyGroups.rank(family.keyGroupOf(address))
+          unsorted.prefixes(n) = (rank << FamilyBits) | family.family.id
+          unsorted.addresses(n) = address
+          n += 1
+        }
+      }
+    }
+    val shared = sharedLength(pages, unsorted.addresses)
+    var i = 0
+    while (i < total) {
+      unsorted.words(i) = wordAt(pages, unsorted.addresses(i), shared)
+      i += 1
+    }
+    val items = sortByRank(unsorted, keyGroups.maxParallelism)
+    val sorter = new KeySorter(pages, items, unsorted)
+    var from = 0
+    while (from < total) {
+      var until = from + 1
+      while (until < total && items.prefixes(until) == items.prefixes(from)) until += 1
+      sorter.sort(from, until)
+      from = until
+    }
+    new SortedRecords(items.prefixes, items.addresses)
+  }
+
+  private final class Items(count: Int) {
+    val prefixes = new Array[Int](count)
+    val addresses = new Array[Int](count)
+
+    /** A word of the key that sorts, as a signed number, like its bytes do. */
+    val words = new Array[Long](count)
+
+    def set(to: Int, from: Items, i: Int): Unit = {
+      addresses(to) = from.addresses(i)
+      words(to) = from.words(i)
+    }
+  }
+
+  /** Bytes that all keys begin with. */
+  private def sharedLength(pages: RecordPages, addresses: Array[Int]): Int = {
+    if (addresses.isEmpty) return 0
+    val first = addresses(0)
+    val firstBase = pages.base(first)
+    val firstAt = pages.keyOffset(first)
+    var shared = pages.keyLength(first)
+    var i = 1
+    while (i < addresses.length) {
+      val address = addresses(i)
+      val base = pages.base(address)
+      val at = pages.keyOffset(address)
+      val limit = math.min(shared, pages.keyLength(address))
+      shared = 0
+      while (shared + 8 <= limit &&
+        Platform.getLong(base, at + shared) == Platform.getLong(firstBase, firstAt + shared)) {
+        shared += 8
+      }
+      while (shared < limit &&
+        Platform.getByte(base, at + shared) == Platform.getByte(firstBase, firstAt + shared)) {
+        shared += 1
+      }
+      i += 1
+    }
+    shared
+  }
+
+  /** The 8 bytes of a key from `from` on, zeros behind its end. */
+  private def wordAt(pages: RecordPages, address: Int, from: Int): Long = {
+    val end = RecordPages.padded(pages.keyLength(address))
+    val word =
+      if (end == 0) {
+        0L
+      } else {
+        val over = math.max(0, from + 8 - end)
+        val at = pages.keyOffset(address) + from - over
+        val bytes = RecordOrder.bigEndian(Platform.getLong(pages.base(address), at))
+        if (over < 8) bytes << (over * 8) else 0L
+      }
+    word ^ Long.MinValue
+  }
+
+  private def sortByRank(items: Items, maxParallelism: Int): Items = {
+    val next = new Array[Int](maxParallelism + 1)
+    val prefixes = items.prefixes
+    var i = 0
+    while (i < prefixes.length) {
+      next((prefixes(i) >>> FamilyBits) + 1) += 1
+      i += 1
+    }
+    i = 1
+    while (i < maxParallelism) {
+      next(i) += next(i - 1)
+      i += 1
+    }
+    val sorted = new Items(prefixes.length)
+    i = 0
+    while (i < prefixes.length) {
+      val rank = prefixes(i) >>> FamilyBits
+      val to = next(rank)
+      next(rank) = to + 1
+      sorted.prefixes(to) = prefixes(i)
+      sorted.set(to, items, i)
+      i += 1
+    }
+    sorted
+  }
+
+  private final class KeySorter(pages: RecordPages, items: Items, scratch: Items) {
+    private[this] val addresses = items.addresses
+    private[this] val words = items.words
+
+    def sort(from: Int, until: Int): Unit =
+      if (until - from <= LongestInsertionSort) insertionSort(from, until)
+      else mergeSort(from, until)
+
+    private def compare(word: Long, address: Int, otherWord: Long, otherAddress: Int): Int =
+      if (word != otherWord) java.lang.Long.compare(word, otherWord)
+      else RecordOrder.compareRecords(pages, address, pages, otherAddress)
+
+    private def insertionSort(from: Int, until: Int): Unit = {
+      var i = from + 1
+      while (i < until) {
+        val word = words(i)
+        val address = addresses(i)
+        var to = i
+        while (to > from && compare(words(to - 1), addresses(to - 1), word, address) > 0) {
+          words(to) = words(to - 1)
+          addresses(to) = addresses(to - 1)
+          to -= 1
+        }
+        words(to) = word
+        addresses(to) = address
+        i += 1
+      }
+    }
+
+    private def mergeSort(from: Int, until: Int): Unit = {
+      val middle = (from + until) >>> 1
+      sort(from, middle)
+      sort(middle, until)
+      System.arraycopy(words, from, scratch.words, from, middle - from)
+      System.arraycopy(addresses, from, scratch.addresses, from, middle - from)
+      var left = from
+      var right = middle
+      var to = from
+      while (left < middle) {
+        val takeRight = right < until && compare(
+          words(right), addresses(right), scratch.words(left), scratch.addresses(left)) < 0
+        if (takeRight) {
+          items.set(to, items, right)
+          right += 1
+        } else {
+          items.set(to, scratch, left)
+          left += 1
+        }
+        to += 1
+      }
+    }
+  }
+
+  private def LongestInsertionSort = 16
+}
