@@ -1,7 +1,7 @@
 package io.statestore.engine
 
 import java.io.File
-import java.util.concurrent.{ConcurrentHashMap, Executors, ExecutorService, Future, TimeUnit}
+import java.util.concurrent.{ConcurrentHashMap, TimeUnit}
 import java.util.concurrent.atomic.LongAdder
 
 import scala.jdk.CollectionConverters._
@@ -64,10 +64,6 @@ final class EnginePool private[engine] (settings: EngineSettings) {
     }
   }
 
-  /** The same on another thread, so that the caller can work meanwhile. */
-  def callInBackground(storeKey: String, request: ObjectNode): Future[ObjectNode] =
-    EnginePool.callers.submit(() => call(storeKey, request))
-
   /** Call the engine of a store unless none is running: for what a lost engine need not be told. */
   def callIfRunning(storeKey: String, request: ObjectNode): Unit =
     if (engineOf(storeKey).isRunning) {
@@ -101,13 +97,6 @@ final class EnginePool private[engine] (settings: EngineSettings) {
 }
 
 private object EnginePool {
-
-  /** As many threads as there are commits at once; they end when they are idle. */
-  private lazy val callers: ExecutorService = Executors.newCachedThreadPool { work =>
-    val thread = new Thread(work, "statestore-engine-call")
-    thread.setDaemon(true)
-    thread
-  }
 
   /** How long engines have to end by themselves; a commit cannot be running any more. */
   private val StopTimeoutSeconds = 2L

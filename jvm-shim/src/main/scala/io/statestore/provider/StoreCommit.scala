@@ -2,7 +2,6 @@ package io.statestore.provider
 
 import java.io.File
 import java.util.UUID
-import java.util.concurrent.ExecutionException
 
 import scala.collection.mutable
 
@@ -13,14 +12,12 @@ import io.statestore.view._
 
 /**
  * One commit: the overlay written as a delta, in file order, and handed to the engine in one call.
- * While the engine makes it durable, the view is brought to the new version; when the engine fails,
- * the view is taken back.
+ * The view is not touched: it follows when the task of the handle has ended.
  *
  * @param families the column families of the new version
  * @param loadedEmpty the delta is the full state of its version: it has no parent
  */
 private[statestore] final class StoreCommit(
-    provider: ViewStateStoreProvider,
     context: StoreContext,
     view: WorkingView,
     overlay: Overlay,
@@ -47,27 +44,12 @@ private[statestore] final class StoreCommit(
       val call = request(checkpointId, file)
       val numKeys = view.numKeys + growth(internal = false)
       val numInternalKeys = view.numInternalKeys + growth(internal = true)
-      val unconfirmed = ViewVersion(base.number + 1, checkpointId, null, rescalable)
-      val started = System.nanoTime()
-      val answer = context.callInBackground(call)
-      val applied = counters.timed(StoreMetrics.ApplyMs)(
-        provider.advance(view, unconfirmed, families, changes.values.filter(_.length > 0)))
-      val reply =
-        try answer.get()
-        catch {
-          case e: ExecutionException =>
-            if (applied) provider.takeBack(view)
-            throw e.getCause
-          case e: InterruptedException =>
-            // Whether the version becomes durable is unknown: the next store loads what there is.
-            provider.forget(view)
-            throw e
-        }
-      counters.add(StoreMetrics.EngineMs, (System.nanoTime() - started) / 1000000L)
+      val reply = counters.timed(StoreMetrics.EngineMs)(context.call(call))
       count(reply, numInternalKeys)
-      val version = unconfirmed.copy(lineage = reply.get("lineage").asText)
-      if (applied) provider.confirm(view, version)
-      Committed(version, numKeys, reply.get("snapshot"))
+      val version = ViewVersion(
+        base.number + 1, checkpointId, reply.get("lineage").asText, rescalable)
+      val advance = new ViewAdvance(version, families, changes.values.filter(_.length > 0).toSeq)
+      Committed(version, numKeys, reply.get("snapshot"), advance)
     } finally file.delete()
   }
 
@@ -182,8 +164,12 @@ private[statestore] final class StoreCommit(
   }
 }
 
-/** A commit that is durable; `snapshot` is the newest one, as the engine answered. */
+/**
+ * A commit that is durable; `snapshot` is the newest one, as the engine answered, `advance` brings
+ * the view it was made on to its version.
+ */
 private[statestore] final case class Committed(
     version: ViewVersion,
     numKeys: Long,
-    snapshot: JsonNode)
+    snapshot: JsonNode,
+    advance: ViewAdvance)

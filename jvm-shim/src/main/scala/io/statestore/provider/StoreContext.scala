@@ -1,6 +1,6 @@
 package io.statestore.provider
 
-import java.util.concurrent.{ConcurrentHashMap, ConcurrentLinkedQueue, Future}
+import java.util.concurrent.{ConcurrentHashMap, ConcurrentLinkedQueue}
 
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{Json, ShimOptions}
@@ -69,7 +69,4 @@ private[statestore] final class StoreContext(
   }
 
   def call(request: ObjectNode): ObjectNode = engines.call(directory, request)
-
-  def callInBackground(request: ObjectNode): Future[ObjectNode] =
-    engines.callInBackground(directory, request)
 }

@@ -234,15 +234,12 @@ private[statestore] final class StoreHandle(
     try {
       val current = families.values.map(_.family).toSeq
       val done = new StoreCommit(
-        provider, context, view, overlay, current, counters, loadedEmpty, forceSnapshot).run()
+        context, view, overlay, current, counters, loadedEmpty, forceSnapshot).run()
       committed = Some(done)
       accepting = false
       provider.committed(done)
       overlay.allFamilies.foreach(f => context.giveBack(f.family, view.maxParallelism, f.keyGroup))
-      // Whoever keeps the handle must not keep the batch; rows handed out may point into its runs.
-      families.clear()
-      if (overlay.numRuns == 0) overlay = null
-      if (task == null) releaseView()
+      if (task == null) endOfTask()
       done.version.number
     } catch {
       case NonFatal(e) =>
@@ -267,7 +264,7 @@ private[statestore] final class StoreHandle(
     val snapshot = provider.lastSnapshotVersion
     StateStoreMetrics(
       shown,
-      provider.memoryUsedBytes(view),
+      if (holdsView) view.heapBytes + overlay.heapBytes else provider.memoryUsedBytes(view),
       counters.toMap,
       Map(
         StoreMetrics.SnapshotLastUploaded.withNewId(id.partitionId, id.storeName) -> snapshot))
@@ -395,15 +392,17 @@ private[statestore] final class StoreHandle(
       s"$operation on $this",
       new IllegalStateException("the state store was committed or aborted already"))
 
+  /** Whoever keeps the handle must not keep the batch. */
   private def endOfTask(): Unit = {
     accepting = false
+    releaseView()
     families.clear()
     overlay = null
-    releaseView()
   }
 
   private def releaseView(): Unit = if (holdsView) {
     holdsView = false
-    provider.release(view)
+    provider.release(view, committed.map(_.advance))
+    committed = committed.map(_.copy(advance = null))
   }
 }

@@ -1,11 +1,13 @@
 package io.statestore.provider
 
+import java.util.concurrent.{LinkedBlockingQueue, ThreadPoolExecutor, TimeUnit}
+
 import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{EngineUnavailableException, ShimErrors, ShimOptions}
-import io.statestore.view.{ColumnFamily, FamilyChanges, ViewVersion, WorkingView}
+import io.statestore.view.{ColumnFamily, ViewAdvance, WorkingView}
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.execution.streaming.state._
@@ -30,6 +32,8 @@ abstract class ViewStateStoreProvider(backend: String)
 
   private val lock = new Object
   private var current: WorkingView = _
+  private var appliedInMs = 0L
+  private var pending: ViewAdvance = _ // what `current` is still to be brought to
   @volatile private var registered = Map.empty[String, ColumnFamily]
   @volatile private var snapshotVersion = -1L
   private var latest: Option[(Long, String)] = None
@@ -149,6 +153,7 @@ abstract class ViewStateStoreProvider(backend: String)
     val hadState = lock.synchronized {
       val had = current != null
       current = null
+      pending = null
       had
     }
     if (hadState) {
@@ -176,43 +181,52 @@ abstract class ViewStateStoreProvider(backend: String)
 
   /** Gives the cached view up: what it shows is no longer what storage holds. */
   private[statestore] def forget(view: WorkingView): Unit =
-    lock.synchronized(if (view eq current) current = null)
+    lock.synchronized {
+      if (view eq current) {
+        current = null
+        pending = null
+      }
+    }
 
   private[statestore] def lastSnapshotVersion: Long = snapshotVersion
 
-  private[statestore] def memoryUsedBytes(view: WorkingView): Long =
-    lock.synchronized(view.heapBytes)
-
-  private[statestore] def release(view: WorkingView): Unit = lock.synchronized(view.release())
-
-  /**
-   * Brings the view to a version that is about to become durable. False where other handles read
-   * the view: then it is left to them, and the next store loads its own.
-   */
-  private[statestore] def advance(
-      view: WorkingView,
-      next: ViewVersion,
-      families: Seq[ColumnFamily],
-      changes: Iterable[FamilyChanges]): Boolean = lock.synchronized {
-    val isAlone = (view eq current) && view.openHandles == 1
-    if (isAlone) {
-      try view.advance(next, families, changes)
-      catch {
-        case e: Throwable =>
-          forget(view) // half advanced
-          throw e
-      }
-    } else {
-      forget(view)
-    }
-    isAlone
+  private[statestore] def memoryUsedBytes(view: WorkingView): Long = lock.synchronized {
+    settle()
+    view.heapBytes
   }
 
-  /** The version did not become durable: the view shows the one before again. */
-  private[statestore] def takeBack(view: WorkingView): Unit = lock.synchronized(view.rollBack())
+  /**
+   * Ends a handle's use of a view. With `advance`, what it committed, the view is brought to the
+   * new version, on another thread or by the next store if that comes first: between batches there
+   * is time. Where other handles read the view it is left to them, and the next store loads its
+   * own.
+   */
+  private[statestore] def release(view: WorkingView, advance: Option[ViewAdvance]): Unit =
+    lock.synchronized {
+      view.release()
+      advance.foreach { wanted =>
+        if (view.openHandles > 0) {
+          forget(view)
+        } else if (view eq current) {
+          pending = wanted
+          ViewStateStoreProvider.background.execute(() => lock.synchronized(settle()))
+        }
+      }
+    }
 
-  private[statestore] def confirm(view: WorkingView, version: ViewVersion): Unit =
-    lock.synchronized(view.confirm(version))
+  /** Brings the view to the version that was committed on it. */
+  private def settle(): Unit = if (pending != null) {
+    val started = System.nanoTime()
+    val wanted = pending
+    pending = null
+    try current.advance(wanted)
+    catch {
+      case NonFatal(e) =>
+        current = null // half advanced
+        logWarning(s"working view was dropped: $toString, version=${wanted.version.number}", e)
+    }
+    appliedInMs = (System.nanoTime() - started) / 1000000L
+  }
 
   /** A commit is durable: tells those who want to know. */
   private[statestore] def committed(done: Committed): Unit = {
@@ -262,6 +276,9 @@ abstract class ViewStateStoreProvider(backend: String)
       version: Long,
       checkpointId: Option[String],
       counters: HandleCounters): WorkingView = {
+    settle()
+    counters.add(StoreMetrics.ApplyMs, appliedInMs)
+    appliedInMs = 0L
     def isWanted(number: Long, id: String): Boolean =
       number == version && checkpointId.forall(_ == id)
     val cached = current
@@ -323,5 +340,22 @@ abstract class ViewStateStoreProvider(backend: String)
         StateStoreInternals.reportSnapshot(id, version, System.currentTimeMillis())
       }
     }
+  }
+}
+
+private object ViewStateStoreProvider {
+
+  /** Threads that advance views; they end when they are idle. */
+  private lazy val background: ThreadPoolExecutor = {
+    val threads = math.max(1, Runtime.getRuntime.availableProcessors / 2)
+    val pool = new ThreadPoolExecutor(
+      threads, threads, 10L, TimeUnit.SECONDS, new LinkedBlockingQueue[Runnable],
+      (work: Runnable) => {
+        val thread = new Thread(work, "statestore-advance")
+        thread.setDaemon(true)
+        thread
+      })
+    pool.allowCoreThreadTimeOut(true)
+    pool
   }
 }

@@ -60,18 +60,18 @@ private[statestore] final class FamilyState(
 
   def put(key: UnsafeRow, value: UnsafeRow): Unit = {
     val hash = startWrite(key)
-    if (family.multiValues) written.putValues(codec, hash, Put, Iterator.single(value))
-    else written.put(codec, hash, value)
+    if (family.multiValues) written.putValues(key, codec, hash, Put, Iterator.single(value))
+    else written.put(key, codec, hash, value)
   }
 
   def putValues(key: UnsafeRow, values: Iterator[UnsafeRow], append: Boolean): Unit = {
     val hash = startWrite(key)
-    written.putValues(codec, hash, if (append) Merge else Put, values)
+    written.putValues(key, codec, hash, if (append) Merge else Put, values)
   }
 
   def remove(key: UnsafeRow): Unit = {
     val hash = startWrite(key)
-    written.delete(codec, hash)
+    written.delete(key, codec, hash)
   }
 
   /** Removes every key in `[from, until)`, bounds encoded, null for open; returns how many. */

@@ -21,7 +21,7 @@ import org.apache.spark.unsafe.Platform
  * before, and the commit merges the runs.
  */
 private[statestore] final class Overlay(
-    keyGroups: KeyGroups,
+    val keyGroups: KeyGroups,
     budgetBytes: Long,
     newScratchFile: () => File) {
   import RecordPages._
@@ -154,7 +154,7 @@ private[statestore] final class Overlay(
     else RecordOrder.compareRecords(pages, left, pages, right)
 
   private def sortHeapRecords(): SortedRecords =
-    SortedRecords.of(pages, families.values, keyGroups)
+    SortedRecords.of(pages, families.values, keyGroups.maxParallelism)
 
   /** Moves every heap record to a sorted run on disk. */
   private def spill(): Unit = {
@@ -172,7 +172,7 @@ private[statestore] final class Overlay(
       from = until
     }
     pages.dropHeapPages()
-    families.valuesIterator.foreach(_.heapRecords = 0)
+    families.valuesIterator.foreach(_.spilled())
     // An open iterator may still read these; their indexes must not be used again.
     if (!pinned) externals.clear()
     externalBytes = 0L
@@ -251,9 +251,7 @@ private[statestore] final class Overlay(
         val candidate = unit + 1
         unit = candidate + pages.units(candidate)
         left -= 1
-        val table = familyOf(prefix).table
-        val slot = table.findRecord(candidate)
-        if (slot >= 0 && table.addressAt(slot) == candidate) address = candidate
+        if (familyOf(prefix).isCurrent(candidate)) address = candidate
       }
     }
   }

@@ -1,5 +1,7 @@
 package io.statestore.view
 
+import java.util.Arrays
+
 import io.statestore.keygroup.KeyGroupFunction
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 
@@ -11,15 +13,35 @@ private[statestore] final class OverlayFamily(
   import RecordPages._
 
   private val pages = overlay.pages
-  private val codec = new KeyCodec(family)
-  private val keyRow = new UnsafeRow(family.spec.keySchema.length)
   val table = new RecordTable(pages)
   val sorted: SortedAddresses = if (family.ordered) new SortedAddresses(pages) else null
-  var heapRecords = 0
+
+  // What was written since the last spill, in that order; a replaced record stays in the list.
+  private var addresses = new Array[Int](16)
+  private var ranks = new Array[Int](16)
+  private var used = 0
+  private var replaced = false
 
   def isEmpty: Boolean = table.isEmpty
 
-  def indexBytes: Long = table.indexBytes + (if (sorted == null) 0L else sorted.indexBytes)
+  def indexBytes: Long = table.indexBytes + 8L * addresses.length +
+    (if (sorted == null) 0L else sorted.indexBytes)
+
+  /** Upper bound of the records on the heap. */
+  def maxHeapRecords: Int = used
+
+  /** Shows (address, rank of the key group) of every record on the heap, in order of address. */
+  def foreachOnHeap(visit: (Int, Int) => Unit): Unit = {
+    var i = 0
+    while (i < used) {
+      val address = addresses(i)
+      if (!replaced || isCurrent(address)) visit(address, ranks(i))
+      i += 1
+    }
+  }
+
+  /** True for the record that its key stands for now. */
+  def isCurrent(address: Int): Boolean = table.findIn(pages, address) == address
 
   /** Address of the record of a key, or 0. */
   def find(key: KeyCodec, hash: Int): Int = {
@@ -27,7 +49,7 @@ private[statestore] final class OverlayFamily(
     if (slot < 0) 0 else table.addressAt(slot)
   }
 
-  def put(key: KeyCodec, hash: Int, value: UnsafeRow): Unit = {
+  def put(row: UnsafeRow, key: KeyCodec, hash: Int, value: UnsafeRow): Unit = {
     val slot = table.find(key.base, key.at, key.length, hash)
     val size = value.getSizeInBytes
     if (slot >= 0) {
@@ -38,17 +60,22 @@ private[statestore] final class OverlayFamily(
         return
       }
     }
-    store(slot, hash, pages.append(
+    store(row, slot, hash, pages.append(
       Put, key.base, key.at, key.length, value.getBaseObject, value.getBaseOffset, size))
   }
 
-  def delete(key: KeyCodec, hash: Int): Unit = {
+  def delete(row: UnsafeRow, key: KeyCodec, hash: Int): Unit = {
     val slot = table.find(key.base, key.at, key.length, hash)
-    store(slot, hash, pages.append(Delete, key.base, key.at, key.length, null, 0L, 0))
+    store(row, slot, hash, pages.append(Delete, key.base, key.at, key.length, null, 0L, 0))
   }
 
   /** Replaces (`op` Put) or extends (`op` Merge) the values of a key of a multi-value family. */
-  def putValues(key: KeyCodec, hash: Int, op: Int, values: Iterator[UnsafeRow]): Unit = {
+  def putValues(
+      row: UnsafeRow,
+      key: KeyCodec,
+      hash: Int,
+      op: Int,
+      values: Iterator[UnsafeRow]): Unit = {
     val slot = table.find(key.base, key.at, key.length, hash)
     val old = if (slot < 0) 0 else table.addressAt(slot)
     val oldOp = if (old == 0) Merge else pages.flags(old) & OpMask
@@ -59,22 +86,20 @@ private[statestore] final class OverlayFamily(
       val buffer = if (op == Merge && old != 0 && oldOp != Delete) copyOf(old) else new ValueBuffer
       append(buffer, values)
       val newOp = if (op == Merge && oldOp == Merge) Merge else Put
-      store(slot, hash, overlay.appendExternal(newOp, key.base, key.at, key.length, buffer))
+      store(row, slot, hash, overlay.appendExternal(newOp, key.base, key.at, key.length, buffer))
     }
   }
-
-  def keyGroupOf(address: Int): Int =
-    if (family.ordered) {
-      keyGroup(codec.decode(pages, address))
-    } else {
-      keyRow.pointTo(pages.base(address), pages.keyOffset(address), pages.keyLength(address))
-      keyGroup(keyRow)
-    }
 
   /** The record of a key has a new address. */
   def moved(old: Int, address: Int): Unit = {
     table.replace(table.findRecord(old), address)
     if (sorted != null) sorted.replace(address)
+  }
+
+  /** No record is left on the heap. */
+  def spilled(): Unit = {
+    used = 0
+    replaced = false
   }
 
   private def append(buffer: ValueBuffer, values: Iterator[UnsafeRow]): Unit = {
@@ -93,17 +118,23 @@ private[statestore] final class OverlayFamily(
       buffer
     }
 
-  private def store(slot: Int, hash: Int, address: Int): Unit = {
+  private def store(row: UnsafeRow, slot: Int, hash: Int, address: Int): Unit = {
     if (slot < 0) {
       table.insert(hash, address)
       if (sorted != null) sorted.insert(address)
-      heapRecords += 1
     } else {
-      if (pages.base(table.addressAt(slot)) == null) heapRecords += 1
+      if (pages.base(table.addressAt(slot)) != null) replaced = true
       overlay.superseded()
       table.replace(slot, address)
       if (sorted != null) sorted.replace(address)
     }
+    if (used == addresses.length) {
+      addresses = Arrays.copyOf(addresses, used * 2)
+      ranks = Arrays.copyOf(ranks, used * 2)
+    }
+    addresses(used) = address
+    ranks(used) = overlay.keyGroups.rank(keyGroup(row))
+    used += 1
     overlay.afterWrite()
   }
 }

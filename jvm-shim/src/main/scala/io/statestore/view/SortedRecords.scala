@@ -1,8 +1,5 @@
 package io.statestore.view
 
-import java.util.Arrays
-
-import io.statestore.keygroup.KeyGroups
 import org.apache.spark.unsafe.Platform
 
 /**
@@ -11,8 +8,8 @@ import org.apache.spark.unsafe.Platform
  */
 private[statestore] final class SortedRecords private (
     prefixes: Array[Int],
-    addresses: Array[Int]) {
-  def length: Int = addresses.length
+    addresses: Array[Int],
+    val length: Int) {
   def prefix(i: Int): Int = prefixes(i)
   def address(i: Int): Int = addresses(i)
 }
@@ -30,29 +27,23 @@ private[statestore] object SortedRecords {
   def of(
       pages: RecordPages,
       families: Iterable[OverlayFamily],
-      keyGroups: KeyGroups): SortedRecords = {
-    val total = families.iterator.map(_.heapRecords).sum
-    val unsorted = new Items(total)
-    var n = 0
+      maxParallelism: Int): SortedRecords = {
+    val unsorted = new Items(families.iterator.map(_.maxHeapRecords).sum)
+    var total = 0
     families.toSeq.sortBy(_.family.id).foreach { family =>
-      val inPlace = family.table.liveAddresses
-      Arrays.sort(inPlace) // reads the pages front to back
-      inPlace.foreach { address =>
-        if (pages.base(address) != null) {
-          val rank = keyGroups.rank(family.keyGroupOf(address))
-          unsorted.prefixes(n) = (rank << FamilyBits) | family.family.id
-          unsorted.addresses(n) = address
-          n += 1
-        }
+      family.foreachOnHeap { (address, rank) =>
+        unsorted.addresses(total) = address
+        unsorted.prefixes(total) = (rank << FamilyBits) | family.family.id
+        total += 1
       }
     }
-    val shared = sharedLength(pages, unsorted.addresses)
+    val shared = sharedLength(pages, unsorted.addresses, total)
     var i = 0
     while (i < total) {
       unsorted.words(i) = wordAt(pages, unsorted.addresses(i), shared)
       i += 1
     }
-    val items = sortByRank(unsorted, keyGroups.maxParallelism)
+    val items = sortByRank(unsorted, total, maxParallelism)
     val sorter = new KeySorter(pages, items, unsorted)
     var from = 0
     while (from < total) {
@@ -61,15 +52,15 @@ private[statestore] object SortedRecords {
       sorter.sort(from, until)
       from = until
     }
-    new SortedRecords(items.prefixes, items.addresses)
+    new SortedRecords(items.prefixes, items.addresses, total)
   }
 
-  private final class Items(count: Int) {
-    val prefixes = new Array[Int](count)
-    val addresses = new Array[Int](count)
+  private final class Items(capacity: Int) {
+    val prefixes = new Array[Int](capacity)
+    val addresses = new Array[Int](capacity)
 
     /** A word of the key that sorts, as a signed number, like its bytes do. */
-    val words = new Array[Long](count)
+    val words = new Array[Long](capacity)
 
     def set(to: Int, from: Items, i: Int): Unit = {
       addresses(to) = from.addresses(i)
@@ -78,14 +69,14 @@ private[statestore] object SortedRecords {
   }
 
   /** Bytes that all keys begin with. */
-  private def sharedLength(pages: RecordPages, addresses: Array[Int]): Int = {
-    if (addresses.isEmpty) return 0
+  private def sharedLength(pages: RecordPages, addresses: Array[Int], count: Int): Int = {
+    if (count == 0) return 0
     val first = addresses(0)
     val firstBase = pages.base(first)
     val firstAt = pages.keyOffset(first)
     var shared = pages.keyLength(first)
     var i = 1
-    while (i < addresses.length) {
+    while (i < count) {
       val address = addresses(i)
       val base = pages.base(address)
       val at = pages.keyOffset(address)
@@ -119,11 +110,11 @@ private[statestore] object SortedRecords {
     word ^ Long.MinValue
   }
 
-  private def sortByRank(items: Items, maxParallelism: Int): Items = {
+  private def sortByRank(items: Items, count: Int, maxParallelism: Int): Items = {
     val next = new Array[Int](maxParallelism + 1)
     val prefixes = items.prefixes
     var i = 0
-    while (i < prefixes.length) {
+    while (i < count) {
       next((prefixes(i) >>> FamilyBits) + 1) += 1
       i += 1
     }
@@ -132,9 +123,9 @@ private[statestore] object SortedRecords {
       next(i) += next(i - 1)
       i += 1
     }
-    val sorted = new Items(prefixes.length)
+    val sorted = new Items(count)
     i = 0
-    while (i < prefixes.length) {
+    while (i < count) {
       val rank = prefixes(i) >>> FamilyBits
       val to = next(rank)
       next(rank) = to + 1

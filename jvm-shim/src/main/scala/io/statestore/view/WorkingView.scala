@@ -52,28 +52,18 @@ private[statestore] final class WorkingView(
   def heapBytes: Long =
     byName.valuesIterator.map(_.heapBytes).sum + (if (undo == null) 0L else undo.bytes)
 
-  /**
-   * Makes the view the version that `changes` commits.
-   *
-   * @param families the column families of the new version
-   */
-  def advance(
-      next: ViewVersion,
-      families: Seq[ColumnFamily],
-      changes: Iterable[FamilyChanges]): Unit = {
+  /** Makes the view the version that a commit made durable. */
+  def advance(to: ViewAdvance): Unit = {
     forget()
     byName.valuesIterator.foreach(_.compactIfWasteful())
     val log = new Undo(current, byName.toSeq)
     undo = log
-    families.foreach(f => if (!byName.contains(f.name)) addFamily(f))
-    changes.foreach(change => apply(byName(change.overlay.family.name), change, log))
-    val names = families.map(_.name).toSet
+    to.families.foreach(f => if (!byName.contains(f.name)) addFamily(f))
+    to.changes.foreach(change => apply(byName(change.overlay.family.name), change, log))
+    val names = to.families.map(_.name).toSet
     byName.keys.filterNot(names).toList.foreach(byName.remove)
-    current = next
+    current = to.version
   }
-
-  /** The version the view advanced to is durable, and now has its lineage. */
-  def confirm(version: ViewVersion): Unit = current = version
 
   /** Goes back to the version before the last `advance`. */
   def rollBack(): Unit = {
@@ -139,6 +129,16 @@ private[statestore] final class WorkingView(
   private def findSlot(into: ViewFamily, base: AnyRef, at: Long, length: Int): Int =
     into.table.find(base, at, length, RecordTable.hashKey(base, at, length))
 }
+
+/**
+ * What a commit does to the view it was made on.
+ *
+ * @param families the column families of the new version
+ */
+private[statestore] final class ViewAdvance(
+    val version: ViewVersion,
+    val families: Seq[ColumnFamily],
+    val changes: Seq[FamilyChanges])
 
 /** A version a view can be at; the checkpoint ID and lineage tell two attempts of it apart. */
 private[statestore] final case class ViewVersion(
