@@ -275,9 +275,11 @@ object StoreOperations {
     val buffer = ByteBuffer.allocateDirect(size.toInt)
     while (buffer.hasRemaining) buffer.put(chunk, 0, math.min(chunk.length, buffer.remaining))
     buffer.flip()
-    val staged = directory.resolve("staged")
-    val published = directory.resolve("published")
-    Files.deleteIfExists(published)
+    // Kept, as a store keeps its files: one in place of another just deleted would find page-cache
+    // memory that is warm, and so be written several times as fast.
+    val number = directory.toFile.list().length
+    val staged = directory.resolve(s"$number.staged")
+    val published = directory.resolve(s"$number.published")
     timed {
       Using.resource(FileChannel.open(
           staged, StandardOpenOption.CREATE_NEW, StandardOpenOption.WRITE)) { file =>

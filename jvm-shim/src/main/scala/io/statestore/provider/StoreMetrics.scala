@@ -31,7 +31,7 @@ private[statestore] object StoreMetrics {
   val DeltaBytes = size("statestoreDeltaBytes", "bytes of the published delta")
   val EngineMs = time("statestoreCommitEngineMs", "the engine call of the commit")
   val PublishMs = time("statestoreCommitPublishMs", "publishing the delta, fsync included")
-  val ApplyMs = time("statestoreApplyMs", "applying the batch before to the working view, after its tasks")
+  val ApplyMs = time("statestoreApplyMs", "applying the batch before to the view, after its tasks")
   val EngineCalls = sum("statestoreEngineCalls", "calls from the shim to the engine")
   val SnapshotVersion = sum("statestoreSnapshotVersion", "newest snapshot's version, summed")
   val SnapshotBytes = size("statestoreSnapshotBytes", "bytes of the newest snapshot")

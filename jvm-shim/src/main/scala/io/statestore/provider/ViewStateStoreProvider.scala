@@ -1,12 +1,10 @@
 package io.statestore.provider
 
-import java.util.concurrent.{LinkedBlockingQueue, ThreadPoolExecutor, TimeUnit}
-
 import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import io.statestore.{EngineUnavailableException, ShimErrors, ShimOptions}
+import io.statestore.{Background, EngineUnavailableException, ShimErrors, ShimOptions}
 import io.statestore.view.{ColumnFamily, ViewAdvance, WorkingView}
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.internal.Logging
@@ -345,17 +343,7 @@ abstract class ViewStateStoreProvider(backend: String)
 
 private object ViewStateStoreProvider {
 
-  /** Threads that advance views; they end when they are idle. */
-  private lazy val background: ThreadPoolExecutor = {
-    val threads = math.max(1, Runtime.getRuntime.availableProcessors / 2)
-    val pool = new ThreadPoolExecutor(
-      threads, threads, 10L, TimeUnit.SECONDS, new LinkedBlockingQueue[Runnable],
-      (work: Runnable) => {
-        val thread = new Thread(work, "statestore-advance")
-        thread.setDaemon(true)
-        thread
-      })
-    pool.allowCoreThreadTimeOut(true)
-    pool
-  }
+  /** Advance views. */
+  private lazy val background =
+    Background.threads("statestore-advance", math.max(1, Runtime.getRuntime.availableProcessors / 2))
 }
