@@ -13,9 +13,8 @@ import org.apache.spark.unsafe.array.ByteArrayMethods
 private[statestore] final class RecordTable(val pages: RecordPages, expected: Int = 0) {
   import RecordTable._
 
-  private var tags = new Array[Byte](capacityFor(expected))
-  private var addresses = new Array[Int](tags.length)
-  private var mask = tags.length - 1
+  private var slots = new Slots(capacityFor(expected))
+  private var mask = slots.capacity - 1
   private var occupied = 0 // live slots and tombstones
   private var live = 0
   private var touched = 0 // keeps the loads of `findSlots` from being optimised away
@@ -24,7 +23,7 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
 
   def isEmpty: Boolean = live == 0
 
-  def indexBytes: Long = tags.length * 5L
+  def indexBytes: Long = slots.capacity * 5L
 
   /** Slot of a key, or -1. */
   def find(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int): Int =
@@ -39,9 +38,9 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
     val tag = tagOf(hash)
     var slot = first
     while (true) {
-      val found = tags(slot)
+      val found = slots.tag(slot)
       if (found == Empty) return -1
-      if (found == tag && keyEquals(addresses(slot), keyBase, keyAt, keyLen)) return slot
+      if (found == tag && keyEquals(slots.address(slot), keyBase, keyAt, keyLen)) return slot
       slot = (slot + 1) & mask
     }
     -1
@@ -61,7 +60,7 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
   /** Address of the record here that has the key of a record in `other`, or 0. */
   def findIn(other: RecordPages, address: Int): Int = {
     val slot = findSlot(other, address)
-    if (slot < 0) 0 else addresses(slot)
+    if (slot < 0) 0 else slots.address(slot)
   }
 
   /**
@@ -69,7 +68,7 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
    * all of them step by step, so that the cache misses of many keys overlap (group prefetching:
    * Chen et al., Improving Hash Join Performance through Prefetching, ICDE 2004).
    */
-  def findSlots(other: RecordPages, records: Array[Int], count: Int, slots: Array[Int]): Unit = {
+  def findSlots(other: RecordPages, records: Array[Int], count: Int, found: Array[Int]): Unit = {
     val hashes = new Array[Int](count)
     var i = 0
     while (i < count) {
@@ -79,20 +78,20 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
     }
     i = 0
     while (i < count) {
-      slots(i) = firstWithTag(hashes(i))
+      found(i) = firstWithTag(hashes(i))
       i += 1
     }
     i = 0
     while (i < count) {
-      if (slots(i) >= 0) touched += pages.keyLength(addresses(slots(i)))
+      if (found(i) >= 0) touched += pages.keyLength(slots.address(found(i)))
       i += 1
     }
     i = 0
     while (i < count) {
-      if (slots(i) >= 0) {
+      if (found(i) >= 0) {
         val record = records(i)
-        slots(i) = findFrom(
-          slots(i), other.base(record), other.keyOffset(record), other.keyLength(record), hashes(i))
+        found(i) = findFrom(
+          found(i), other.base(record), other.keyOffset(record), other.keyLength(record), hashes(i))
       }
       i += 1
     }
@@ -101,37 +100,37 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
   private def firstWithTag(hash: Int): Int = {
     val tag = tagOf(hash)
     var slot = hash & mask
-    while (tags(slot) != Empty && tags(slot) != tag) slot = (slot + 1) & mask
-    if (tags(slot) == Empty) -1 else slot
+    while (slots.tag(slot) != Empty && slots.tag(slot) != tag) slot = (slot + 1) & mask
+    if (slots.tag(slot) == Empty) -1 else slot
   }
 
-  @inline def addressAt(slot: Int): Int = addresses(slot)
+  @inline def addressAt(slot: Int): Int = slots.address(slot)
 
   /** Points a found slot at another record of the same key. */
-  def replace(slot: Int, address: Int): Unit = addresses(slot) = address
+  def replace(slot: Int, address: Int): Unit = slots.setAddress(slot, address)
 
   /** Adds a key that is known to be absent. */
   def insert(hash: Int, address: Int): Unit = {
-    if ((occupied + 1) * 5L > tags.length * 4L) rehash(capacityFor(live + 1))
-    place(tags, addresses, mask, hash, address)
+    if (!hasRoomFor(1)) rehash(capacityFor(live + 1))
+    slots.place(hash, address)
     occupied += 1
     live += 1
   }
 
   def remove(slot: Int): Unit = {
     // A slot before an empty one ends no probe sequence, so it need not leave a tombstone.
-    if (tags((slot + 1) & mask) == Empty) {
-      tags(slot) = Empty
+    if (slots.tag((slot + 1) & mask) == Empty) {
+      slots.setTag(slot, Empty)
       occupied -= 1
     } else {
-      tags(slot) = Tombstone
+      slots.setTag(slot, Tombstone)
     }
-    addresses(slot) = 0
+    slots.setAddress(slot, 0)
     live -= 1
   }
 
   /** True when `more` inserts leave all slot numbers as they are. */
-  def hasRoomFor(more: Int): Boolean = (occupied + more.toLong) * 5L <= tags.length * 4L
+  def hasRoomFor(more: Int): Boolean = (occupied + more.toLong) * 5L <= slots.capacity * 4L
 
   /** Addresses of all records, in no order. */
   def liveAddresses: Array[Int] = {
@@ -139,8 +138,8 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
     var slot = 0
     var n = 0
     while (n < live) {
-      if (addresses(slot) != 0) {
-        all(n) = addresses(slot)
+      if (slots.address(slot) != 0) {
+        all(n) = slots.address(slot)
         n += 1
       }
       slot += 1
@@ -151,8 +150,7 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
   /** The table as it is now, for reading; later changes do not show in it. */
   def frozen: RecordTable = {
     val copy = new RecordTable(pages.frozen)
-    copy.tags = tags.clone()
-    copy.addresses = addresses.clone()
+    copy.slots = slots.copy()
     copy.mask = mask
     copy.occupied = occupied
     copy.live = live
@@ -167,22 +165,19 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
   }
 
   private def rehash(capacity: Int): Unit = {
-    val newTags = new Array[Byte](capacity)
-    val newAddresses = new Array[Int](capacity)
+    val larger = new Slots(capacity)
     var slot = 0
-    while (slot < addresses.length) {
-      val address = addresses(slot)
+    while (slot < slots.capacity) {
+      val address = slots.address(slot)
       if (address != 0) {
         val base = pages.base(address)
         val at = pages.offset(address)
         val length = Platform.getInt(base, at) & RecordPages.KeyLengthMask
-        val hash = hashKey(base, at + RecordPages.HeaderBytes, length)
-        place(newTags, newAddresses, capacity - 1, hash, address)
+        larger.place(hashKey(base, at + RecordPages.HeaderBytes, length), address)
       }
       slot += 1
     }
-    tags = newTags
-    addresses = newAddresses
+    slots = larger
     mask = capacity - 1
     occupied = live
   }
@@ -204,18 +199,52 @@ private[statestore] object RecordTable {
     if (power < wanted) power << 1 else power
   }
 
-  private def place(
-      tags: Array[Byte],
-      addresses: Array[Int],
-      mask: Int,
-      hash: Int,
-      address: Int): Unit = {
-    var slot = hash & mask
-    while (addresses(slot) != 0) slot = (slot + 1) & mask
-    // May land on a tombstone, which then counts twice in `occupied` until the next rehash.
-    tags(slot) = tagOf(hash)
-    addresses(slot) = address
+  /**
+   * Tags and addresses in segments: an array of a power of two just misses fitting the regions that
+   * G1 gives large objects, and would waste the better part of one.
+   */
+  private final class Slots(val capacity: Int) {
+    private[this] val tags =
+      Array.fill(numSegments(capacity))(new Array[Byte](math.min(capacity, SegmentSlots)))
+    private[this] val addresses =
+      Array.fill(numSegments(capacity))(new Array[Int](math.min(capacity, SegmentSlots)))
+
+    @inline def tag(slot: Int): Byte = tags(slot >>> SegmentShift)(slot & SegmentMask)
+
+    @inline def address(slot: Int): Int = addresses(slot >>> SegmentShift)(slot & SegmentMask)
+
+    @inline def setTag(slot: Int, tag: Byte): Unit =
+      tags(slot >>> SegmentShift)(slot & SegmentMask) = tag
+
+    @inline def setAddress(slot: Int, address: Int): Unit =
+      addresses(slot >>> SegmentShift)(slot & SegmentMask) = address
+
+    def place(hash: Int, newAddress: Int): Unit = {
+      val mask = capacity - 1
+      var slot = hash & mask
+      while (address(slot) != 0) slot = (slot + 1) & mask
+      // May land on a tombstone, which then counts twice in `occupied` until the next rehash.
+      setTag(slot, tagOf(hash))
+      setAddress(slot, newAddress)
+    }
+
+    def copy(): Slots = {
+      val other = new Slots(capacity)
+      var slot = 0
+      while (slot < capacity) {
+        other.setTag(slot, tag(slot))
+        other.setAddress(slot, address(slot))
+        slot += 1
+      }
+      other
+    }
   }
+
+  private val SegmentShift = 15
+  private val SegmentSlots = 1 << SegmentShift
+  private val SegmentMask = SegmentSlots - 1
+
+  private def numSegments(capacity: Int): Int = math.max(1, capacity >>> SegmentShift)
 
   /**
    * Hash of key bytes, a word at a time; unrelated to Spark's partition hash, which all keys of a
