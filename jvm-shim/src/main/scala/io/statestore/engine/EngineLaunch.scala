@@ -40,6 +40,8 @@ private[engine] final case class EngineLaunch(
     environment.put("PYTHONPATH", StateStoreInternals.mergePythonPaths(pythonPath ++ inherited))
     // `-m` would otherwise import a directory named statestore in the working directory first.
     environment.put("PYTHONSAFEPATH", "1")
+    // Arrow's own default keeps several times of what a merge needs.
+    environment.putIfAbsent("ARROW_DEFAULT_MEMORY_POOL", "system")
     builder
   }
 }
