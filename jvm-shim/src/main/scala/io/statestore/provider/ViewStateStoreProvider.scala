@@ -344,6 +344,6 @@ abstract class ViewStateStoreProvider(backend: String)
 private object ViewStateStoreProvider {
 
   /** Advance views. */
-  private lazy val background =
-    Background.threads("statestore-advance", math.max(1, Runtime.getRuntime.availableProcessors / 2))
+  private lazy val background = Background.threads(
+    "statestore-advance", math.max(1, Runtime.getRuntime.availableProcessors / 2))
 }
