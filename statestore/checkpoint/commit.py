@@ -39,7 +39,8 @@ class NewVersion:
 
     Attributes:
         version: At least 1.
-        parent: The version it is built on; None for version 1.
+        parent: The version it is built on; None where the delta is the full state of its version, as
+            that of version 1 always is.
         checkpoint_id: 32 hex digits, unique per attempt, the same when the attempt is repeated.
         checkpoint_format: 1 or 2, Spark's checkpointFormatVersion.
         rows: Row counts of the delta.
@@ -63,11 +64,11 @@ class NewVersion:
     backend: str
 
     def __post_init__(self) -> None:
-        if self.version != (self.parent.version if self.parent else 0) + 1:
+        if self.parent is not None and self.version != self.parent.version + 1:
             raise InvalidArgumentError(
                 "a version must follow its parent",
                 version=self.version,
-                parent_version=self.parent.version if self.parent else None,
+                parent_version=self.parent.version,
                 to_fix="commit the parent's version + 1",
             )
 
@@ -200,7 +201,7 @@ def commit_delta(
     with named_errors("seal the delta to commit", local_path):
         size = append_trailer(local_path, trailer)
     sealed_ms = clock.elapsed_ms()
-    if new.version == 1:
+    if parent is None:
         location.io.make_directory(location.directory)
     sync_ms = location.io.publish(
         local_path, location.path(new.file_name), sync=sync, overwrite=True

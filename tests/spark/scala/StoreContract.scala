@@ -21,6 +21,7 @@ object StoreContract {
   private val text = new StructType().add("s", StringType)
   private val pair = new StructType().add("g", StringType).add("s", StringType)
   private val timed = new StructType().add("t", LongType).add("s", StringType)
+  private val atTime = new StructType().add("s", StringType).add("__event_time", LongType)
 
   private final case class Family(name: String, spec: KeyStateEncoderSpec, multi: Boolean) {
     val toKey: UnsafeProjection = UnsafeProjection.create(spec.keySchema)
@@ -30,9 +31,15 @@ object StoreContract {
     Family("values", NoPrefixKeyStateEncoderSpec(text), multi = false),
     Family("lists", NoPrefixKeyStateEncoderSpec(text), multi = true),
     Family("maps", PrefixKeyScanStateEncoderSpec(pair, 1), multi = false),
-    Family("timers", RangeKeyScanStateEncoderSpec(timed, Seq(0)), multi = false))
+    Family("timers", RangeKeyScanStateEncoderSpec(timed, Seq(0)), multi = false),
+    Family("byTime", TimestampAsPrefixKeyStateEncoderSpec(atTime), multi = true),
+    Family("byKey", TimestampAsPostfixKeyStateEncoderSpec(atTime), multi = true))
 
-  /** Runs `batches` batches and returns one line per result. */
+  /**
+   * Runs `batches` batches and returns one line per result. The line `stale` says that an opened
+   * store does not show the rows that its version was committed with. (Spark's RocksDB provider may
+   * load the rows of the first try of a version that was committed twice.)
+   */
   def transcript(
       spark: SparkSession,
       root: String,
@@ -74,6 +81,7 @@ object StoreContract {
     private val toGroup = UnsafeProjection.create(text)
     private var provider = newProvider()
     private var version = 0L
+    private var committed = Seq.empty[String]
     val lines = mutable.ArrayBuffer.empty[String]
 
     def close(): Unit = provider.close()
@@ -83,24 +91,33 @@ object StoreContract {
         provider.close()
         provider = newProvider()
       }
-      val store = provider.getStore(version)
+      // A store that is loaded empty commits the full state of the next version.
+      val loadEmpty = version > 0 && random.nextInt(10) == 0
+      val store =
+        provider.getStore(version, None, forceSnapshotOnCommit = loadEmpty, loadEmpty = loadEmpty)
       families.foreach { family =>
         store.createColFamilyIfAbsent(
           family.name, family.spec.keySchema, text, family.spec, family.multi, isInternal = false)
       }
-      lines += s"batch $number version ${store.version}"
+      lines += s"batch $number version ${store.version} loaded empty $loadEmpty"
+      if (version > 0 && !loadEmpty && families.flatMap(allOf(store, _)) != committed) {
+        lines += "stale"
+      }
       (0 until random.nextInt(150)).foreach(_ => step(store))
-      families.foreach(showAll(store, _))
+      val shown = families.flatMap(allOf(store, _))
+      lines ++= shown
       random.nextInt(6) match {
         case 0 =>
           store.abort()
           store.abort()
           lines += s"aborted ${store.hasCommitted}"
-        case 1 if version > 0 =>
-          // The batch fails elsewhere and is done again, from the same version.
+        case 1 if version > 0 && !loadEmpty =>
+          // The batch fails elsewhere and is done again, from the same version. (Not where a
+          // snapshot was forced: Spark's provider would go on with the snapshot of the first try.)
           lines += s"committed ${store.commit()} but again from $version"
         case _ =>
           version = store.commit()
+          committed = shown
           lines += s"committed $version ${store.hasCommitted}"
       }
     }
@@ -129,6 +146,11 @@ object StoreContract {
           val found = store.prefixScan(prefix, family.name)
           store.put(randomKey(family), value(), family.name)
           lines += s"prefix ${sorted(family, found)}"
+        case 7 if family.name == "byKey" =>
+          val prefix = toGroup(InternalRow(group())).copy()
+          val found = store.prefixScanWithMultiValues(prefix, family.name)
+          store.merge(randomKey(family), value(), family.name)
+          lines += s"by key ${found.map(shownPair(family, _)).mkString(" ")}"
         case 8 if family.name == "timers" =>
           val (from, until) = bounds(family)
           val found = store.rangeScan(from, until, family.name)
@@ -141,14 +163,18 @@ object StoreContract {
       }
     }
 
-    private def showAll(store: StateStore, family: Family): Unit = {
+    private def allOf(store: StateStore, family: Family): Seq[String] = {
       val found = if (family.multi) store.iteratorWithMultiValues(family.name)
       else store.iterator(family.name)
-      val rows = found.map(p => s"${showKey(family, p.key)}=${show(p.value)}").toVector
-      // Values of a key keep their order; keys have one only in the ordered family.
+      val rows = found.map(shownPair(family, _)).toVector
+      // Values of a key keep their order; keys have one only in the ordered families.
       val shown = if (family.name == "timers") rows else rows.sortBy(_.takeWhile(_ != '='))
-      lines += s"all ${family.name} ${shown.mkString(" ")}"
+      val times = Option.when(family.name == "byTime")(rows.map(_.takeWhile(_ != '/')))
+      Seq(s"all ${family.name} ${shown.mkString(" ")}") ++ times.map(_.mkString("times ", " ", ""))
     }
+
+    private def shownPair(family: Family, pair: UnsafeRowPair): String =
+      s"${showKey(family, pair.key)}=${show(pair.value)}"
 
     private def bounds(family: Family): (Option[UnsafeRow], Option[UnsafeRow]) = {
       val low = random.nextInt(40).toLong - 20
@@ -157,13 +183,14 @@ object StoreContract {
     }
 
     private def sorted(family: Family, found: Iterator[UnsafeRowPair]): String =
-      found.map(p => s"${showKey(family, p.key)}=${show(p.value)}").toVector.sorted.mkString(" ")
+      found.map(shownPair(family, _)).toVector.sorted.mkString(" ")
 
     private def randomKey(family: Family): UnsafeRow = {
       val name = UTF8String.fromString("k" + random.nextInt(30))
       family.name match {
         case "maps" => family.toKey(InternalRow(group(), name))
         case "timers" => family.toKey(InternalRow(random.nextInt(60).toLong - 30, name))
+        case "byTime" | "byKey" => family.toKey(InternalRow(group(), random.nextInt(8).toLong - 4))
         case _ => family.toKey(InternalRow(name))
       }
     }
@@ -183,6 +210,7 @@ object StoreContract {
     private def showKey(family: Family, key: UnsafeRow): String = family.name match {
       case "maps" => s"${key.getUTF8String(0)}/${key.getUTF8String(1)}"
       case "timers" => s"${key.getLong(0)}/${key.getUTF8String(1)}"
+      case "byTime" | "byKey" => s"${key.getLong(1)}/${key.getUTF8String(0)}"
       case _ => key.getUTF8String(0).toString
     }
   }

@@ -251,6 +251,7 @@ abstract class ViewStateStoreProvider(backend: String)
     lock.synchronized {
       val view =
         if (loadEmpty) {
+          forget(current) // it may show the very version that this store replaces
           val parallelism = loader.load(0L, None, None, counters).maxParallelism
           loader.empty(version, parallelism)
         } else {
