@@ -3,8 +3,9 @@ package io.statestore.testing
 import java.util.UUID
 
 import scala.collection.mutable
-import scala.util.Random
+import scala.util.{Random, Try}
 
+import org.apache.hadoop.conf.Configuration
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.{UnsafeProjection, UnsafeRow}
 import org.apache.spark.sql.classic.SparkSession
@@ -46,22 +47,67 @@ object StoreContract {
       providerClass: String,
       seed: Long,
       batches: Int): String = {
-    val hadoopConf = spark.sessionState.newHadoopConf()
-    hadoopConf.set("sql.streaming.runId", UUID.randomUUID().toString)
-    hadoopConf.set("spark.sql.streaming.internal.stateStore.partitions", "1")
+    val hadoopConf = newHadoopConf(spark)
     val run = new Run(seed, () => open(spark, root, providerClass, hadoopConf))
     (1 to batches).foreach(run.batch)
     run.close()
     run.lines.mkString("\n")
   }
 
+  /**
+   * A task and its zombie commit version 2 of one store with different rows, the zombie first; then
+   * the zombie's instance of the store goes on. Returns what it meets, a line a step.
+   */
+  def twoAttempts(
+      spark: SparkSession,
+      root: String,
+      providerClass: String,
+      checkpointFormat: Int): String = {
+    val hadoopConf = newHadoopConf(spark)
+    def newProvider() = open(spark, root, providerClass, hadoopConf, checkpointFormat)
+    val (task, zombie) = (newProvider(), newProvider())
+    val toText = UnsafeProjection.create(text)
+    def row(value: String) = toText(InternalRow(UTF8String.fromString(value))).copy()
+    val key = row("key")
+    val lines = mutable.ArrayBuffer.empty[String]
+    def attempt(
+        provider: StateStoreProvider,
+        version: Long,
+        id: Option[String],
+        value: String): Option[String] = {
+      val store = provider.getStore(version, id)
+      val found = Option(store.get(key)).fold("-")(_.getUTF8String(0).toString)
+      store.put(key, row(value))
+      val result = Try(store.commit())
+      lines += s"found $found committed ${result.toOption.getOrElse("-")}"
+      if (result.isSuccess) store.getStateStoreCheckpointInfo().stateStoreCkptId else None
+    }
+    val base = attempt(task, 0, None, "base")
+    val zombies = attempt(zombie, 1, base, "zombie")
+    val tasks = attempt(task, 1, base, "task")
+    attempt(zombie, 2, zombies, "next")
+    attempt(zombie, 2, tasks, "next")
+    Seq(task, zombie).foreach(_.close())
+    lines.mkString("\n")
+  }
+
+  private def newHadoopConf(spark: SparkSession): Configuration = {
+    val hadoopConf = spark.sessionState.newHadoopConf()
+    hadoopConf.set("sql.streaming.runId", UUID.randomUUID().toString)
+    hadoopConf.set("spark.sql.streaming.internal.stateStore.partitions", "1")
+    hadoopConf
+  }
+
   private def open(
       spark: SparkSession,
       root: String,
       providerClass: String,
-      hadoopConf: org.apache.hadoop.conf.Configuration): StateStoreProvider = {
+      hadoopConf: Configuration,
+      checkpointFormat: Int = 1): StateStoreProvider = {
     val conf = spark.sessionState.conf.clone()
     conf.setConfString("spark.sql.streaming.stateStore.providerClass", providerClass)
+    conf.setConfString(
+      "spark.sql.streaming.stateStore.checkpointFormatVersion", checkpointFormat.toString)
     StateStoreProvider.createAndInit(
       StateStoreProviderId(StateStoreId(root, 0, 0), UUID.randomUUID()),
       text,
