@@ -2,7 +2,10 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.s3_server import S3Server
 
 settings.register_profile(
     "dev", max_examples=50, stateful_step_count=30, deadline=None,
@@ -13,3 +16,20 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """A moto server over HTTP; credentials that it takes are in the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        server = S3Server()
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def bucket(s3_server):
+    """A new bucket of that server."""
+    return s3_server.make_bucket()

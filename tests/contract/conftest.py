@@ -13,6 +13,7 @@ from statestore.core.options import StateStoreOptions
 from statestore.io.file_io import FileIO
 from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
+from statestore.io.s3 import S3FileIO
 
 
 @dataclass
@@ -53,16 +54,21 @@ class StoreBench:
         return sorted(info.name for info in self.io.list(self.directory))
 
 
-@pytest.fixture(params=["filesystem-local", "filesystem-memory"])
+@pytest.fixture(params=["filesystem-local", "filesystem-memory", "filesystem-s3"])
 def bench(request, tmp_path):
     """A checkpoint of the backend and storage the test runs on."""
     clock = ManualClock()
+    root = str(tmp_path / "checkpoint")
+    cache = tmp_path / "cache"
+    cache.mkdir()
     if request.param.endswith("local"):
         io = LocalFileIO()
+    elif request.param.endswith("memory"):
+        io = MemoryFileIO(str(cache), clock)
     else:
-        (tmp_path / "cache").mkdir()
-        io = MemoryFileIO(str(tmp_path / "cache"), clock)
-    found = StoreBench(io, str(tmp_path / "checkpoint"), clock)
+        io = S3FileIO(str(cache), request.getfixturevalue("s3_server").settings())
+        root = f"/{request.getfixturevalue('bucket')}/checkpoint"
+    found = StoreBench(io, root, clock)
     yield found
     for store in found.opened:
         store.close()

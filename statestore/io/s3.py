@@ -1,0 +1,396 @@
+"""Storage on S3, and on whatever speaks its protocol, through boto3.
+
+A file is one object. Objects appear whole or not at all, so nothing is renamed and nothing is
+cleaned up; large ones are sent and fetched in parts, several at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    IncompleteReadError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ReadTimeoutError,
+    ResponseStreamingError,
+)
+
+from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
+from statestore.core.ids import IdSource, RandomIds
+from statestore.io.file_io import FileInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PART_BYTES = 8 * 1024 * 1024
+PARALLEL_PARTS = 8
+READ_ATTEMPTS = 4
+_PUBLICATION = "statestore-publication"
+_BROKEN_READS = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """How to reach S3. What is empty is found by the AWS chain (environment, profile, role).
+
+    Attributes:
+        endpoint: URL of a server other than AWS's own.
+        region: For example eu-central-1.
+        path_style: Whether the bucket is part of the path instead of the host name, as most servers
+            other than AWS's want it.
+        sse: Server-side encryption, AES256 or aws:kms.
+        sse_kms_key: ID of the key for aws:kms.
+        max_attempts: Tries of a request that the server throttled or did not answer, at least 1;
+            they wait longer from try to try, with jitter (botocore's "standard" mode).
+        timeout_s: Seconds to wait for a connection, and for the next bytes of an answer.
+        cache_bytes: Fetched files kept on the local disk, in bytes.
+    """
+
+    endpoint: str = ""
+    region: str = ""
+    path_style: bool = False
+    sse: str = ""
+    sse_kms_key: str = ""
+    max_attempts: int = 8
+    timeout_s: float = 30.0
+    cache_bytes: int = 1 << 30
+
+
+def resolve_s3_path(uri: str) -> str:
+    """Return the path `/bucket/key` of an `s3:` or `s3a:` URI.
+
+    Raises:
+        InvalidArgumentError: It names no bucket.
+    """
+    bucket, _, key = uri.partition("://")[2].partition("/")
+    if not bucket:
+        raise InvalidArgumentError(
+            "storage URI names no bucket",
+            kind="unsupported-scheme",
+            uri=uri,
+            to_fix="give it as s3://bucket/path",
+        )
+    return f"/{bucket}/{key.strip('/')}".rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Arguments of a PUT: where to, on which condition, and how the object is kept."""
+
+    names: dict[str, Any]
+    is_new: dict[str, Any]
+    how: dict[str, Any]
+
+
+class S3FileIO:
+    """FileIO whose paths are `/bucket/key`.
+
+    Args:
+        cache_directory: Local directory into which `fetch` writes; owned by the caller.
+        settings: How to reach the server.
+        ids: Source of the identifiers by which a publication recognises itself.
+    """
+
+    def __init__(
+        self, cache_directory: str, settings: S3Settings | None = None, ids: IdSource | None = None
+    ) -> None:
+        self._settings = settings or S3Settings()
+        self._ids = ids or RandomIds()
+        self._cache_directory = cache_directory
+        self._cached: OrderedDict[str, int] = OrderedDict()
+        self._lock = threading.Lock()
+        self._parts = ThreadPoolExecutor(PARALLEL_PARTS, thread_name_prefix="s3-part")
+        self._client = _make_client(self._settings)
+
+    def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:  # noqa: ARG002
+        """See FileIO; an object that was accepted is durable."""
+        with self._publication(path, overwrite=overwrite) as target:
+            if os.path.getsize(local_path) <= 2 * PART_BYTES:
+                with open(local_path, "rb") as file:
+                    self._client.put_object(Body=file, **target.names, **target.is_new, **target.how)
+            else:
+                self._put_in_parts(local_path, target)
+        os.unlink(local_path)
+        return 0.0
+
+    def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:  # noqa: ARG002
+        """See FileIO."""
+        with self._publication(path, overwrite=overwrite) as target:
+            self._client.put_object(Body=data, **target.names, **target.is_new, **target.how)
+
+    def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
+        """See FileIO."""
+        try:
+            data, size, _ = self._read(path, f"bytes=-{num_bytes}")
+        except StorageError as error:
+            # The only file of which no byte can be asked for.
+            if error.fields.get("code") != "InvalidRange":
+                raise
+            return b"", 0
+        return data, size
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        """See FileIO."""
+        if length == 0:
+            return b""
+        try:
+            return self._read(path, f"bytes={offset}-{offset + length - 1}")[0]
+        except StorageError as error:
+            if error.fields.get("code") != "InvalidRange":
+                raise
+            return b""
+
+    def fetch(self, path: str) -> str:
+        """See FileIO; one local file for each content, the least recently used ones are deleted."""
+        try:
+            first, size, etag = self._read(path, f"bytes=0-{PART_BYTES - 1}")
+        except StorageError as error:
+            if error.fields.get("code") != "InvalidRange":
+                raise
+            first, size, etag = b"", 0, "empty"
+        name = f"{etag.strip(chr(34))}-{os.path.basename(path)}"
+        local_path = f"{self._cache_directory}/{name}"
+        if not self._use(name):
+            self._fetch_rest(path, first, size, etag, local_path)
+            self._keep(name, size)
+        return local_path
+
+    def delete(self, path: str) -> None:
+        """See FileIO."""
+        bucket, key = _split(path)
+        with _named_errors("delete a file", path, self._settings):
+            self._client.delete_object(Bucket=bucket, Key=key)
+
+    def list(self, directory: str) -> list[FileInfo]:
+        """See FileIO."""
+        bucket, key = _split(directory)
+        prefix = f"{key}/" if key else ""
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=bucket, Prefix=prefix, Delimiter="/"
+        )
+        with _named_errors("list a directory", directory, self._settings):
+            return [
+                FileInfo(
+                    found["Key"].removeprefix(prefix),
+                    found["Size"],
+                    int(found["LastModified"].timestamp() * 1000),
+                )
+                for page in pages
+                for found in page.get("Contents", [])
+            ]
+
+    def make_directory(self, directory: str) -> None:
+        """See FileIO; directories exist by being named."""
+
+    @contextmanager
+    def _publication(self, path: str, *, overwrite: bool) -> Iterator[_Target]:
+        """Put an object; where the reply was lost, look whether it is there after all."""
+        bucket, key = _split(path)
+        publication = self._ids.new_id()
+        how: dict[str, Any] = {"Metadata": {_PUBLICATION: publication}}
+        if self._settings.sse:
+            how["ServerSideEncryption"] = self._settings.sse
+        if self._settings.sse_kms_key:
+            how["SSEKMSKeyId"] = self._settings.sse_kms_key
+        target = _Target(
+            {"Bucket": bucket, "Key": key}, {} if overwrite else {"IfNoneMatch": "*"}, how
+        )
+        with _named_errors("publish a file", path, self._settings):
+            try:
+                yield target
+            except (ClientError, BotoCoreError) as error:
+                status = _status(error)
+                is_certain = status is not None and status < 500 and status not in (408, 412)
+                if is_certain or not self._holds(target, publication):
+                    raise
+
+    def _holds(self, target: _Target, publication: str) -> bool:
+        try:
+            found = self._client.head_object(**target.names)
+        except (ClientError, BotoCoreError):
+            return False
+        return bool(found["Metadata"].get(_PUBLICATION) == publication)
+
+    def _put_in_parts(self, local_path: str, target: _Target) -> None:
+        upload = self._client.create_multipart_upload(**target.names, **target.how)["UploadId"]
+
+        def put(number: int) -> dict[str, Any]:
+            with open(local_path, "rb") as file:
+                data = os.pread(file.fileno(), PART_BYTES, (number - 1) * PART_BYTES)
+            answer = self._client.upload_part(
+                Body=data, PartNumber=number, UploadId=upload, **target.names
+            )
+            return {"PartNumber": number, "ETag": answer["ETag"]}
+
+        num_parts = -(-os.path.getsize(local_path) // PART_BYTES)
+        try:
+            parts = list(self._parts.map(put, range(1, num_parts + 1)))
+            self._client.complete_multipart_upload(
+                UploadId=upload,
+                MultipartUpload={"Parts": parts},
+                **target.names,
+                **target.is_new,
+            )
+        except BaseException:
+            # Parts of an upload that is neither completed nor aborted are stored, and paid, for ever.
+            with suppress(ClientError, BotoCoreError):
+                self._client.abort_multipart_upload(UploadId=upload, **target.names)
+            raise
+
+    def _read(self, path: str, byte_range: str, **conditions: str) -> tuple[bytes, int, str]:
+        """Return bytes, size of the whole object and its ETag."""
+        bucket, key = _split(path)
+        with _named_errors("read a file", path, self._settings):
+            for attempt in range(READ_ATTEMPTS):
+                try:
+                    answer = self._client.get_object(
+                        Bucket=bucket, Key=key, Range=byte_range, **conditions
+                    )
+                    data = answer["Body"].read()
+                except _BROKEN_READS:
+                    if attempt == READ_ATTEMPTS - 1:
+                        raise
+                else:
+                    # A server may answer for the whole object, as some do for an empty one.
+                    whole = answer.get("ContentRange", f"/{len(data)}")
+                    return data, int(whole.rpartition("/")[2]), answer["ETag"]
+        raise AssertionError("unreachable")
+
+    def _fetch_rest(self, path: str, first: bytes, size: int, etag: str, local_path: str) -> None:
+        def part(offset: int) -> bytes:
+            last = min(offset + PART_BYTES, size) - 1
+            return self._read(path, f"bytes={offset}-{last}", IfMatch=etag)[0]
+
+        descriptor, temporary = tempfile.mkstemp(dir=self._cache_directory)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(first)
+                for data in self._parts.map(part, range(len(first), size, PART_BYTES)):
+                    file.write(data)
+            os.rename(temporary, local_path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def _use(self, name: str) -> bool:
+        with self._lock:
+            if name in self._cached:
+                self._cached.move_to_end(name)
+            return name in self._cached
+
+    def _keep(self, name: str, size: int) -> None:
+        """Count a fetched file in; whoever has an evicted one open keeps its bytes."""
+        with self._lock:
+            self._cached[name] = size
+            excess = sum(self._cached.values()) - self._settings.cache_bytes
+            while excess > 0 and len(self._cached) > 1:
+                oldest, oldest_size = self._cached.popitem(last=False)
+                Path(f"{self._cache_directory}/{oldest}").unlink(missing_ok=True)
+                excess -= oldest_size
+
+
+def _make_client(settings: S3Settings) -> Any:
+    config = Config(
+        retries={"total_max_attempts": settings.max_attempts, "mode": "standard"},
+        connect_timeout=settings.timeout_s,
+        read_timeout=settings.timeout_s,
+        max_pool_connections=2 * PARALLEL_PARTS,
+        s3={"addressing_style": "path" if settings.path_style else "auto"},
+    )
+    # A session of its own: the default one is not thread-safe and keeps the first credentials.
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=settings.endpoint or None,
+        region_name=settings.region or None,
+        config=config,
+    )
+
+
+def _split(path: str) -> tuple[str, str]:
+    bucket, _, key = path.removeprefix("/").partition("/")
+    return bucket, key
+
+
+def _status(error: BaseException) -> int | None:
+    if not isinstance(error, ClientError):
+        return None
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
+
+
+@contextmanager
+def _named_errors(action: str, path: str, settings: S3Settings) -> Iterator[None]:
+    try:
+        yield
+    except (ClientError, BotoCoreError) as error:
+        _raise_named(error, action, path, settings)
+
+
+def _raise_named(
+    error: ClientError | BotoCoreError, action: str, path: str, settings: S3Settings
+) -> NoReturn:
+    code = error.response["Error"].get("Code", "") if isinstance(error, ClientError) else ""
+    status = _status(error)
+    endpoint = settings.endpoint or "AWS"
+    if code == "NoSuchBucket":
+        raise StorageError(
+            f"cannot {action}: its bucket does not exist",
+            kind="directory-gone",
+            file=path,
+            endpoint=endpoint,
+            to_fix="create the bucket, or correct the URI or the endpoint",
+        ) from error
+    if status == 404:
+        raise NotFoundError(
+            f"cannot {action}: it is not there",
+            kind="file-not-found",
+            file=path,
+            to_fix="check that nothing but statestore deletes files of the checkpoint",
+        ) from error
+    if status == 412:
+        raise FencedError(
+            "a file that must not be replaced exists",
+            kind="file-exists",
+            file=path,
+            to_fix="read the file that is there",
+        ) from error
+    if status in (401, 403) or isinstance(error, NoCredentialsError | PartialCredentialsError):
+        raise StorageError(
+            f"cannot {action}: no permission",
+            kind="permission-denied",
+            file=path,
+            endpoint=endpoint,
+            code=code or type(error).__name__,
+            to_fix="give the executors AWS credentials that may read, write, list and delete "
+            "below this path (environment, profile or role)",
+        ) from error
+    if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
+        raise StorageError(
+            f"cannot {action}: the server cannot be reached",
+            file=path,
+            endpoint=endpoint,
+            reason=str(error),
+            to_fix="check endpoint and region, and the network of the executors",
+        ) from error
+    raise StorageError(
+        f"cannot {action}",
+        file=path,
+        endpoint=endpoint,
+        code=code or type(error).__name__,
+        reason=str(error),
+        to_fix="check the storage; the batch can be retried",
+    ) from error

@@ -1,0 +1,169 @@
+"""S3 as it fails: throttling, lost replies, truncated bodies, wrong credentials, no server."""
+
+import os
+
+import pytest
+
+from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
+from statestore.io.s3 import PART_BYTES, S3FileIO, resolve_s3_path
+
+
+@pytest.fixture
+def io(s3_server, bucket, tmp_path):
+    return S3FileIO(str(tmp_path), s3_server.settings())
+
+
+@pytest.fixture
+def local_file(tmp_path):
+    """Make a local file of given bytes."""
+
+    def make(data):
+        path = tmp_path / "local"
+        path.write_bytes(data)
+        return str(path)
+
+    return make
+
+
+def test_steady_state_is_one_put(io, s3_server, bucket, local_file):
+    """Catches a listing or a look at the object beside every upload."""
+    local_path = local_file(b"rows")
+    io.publish(local_path, f"/{bucket}/a/1", sync=True, overwrite=True)
+
+    assert dict(s3_server.requests) == {"PUT": 1}
+    assert not os.path.exists(local_path)
+
+
+@pytest.mark.parametrize("size", [0, 1, PART_BYTES, 3 * PART_BYTES + 17])
+def test_files_come_back_whole_whatever_their_size(io, bucket, local_file, size):
+    """Catches a part that is lost, repeated or out of order."""
+    data = os.urandom(size)
+    path = f"/{bucket}/large"
+    io.publish(local_file(data), path, sync=True, overwrite=False)
+
+    with open(io.fetch(path), "rb") as file:
+        assert file.read() == data
+    assert io.read_tail(path, 10) == (data[-10:] if size else b"", size)
+    assert io.read_range(path, 3, 5) == data[3:8]
+
+
+@pytest.mark.parametrize("size", [100, 3 * PART_BYTES])
+def test_existing_file_is_not_replaced(io, bucket, local_file, size):
+    """Catches two writers of one name that both think they won."""
+    path = f"/{bucket}/once"
+    io.write(path, b"first", sync=True, overwrite=False)
+
+    with pytest.raises(FencedError) as caught:
+        io.publish(local_file(b"x" * size), path, sync=True, overwrite=False)
+
+    assert caught.value.kind == "file-exists"
+    assert io.read_tail(path, 100)[0] == b"first"
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("times", [1, 3])
+def test_lost_reply_is_read_back(io, s3_server, bucket, overwrite, times):
+    """Catches a commit that fails though it is durable, or that mistakes itself for another."""
+    s3_server.fail("PUT", "reply-lost", times)
+
+    io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=overwrite)
+
+    assert io.read_tail(f"/{bucket}/a", 10) == (b"rows", 4)
+
+
+def test_throttled_request_is_repeated(io, s3_server, bucket):
+    """Catches a batch that fails because of one 503."""
+    s3_server.fail("PUT", "throttled", 2)
+    io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
+
+    assert s3_server.requests["PUT"] == 3
+
+
+def test_throttling_that_does_not_end_is_an_error(io, s3_server, bucket):
+    """Catches a retry without end."""
+    s3_server.fail("PUT", "throttled", 10)
+    with pytest.raises(StorageError) as caught:
+        io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
+
+    assert caught.value.fields["code"] == "SlowDown"
+    assert s3_server.requests["PUT"] == 3
+
+
+def test_truncated_body_is_read_again(io, s3_server, bucket):
+    """Catches half a file taken for the whole."""
+    io.write(f"/{bucket}/a", b"rows" * 1000, sync=True, overwrite=True)
+    s3_server.fail("GET", "truncated", 2)
+
+    with open(io.fetch(f"/{bucket}/a"), "rb") as file:
+        assert file.read() == b"rows" * 1000
+
+
+def test_wrong_credentials_fail_at_once(io, s3_server, bucket):
+    """Catches a storm of requests that can only be refused."""
+    s3_server.fail("PUT", "refused", 10)
+    with pytest.raises(StorageError) as caught:
+        io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
+
+    assert caught.value.kind == "permission-denied"
+    assert "credentials" in caught.value.to_fix
+    assert dict(s3_server.requests) == {"PUT": 1}
+
+
+def test_missing_credentials_fail_at_once(monkeypatch, s3_server, bucket, tmp_path):
+    """Catches a traceback of botocore where an error of ours belongs."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    io = S3FileIO(str(tmp_path), s3_server.settings())
+    with pytest.raises(StorageError) as caught:
+        io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
+
+    assert caught.value.kind == "permission-denied"
+
+
+def test_missing_bucket_and_file_are_named(io, bucket):
+    """Catches a missing bucket that looks like a version that was never written."""
+    with pytest.raises(NotFoundError) as no_file:
+        io.read_tail(f"/{bucket}/missing", 10)
+    with pytest.raises(StorageError) as no_bucket:
+        io.write("/no-such-bucket/a", b"", sync=True, overwrite=True)
+
+    assert no_file.value.kind == "file-not-found"
+    assert no_bucket.value.kind == "directory-gone"
+
+
+def test_unreachable_server_is_named(s3_server, tmp_path):
+    """Catches an endless wait, and an error that does not say which server."""
+    io = S3FileIO(str(tmp_path), s3_server.settings(endpoint="http://127.0.0.1:9", max_attempts=1))
+    with pytest.raises(StorageError) as caught:
+        io.read_tail("/bucket/a", 10)
+
+    assert caught.value.fields["endpoint"] == "http://127.0.0.1:9"
+
+
+def test_fetched_files_stay_within_their_budget(s3_server, bucket, tmp_path):
+    """Catches a local disk that fills up with files nobody reads any more."""
+    io = S3FileIO(str(tmp_path), s3_server.settings(cache_bytes=2500))
+    for number in range(5):
+        io.write(f"/{bucket}/{number}", bytes([number]) * 1000, sync=True, overwrite=True)
+        io.fetch(f"/{bucket}/{number}")
+
+    assert sorted(path.name.split("-")[-1] for path in tmp_path.iterdir()) == ["3", "4"]
+
+
+def test_listing_has_the_files_of_one_directory_only(io, bucket):
+    """Catches files of directories below, and pages after the first that are left out."""
+    for number in range(3):
+        io.write(f"/{bucket}/d/{number}", b"x" * number, sync=True, overwrite=True)
+    io.write(f"/{bucket}/d/below/4", b"", sync=True, overwrite=True)
+
+    assert {info.name: info.size for info in io.list(f"/{bucket}/d")} == {"0": 0, "1": 1, "2": 2}
+    assert io.list(f"/{bucket}/none") == []
+
+
+def test_uris_resolve():
+    """Catches state in a bucket called after the scheme."""
+    assert resolve_s3_path("s3://bucket/a/b/") == "/bucket/a/b"
+    assert resolve_s3_path("s3a://bucket") == "/bucket"
+    with pytest.raises(InvalidArgumentError):
+        resolve_s3_path("s3:/no-host")
