@@ -39,8 +39,8 @@ class NewVersion:
 
     Attributes:
         version: At least 1.
-        parent: The version it is built on; None where the delta is the full state of its version, as
-            that of version 1 always is.
+        parent: The version it is built on; None where the delta is the full state of its version,
+            as that of version 1 always is.
         checkpoint_id: 32 hex digits, unique per attempt, the same when the attempt is repeated.
         checkpoint_format: 1 or 2, Spark's checkpointFormatVersion.
         rows: Row counts of the delta.

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import boto3
 from botocore.config import Config
@@ -122,7 +122,9 @@ class S3FileIO:
         with self._publication(path, overwrite=overwrite) as target:
             if os.path.getsize(local_path) <= 2 * PART_BYTES:
                 with open(local_path, "rb") as file:
-                    self._client.put_object(Body=file, **target.names, **target.is_new, **target.how)
+                    self._client.put_object(
+                        Body=file, **target.names, **target.is_new, **target.how
+                    )
             else:
                 self._put_in_parts(local_path, target)
         os.unlink(local_path)
@@ -131,7 +133,7 @@ class S3FileIO:
     def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:  # noqa: ARG002
         """See FileIO."""
         with self._publication(path, overwrite=overwrite) as target:
-            self._client.put_object(Body=data, **target.names, **target.is_new, **target.how)
+            self._put(data, target)
 
     def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
         """See FileIO."""
@@ -226,6 +228,9 @@ class S3FileIO:
             return False
         return bool(found["Metadata"].get(_PUBLICATION) == publication)
 
+    def _put(self, body: bytes | BinaryIO, target: _Target) -> None:
+        self._client.put_object(Body=body, **target.names, **target.is_new, **target.how)
+
     def _put_in_parts(self, local_path: str, target: _Target) -> None:
         upload = self._client.create_multipart_upload(**target.names, **target.how)["UploadId"]
 
@@ -247,7 +252,7 @@ class S3FileIO:
                 **target.is_new,
             )
         except BaseException:
-            # Parts of an upload that is neither completed nor aborted are stored, and paid, for ever.
+            # Parts of an upload that is not ended are stored, and paid for, without end.
             with suppress(ClientError, BotoCoreError):
                 self._client.abort_multipart_upload(UploadId=upload, **target.names)
             raise
@@ -280,8 +285,7 @@ class S3FileIO:
         try:
             with open(descriptor, "wb") as file:
                 file.write(first)
-                for data in self._parts.map(part, range(len(first), size, PART_BYTES)):
-                    file.write(data)
+                file.writelines(self._parts.map(part, range(len(first), size, PART_BYTES)))
             os.rename(temporary, local_path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)

@@ -1,9 +1,11 @@
 """S3 as it fails: throttling, lost replies, truncated bodies, wrong credentials, no server."""
 
 import os
+from pathlib import Path
 
 import pytest
 
+import statestore
 from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
 from statestore.io.s3 import PART_BYTES, S3FileIO, resolve_s3_path
 
@@ -31,7 +33,7 @@ def test_steady_state_is_one_put(io, s3_server, bucket, local_file):
     io.publish(local_path, f"/{bucket}/a/1", sync=True, overwrite=True)
 
     assert dict(s3_server.requests) == {"PUT": 1}
-    assert not os.path.exists(local_path)
+    assert not Path(local_path).exists()
 
 
 @pytest.mark.parametrize("size", [0, 1, PART_BYTES, 3 * PART_BYTES + 17])
@@ -41,8 +43,7 @@ def test_files_come_back_whole_whatever_their_size(io, bucket, local_file, size)
     path = f"/{bucket}/large"
     io.publish(local_file(data), path, sync=True, overwrite=False)
 
-    with open(io.fetch(path), "rb") as file:
-        assert file.read() == data
+    assert Path(io.fetch(path)).read_bytes() == data
     assert io.read_tail(path, 10) == (data[-10:] if size else b"", size)
     assert io.read_range(path, 3, 5) == data[3:8]
 
@@ -94,8 +95,7 @@ def test_truncated_body_is_read_again(io, s3_server, bucket):
     io.write(f"/{bucket}/a", b"rows" * 1000, sync=True, overwrite=True)
     s3_server.fail("GET", "truncated", 2)
 
-    with open(io.fetch(f"/{bucket}/a"), "rb") as file:
-        assert file.read() == b"rows" * 1000
+    assert Path(io.fetch(f"/{bucket}/a")).read_bytes() == b"rows" * 1000
 
 
 def test_wrong_credentials_fail_at_once(io, s3_server, bucket):
@@ -159,6 +159,21 @@ def test_listing_has_the_files_of_one_directory_only(io, bucket):
 
     assert {info.name: info.size for info in io.list(f"/{bucket}/d")} == {"0": 0, "1": 1, "2": 2}
     assert io.list(f"/{bucket}/none") == []
+
+
+def test_store_of_a_bucket_is_opened_by_its_uri(s3_server, bucket):
+    """Catches an API that only the local disk can be used with, and requests nobody needs."""
+    uri = f"s3://{bucket}/checkpoint"
+    with statestore.open_store(uri, s3=s3_server.settings(), checkpoint_format=2) as store:
+        for version in range(1, 4):
+            s3_server.requests.clear()
+            batch = store.begin()
+            batch.put(b"key", b"value %d" % version)
+            batch.commit()
+            assert s3_server.requests["PUT"] == 1
+            assert s3_server.requests.total() <= 2
+    with statestore.open_store(uri, s3=s3_server.settings()) as again:
+        assert (again.version, again.get(b"key")) == (3, b"value 3")
 
 
 def test_uris_resolve():

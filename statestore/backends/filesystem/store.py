@@ -35,7 +35,7 @@ from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import InvalidArgumentError, StoreClosedError
 from statestore.core.ids import IdSource, RandomIds
 from statestore.core.options import StateStoreOptions
-from statestore.io.local import LocalFileIO, resolve_local_path
+from statestore.io.storage import open_storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.rows import Row
     from statestore.io.file_io import FileIO
+    from statestore.io.s3 import S3Settings
 
 _DEFAULT_FAMILY = ColumnFamily(0, "default")
 
@@ -58,6 +59,7 @@ def open_store(
     num_partitions: int | None = None,
     checkpoint_format: int = 1,
     options: StateStoreOptions | None = None,
+    s3: S3Settings | None = None,
     io: FileIO | None = None,
     ids: IdSource | None = None,
     clock: Clock | None = None,
@@ -65,7 +67,7 @@ def open_store(
     """Open one state store of a checkpoint at a version.
 
     Args:
-        checkpoint: Checkpoint directory of the query, a path or `file:` URI.
+        checkpoint: Checkpoint directory of the query: a path, or a `file:`, `s3:` or `s3a:` URI.
         operator: Operator ID.
         partition: State partition.
         name: Store name.
@@ -75,7 +77,8 @@ def open_store(
             one.
         checkpoint_format: 1 or 2, for a new store; an existing one keeps its own.
         options: Defaults when None.
-        io: Storage, the local disk when None.
+        s3: How to reach S3; what the AWS chain finds when None.
+        io: Storage of `checkpoint`, which is then a path of it; what the URI names when None.
         ids: Source of checkpoint IDs, random when None.
         clock: Source of time, the machine's when None.
 
@@ -88,19 +91,25 @@ def open_store(
         IncompatibleError, FencedError, CorruptionError, StorageError: As StoreVersions.load.
     """
     clock = clock or SystemClock()
-    root = f"{resolve_local_path(checkpoint)}/state"
-    location = StoreLocation(
-        io or LocalFileIO(clock=clock), root, StoreName(operator, partition, name)
-    )
-    found = _find_version(location, version, checkpoint_id)
-    store = Store(
-        StoreVersions(location, clock),
-        options or StateStoreOptions(),
-        ids or RandomIds(),
-        num_partitions,
-        checkpoint_format,
-    )
-    store.load(*found)
+    options = options or StateStoreOptions()
+    scratch_directory = tempfile.mkdtemp(prefix="statestore-store-")
+    try:
+        path = checkpoint
+        if io is None:
+            io, path = open_storage(checkpoint, scratch_directory, s3, clock)
+        location = StoreLocation(io, f"{path}/state", StoreName(operator, partition, name))
+        store = Store(
+            StoreVersions(location, clock),
+            options,
+            ids or RandomIds(),
+            num_partitions,
+            checkpoint_format,
+            scratch_directory,
+        )
+        store.load(*_find_version(location, version, checkpoint_id))
+    except BaseException:
+        shutil.rmtree(scratch_directory, ignore_errors=True)
+        raise
     return store
 
 
@@ -134,6 +143,7 @@ class Store:
         ids: IdSource,
         num_partitions: int | None,
         checkpoint_format: int,
+        scratch_directory: str,
     ) -> None:
         """Use `open_store` instead."""
         self._versions = versions
@@ -144,7 +154,7 @@ class Store:
         self._head: PublishedFile | None = None
         self._families: tuple[ColumnFamily, ...] = (_DEFAULT_FAMILY,)
         self._is_closed = False
-        self._scratch_directory = tempfile.mkdtemp(prefix="statestore-store-")
+        self._scratch_directory = scratch_directory
         self.table = Table((), 1, 0)
 
     def __enter__(self) -> Store:
