@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -99,20 +100,33 @@ def test_no_task_fails_when_engines_are_killed(
     """Catches calls that are not repeated, or that are not the same when repeated."""
     lanes = [make_lane(query, HDFS), make_lane(query, conf=conf)]
     killed: set[int] = set()
+    done = threading.Event()
 
-    def kill() -> None:
-        for pid in engines(descendants(os.getpid())):
+    def kill() -> bool:
+        found = engines(descendants(os.getpid()))
+        for pid in found:
             killed.add(pid)
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(found)
+
+    def kill_as_soon_as_there_is_one(delay_s: float) -> None:
+        done.wait(delay_s)
+        while not done.is_set() and not kill():
+            done.wait(0.01)
 
     def kill_between_or_during(batch_id: int) -> None:
         if batch_id % 2:
             kill()
         else:
-            threading.Timer(KILL_DELAY_S * (batch_id + 1) / 4, kill).start()
+            delay_s = KILL_DELAY_S * (batch_id + 1) / 4
+            threading.Thread(target=kill_as_soon_as_there_is_one, args=(delay_s,)).start()
 
     lanes[1].before_batch = kill_between_or_during
-    run_plan(*lanes)
+    try:
+        run_plan(*lanes)
+    finally:
+        done.set()
 
     assert len(killed) >= 3
     assert lanes[1].failed_tasks == 0
