@@ -33,9 +33,9 @@ FAMILIES = [{"id": 0, "name": "default", "key_schema": "{}", "value_schema": "{}
 class Shim:
     """Makes the shim's calls for one store; holds what a provider would hold."""
 
-    def __init__(self, directory, checkpoint_format=1):
+    def __init__(self, directory, checkpoint_format=1, partition=0):
         self.directory = directory
-        self.store = {"root": f"file:{directory}/ck/state", "operator": 0, "partition": 0}
+        self.store = {"root": f"file:{directory}/ck/state", "operator": 0, "partition": partition}
         self.format = checkpoint_format
         self.parent = None
         self.num_keys = 0
@@ -48,7 +48,7 @@ class Shim:
     def request(self, rows):
         """A commit of rows as the next version, with a delta in the scratch directory."""
         version = (self.parent["version"] if self.parent else 0) + 1
-        path = f"{self.scratch}/{version}.arrows"
+        path = f"{self.scratch}/{self.store['partition']}-{version}.arrows"
         length = write_stream(path, rows, G)
         return {
             "store": self.store,
@@ -135,7 +135,7 @@ def test_calls_of_a_query(shim, engine):
         assert set(reply) == {
             "checkpoint_id", "lineage", "size", "publish_ms", "sync_ms", "checksum_ms", "snapshot",
         }  # fmt: skip
-        assert not Path(f"{shim.scratch}/{number}.arrows").exists()
+        assert not Path(f"{shim.scratch}/0-{number}.arrows").exists()
 
     loaded = engine.call("load", **shim.load())
     assert set(loaded) == {
@@ -303,15 +303,10 @@ def test_stores_are_served_in_parallel(tmp_path, engine):
     failures = []
 
     def run(partition):
-        shim = Shim(tmp_path)
-        shim.store = {**shim.store, "partition": partition}
+        shim = Shim(tmp_path, partition=partition)
         try:
             for number in range(1, 6):
-                request = shim.request(rows(number))
-                renamed = f"{request['delta']['path']}.{partition}"
-                write_stream(renamed, rows(number), G)
-                request["delta"]["path"] = renamed
-                shim.committed(request, engine.call("commit", **request))
+                shim.commit(engine, rows(number))
             assert engine.call("load", **shim.load())["num_keys"] == 5
         except AssertionError as error:
             failures.append(error)
