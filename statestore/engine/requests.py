@@ -77,21 +77,22 @@ class Request:
         # Spark hands its providers what Hadoop's Path.toString returns.
         return resolve_local_path(self.child("store").get("root", str), is_encoded=False)
 
-    def check_backend(self, backend: str) -> None:
-        """Check that the call is for this state backend.
+    def backend(self, available: tuple[str, ...]) -> str:
+        """Return the state backend the call is for, the first available when it names none.
 
         Raises:
-            IncompatibleError: It is for another one.
+            IncompatibleError: It is for one that is not available.
         """
-        asked = self.get_or("backend", str, backend)
-        if asked != backend:
+        asked = self.get_or("backend", str, available[0])
+        if asked not in available:
             raise IncompatibleError(
                 "the engine does not have this state backend",
                 kind="backend-changed",
                 query=asked,
-                available=backend,
-                to_fix=f"use the provider of the {backend} backend",
+                available=", ".join(available),
+                to_fix="use a provider of one of these backends",
             )
+        return asked
 
     def new_version(self) -> NewVersion:
         """Return what a commit is to make.

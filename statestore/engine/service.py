@@ -12,15 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from statestore.backends.filesystem.versions import BACKEND, SnapshotStatus
-from statestore.checkpoint.layout import StoreLocation
+from statestore.backends.filesystem.versions import SnapshotStatus, StoreVersions
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import InternalError, ProtocolError, StateStoreError
 from statestore.core.version import __version__
 from statestore.engine.requests import Request
 from statestore.engine.session import Session, snapshot_pool
-from statestore.io.counting import CountingFileIO
-from statestore.io.local import LocalFileIO
+from statestore.engine.storages import Storages
 
 if TYPE_CHECKING:
     from statestore.codec.state_file import StateFile
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Reply = dict[str, Any]
+
+BACKENDS = ("filesystem",)
 
 
 class EngineService:
@@ -45,12 +45,11 @@ class EngineService:
         self, scratch_directory: str, io: FileIO | None = None, clock: Clock | None = None
     ) -> None:
         self._clock = clock or SystemClock()
-        self._requests: Counter[str] = Counter()
-        self._io = CountingFileIO(io or LocalFileIO(clock=self._clock), self._requests)
+        self._storages = Storages(scratch_directory, self._clock, io)
         self._scratch_directory = scratch_directory
         self._pool = snapshot_pool()
         self._lock = threading.Lock()
-        self._sessions: dict[tuple[str, StoreName], Session] = {}
+        self._sessions: dict[tuple[str, str, StoreName], Session] = {}
         self._calls: Counter[str] = Counter()
         self._operations = {
             "load": self._load,
@@ -101,16 +100,19 @@ class EngineService:
         return operation(Request(fields))
 
     def _session(self, request: Request) -> Session:
-        request.check_backend(BACKEND)
-        root = request.root()
-        store = request.store_name()
+        known = self._known_session(request)
+        if known is not None:
+            return known
+        # Not under the lock: where the store is may have to be asked of its storage.
+        backend = request.backend(BACKENDS)
+        versions = StoreVersions(self._storages.locate(request), self._clock, backend)
+        made = Session(versions, self._pool, self._scratch_directory)
         with self._lock:
-            session = self._sessions.get((root, store))
-            if session is None:
-                location = StoreLocation(self._io, root, store)
-                session = Session(location, self._clock, self._pool, self._scratch_directory)
-                self._sessions[root, store] = session
-            return session
+            return self._sessions.setdefault(_session_key(request), made)
+
+    def _known_session(self, request: Request) -> Session | None:
+        with self._lock:
+            return self._sessions.get(_session_key(request))
 
     def _load(self, request: Request) -> Reply:
         start_ms = self._clock.elapsed_ms()
@@ -190,9 +192,7 @@ class EngineService:
         }
 
     def _close(self, request: Request) -> Reply:
-        root = request.root()
-        with self._lock:
-            session = self._sessions.get((root, request.store_name()))
+        session = self._known_session(request)
         if session is not None:
             session.close()
         return {}
@@ -208,7 +208,8 @@ class EngineService:
             "stores": len(sessions),
             "calls": calls,
             "requests": {
-                name: self._requests[name] for name in ("read", "publish", "delete", "list")
+                name: self._storages.requests[name]
+                for name in ("read", "publish", "delete", "list")
             },
             "snapshots_in_flight": sum(session.is_snapshot_in_flight for session in sessions),
         }
@@ -217,6 +218,10 @@ class EngineService:
         """What py4j needs to make this object a Java one."""
 
         implements: ClassVar[list[str]] = ["io.statestore.engine.EngineApi"]
+
+
+def _session_key(request: Request) -> tuple[str, str, StoreName]:
+    return request.backend(BACKENDS), request.child("store").get("root", str), request.store_name()
 
 
 def _error(reported: StateStoreError, raised: Exception) -> Reply:

@@ -12,15 +12,13 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from statestore.backends.filesystem.versions import Cleanup, StoreVersions
+from statestore.backends.filesystem.versions import Cleanup
 
 if TYPE_CHECKING:
-    from statestore.backends.filesystem.versions import SnapshotStatus
+    from statestore.backends.filesystem.versions import SnapshotStatus, StoreVersions
     from statestore.checkpoint.commit import CommitTimes, NewVersion
-    from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.restore import RestoredVersion
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
 
 logger = logging.getLogger(__name__)
@@ -50,12 +48,11 @@ class Session:
 
     def __init__(
         self,
-        location: StoreLocation,
-        clock: Clock,
+        versions: StoreVersions,
         pool: ThreadPoolExecutor,
         scratch_directory: str,
     ) -> None:
-        self.versions = StoreVersions(location, clock)
+        self.versions = versions
         self._pool = pool
         self._scratch_directory = scratch_directory
         self._turn = threading.Lock()

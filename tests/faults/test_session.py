@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from statestore.backends.filesystem.versions import StoreVersions
 from statestore.checkpoint import commit
 from statestore.checkpoint.layout import StoreLocation
 from statestore.codec.rows import DELETE, PUT, Row
@@ -39,7 +40,7 @@ class SessionBench:
 
     def new_session(self):
         """A session that knows nothing."""
-        return Session(self.location, SystemClock(), self.pool, str(self.directory))
+        return Session(StoreVersions(self.location, SystemClock()), self.pool, str(self.directory))
 
     def commit(self, rows=None, *, num_keys=1, options=OPTIONS, force_snapshot=False):
         """Commit the next version."""

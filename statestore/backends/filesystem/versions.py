@@ -85,8 +85,9 @@ class StoreVersions:
     beside them.
     """
 
-    def __init__(self, location: StoreLocation, clock: Clock) -> None:
+    def __init__(self, location: StoreLocation, clock: Clock, backend: str = BACKEND) -> None:
         self.location = location
+        self._backend = backend
         self._clock = clock
         self._lock = threading.Lock()
         self._heads: dict[tuple[int, str], PublishedFile] = {}
@@ -140,7 +141,7 @@ class StoreVersions:
             restored = restore_from_snapshot(self.location, version, checkpoint_id, from_snapshot)
         check_settings(
             restored.head.trailer,
-            backend=BACKEND,
+            backend=self._backend,
             num_partitions=num_partitions,
             max_parallelism=options.max_parallelism,
         )
