@@ -1,4 +1,4 @@
-"""Commit: seal a finished Arrow stream as the delta of a version and publish it.
+"""Commit: seal a finished body as the delta of a version and publish it.
 
 Publishing the delta *is* the commit. A commit that is repeated with the same checkpoint ID answers
 what the first one did, whatever happened in between.
@@ -10,24 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import delta_name
-from statestore.checkpoint.lineage import check_parent, files_for_child, make_ref
+from statestore.checkpoint.lineage import check_parent, make_ref
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, read_trailer
-from statestore.codec.state_file import append_trailer, describe_stream
-from statestore.codec.trailer import (
-    ColumnFamily,
-    FileRef,
-    RowCounts,
-    Trailer,
-    VersionRef,
-    compute_lineage,
-)
+from statestore.codec.sealed_file import append_trailer
+from statestore.codec.state_file import describe_stream
+from statestore.codec.trailer import Trailer
 from statestore.core.errors import InternalError, InvalidArgumentError, NotFoundError, StorageError
 from statestore.core.version import __version__
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
+    from statestore.codec.trailer import Block, ColumnFamily, FileRef, RowCounts, VersionRef
     from statestore.core.clock import Clock
 
 WRITER = f"statestore {__version__}"
@@ -72,10 +66,11 @@ class NewVersion:
                 to_fix="commit the parent's version + 1",
             )
 
-    @property
-    def file_name(self) -> str:
-        """Name of the delta that makes this version."""
-        return delta_name(self.version, self.checkpoint_id if self.checkpoint_format >= 2 else None)
+    def file_name(self, location: StoreLocation) -> str:
+        """Return the name of the delta that makes this version."""
+        return location.delta_name(
+            self.version, self.checkpoint_id if self.checkpoint_format >= 2 else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +82,23 @@ class CommitTimes:
     sync_ms: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The complete body of a file to publish.
+
+    Attributes:
+        local_path: File that begins with it.
+        blocks: Its blocks.
+        rows: Its rows.
+        lineage: Lineage of the version it makes or leads to.
+    """
+
+    local_path: str
+    blocks: tuple[Block, ...]
+    rows: RowCounts
+    lineage: str
+
+
 def find_committed(location: StoreLocation, new: NewVersion) -> PublishedFile | None:
     """Return the version's file when this very attempt published it before, else None.
 
@@ -94,7 +106,7 @@ def find_committed(location: StoreLocation, new: NewVersion) -> PublishedFile | 
         StorageError: The storage failed.
     """
     try:
-        found = read_trailer(location, new.file_name)
+        found = read_trailer(location, new.file_name(location))
     except NotFoundError:
         return None
     return found if found.trailer.checkpoint_id == new.checkpoint_id else None
@@ -134,26 +146,53 @@ def read_parent(
     return found
 
 
-def commit_delta(
+def describe_delta(new: NewVersion, local_path: str, arrow_length: int) -> tuple[Block, ...]:
+    """Return the blocks of the Arrow stream a version is handed over as, after checking it.
+
+    Raises:
+        InvalidArgumentError, InternalError: The stream is not what `new` says.
+        NotFoundError, StorageError: It cannot be read.
+    """
+    with named_errors("read the delta to commit", local_path):
+        blocks = describe_stream(local_path, arrow_length, new.max_parallelism)
+    check_rows(new, sum(block.rows for block in blocks), local_path)
+    return blocks
+
+
+def check_rows(new: NewVersion, num_rows: int, local_path: str) -> None:
+    """Check that a stream holds as many rows as `new` says.
+
+    Raises:
+        InternalError: It does not.
+    """
+    if num_rows != new.rows.total:
+        raise InternalError(
+            "the delta does not hold the rows it was announced with",
+            file=local_path,
+            expected=new.rows.total,
+            found=num_rows,
+            to_fix="report it; nothing was published",
+        )
+
+
+def publish_delta(
     location: StoreLocation,
     new: NewVersion,
     parent: PublishedFile | None,
-    snapshot: tuple[FileRef, VersionRef] | None,
-    local_path: str,
-    arrow_length: int,
+    files: tuple[FileRef, ...],
+    body: Body,
     *,
     sync: bool,
     clock: Clock,
 ) -> tuple[PublishedFile, CommitTimes]:
-    """Seal a complete Arrow stream and publish it as the delta of a version.
+    """Seal a complete body and publish it as the delta of a version.
 
     Args:
         location: The store.
         new: What the version is.
         parent: The parent's delta, from `read_parent`.
-        snapshot: The newest snapshot the session knows of and the version it summarises, or None.
-        local_path: The stream; moved or deleted on success.
-        arrow_length: Bytes of the stream in that file.
+        files: What must be applied before the delta.
+        body: The delta; its file is moved or deleted on success.
         sync: Whether to wait for the disk.
         clock: For the times.
 
@@ -162,23 +201,9 @@ def commit_delta(
 
     Raises:
         StorageError: The storage failed; names the reason.
-        InvalidArgumentError, InternalError: The stream is not what `new` says.
     """
     start_ms = clock.elapsed_ms()
-    with named_errors("read the delta to commit", local_path):
-        blocks = describe_stream(local_path, arrow_length, new.max_parallelism)
-    found_rows = sum(block.rows for block in blocks)
-    if found_rows != new.rows.total:
-        raise InternalError(
-            "the delta does not hold the rows it was announced with",
-            file=local_path,
-            expected=new.rows.total,
-            found=found_rows,
-            to_fix="report it; nothing was published",
-        )
-    files: tuple[FileRef, ...] = ()
-    if parent is not None:
-        files = files_for_child(parent.trailer, parent.ref, *(snapshot or (None, None)))
+    name = new.file_name(location)
     trailer = Trailer(
         kind="delta",
         writer=WRITER,
@@ -188,26 +213,24 @@ def commit_delta(
         checkpoint_id=new.checkpoint_id,
         checkpoint_format=new.checkpoint_format,
         parent=parent.trailer.version_ref if parent else None,
-        lineage=compute_lineage(new.parent, blocks),
+        lineage=body.lineage,
         files=files,
-        blocks=blocks,
-        rows=new.rows,
+        blocks=body.blocks,
+        rows=body.rows,
         num_keys=new.num_keys,
         max_parallelism=new.max_parallelism,
         num_partitions=new.num_partitions,
         rescalable=new.rescalable,
         column_families=new.column_families,
     )
-    with named_errors("seal the delta to commit", local_path):
-        size = append_trailer(local_path, trailer)
+    with named_errors("seal the delta to commit", body.local_path):
+        size = append_trailer(body.local_path, trailer)
     sealed_ms = clock.elapsed_ms()
     if parent is None:
         location.io.make_directory(location.directory)
-    sync_ms = location.io.publish(
-        local_path, location.path(new.file_name), sync=sync, overwrite=True
-    )
+    sync_ms = location.io.publish(body.local_path, location.path(name), sync=sync, overwrite=True)
     times = CommitTimes(sealed_ms - start_ms, clock.elapsed_ms() - sealed_ms, sync_ms)
-    return PublishedFile(make_ref(new.file_name, trailer, size), trailer), times
+    return PublishedFile(make_ref(name, trailer, size), trailer), times
 
 
 def require_stream(local_path: str) -> None:

@@ -2,10 +2,13 @@
 
 <root>/<operator>/<partition>/             store "default"
 <root>/<operator>/<partition>/<store>/     every other store
-  <version>.delta.arrows                       delta, checkpoint format v1
-  <version>_<checkpoint ID>.delta.arrows       delta, checkpoint format v2
-  <version>_<checkpoint ID>.snapshot.arrows    snapshot
+  <version>.delta.<body>                       delta, checkpoint format v1
+  <version>_<checkpoint ID>.delta.<body>       delta, checkpoint format v2
+  <version>_<checkpoint ID>.snapshot.<body>    snapshot
+  <version>_<checkpoint ID>.merged.sst         what some deltas up to a version do together
   .tmp-<id>                                    being written
+
+The body is how rows are kept: `arrows`, an Arrow stream (heap, filesystem), or `sst` (rocksdb).
 """
 
 from __future__ import annotations
@@ -13,17 +16,21 @@ from __future__ import annotations
 import posixpath
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast
 
 from statestore.codec.trailer import FileKind, FileRef, StoreName
 
 if TYPE_CHECKING:
     from statestore.io.file_io import FileIO
 
+FileBody = Literal["arrows", "sst"]
+
 DEFAULT_STORE_NAME = "default"
 TEMPORARY_PREFIX = ".tmp-"
 
-_STATE_FILE = re.compile(r"([1-9][0-9]*)(?:_([0-9a-f]{32}))?\.(delta|snapshot)\.arrows")
+_STATE_FILE = re.compile(
+    r"([1-9][0-9]*)(?:_([0-9a-f]{32}))?\.(delta|snapshot|merged)\.(arrows|sst)"
+)
 # <version>.delta and .snapshot are HDFSBackedStateStoreProvider's; .zip and .changelog RocksDB's,
 # in checkpoint format v2 with an ID; a dot and a "crc" file belongs to either.
 _OTHER_PROVIDER = (
@@ -39,6 +46,7 @@ class StateFileName:
     kind: FileKind
     version: int
     checkpoint_id: str | None
+    body: FileBody = "arrows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +57,13 @@ class StoreLocation:
         io: The storage.
         root: The `state` directory of the checkpoint, a path of that storage.
         store: The store.
+        body: How its files keep rows.
     """
 
     io: FileIO
     root: str
     store: StoreName
+    body: FileBody = "arrows"
 
     @property
     def directory(self) -> str:
@@ -64,6 +74,23 @@ class StoreLocation:
         """Return the path of a file by its name, or by the path of a file reference."""
         return posixpath.normpath(f"{self.directory}/{name}")
 
+    def delta_name(self, version: int, checkpoint_id: str | None) -> str:
+        """Return the file name of a delta; pass None for checkpoint format v1."""
+        infix = "" if checkpoint_id is None else f"_{checkpoint_id}"
+        return f"{version}{infix}.delta.{self.body}"
+
+    def delta_names(self, version: int, checkpoint_id: str | None) -> tuple[str, ...]:
+        """Return the names the delta of a version may have, likeliest first.
+
+        A checkpoint that changed to format v2 keeps the v1 names of its earlier versions.
+        """
+        v1 = self.delta_name(version, None)
+        return (v1,) if checkpoint_id is None else (self.delta_name(version, checkpoint_id), v1)
+
+    def summary_name(self, kind: FileKind, version: int, checkpoint_id: str) -> str:
+        """Return the file name of the snapshot or merged file of a version."""
+        return f"{version}_{checkpoint_id}.{kind}.{self.body}"
+
 
 def store_directory(root: str, store: StoreName) -> str:
     """Return the directory of a store below the `state` directory of a checkpoint."""
@@ -71,35 +98,17 @@ def store_directory(root: str, store: StoreName) -> str:
     return directory if store.name == DEFAULT_STORE_NAME else f"{directory}/{store.name}"
 
 
-def delta_name(version: int, checkpoint_id: str | None) -> str:
-    """Return the file name of a delta; pass None for checkpoint format v1."""
-    infix = "" if checkpoint_id is None else f"_{checkpoint_id}"
-    return f"{version}{infix}.delta.arrows"
-
-
-def delta_names(version: int, checkpoint_id: str | None) -> tuple[str, ...]:
-    """Return the names the delta of a version may have, likeliest first.
-
-    A checkpoint that changed to format v2 keeps the v1 names of its earlier versions.
-    """
-    v1 = delta_name(version, None)
-    return (v1,) if checkpoint_id is None else (delta_name(version, checkpoint_id), v1)
-
-
-def snapshot_name(version: int, checkpoint_id: str) -> str:
-    """Return the file name of the snapshot of a version."""
-    return f"{version}_{checkpoint_id}.snapshot.arrows"
-
-
 def parse_state_file_name(name: str) -> StateFileName | None:
     """Take a file name apart, or return None when it is not a state file's."""
     match = _STATE_FILE.fullmatch(name)
     if match is None:
         return None
-    version, checkpoint_id, kind = match.groups()
-    if kind == "delta":
-        return StateFileName("delta", int(version), checkpoint_id)
-    return None if checkpoint_id is None else StateFileName("snapshot", int(version), checkpoint_id)
+    version, checkpoint_id, kind, body = match.groups()
+    if kind != "delta" and checkpoint_id is None:
+        return None
+    return StateFileName(
+        cast("FileKind", kind), int(version), checkpoint_id, cast("FileBody", body)
+    )
 
 
 def is_temporary(name: str) -> bool:

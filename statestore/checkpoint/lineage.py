@@ -83,7 +83,7 @@ def check_version(trailer: Trailer, version: int, checkpoint_id: str | None, pat
         raise CorruptionError(
             "a state file makes another version than its name says",
             file=path,
-            offset=trailer.arrow_length,
+            offset=trailer.body_length,
             expected=version,
             found=trailer.version,
             to_fix="restore the file from a copy",

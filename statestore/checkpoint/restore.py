@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import snapshot_name, store_of_ref
+from statestore.checkpoint.layout import store_of_ref
 from statestore.checkpoint.lineage import check_ref, check_store
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, read_trailer
 from statestore.codec.state_file import StateFile
@@ -177,7 +177,8 @@ def restore_from_snapshot(
             to_fix="start at a version that has a snapshot and is not newer than the end",
         )
     try:
-        snapshot = read_trailer(location, snapshot_name(start.version, start.checkpoint_id)).ref
+        name = location.summary_name("snapshot", start.version, start.checkpoint_id)
+        snapshot = read_trailer(location, name).ref
     except NotFoundError as error:
         raise NotFoundError(
             "no snapshot of that version",

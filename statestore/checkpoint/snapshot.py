@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow.ipc as ipc
 
-from statestore.checkpoint.layout import snapshot_name
 from statestore.checkpoint.lineage import chain_length, make_ref
 from statestore.checkpoint.restore import RestoredVersion, open_ref
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.merge import merge_runs
 from statestore.codec.rows import SCHEMA, split_for_blocks, write_options
-from statestore.codec.state_file import append_trailer, describe_stream
+from statestore.codec.sealed_file import append_trailer
+from statestore.codec.state_file import describe_stream
 from statestore.codec.trailer import RowCounts, Trailer, compute_lineage
 from statestore.core.errors import CorruptionError, FencedError, InternalError, NotFoundError
 from statestore.core.version import __version__
@@ -89,7 +89,7 @@ class SnapshotWriter:
             StorageError: The storage failed.
         """
         head = restored.head.trailer
-        name = snapshot_name(head.version, head.checkpoint_id)
+        name = self.location.summary_name("snapshot", head.version, head.checkpoint_id)
         local_path = f"{self.scratch_directory}/{head.store.operator}-{head.store.partition}-{name}"
         try:
             with named_errors("write a snapshot to the scratch directory", local_path):

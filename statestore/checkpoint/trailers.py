@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import (
-    delta_name,
-    delta_names,
     other_provider,
     parse_state_file_name,
 )
@@ -65,13 +63,13 @@ def read_delta_trailer(
         FencedError: The file was written by another attempt than the one asked for.
         CorruptionError: It makes another version, or as `read_trailer`.
     """
-    for name in delta_names(version, checkpoint_id):
+    for name in location.delta_names(version, checkpoint_id):
         try:
             found = read_trailer(location, name)
         except NotFoundError:
             continue
         # In format v1 another attempt's equal rows are as good; the lineage tells, not the ID.
-        asked = checkpoint_id if name == delta_name(version, checkpoint_id) else None
+        asked = checkpoint_id if name == location.delta_name(version, checkpoint_id) else None
         check_version(found.trailer, version, asked, location.path(name))
         return found
     raise missing_version(location, version, checkpoint_id)
@@ -83,6 +81,17 @@ def missing_version(
     """Return the error for a version that is not there, after looking at what is."""
     names = [info.name for info in location.io.list(location.directory)]
     parsed = [name for name in map(parse_state_file_name, names) if name and name.kind == "delta"]
+    others = [name for name in parsed if name.body != location.body]
+    if others and len(others) == len(parsed):
+        return IncompatibleError(
+            "the checkpoint was made by another state backend",
+            kind="backend-changed",
+            directory=location.directory,
+            expected=f"*.{location.body}",
+            found=f"*.{others[0].body}",
+            to_fix="set spark.sql.streaming.stateStore.providerClass back to the provider of the "
+            f"{'rocksdb' if others[0].body == 'sst' else 'filesystem'} backend",
+        )
     if not parsed:
         refusal = other_provider_error(location, names)
         if refusal is not None:

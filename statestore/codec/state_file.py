@@ -1,8 +1,8 @@
 """State files on the local disk: an Arrow IPC stream with a trailer behind it.
 
-Writing: the stream is complete already (the shim or SnapshotWriter wrote it); `describe_stream`
-finds its messages and `append_trailer` seals the file. Reading: `StateFile` maps the file and hands
-out a record batch only after the CRC32C of its block was checked.
+Writing: the stream is complete already (the shim or SnapshotWriter wrote it) and `describe_stream`
+finds its messages. Reading: `StateFile` hands out a record batch only after the CRC32C of its block
+was checked.
 """
 
 from __future__ import annotations
@@ -16,18 +16,9 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from statestore.codec.rows import SCHEMA, check_key_group_order
-from statestore.codec.trailer import (
-    END_LENGTH,
-    Block,
-    Trailer,
-    decode_trailer,
-    encode_trailer,
-    trailer_length,
-)
-from statestore.core.errors import CorruptionError, InvalidArgumentError
-
-TAIL_BYTES = 16 * 1024
-"""How much of a file's end is read at once: most trailers fit."""
+from statestore.codec.sealed_file import SealedFile, map_file
+from statestore.codec.trailer import Block
+from statestore.core.errors import InvalidArgumentError
 
 
 def describe_stream(path: str, length: int, max_parallelism: int) -> tuple[Block, ...]:
@@ -48,7 +39,7 @@ def describe_stream(path: str, length: int, max_parallelism: int) -> tuple[Block
     found = Path(path).stat().st_size
     if found < length or length == 0:
         raise _not_a_stream(path, length, f"{found} bytes")
-    whole = _map(path).slice(0, length)
+    whole = map_file(path).slice(0, length)
     ends = _message_ends(whole, path)
     with ipc.open_stream(pa.BufferReader(whole)) as full:
         if full.schema != SCHEMA:
@@ -104,52 +95,12 @@ def _not_a_stream(path: str, length: int, found: str) -> InvalidArgumentError:
     )
 
 
-def append_trailer(path: str, trailer: Trailer) -> int:
-    """Seal a file whose Arrow stream is complete; whatever stood behind the stream is cut off.
-
-    Guarantee: on return the file is whole but not yet durable. After a raise it can be sealed
-        again.
-
-    Returns:
-        Bytes of the whole file.
-    """
-    encoded = encode_trailer(trailer)
-    with Path(path).open("r+b") as file:
-        # An engine killed between sealing and publishing left an older trailer here.
-        file.truncate(trailer.arrow_length)
-        file.seek(trailer.arrow_length)
-        file.write(encoded)
-    return trailer.arrow_length + len(encoded)
-
-
-def _map(path: str) -> pa.Buffer:
-    with pa.memory_map(path) as mapped:
-        return mapped.read_buffer()
-
-
-class StateFile:
-    """A state file mapped for reading. Batches are zero-copy views unless compressed.
-
-    The mapping lives as long as any batch of it; deleting the file meanwhile is harmless. Not
-    thread-safe while blocks are first verified; reads of verified blocks are.
-    """
+class StateFile(SealedFile):
+    """A state file whose body is an Arrow stream. Batches are zero-copy unless compressed."""
 
     def __init__(self, path: str) -> None:
-        """Map a local file and check its trailer.
-
-        Raises:
-            CorruptionError, IncompatibleError: As `decode_trailer`.
-            OSError: The file cannot be read.
-        """
-        self.path = path
-        # An empty file cannot be mapped.
-        self._whole = _map(path) if Path(path).stat().st_size else pa.py_buffer(b"")
-        self.size = self._whole.size
-        end = self._whole.slice(max(self.size - TAIL_BYTES, 0)).to_pybytes()
-        needed = trailer_length(end, self.size, path) + END_LENGTH
-        if needed > len(end):
-            end = self._whole.slice(self.size - needed).to_pybytes()
-        self.trailer = decode_trailer(end, self.size, path)
+        """Map a local file and check its trailer; errors as `SealedFile`."""
+        super().__init__(path)
         self._blocks = [block for block in self.trailer.blocks[1:-1] if block.rows > 0]
         self._verified = [False] * len(self._blocks)
 
@@ -163,13 +114,8 @@ class StateFile:
         return self._blocks[index].rows
 
     def verify(self) -> None:
-        """Check every block of the file.
-
-        Raises:
-            CorruptionError: The CRC32C of a block differs; names file, offset, expected, found.
-        """
-        for block in self.trailer.blocks:
-            self._verify_block(block)
+        """Check every block of the file; errors as `SealedFile`."""
+        super().verify()
         self._verified = [True] * len(self._blocks)
 
     def batch(self, index: int) -> pa.RecordBatch:
@@ -184,16 +130,3 @@ class StateFile:
             self._verified[index] = True
         message = ipc.read_message(self._whole.slice(block.offset, block.length))
         return ipc.read_record_batch(message, SCHEMA)
-
-    def _verify_block(self, block: Block) -> None:
-        found = google_crc32c.value(self._whole.slice(block.offset, block.length))
-        if found != block.crc32c:
-            raise CorruptionError(
-                "a block of a state file does not match its checksum",
-                kind="checksum-mismatch",
-                file=self.path,
-                offset=block.offset,
-                expected=f"{block.crc32c:08x}",
-                found=f"{found:08x}",
-                to_fix="restore the file from a copy, or go back to an older version",
-            )

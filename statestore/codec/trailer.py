@@ -1,9 +1,10 @@
 """The trailer of a state file: everything about it but the rows.
 
-    | Arrow IPC stream | trailer JSON | length u32 LE | CRC32C u32 LE | magic, format version |
+    | body | trailer JSON | length u32 LE | CRC32C u32 LE | magic, format version |
 
-The invariant: the blocks of a trailer cover the Arrow stream without a gap, so that together with
-the trailer's own CRC32C and the magic every byte of the file is checked.
+The body is an Arrow IPC stream, or an SST with the keys it deletes behind it. The invariant: the
+blocks of a trailer cover the body without a gap, so that together with the trailer's own CRC32C
+and the magic every byte of the file is checked.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MAGIC = MAGIC_PREFIX + struct.pack(">H", FORMAT_VERSION)
 END_LENGTH = 16
 """Bytes after the trailer's JSON: its length, its CRC32C and the magic."""
 
-FileKind = Literal["delta", "snapshot"]
+FileKind = Literal["delta", "snapshot", "merged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class FileRef:
 
     Attributes:
         path: Relative to the store directory; may lead to another partition's directory.
-        kind: delta or snapshot.
+        kind: delta, snapshot, or merged: what some deltas do together.
         version, checkpoint_id, lineage: As in the trailer of the file itself.
         size: Bytes of the whole file.
         rows: Rows of all record batches.
@@ -82,13 +83,14 @@ class FileRef:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One Arrow message of the stream: a schema, a record batch or the end-of-stream marker.
+    """A part of the body with its checksum: an Arrow message, an SST or the keys it deletes.
 
     Attributes:
         offset, length: Bytes in the file.
-        rows: 0 for schema and end of stream.
+        rows: 0 for an Arrow schema and end of stream.
         crc32c: CRC32C of the bytes.
-        first_key_group, last_key_group: Key group of the first and last row, -1 without rows.
+        first_key_group, last_key_group: Key group of the first and last row, -1 without rows and
+            in an SST, which is ordered by key.
     """
 
     offset: int
@@ -169,19 +171,19 @@ class Trailer:
     format_version: int = FORMAT_VERSION
 
     @property
-    def arrow_length(self) -> int:
-        """Bytes of the Arrow stream, which is also where the trailer begins."""
+    def body_length(self) -> int:
+        """Bytes of the body, which is also where the trailer begins."""
         last = self.blocks[-1]
         return last.offset + last.length
 
     @property
     def version_ref(self) -> VersionRef:
-        """The version this file makes (delta) or summarises (snapshot).
+        """The version this file makes (delta) or leads to (snapshot, merged).
 
-        A snapshot's `parent` is the version it summarises, so that both kinds answer the lineage
-        that the next delta names as its parent.
+        The `parent` of the latter is that version, so that every kind answers the lineage that the
+        next delta names as its parent.
         """
-        if self.kind == "snapshot" and self.parent is not None:
+        if self.kind != "delta" and self.parent is not None:
             return self.parent
         return VersionRef(self.version, self.checkpoint_id, self.lineage)
 
@@ -200,7 +202,7 @@ def compute_lineage(parent: VersionRef | None, blocks: tuple[Block, ...]) -> str
 
 
 def encode_trailer(trailer: Trailer) -> bytes:
-    """Return the bytes that follow the Arrow stream: JSON, length, CRC32C, magic."""
+    """Return the bytes that follow the body: JSON, length, CRC32C, magic."""
     fields = {
         "format_version": trailer.format_version,
         "kind": trailer.kind,

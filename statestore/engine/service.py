@@ -253,7 +253,7 @@ def _file(file: StateFile) -> Reply:
         "path": file.path,
         "kind": file.trailer.kind,
         "rows": file.trailer.rows.total,
-        "arrow_length": file.trailer.arrow_length,
+        "arrow_length": file.trailer.body_length,
     }
 
 

@@ -5,11 +5,9 @@ import pytest
 from statestore.checkpoint.layout import (
     StateFileName,
     StoreLocation,
-    delta_name,
     is_temporary,
     other_provider,
     parse_state_file_name,
-    snapshot_name,
     store_of_ref,
 )
 from statestore.codec.trailer import FileRef, StoreName
@@ -20,16 +18,21 @@ ID = "0123456789abcdef" * 2
 
 def test_names_survive_the_round_trip():
     """Catches a name that retention would not recognise as its own."""
-    assert parse_state_file_name(delta_name(12, None)) == StateFileName("delta", 12, None)
-    assert parse_state_file_name(delta_name(12, ID)) == StateFileName("delta", 12, ID)
-    assert parse_state_file_name(snapshot_name(12, ID)) == StateFileName("snapshot", 12, ID)
+    for body in ("arrows", "sst"):
+        location = StoreLocation(LocalFileIO(), "/ck/state", StoreName(0, 0), body)
+        for checkpoint_id in (None, ID):
+            name = location.delta_name(12, checkpoint_id)
+            assert parse_state_file_name(name) == StateFileName("delta", 12, checkpoint_id, body)
+        for kind in ("snapshot", "merged"):
+            name = location.summary_name(kind, 12, ID)
+            assert parse_state_file_name(name) == StateFileName(kind, 12, ID, body)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "12.delta", "12.snapshot.arrows", "0.delta.arrows", "012.delta.arrows", "_metadata",
-        "_stateSchema",
+        "12.delta", "12.snapshot.arrows", "12.merged.sst", "0.delta.arrows",
+        "012.delta.arrows", "_metadata", "_stateSchema",
         "12_abc.delta.arrows", "12.delta.arrows.crc", "12_" + ID.upper() + ".delta.arrows",
     ],
 )  # fmt: skip

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from statestore.codec.merge import merge_rows, merge_runs
 from statestore.codec.rows import DELETE, MERGE, PUT, Row, batch_from_rows
-from statestore.codec.state_file import StateFile, append_trailer, describe_stream
+from statestore.codec.sealed_file import append_trailer
+from statestore.codec.state_file import StateFile, describe_stream
 from statestore.codec.trailer import RowCounts, StoreName, Trailer
 from statestore.core.key_groups import rank
 from statestore.testing.deltas import write_stream

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statestore.codec.rows import DELETE, MERGE, PUT, SCHEMA, Row
-from statestore.codec.state_file import StateFile, append_trailer, describe_stream
+from statestore.codec.sealed_file import append_trailer
+from statestore.codec.state_file import StateFile, describe_stream
 from statestore.codec.trailer import (
     ColumnFamily,
     FileRef,

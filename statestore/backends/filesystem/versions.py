@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.commit import (
+    Body,
     CommitTimes,
     NewVersion,
-    commit_delta,
+    describe_delta,
     find_committed,
+    publish_delta,
     read_parent,
     require_stream,
 )
@@ -38,6 +40,7 @@ from statestore.checkpoint.trailers import (
     read_trailer,
 )
 from statestore.codec.state_file import StateFile
+from statestore.codec.trailer import compute_lineage
 from statestore.core.errors import NotFoundError, StorageError
 from statestore.core.key_groups import resolve_max_parallelism
 
@@ -168,7 +171,7 @@ class StoreVersions:
             arrow_length: Bytes of the stream.
             options: fsync_enabled says whether to wait for the disk.
 
-        Guarantee: as `commit_delta`.
+        Guarantee: as `publish_delta`.
 
         Raises:
             FencedError: The parent was replaced by another attempt.
@@ -196,14 +199,20 @@ class StoreVersions:
             )
         with self._lock:
             snapshot = self._snapshot
+        start_ms = self._clock.elapsed_ms()
+        files: tuple[FileRef, ...] = ()
+        if parent is not None:
+            files = files_for_child(parent.trailer, parent.ref, *(snapshot or (None, None)))
+        blocks = describe_delta(new, local_path, arrow_length)
+        body = Body(local_path, blocks, new.rows, compute_lineage(new.parent, blocks))
+        described_ms = self._clock.elapsed_ms() - start_ms
         try:
-            published, times = commit_delta(
+            published, times = publish_delta(
                 self.location,
                 new,
                 parent,
-                snapshot,
-                local_path,
-                arrow_length,
+                files,
+                body,
                 sync=options.fsync_enabled,
                 clock=self._clock,
             )
@@ -213,7 +222,7 @@ class StoreVersions:
                 self._heads.clear()
             raise
         self._remember(published)
-        return published, times
+        return published, replace(times, checksum_ms=times.checksum_ms + described_ms)
 
     def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
         """Return the delta of a version, from memory when it is one of the newest.
