@@ -63,7 +63,7 @@ setup() {
   echo "installing dependencies into $venv" >&2
   local install=("$python" -m pip install --quiet --disable-pip-version-check -c constraints.txt)
   "${install[@]}" pip
-  "${install[@]}" --build-constraint constraints.txt --group dev --editable '.[cli,s3,spark]'
+  "${install[@]}" --build-constraint constraints.txt --group dev --editable '.[cli,rocksdb,s3,spark]'
   printf '%s\n' "$wanted" >$venv/stamp
 }
 

@@ -38,11 +38,23 @@ class RestoredVersion:
         head: The delta of the version.
         files: Opened and verified, to be applied in order; the last is the head's.
         refs: Their references, same length.
+        view: None: the rows are in the files.
     """
 
     head: PublishedFile
     files: tuple[StateFile, ...]
     refs: tuple[FileRef, ...]
+    view: None = None
+
+    @property
+    def files_read(self) -> int:
+        """Number of files fetched."""
+        return len(self.files)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the files fetched."""
+        return sum(file.size for file in self.files)
 
     @property
     def has_foreign_files(self) -> bool:

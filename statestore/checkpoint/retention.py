@@ -28,6 +28,14 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Cleanup:
+    """What a cleanup deleted."""
+
+    num_files: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CleanupPlan:
     """What a cleanup would do.
 

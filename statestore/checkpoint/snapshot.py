@@ -62,6 +62,23 @@ def replay_ms(num_rows: int, num_files: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotStatus:
+    """The newest published snapshot known.
+
+    Attributes:
+        version: Version it summarises, -1 when none is known.
+        num_bytes: Size of its file.
+        duration_ms: How long writing it took, 0 when another process wrote it.
+        num_taken: Snapshots written through this object.
+    """
+
+    version: int = -1
+    num_bytes: int = 0
+    duration_ms: float = 0.0
+    num_taken: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotWriter:
     """Writes the snapshot of one version.
 

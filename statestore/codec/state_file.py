@@ -38,12 +38,12 @@ def describe_stream(path: str, length: int, max_parallelism: int) -> tuple[Block
     """
     found = Path(path).stat().st_size
     if found < length or length == 0:
-        raise _not_a_stream(path, length, f"{found} bytes")
+        raise not_a_stream(path, length, f"{found} bytes")
     whole = map_file(path).slice(0, length)
     ends = _message_ends(whole, path)
     with ipc.open_stream(pa.BufferReader(whole)) as full:
         if full.schema != SCHEMA:
-            raise _not_a_stream(path, length, str(full.schema).replace("\n", ", "))
+            raise not_a_stream(path, length, str(full.schema).replace("\n", ", "))
     only_key_group = ipc.IpcReadOptions(included_fields=[0])
     key_groups = ipc.open_stream(pa.BufferReader(whole), options=only_key_group)
     blocks = [_block(whole, 0, ends[0])]
@@ -54,7 +54,7 @@ def describe_stream(path: str, length: int, max_parallelism: int) -> tuple[Block
         blocks.append(_block(whole, start, end, column))
     blocks.append(_block(whole, ends[-2], ends[-1]))
     if ends[-1] != length:
-        raise _not_a_stream(path, length, f"end of stream at {ends[-1]}")
+        raise not_a_stream(path, length, f"end of stream at {ends[-1]}")
     return tuple(blocks)
 
 
@@ -69,10 +69,10 @@ def _message_ends(whole: pa.Buffer, path: str) -> list[int]:
             ends.append(reader.tell())
     except StopIteration:
         if reader.tell() == (ends[-1] if ends else 0):
-            raise _not_a_stream(path, whole.size, "no end of stream") from None
+            raise not_a_stream(path, whole.size, "no end of stream") from None
         ends.append(reader.tell())
     except (pa.ArrowInvalid, OSError) as error:
-        raise _not_a_stream(path, whole.size, "bytes Arrow cannot read") from error
+        raise not_a_stream(path, whole.size, "bytes Arrow cannot read") from error
     return ends
 
 
@@ -85,7 +85,8 @@ def _block(whole: pa.Buffer, start: int, end: int, column: pa.Array[Any] | None 
     )
 
 
-def _not_a_stream(path: str, length: int, found: str) -> InvalidArgumentError:
+def not_a_stream(path: str, length: int, found: str) -> InvalidArgumentError:
+    """Return the error for a file that is not what a shim hands over."""
     return InvalidArgumentError(
         "a file is not a complete Arrow stream of state rows",
         file=path,

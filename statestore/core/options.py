@@ -138,6 +138,46 @@ TABLE: tuple[Option, ...] = (
         "would cost from a fresh snapshot.",
     ),
     Option(
+        "rocksdb.incremental", "rocksdb_incremental", "boolean", True, scope="engine",
+        doc="Whether a commit of the rocksdb backend makes only the rows of its batch durable. "
+        "false writes the whole state into every version's file.",
+    ),
+    Option(
+        "rocksdb.mergeMinFiles", "rocksdb_merge_min_files", "int", 8, scope="engine",
+        unit="files", minimum=2, maximum=1000,
+        doc="Fewest durable files of similar size that are merged into one, in the background.",
+    ),
+    Option(
+        "rocksdb.memoryBytes", "rocksdb_memory_bytes", "long", 134217728, scope="engine",
+        unit="bytes", minimum=8388608,
+        doc="Block cache and write buffers of all databases of an engine process together.",
+    ),
+    Option(
+        "rocksdb.rowCacheBytes", "rocksdb_row_cache_bytes", "long", 134217728, scope="shim",
+        unit="bytes", minimum=0,
+        doc="Rows read from RocksDB and written to it that an executor keeps on its heap, all "
+        "stores of the rocksdb backend together.",
+    ),
+    Option(
+        "rocksdb.blockCacheSizeMB", "rocksdb_block_cache_size_mb", "int", 8, scope="shim",
+        unit="MiB", minimum=1,
+        doc="Block cache of an executor's RocksDB readers, all stores together.",
+    ),
+    Option(
+        "rocksdb.blockSizeKB", "rocksdb_block_size_kb", "int", 4, scope="engine",
+        unit="KiB", minimum=1, maximum=4096,
+        doc="Size of the blocks in an SST.",
+    ),
+    Option(
+        "rocksdb.compression", "rocksdb_compression", "string", "lz4", scope="engine",
+        choices=("none", "snappy", "lz4", "zstd"),
+        doc="Compression of the blocks in an SST.",
+    ),
+    Option(
+        "rocksdb.compactOnCommit", "rocksdb_compact_on_commit", "boolean", False, scope="engine",
+        doc="Whether every commit waits for a compaction of the whole local database.",
+    ),
+    Option(
         "engine.processes", "engine_processes", "int", 0, scope="shim",
         unit="processes", minimum=0, maximum=16,
         doc="Engine processes per executor. 0 lets the shim choose from the number of cores.",
@@ -182,6 +222,14 @@ class StateStoreOptions:
     overlay_max_bytes: int = 268435456
     snapshot_max_chain_length: int = 32
     snapshot_replay_ratio: float = 1.0
+    rocksdb_incremental: bool = True
+    rocksdb_merge_min_files: int = 8
+    rocksdb_memory_bytes: int = 134217728
+    rocksdb_row_cache_bytes: int = 134217728
+    rocksdb_block_cache_size_mb: int = 8
+    rocksdb_block_size_kb: int = 4
+    rocksdb_compression: str = "lz4"
+    rocksdb_compact_on_commit: bool = False
     engine_processes: int = 0
     engine_call_timeout_ms: int = 600000
     engine_package: str = "embedded"

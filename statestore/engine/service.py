@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+import sys
 import threading
 import traceback
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from statestore.backends.filesystem.versions import SnapshotStatus, StoreVersions
+from statestore.backends.filesystem.versions import StoreVersions
 from statestore.core.clock import Clock, SystemClock
-from statestore.core.errors import InternalError, ProtocolError, StateStoreError
+from statestore.core.errors import (
+    InternalError,
+    InvalidArgumentError,
+    ProtocolError,
+    StateStoreError,
+)
 from statestore.core.version import __version__
 from statestore.engine.requests import Request
-from statestore.engine.session import Session, snapshot_pool
+from statestore.engine.session import Session, Versions, snapshot_pool
 from statestore.engine.storages import Storages
 
 if TYPE_CHECKING:
+    from statestore.backends.rocksdb.sst import Memory
+    from statestore.checkpoint.snapshot import SnapshotStatus
     from statestore.codec.state_file import StateFile
     from statestore.codec.trailer import ColumnFamily, StoreName
     from statestore.io.file_io import FileIO
@@ -29,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 Reply = dict[str, Any]
 
-BACKENDS = ("filesystem",)
+BACKENDS = ("filesystem", "rocksdb")
 
 
 class EngineService:
@@ -50,6 +59,7 @@ class EngineService:
         self._pool = snapshot_pool()
         self._lock = threading.Lock()
         self._sessions: dict[tuple[str, str, StoreName], Session] = {}
+        self._memory: Memory | None = None
         self._calls: Counter[str] = Counter()
         self._operations = {
             "load": self._load,
@@ -104,11 +114,33 @@ class EngineService:
         if known is not None:
             return known
         # Not under the lock: where the store is may have to be asked of its storage.
-        backend = request.backend(BACKENDS)
-        versions = StoreVersions(self._storages.locate(request), self._clock, backend)
-        made = Session(versions, self._pool, self._scratch_directory)
+        made = Session(self._open_versions(request), self._pool, self._scratch_directory)
         with self._lock:
             return self._sessions.setdefault(_session_key(request), made)
+
+    def _open_versions(self, request: Request) -> Versions:
+        backend = request.backend(BACKENDS)
+        location = self._storages.locate(request)
+        if backend != "rocksdb":
+            return StoreVersions(location, self._clock, backend)
+        try:
+            # Imported here because it is an extra.
+            from statestore.backends.rocksdb.sst import Memory
+            from statestore.backends.rocksdb.versions import RocksDBVersions
+        except ModuleNotFoundError as error:
+            raise InvalidArgumentError(
+                "the rocksdb backend needs a package that is not installed",
+                missing=error.name,
+                python=sys.executable,
+                to_fix="pip install 'statestore[rocksdb]' for that Python on every executor",
+            ) from error
+        with self._lock:
+            if self._memory is None:
+                self._memory = Memory(request.options().rocksdb_memory_bytes)
+        name = hashlib.blake2b(repr(_session_key(request)).encode(), digest_size=8).hexdigest()
+        directory = f"{self._scratch_directory}/rocksdb/{name}"
+        location = replace(location, body="sst")
+        return RocksDBVersions(location, self._clock, directory, self._memory)
 
     def _known_session(self, request: Request) -> Session | None:
         with self._lock:
@@ -140,17 +172,19 @@ class EngineService:
             "num_partitions": head.num_partitions,
             "column_families": _families(head.column_families),
             "files": [_file(file) for file in restored.files],
+            "view": restored.view,
             "key_group_filter": restored.has_foreign_files,
             "snapshot_version": restored.snapshot_version,
-            "files_read": len(restored.files),
-            "bytes_read": sum(file.size for file in restored.files),
+            "files_read": restored.files_read,
+            "bytes_read": restored.bytes_read,
             "fetch_ms": fetched_ms - start_ms,
             "load_ms": self._clock.elapsed_ms() - start_ms,
         }
 
     def _commit(self, request: Request) -> Reply:
         delta = request.child("delta")
-        published, times, snapshot = self._session(request).commit(
+        session = self._session(request)
+        published, times, snapshot = session.commit(
             request.new_version(),
             delta.get("path", str),
             delta.get("length", int),
@@ -163,6 +197,7 @@ class EngineService:
             "size": published.ref.size,
             **asdict(times),
             "snapshot": _snapshot(snapshot),
+            "view": session.versions.view(published.trailer.version_ref),
         }
 
     def _maintain(self, request: Request) -> Reply:
@@ -239,6 +274,7 @@ def _empty_reply(max_parallelism: int, load_ms: float) -> Reply:
         "num_partitions": None,
         "column_families": [],
         "files": [],
+        "view": None,
         "key_group_filter": False,
         "snapshot_version": -1,
         "files_read": 0,

@@ -10,20 +10,24 @@ import logging
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from statestore.backends.filesystem.versions import Cleanup
+from statestore.checkpoint.retention import Cleanup
 
 if TYPE_CHECKING:
-    from statestore.backends.filesystem.versions import SnapshotStatus, StoreVersions
+    from statestore.backends.filesystem.versions import StoreVersions
+    from statestore.backends.rocksdb.versions import LocalVersion, RocksDBVersions
     from statestore.checkpoint.commit import CommitTimes, NewVersion
     from statestore.checkpoint.restore import RestoredVersion
+    from statestore.checkpoint.snapshot import SnapshotStatus
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.core.options import StateStoreOptions
 
 logger = logging.getLogger(__name__)
 
 _SNAPSHOT_NICENESS = 10
+
+Versions: TypeAlias = "StoreVersions | RocksDBVersions"
 
 
 def snapshot_pool() -> ThreadPoolExecutor:
@@ -48,7 +52,7 @@ class Session:
 
     def __init__(
         self,
-        versions: StoreVersions,
+        versions: Versions,
         pool: ThreadPoolExecutor,
         scratch_directory: str,
     ) -> None:
@@ -77,7 +81,7 @@ class Session:
         num_partitions: int | None,
         options: StateStoreOptions,
         from_snapshot: int | None,
-    ) -> RestoredVersion:
+    ) -> RestoredVersion | LocalVersion:
         """Restore a version; see StoreVersions.load."""
         with self._turn:
             return self.versions.load(

@@ -7,7 +7,9 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from rocksdict import AccessType, Options, Rdict
 
+from statestore.backends.rocksdb.sst import split_row
 from statestore.codec.merge import merge_rows
 from statestore.codec.rows import DELETE, MERGE, PUT, Row
 from statestore.codec.state_file import StateFile
@@ -21,11 +23,14 @@ OPTIONS = {
     "snapshot_max_chain_length": 3,
     "min_versions_to_retain": 4,
     "orphan_age_ms": 0,
+    "rocksdb_merge_min_files": 3,
 }
 
 
 class EngineMachine(RuleBasedStateMachine):
     """Commits, repeats, loads and maintenance; the engine may die before any of them."""
+
+    backend = "filesystem"
 
     def __init__(self):
         super().__init__()
@@ -38,9 +43,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.oldest = 1
         self.num_attempts = 0
 
-    @initialize(checkpoint_format=st.sampled_from([1, 2]))
-    def choose(self, checkpoint_format):
+    @initialize(checkpoint_format=st.sampled_from([1, 2]), incremental=st.booleans())
+    def choose(self, checkpoint_format, incremental):
         self.format = checkpoint_format
+        self.options = {**OPTIONS, "rocksdb_incremental": incremental}
 
     def call(self, op, **fields):
         """What the shim does: a call whose engine died is sent again to a new one."""
@@ -95,6 +101,7 @@ class EngineMachine(RuleBasedStateMachine):
         length = write_stream(path, rows, G)
         return {
             "store": self.store,
+            "backend": self.backend,
             "version": version,
             "parent": parent,
             "checkpoint_id": f"{self.num_attempts:032x}",
@@ -112,7 +119,7 @@ class EngineMachine(RuleBasedStateMachine):
             "rescalable": True,
             "column_families": [{"id": 0, "name": "default"}],
             "force_snapshot": False,
-            "options": OPTIONS,
+            "options": self.options,
         }
 
     @rule()
@@ -133,21 +140,25 @@ class EngineMachine(RuleBasedStateMachine):
         loaded = self.call(
             "load",
             store=self.store,
+            backend=self.backend,
             version=version,
             checkpoint_id=self.asked_id(version),
             num_partitions=1,
             checkpoint_format=self.format,
-            options=OPTIONS,
+            options=self.options,
         )
+        found = self.rows_in_files(loaded) if loaded["view"] is None else rows_in_view(loaded)
+        assert loaded["num_keys"] == len(found)
+        return sorted(found)
+
+    def rows_in_files(self, loaded):
         pieces, ages = [], []
         for age, named in enumerate(loaded["files"]):
             file = StateFile(named["path"])
             for index in range(file.num_batches):
                 pieces.append(file.batch(index))
                 ages.append(age)
-        merged = merge_rows(pieces, ages, G).to_pylist()
-        assert loaded["num_keys"] == len(merged)
-        return sorted((row["key"], row["value"]) for row in merged)
+        return [(row["key"], row["value"]) for row in merge_rows(pieces, ages, G).to_pylist()]
 
     @precondition(lambda self: self.model.version > 0)
     @rule()
@@ -155,11 +166,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.call(
             "maintain",
             store=self.store,
+            backend=self.backend,
             version=self.model.version,
             checkpoint_id=self.asked_id(self.model.version),
             snapshot=True,
             cleanup=True,
-            options=OPTIONS,
+            options=self.options,
         )
         self.oldest = max(self.oldest, self.model.version - 4 + 1)
 
@@ -172,5 +184,24 @@ class EngineMachine(RuleBasedStateMachine):
         shutil.rmtree(self.directory)
 
 
+def rows_in_view(loaded):
+    """Rows of a version, read from the view the engine names, as another process would."""
+    database = Rdict(loaded["view"], Options(raw_mode=True), access_type=AccessType.read_only())
+    try:
+        rows = [split_row(key, value) for key, value in database.items()]
+    finally:
+        database.close()
+    assert all(group == sum(key) % G for _, key, group, _ in rows)
+    return [(key, value) for _, key, _, value in rows]
+
+
+class RocksDBEngineMachine(EngineMachine):
+    """The same with the local database between the engine and the shim."""
+
+    backend = "rocksdb"
+
+
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(max_examples=6, stateful_step_count=15, deadline=None)
+TestRocksDBEngine = RocksDBEngineMachine.TestCase
+TestRocksDBEngine.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)

@@ -18,9 +18,10 @@ import pyarrow.ipc as ipc
 
 from statestore.backends.filesystem.batch import Batch, family_id
 from statestore.backends.filesystem.table import Run, Table
-from statestore.backends.filesystem.versions import BACKEND, Cleanup, StoreVersions
+from statestore.backends.filesystem.versions import BACKEND, StoreVersions
 from statestore.checkpoint.commit import NewVersion
 from statestore.checkpoint.layout import StoreLocation, parse_state_file_name
+from statestore.checkpoint.retention import Cleanup
 from statestore.codec.rows import (
     DELETE,
     MERGE,

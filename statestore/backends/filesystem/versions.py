@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +31,8 @@ from statestore.checkpoint.restore import (
     restore_from_snapshot,
     restore_version,
 )
-from statestore.checkpoint.retention import plan_cleanup
-from statestore.checkpoint.snapshot import SnapshotWriter, is_snapshot_due
+from statestore.checkpoint.retention import Cleanup, plan_cleanup
+from statestore.checkpoint.snapshot import SnapshotStatus, SnapshotWriter, is_snapshot_due
 from statestore.checkpoint.trailers import (
     PublishedFile,
     other_provider_error,
@@ -54,31 +54,6 @@ logger = logging.getLogger(__name__)
 
 BACKEND = "filesystem"
 _NUM_REMEMBERED = 2
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotStatus:
-    """The newest published snapshot known.
-
-    Attributes:
-        version: Version it summarises, -1 when none is known.
-        num_bytes: Size of its file.
-        duration_ms: How long writing it took, 0 when another process wrote it.
-        num_taken: Snapshots written through this object.
-    """
-
-    version: int = -1
-    num_bytes: int = 0
-    duration_ms: float = 0.0
-    num_taken: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Cleanup:
-    """What a cleanup deleted."""
-
-    num_files: int = 0
-    num_bytes: int = 0
 
 
 class StoreVersions:
@@ -223,6 +198,9 @@ class StoreVersions:
             raise
         self._remember(published)
         return published, replace(times, checksum_ms=times.checksum_ms + described_ms)
+
+    def view(self, _version: VersionRef) -> None:
+        """Return None: rows of this backend reach the shim in files."""
 
     def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
         """Return the delta of a version, from memory when it is one of the newest.

@@ -1,0 +1,1 @@
+"""State backend whose working state is in RocksDB on local disk; durable files are SSTs."""

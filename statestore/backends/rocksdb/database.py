@@ -1,0 +1,226 @@
+"""The working state of one store: a RocksDB database on local disk, and a view of each version.
+
+    <directory>/db-<n>/                      the database, at the version last committed or loaded
+    <directory>/view-<version>-<id>/         a version as hard links, immutable; `VERSION` names it
+    <directory>/.tmp-view/                   a view being made
+
+Everything here is a cache of durable files: on doubt it is thrown away. Rows come in by ingesting
+SSTs only, one call a version, so a version is there whole or not at all, and whoever opens a view
+read-only never sees a half of one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rocksdict import Checkpoint, DbClosedError, IngestExternalFileOptions, Rdict
+
+from statestore.codec.trailer import VersionRef
+from statestore.core.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rocksdict import Options
+
+logger = logging.getLogger(__name__)
+
+NUM_VIEWS = 4
+"""Views kept: the two newest versions, and those that readers of older ones were just given."""
+
+_VERSION_FILE = "VERSION"
+
+
+class LocalDatabase:
+    """The database of one store. Not thread-safe; views may be read by any process.
+
+    Args:
+        directory: Local directory, owned by this object; views in it are taken over.
+        options: Of the database.
+    """
+
+    def __init__(self, directory: str, options: Options) -> None:
+        self.directory = Path(directory)
+        self._options = options
+        self._db: Rdict | None = None
+        self._path: Path | None = None
+        self._at: VersionRef | None = None
+        self._views: dict[VersionRef, str] = {}
+        """Least recently used first."""
+        with local_errors("open the local database", directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._adopt()
+
+    @property
+    def at(self) -> VersionRef | None:
+        """Version the database is at; None when it is at none, and must be loaded."""
+        return self._at
+
+    @property
+    def views(self) -> tuple[VersionRef, ...]:
+        """Versions that have a view, least recently used first."""
+        return tuple(self._views)
+
+    def view(self, version: VersionRef) -> str | None:
+        """Return the directory of a version's view, or None.
+
+        It stays at least until three other views were made or returned.
+        """
+        path = self._views.pop(version, None)
+        if path is not None:
+            self._views[version] = path
+        return path
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the encoded value of an encoded key at the database's version."""
+        value: bytes | None = None if self._db is None else self._db.get(key)
+        return value
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield every encoded row in key order, at the database's version."""
+        if self._db is not None:
+            yield from self._db.items()
+
+    def begin_empty(self) -> None:
+        """Go to the empty state.
+
+        Raises:
+            StorageError: The local disk failed.
+        """
+        with local_errors("empty the local database", str(self.directory)):
+            self._open(None)
+
+    def rewind(self, version: VersionRef) -> None:
+        """Go to a version that has a view.
+
+        Raises:
+            StorageError: The local disk failed; the database is at no version.
+        """
+        with local_errors("rewind the local database", str(self.directory)):
+            self._open(self._views[version])
+            self._at = version
+
+    def ingest(self, sst_paths: Sequence[str], version: VersionRef) -> str:
+        """Bring the database to a version and return the directory of its view.
+
+        Args:
+            sst_paths: SSTs that lead there from where the database is, oldest first; moved away.
+            version: The version.
+
+        Raises:
+            StorageError: The local disk failed; the database is at no version.
+        """
+        with local_errors("ingest into the local database", str(self.directory)):
+            database = self._db or self._open(None)
+            self._at = None
+            if sst_paths:
+                move = IngestExternalFileOptions()
+                move.set_move_files(True)
+                database.ingest_external_file(list(sst_paths), opts=move)
+                # Links where the file system can, copies where it cannot.
+                for path in sst_paths:
+                    Path(path).unlink(missing_ok=True)
+            path = self._make_view(database, version)
+            self._at = version
+        return path
+
+    def compact(self) -> None:
+        """Compact the whole database; views are not touched."""
+        if self._db is not None:
+            self._db.compact_range(None, None)
+
+    def close(self) -> None:
+        """Close the database; what is on disk stays and can be opened again."""
+        database, self._db, self._at = self._db, None, None
+        if database is not None:
+            with suppress(DbClosedError):
+                database.close()
+
+    def forget(self) -> None:
+        """Close the database and remove everything; readers of a view that is open go on."""
+        self.close()
+        self._views.clear()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _adopt(self) -> None:
+        """Take over the views of an engine that died; its database may be in any state."""
+        found: list[tuple[VersionRef, str]] = []
+        for path in self.directory.iterdir():
+            try:
+                version = VersionRef(**json.loads((path / _VERSION_FILE).read_text()))
+                found.append((version, str(path)))
+            except (OSError, ValueError, TypeError):
+                shutil.rmtree(path, ignore_errors=True)
+        self._views = dict(sorted(found, key=lambda view: view[0].version))
+
+    def _open(self, view: str | None) -> Rdict:
+        """Close the database and open a new one: empty, or a clone of a view."""
+        old = self._path
+        self.close()
+        number = int(old.name.removeprefix("db-")) + 1 if old is not None else 0
+        path = self.directory / f"db-{number}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        if view is not None:
+            for source in Path(view).iterdir():
+                if source.suffix == ".sst":
+                    (path / source.name).hardlink_to(source)
+                elif source.name != _VERSION_FILE:
+                    shutil.copyfile(source, path / source.name)
+        self._db = Rdict(str(path), self._options)
+        self._path = path
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+        return self._db
+
+    def _make_view(self, database: Rdict, version: VersionRef) -> str:
+        temporary = self.directory / ".tmp-view"
+        shutil.rmtree(temporary, ignore_errors=True)
+        Checkpoint(database).create_checkpoint(str(temporary))
+        (temporary / _VERSION_FILE).write_text(json.dumps(asdict(version)))
+        path = str(self.directory / f"view-{version.version}-{version.checkpoint_id}")
+        shutil.rmtree(path, ignore_errors=True)
+        temporary.rename(path)
+        self._views.pop(version, None)
+        self._views[version] = path
+        while len(self._views) > NUM_VIEWS:
+            oldest = next(iter(self._views))
+            shutil.rmtree(self._views.pop(oldest), ignore_errors=True)
+        return path
+
+
+@contextmanager
+def local_errors(action: str, path: str) -> Iterator[None]:
+    """Turn errors of RocksDB and the local disk into an error of this package.
+
+    Raises:
+        StorageError: Kind storage-full where no space is left.
+    """
+    try:
+        yield
+    except (OSError, DbClosedError) as error:
+        raise _named(error, action, path) from error
+    except Exception as error:
+        # rocksdict raises plain Exception with RocksDB's status as text.
+        if type(error) is not Exception:
+            raise
+        raise _named(error, action, path) from error
+
+
+def _named(error: Exception, action: str, path: str) -> StorageError:
+    is_full = "No space left" in str(error) or "Disk quota" in str(error)
+    return StorageError(
+        f"cannot {action}" + (": no space left" if is_full else ""),
+        kind="storage-full" if is_full else "storage",
+        directory=path,
+        reason=str(error),
+        to_fix="free space on the local disk of the executor (spark.local.dir)"
+        if is_full
+        else "let the batch run again; the local database is built anew from the checkpoint",
+    )

@@ -1,0 +1,270 @@
+"""SSTs: rows as RocksDB keeps them, and the bodies of durable files made of them.
+
+key = column family u16 BE | key; value = key group u16 BE | value. The key group stands with the
+value so that scans go by key: a store that took over files of other state partitions skips what is
+not its own. The body of a durable file is the SST, then the keys that it deletes as an Arrow stream
+of one binary column: RocksDB shows no deletes to those who read, but a merge must pass them on.
+"""
+
+from __future__ import annotations
+
+import operator
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.ipc as ipc
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    Options,
+    SstFileWriter,
+    WriteBufferManager,
+)
+
+from statestore.codec.rows import MERGE, SCHEMA, to_numpy, write_options
+from statestore.codec.sealed_file import map_file
+from statestore.codec.state_file import not_a_stream
+from statestore.codec.trailer import Block, RowCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from statestore.codec.sealed_file import SealedFile
+    from statestore.core.options import StateStoreOptions
+
+FAMILY_BYTES = 2
+KEY_GROUP_BYTES = 2
+BLOOM_BITS_PER_KEY = 10
+_DELETES = pa.schema([pa.field("key", pa.binary(), nullable=False)])
+
+EncodedRow = tuple[bytes, bytes | None]
+"""Key and value as RocksDB keeps them; no value for a delete."""
+
+
+class Memory:
+    """The memory that all databases of an engine share: one block cache, one write buffer.
+
+    Args:
+        budget_bytes: Most bytes of both together.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.cache = Cache(budget_bytes)
+        # Charged to the cache: one bound for both. Ingested rows never pass through it.
+        self.write_buffer = WriteBufferManager.new_write_buffer_manager_with_cache(
+            budget_bytes, False, self.cache
+        )
+
+    def options(self, options: StateStoreOptions) -> Options:
+        """Return the options of a database or an SST."""
+        made = Options(raw_mode=True)
+        made.create_if_missing(True)
+        table = BlockBasedOptions()
+        table.set_block_cache(self.cache)
+        table.set_cache_index_and_filter_blocks(True)
+        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        table.set_block_size(options.rocksdb_block_size_kb * 1024)
+        table.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
+        made.set_block_based_table_factory(table)
+        made.set_write_buffer_manager(self.write_buffer)
+        made.set_compression_type(getattr(DBCompressionType, options.rocksdb_compression)())
+        # A directory may be deleted while a reader has it open.
+        made.set_max_open_files(-1)
+        made.set_max_background_jobs(2)
+        made.set_keep_log_file_num(1)
+        made.set_max_log_file_size(1 << 20)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class SstBody:
+    """A body written to a local file, and the SST in it as a file of its own."""
+
+    path: str
+    sst_path: str | None
+    blocks: tuple[Block, ...]
+    rows: RowCounts
+
+
+def read_delta(path: str, arrow_length: int) -> tuple[list[EncodedRow], list[bytes], int]:
+    """Read the rows of a delta as the shim hands it over.
+
+    Args:
+        path: Local file that begins with an Arrow stream of state rows, in any order, each
+            (column family, key) once.
+        arrow_length: Bytes of the stream.
+
+    Returns:
+        Rows in key order, the keys of rows that are merges (their value is what to append), and
+        the CRC32C of the stream.
+
+    Raises:
+        InvalidArgumentError: It is not such a stream.
+    """
+    whole = map_file(path) if Path(path).stat().st_size else pa.py_buffer(b"")
+    if whole.size < arrow_length:
+        raise not_a_stream(path, arrow_length, f"{whole.size} bytes")
+    stream = whole.slice(0, arrow_length)
+    try:
+        with ipc.open_stream(pa.BufferReader(stream)) as reader:
+            table = reader.read_all()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise not_a_stream(path, arrow_length, str(error)) from error
+    if table.schema != SCHEMA:
+        raise not_a_stream(path, arrow_length, str(table.schema).replace("\n", ", "))
+    keys: list[bytes] = []
+    values: list[bytes | None] = []
+    merges: list[bytes] = []
+    for batch in table.to_batches():
+        prefixes = _big_endian(batch.column(1))
+        encoded = _join(prefixes, batch.column(3))
+        keys += encoded
+        values += _join(_big_endian(batch.column(0)), batch.column(4))
+        ops = to_numpy(batch.column(2), np.uint8)
+        merges += [encoded[row] for row in np.flatnonzero(ops == MERGE)]
+    rows = list(zip(keys, values, strict=True))
+    if not all(map(operator.lt, keys, keys[1:])):
+        rows.sort(key=operator.itemgetter(0))
+    return rows, merges, int(google_crc32c.value(stream))
+
+
+def _join(first: pa.Array[Any], second: pa.Array[Any]) -> list[Any]:
+    """Return what two binary columns are together; None where one is null."""
+    separator = pa.scalar(b"", pa.binary())
+    return pc.binary_join_element_wise(first, second, separator).to_pylist()  # type: ignore[call-overload,no-any-return]
+
+
+def _big_endian(column: pa.Array[Any]) -> pa.Array[Any]:
+    """Return a uint16 column as two bytes each."""
+    swapped = to_numpy(column, np.uint16).astype(">u2")
+    data = pa.py_buffer(swapped.tobytes() or bytes(2))
+    fixed = pa.Array.from_buffers(pa.binary(2), len(column), [None, data])
+    return fixed.cast(pa.binary())
+
+
+def write_body(rows: Iterable[EncodedRow], path: str, options: Options) -> SstBody:
+    """Write a body.
+
+    Args:
+        rows: In key order, each key once.
+        path: File to write; the SST goes beside it under the same name and `.sst`.
+        options: Of the SST.
+
+    Raises:
+        OSError: The local disk failed.
+    """
+    sst_path = f"{path}.sst"
+    num_puts = 0
+    deletes: list[bytes] = []
+    writer = None
+    for key, value in rows:
+        if writer is None:
+            writer = SstFileWriter(options)
+            writer.open(sst_path)
+        if value is None:
+            del writer[key]
+            deletes.append(key)
+        else:
+            writer[key] = value
+            num_puts += 1
+    if writer is None:
+        Path(path).write_bytes(b"")
+        return SstBody(path, None, (Block(0, 0, 0, 0, -1, -1),), RowCounts())
+    writer.finish()
+    shutil.copyfile(sst_path, path)
+    blocks = [_block(map_file(path), 0, num_puts + len(deletes))]
+    if deletes:
+        encoded = _encode_deletes(deletes)
+        with Path(path).open("ab") as file:
+            file.write(encoded)
+        blocks.append(_block(encoded, blocks[0].length, len(deletes)))
+    return SstBody(path, sst_path, tuple(blocks), RowCounts(num_puts, len(deletes)))
+
+
+def _block(data: pa.Buffer | bytes, offset: int, num_rows: int) -> Block:
+    return Block(offset, len(data), num_rows, int(google_crc32c.value(data)), -1, -1)
+
+
+def _encode_deletes(keys: list[bytes]) -> bytes:
+    sink = pa.BufferOutputStream()
+    with ipc.new_stream(sink, _DELETES, options=write_options("zstd")) as stream:
+        stream.write_batch(
+            pa.RecordBatch.from_arrays([pa.array(keys, pa.binary())], schema=_DELETES)
+        )
+    return sink.getvalue().to_pybytes()
+
+
+def extract_sst(file: SealedFile, path: str) -> str | None:
+    """Copy the SST out of a durable file; None when it has no rows.
+
+    Raises:
+        OSError: The local disk failed.
+    """
+    data = file.block_bytes(0)
+    if len(data) == 0:
+        return None
+    with Path(path).open("wb") as copy:
+        copy.write(data)
+    return path
+
+
+def read_deletes(file: SealedFile) -> list[bytes]:
+    """Return the keys that a durable file deletes, in key order."""
+    if len(file.trailer.blocks) < 2:
+        return []
+    with ipc.open_stream(pa.BufferReader(file.block_bytes(1))) as stream:
+        return cast("list[bytes]", stream.read_all().column(0).to_pylist())
+
+
+def split_row(key: bytes, value: bytes | None) -> tuple[int, bytes, int, bytes | None]:
+    """Return column family, key, key group (0 for a delete) and value of an encoded row."""
+    family = int.from_bytes(key[:FAMILY_BYTES])
+    if value is None:
+        return family, key[FAMILY_BYTES:], 0, None
+    group = int.from_bytes(value[:KEY_GROUP_BYTES])
+    return family, key[FAMILY_BYTES:], group, value[KEY_GROUP_BYTES:]
+
+
+def resolve_merges(
+    rows: list[EncodedRow], merges: list[bytes], current: Callable[[bytes], bytes | None]
+) -> Iterator[EncodedRow]:
+    """Yield rows with every merge turned into the put of the whole value.
+
+    Args:
+        rows: Encoded rows.
+        merges: Keys of the rows that are merges.
+        current: Returns the encoded value that a key has.
+    """
+    merged = set(merges)
+    for key, value in rows:
+        if value is not None and key in merged:
+            before = current(key)
+            yield key, value if before is None else before + value[KEY_GROUP_BYTES:]
+        else:
+            yield key, value
+
+
+def apply_rows(
+    base: Iterable[tuple[bytes, bytes]], rows: Iterable[EncodedRow]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the state that a delta makes of a state; both in key order."""
+    pending = iter(rows)
+    row = next(pending, None)
+    for key, value in base:
+        while row is not None and row[0] < key:
+            if row[1] is not None:
+                yield row[0], row[1]
+            row = next(pending, None)
+        if row is None or row[0] != key:
+            yield key, value
+    while row is not None:
+        if row[1] is not None:
+            yield row[0], row[1]
+        row = next(pending, None)

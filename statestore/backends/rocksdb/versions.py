@@ -1,0 +1,543 @@
+"""The versions of one store of the rocksdb backend: load, commit, merge, clean up.
+
+Durable are one file a version, an SST with a trailer that names every file of the version, and
+merged files. The local database follows: it takes in what it does not hold yet, and is built anew
+when it cannot be brought to a version.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.ipc as ipc
+
+from statestore.backends.rocksdb import sst
+from statestore.backends.rocksdb.chain import Merge, files_to_delete, files_to_merge, with_merges
+from statestore.backends.rocksdb.database import LocalDatabase, local_errors
+from statestore.backends.rocksdb.merging import merge_files, open_sst, read_rows
+from statestore.checkpoint.commit import (
+    Body,
+    CommitTimes,
+    NewVersion,
+    check_rows,
+    find_committed,
+    publish_delta,
+    read_parent,
+    require_stream,
+)
+from statestore.checkpoint.restore import check_settings
+from statestore.checkpoint.retention import Cleanup
+from statestore.checkpoint.snapshot import SnapshotStatus
+from statestore.checkpoint.trailers import (
+    PublishedFile,
+    other_provider_error,
+    read_delta_trailer,
+    read_trailer,
+)
+from statestore.codec.rows import SCHEMA, batch_from_rows, split_for_blocks
+from statestore.codec.sealed_file import append_trailer
+from statestore.codec.state_file import StateFile, describe_stream
+from statestore.codec.trailer import Block, VersionRef, compute_lineage
+from statestore.core.errors import FencedError, NotFoundError, StorageError
+from statestore.core.key_groups import resolve_max_parallelism
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.codec.trailer import FileRef
+    from statestore.core.clock import Clock
+    from statestore.core.options import StateStoreOptions
+
+logger = logging.getLogger(__name__)
+
+BACKEND = "rocksdb"
+PARALLEL_FETCHES = 4
+_NUM_REMEMBERED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LocalVersion:
+    """A version in the local database.
+
+    Attributes:
+        head: The delta of the version.
+        view: Directory of its view, None for a store that never had rows.
+        refs: The files that make it.
+        files_read, bytes_read: What had to be fetched.
+    """
+
+    head: PublishedFile
+    view: str | None
+    refs: tuple[FileRef, ...]
+    files_read: int
+    bytes_read: int
+    files: tuple[StateFile, ...] = ()
+
+    @property
+    def has_foreign_files(self) -> bool:
+        """Whether the view may hold key groups of other state partitions."""
+        return any(ref.is_foreign for ref in self.refs)
+
+    @property
+    def snapshot_version(self) -> int:
+        """Version of the newest merged file or snapshot among the files, -1 without one."""
+        return max((ref.version for ref in self.refs if ref.kind != "delta"), default=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Retained:
+    """What cleanup must know of a version."""
+
+    parent: VersionRef | None
+    checkpoint_format: int
+    paths: frozenset[str]
+
+
+class RocksDBVersions:
+    """The versions of one store. Thread-safe for what Session runs side by side.
+
+    Commits and loads take turns, which the caller sees to; a merge, called a snapshot there, and a
+    cleanup run beside them. Same calls as `StoreVersions` of the filesystem backend.
+
+    Args:
+        location: The store; its body is sst.
+        clock: Source of time.
+        local_directory: For the local database; owned by this object.
+        memory: Shared by all databases of the engine.
+    """
+
+    def __init__(
+        self, location: StoreLocation, clock: Clock, local_directory: str, memory: sst.Memory
+    ) -> None:
+        self.location = location
+        self._clock = clock
+        self._local_directory = local_directory
+        self._memory = memory
+        self._database: LocalDatabase | None = None
+        self._lock = threading.Lock()
+        self._heads: OrderedDict[tuple[int, str], PublishedFile] = OrderedDict()
+        self._retained: dict[VersionRef, _Retained] = {}
+        self._merges: tuple[Merge, ...] = ()
+        self._status = SnapshotStatus()
+
+    @property
+    def snapshot_status(self) -> SnapshotStatus:
+        """The newest merged file known."""
+        with self._lock:
+            return self._status
+
+    def load_empty(self, num_partitions: int, options: StateStoreOptions) -> int:
+        """Open version 0; as StoreVersions.load_empty."""
+        names = [info.name for info in self.location.io.list(self.location.directory)]
+        refusal = other_provider_error(self.location, names)
+        if refusal is not None:
+            raise refusal
+        return resolve_max_parallelism(options.max_parallelism, num_partitions)
+
+    def load(
+        self,
+        version: int,
+        checkpoint_id: str | None,
+        num_partitions: int | None,
+        options: StateStoreOptions,
+        from_snapshot: int | None = None,
+    ) -> LocalVersion:
+        """Bring a version into the local database, fetching what it does not hold.
+
+        Args:
+            version: At least 1.
+            checkpoint_id: The attempt in checkpoint format v2, None in v1.
+            num_partitions: The query's, None to take the checkpoint's.
+            options: max_parallelism is checked against the checkpoint.
+            from_snapshot: A version on the lineage that must be there; the rows are the same.
+
+        Raises:
+            NotFoundError, IncompatibleError, FencedError, CorruptionError, StorageError: As
+                `restore_version` and `check_settings`; the local disk failed.
+        """
+        head = read_delta_trailer(self.location, version, checkpoint_id)
+        check_settings(
+            head.trailer,
+            backend=BACKEND,
+            num_partitions=num_partitions,
+            max_parallelism=options.max_parallelism,
+        )
+        if from_snapshot is not None:
+            for _ in self._lineage(head, from_snapshot, is_whole=True):
+                pass
+        loaded = self._bring_to(head, options)
+        with self._lock:
+            # Whoever had the store in between may have deleted what was merged here.
+            self._merges = ()
+        self._remember(head)
+        return loaded
+
+    def commit(
+        self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
+    ) -> tuple[PublishedFile, CommitTimes]:
+        """Make a version durable and bring the local database to it.
+
+        Args:
+            new: What the version is.
+            local_path: A complete Arrow stream of the rows, in any order; deleted on success.
+            arrow_length: Bytes of the stream.
+            options: rocksdb_incremental says whether the durable file is the rows or all the state.
+
+        Guarantee: as `publish_delta`; repeating it with the same checkpoint ID answers the same.
+
+        Raises:
+            FencedError: The parent was replaced by another attempt.
+            StorageError: The storage or the local disk failed, or stream and version are both gone.
+            IncompatibleError: The version does not fit its parent's settings.
+            InvalidArgumentError, InternalError: The stream is not what `new` says.
+        """
+        cached = self._recall(new.parent) if new.parent else None
+        # Without memory of the parent this may be a new engine asked to repeat what the last one
+        # did.
+        if cached is None or not Path(local_path).exists():
+            done = find_committed(self.location, new)
+            if done is not None:
+                Path(local_path).unlink(missing_ok=True)
+                self._bring_to(done, options)
+                self._remember(done)
+                return done, CommitTimes()
+            require_stream(local_path)
+        parent = read_parent(self.location, new, cached)
+        if parent is not None:
+            check_settings(
+                parent.trailer,
+                backend=new.backend,
+                num_partitions=new.num_partitions,
+                max_parallelism=new.max_parallelism,
+            )
+        scratch = f"{local_path}.body"
+        try:
+            return self._commit(new, parent, local_path, arrow_length, scratch, options)
+        except StorageError:
+            # The file may be there and only the reply lost: look before the next attempt writes.
+            with self._lock:
+                self._heads.clear()
+            raise
+        finally:
+            for path in (scratch, f"{scratch}.sst", f"{scratch}.full", f"{scratch}.full.sst"):
+                Path(path).unlink(missing_ok=True)
+
+    def _commit(
+        self,
+        new: NewVersion,
+        parent: PublishedFile | None,
+        local_path: str,
+        arrow_length: int,
+        scratch: str,
+        options: StateStoreOptions,
+    ) -> tuple[PublishedFile, CommitTimes]:
+        start_ms = self._clock.elapsed_ms()
+        rows, merged_keys, checksum = sst.read_delta(local_path, arrow_length)
+        check_rows(new, len(rows), local_path)
+        database = self._stand_at(parent, options)
+        if merged_keys:
+            rows = list(sst.resolve_merges(rows, merged_keys, database.get))
+        with local_errors("write an SST", scratch):
+            delta = sst.write_body(rows, scratch, self._memory.options(options))
+            body = delta
+            if not options.rocksdb_incremental:
+                whole = sst.apply_rows(database.items(), rows)
+                body = sst.write_body(whole, f"{scratch}.full", self._memory.options(options))
+        # Of the rows, not of the file: an SST tells when and where it was written.
+        lineage = compute_lineage(new.parent, (Block(0, arrow_length, 0, checksum, -1, -1),))
+        files: tuple[FileRef, ...] = ()
+        if parent is not None and options.rocksdb_incremental:
+            with self._lock:
+                files = with_merges((*parent.trailer.files, parent.ref), self._merges)
+        encoded_ms = self._clock.elapsed_ms() - start_ms
+        published, times = publish_delta(
+            self.location,
+            new,
+            parent,
+            files,
+            Body(body.path, body.blocks, body.rows, lineage),
+            sync=options.fsync_enabled,
+            clock=self._clock,
+        )
+        Path(local_path).unlink(missing_ok=True)
+        database.ingest([delta.sst_path] if delta.sst_path else [], published.trailer.version_ref)
+        if options.rocksdb_compact_on_commit:
+            database.compact()
+        self._remember(published)
+        return published, replace(times, checksum_ms=times.checksum_ms + encoded_ms)
+
+    def view(self, version: VersionRef) -> str | None:
+        """Return the directory of a version's view, None when it has none."""
+        return self._database.view(version) if self._database else None
+
+    def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
+        """Return the delta of a version, from memory when it is one of the newest.
+
+        Raises:
+            NotFoundError, CorruptionError, FencedError, StorageError: As `read_delta_trailer`.
+        """
+        with self._lock:
+            for (known_version, known_id), file in self._heads.items():
+                if known_version == version and checkpoint_id in (None, known_id):
+                    return file
+        return read_delta_trailer(self.location, version, checkpoint_id)
+
+    def forget_heads(self) -> None:
+        """Let go of memory; the newest view stays on disk for a later load."""
+        with self._lock:
+            self._heads.clear()
+        if self._database is not None:
+            self._database.close()
+
+    def is_snapshot_due(self, head: PublishedFile, options: StateStoreOptions) -> bool:
+        """Return whether files of a version should be merged."""
+        return bool(files_to_merge(self._chain(head), options.rocksdb_merge_min_files))
+
+    def has_snapshot_of(self, head: PublishedFile) -> bool:
+        """Return whether the version is a single file already, with nothing to merge."""
+        return len(self._chain(head)) == 1
+
+    def take_snapshot(
+        self, head: PublishedFile, scratch_directory: str, options: StateStoreOptions
+    ) -> PublishedFile:
+        """Merge files of a version, all of them where no merge is due; later commits name it.
+
+        Guarantee: on return the merged file is durable. After a raise nothing of the store changed;
+        at worst an orphan is left that maintenance deletes.
+
+        Raises:
+            NotFoundError, CorruptionError: A file of the version cannot be read.
+            InternalError: The merged rows are not as many as the version says.
+            FencedError: Another engine merged the same version; its file is left alone.
+            StorageError: The storage or the local disk failed.
+        """
+        start_ms = self._clock.elapsed_ms()
+        chain = self._chain(head)
+        sources = files_to_merge(chain, options.rocksdb_merge_min_files) or chain
+        merged = merge_files(
+            self.location,
+            head,
+            sources,
+            is_whole=len(sources) == len(chain),
+            scratch_directory=scratch_directory,
+            sst_options=self._memory.options(options),
+            sync=options.fsync_enabled,
+        )
+        with self._lock:
+            self._merges = (*self._merges, Merge(sources, merged.ref))
+            self._status = SnapshotStatus(
+                merged.ref.version,
+                merged.ref.size,
+                self._clock.elapsed_ms() - start_ms,
+                self._status.num_taken + 1,
+            )
+        return merged
+
+    def clean_up(self, head: PublishedFile, options: StateStoreOptions) -> Cleanup:
+        """Delete what retention allows.
+
+        Guarantee: every retained version can still be loaded, also when this raises half way.
+
+        Raises:
+            CorruptionError, IncompatibleError, StorageError: A trailer on the lineage cannot be
+                read; nothing is deleted then.
+        """
+        files = self.location.io.list(self.location.directory)
+        oldest = max(1, head.trailer.version - options.min_versions_to_retain + 1)
+        needed = {ref.version: known.paths for ref, known in self._lineage(head, oldest)}
+        with self._lock:
+            pending = frozenset(merge.result.path for merge in self._merges)
+            self._retained = {
+                ref: known for ref, known in self._retained.items() if ref.version >= oldest
+            }
+        num_files = num_bytes = 0
+        for info in files_to_delete(files, needed, pending, options, self._clock.now_ms()):
+            self.location.io.delete(self.location.path(info.name))
+            num_files += 1
+            num_bytes += info.size
+        return Cleanup(num_files, num_bytes)
+
+    def changes(
+        self, start_version: int, end_version: int, checkpoint_id: str | None
+    ) -> tuple[PublishedFile, list[tuple[int, StateFile]]]:
+        """Return the deltas of a range of versions as Arrow files, and the last trailer.
+
+        Raises:
+            NotFoundError: One of the versions was expired.
+            CorruptionError, FencedError, StorageError: As `load`.
+        """
+        head = read_delta_trailer(self.location, end_version, checkpoint_id)
+        found = []
+        for version, _ in self._lineage(head, start_version, is_whole=True):
+            file = read_delta_trailer(self.location, version.version, version.checkpoint_id)
+            path = f"{self._local_directory}/changes-{version.version}.arrows"
+            found.append((version.version, self._write_changes(file, path)))
+        return head, found[::-1]
+
+    def _write_changes(self, file: PublishedFile, path: str) -> StateFile:
+        """Write the rows of a delta as an Arrow file, sorted by key, and open it."""
+        trailer = file.trailer
+        with local_errors("write to the local disk", path):
+            Path(self._local_directory).mkdir(parents=True, exist_ok=True)
+            rows = list(read_rows(self.location, file.ref, self._memory, self._local_directory))
+            batch = batch_from_rows(rows, trailer.max_parallelism)
+            with ipc.new_stream(path, SCHEMA) as stream:
+                for block in split_for_blocks(batch):
+                    stream.write_batch(block)
+        blocks = describe_stream(path, Path(path).stat().st_size, trailer.max_parallelism)
+        append_trailer(path, replace(trailer, blocks=blocks))
+        return StateFile(path)
+
+    def _chain(self, head: PublishedFile) -> tuple[FileRef, ...]:
+        with self._lock:
+            return with_merges((*head.trailer.files, head.ref), self._merges)
+
+    def _stand_at(self, parent: PublishedFile | None, options: StateStoreOptions) -> LocalDatabase:
+        """Return the local database at the version that a commit is built on."""
+        database = self._open_database(options)
+        if parent is None:
+            database.begin_empty()
+        elif database.at != parent.trailer.version_ref:
+            self._bring_to(parent, options)
+            if database.at != parent.trailer.version_ref:
+                database.rewind(parent.trailer.version_ref)
+        return database
+
+    def _open_database(self, options: StateStoreOptions) -> LocalDatabase:
+        if self._database is None:
+            self._database = LocalDatabase(self._local_directory, self._memory.options(options))
+        return self._database
+
+    def _bring_to(self, head: PublishedFile, options: StateStoreOptions) -> LocalVersion:
+        """Make a view of a version, from the nearest state that is there."""
+        database = self._open_database(options)
+        target = head.trailer.version_ref
+        refs = (*head.trailer.files, head.ref)
+        view = database.view(target)
+        if view is not None:
+            return LocalVersion(head, view, refs, 0, 0)
+        try:
+            start = self._go_near(database, refs)
+            view = self._ingest(database, refs[start:], target)
+        except StorageError as error:
+            if start == 0:
+                raise
+            logger.warning("local database is built anew: store=%s, error=%s",
+                           self.location.store, error)  # fmt: skip
+            database.forget()
+            start = 0
+            view = self._ingest(database, refs, target)
+        read = refs[start:]
+        return LocalVersion(head, view, refs, len(read), sum(ref.size for ref in read))
+
+    def _go_near(self, database: LocalDatabase, refs: tuple[FileRef, ...]) -> int:
+        """Bring the database to the newest version on a chain that it holds.
+
+        Returns:
+            Which file of the chain is to be applied first.
+        """
+        held = {*database.views, database.at}
+        for index in range(len(refs) - 1, -1, -1):
+            ref = refs[index]
+            version = VersionRef(ref.version, ref.checkpoint_id, ref.lineage)
+            if ref.kind != "delta":
+                if not any(at is not None and at.version == ref.version for at in held):
+                    continue
+                version = read_trailer(self.location, ref.path).trailer.version_ref
+            if version == database.at:
+                return index + 1
+            if version in database.views:
+                database.rewind(version)
+                return index + 1
+        database.begin_empty()
+        return 0
+
+    def _ingest(
+        self, database: LocalDatabase, refs: tuple[FileRef, ...], target: VersionRef
+    ) -> str:
+        directory = database.directory
+        with local_errors("write to the local disk", str(directory)):
+            directory.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(PARALLEL_FETCHES, "fetch") as pool:
+            found = list(
+                pool.map(
+                    lambda numbered: self._fetch(
+                        numbered[1], f"{directory}/.tmp-{numbered[0]}.sst"
+                    ),
+                    enumerate(refs),
+                )
+            )
+        return database.ingest([path for path in found if path is not None], target)
+
+    def _fetch(self, ref: FileRef, path: str) -> str | None:
+        file = open_sst(self.location, ref)
+        with local_errors("write to the local disk", path):
+            return sst.extract_sst(file, path)
+
+    def _lineage(
+        self, head: PublishedFile, oldest: int, *, is_whole: bool = False
+    ) -> Iterator[tuple[VersionRef, _Retained]]:
+        """Yield what is known of the versions from the head's down to `oldest`.
+
+        Raises:
+            NotFoundError, FencedError: With is_whole, one was expired or replaced; else they end
+                the lineage early.
+        """
+        ref: VersionRef | None = head.trailer.version_ref
+        known: _Retained | None = _retained(head)
+        while ref is not None and known is not None and ref.version >= oldest:
+            yield ref, known
+            ref, child = known.parent, known
+            if ref is None or ref.version < oldest:
+                return
+            with self._lock:
+                known = self._retained.get(ref)
+            if known is None:
+                checkpoint_id = ref.checkpoint_id if child.checkpoint_format >= 2 else None
+                try:
+                    found = self._read_lineage(ref, checkpoint_id)
+                except (NotFoundError, FencedError) as error:
+                    if is_whole:
+                        raise
+                    logger.info("lineage ends: store=%s, error=%s", self.location.store, error)
+                    return
+                known = _retained(found)
+                with self._lock:
+                    self._retained[ref] = known
+
+    def _read_lineage(self, ref: VersionRef, checkpoint_id: str | None) -> PublishedFile:
+        found = read_delta_trailer(self.location, ref.version, checkpoint_id)
+        if found.trailer.lineage != ref.lineage:
+            raise FencedError(
+                "a version was replaced by another attempt with other rows",
+                kind="lineage-broken",
+                version=ref.version,
+                to_fix="nothing; maintenance keeps what it can reach",
+            )
+        return found
+
+    def _remember(self, head: PublishedFile) -> None:
+        key = (head.trailer.version, head.trailer.checkpoint_id)
+        with self._lock:
+            self._retained[head.trailer.version_ref] = _retained(head)
+            self._heads.pop(key, None)
+            self._heads[key] = head
+            while len(self._heads) > _NUM_REMEMBERED:
+                self._heads.popitem(last=False)
+
+    def _recall(self, version: VersionRef) -> PublishedFile | None:
+        with self._lock:
+            return self._heads.get((version.version, version.checkpoint_id))
+
+
+def _retained(file: PublishedFile) -> _Retained:
+    trailer = file.trailer
+    paths = frozenset([file.ref.path, *(ref.path for ref in trailer.files)])
+    return _Retained(trailer.parent, trailer.checkpoint_format, paths)
