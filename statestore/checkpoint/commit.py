@@ -39,6 +39,7 @@ class NewVersion:
         checkpoint_format: 1 or 2, Spark's checkpointFormatVersion.
         rows: Row counts of the delta.
         num_keys: Rows in the store at this version.
+        num_internal_keys: Those of them in internal column families.
         max_parallelism, num_partitions: Key groups G, state partitions N.
         rescalable: Whether every row's key group satisfied key_group mod N = partition.
         column_families: Every column family of the store at this version.
@@ -56,6 +57,7 @@ class NewVersion:
     rescalable: bool
     column_families: tuple[ColumnFamily, ...]
     backend: str
+    num_internal_keys: int = 0
 
     def __post_init__(self) -> None:
         if self.parent is not None and self.version != self.parent.version + 1:
@@ -218,6 +220,7 @@ def publish_delta(
         blocks=body.blocks,
         rows=body.rows,
         num_keys=new.num_keys,
+        num_internal_keys=new.num_internal_keys,
         max_parallelism=new.max_parallelism,
         num_partitions=new.num_partitions,
         rescalable=new.rescalable,

@@ -161,6 +161,7 @@ class SnapshotWriter:
             blocks=blocks,
             rows=RowCounts(put=head.num_keys),
             num_keys=head.num_keys,
+            num_internal_keys=head.num_internal_keys,
             max_parallelism=head.max_parallelism,
             num_partitions=head.num_partitions,
             rescalable=head.rescalable,

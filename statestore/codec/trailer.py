@@ -168,6 +168,7 @@ class Trailer:
     num_partitions: int
     rescalable: bool
     column_families: tuple[ColumnFamily, ...]
+    num_internal_keys: int = 0
     format_version: int = FORMAT_VERSION
 
     @property
@@ -218,6 +219,7 @@ def encode_trailer(trailer: Trailer) -> bytes:
         "blocks": [block.to_list() for block in trailer.blocks],
         "rows": asdict(trailer.rows),
         "num_keys": trailer.num_keys,
+        "num_internal_keys": trailer.num_internal_keys,
         "max_parallelism": trailer.max_parallelism,
         "num_partitions": trailer.num_partitions,
         "rescalable": trailer.rescalable,
@@ -334,6 +336,7 @@ def _trailer_from_json(fields: dict[str, Any]) -> Trailer:
         blocks=tuple(Block(*block) for block in fields["blocks"]),
         rows=RowCounts(**fields["rows"]),
         num_keys=fields["num_keys"],
+        num_internal_keys=fields.get("num_internal_keys", 0),
         max_parallelism=fields["max_parallelism"],
         num_partitions=fields["num_partitions"],
         rescalable=fields["rescalable"],

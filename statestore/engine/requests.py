@@ -125,6 +125,7 @@ class Request:
                 delta.get("put", int), delta.get("delete", int), delta.get("merge", int)
             ),
             num_keys=self.get("num_keys", int),
+            num_internal_keys=self.get_or("num_internal_keys", int, 0),
             max_parallelism=self.get("max_parallelism", int),
             num_partitions=self.get("num_partitions", int),
             rescalable=self.get("rescalable", bool),

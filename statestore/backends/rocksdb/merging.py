@@ -183,6 +183,7 @@ def _publish(
         blocks=body.blocks,
         rows=body.rows,
         num_keys=of.num_keys,
+        num_internal_keys=of.num_internal_keys,
         max_parallelism=of.max_parallelism,
         num_partitions=of.num_partitions,
         rescalable=of.rescalable,

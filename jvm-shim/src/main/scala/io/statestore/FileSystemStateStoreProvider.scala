@@ -1,9 +1,12 @@
 package io.statestore
 
-import io.statestore.provider.ViewStateStoreProvider
+import io.statestore.provider.{HeapViewLoader, StoreContext, ViewLoader, ViewStateStoreProvider}
 
 /**
  * The filesystem backend: state on the worker's heap, a delta per commit and snapshots in the
  * background on a filesystem. Set it as `spark.sql.streaming.stateStore.providerClass`.
  */
-class FileSystemStateStoreProvider extends ViewStateStoreProvider("filesystem")
+class FileSystemStateStoreProvider extends ViewStateStoreProvider("filesystem") {
+  override private[statestore] def newLoader(context: StoreContext): ViewLoader =
+    new HeapViewLoader(context)
+}

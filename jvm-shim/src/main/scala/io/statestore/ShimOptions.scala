@@ -17,6 +17,8 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
  * @param maxParallelism number of key groups, 0 for the default of a new checkpoint
  * @param overlayMaxBytes bytes of uncommitted writes a store keeps in memory
  * @param fileCompression `none` or `zstd`
+ * @param rocksdbBlockCacheBytes block cache of RocksDB readers in this JVM
+ * @param rocksdbRowCacheBytes bytes of rows that all stores of the rocksdb backend keep on the heap
  * @param engineProcesses engine processes in this JVM, 0 to choose from its cores
  * @param engineCallTimeoutMs milliseconds after which a call's engine counts as hung
  * @param enginePackage `embedded` or `installed`
@@ -26,6 +28,8 @@ final case class ShimOptions(
     maxParallelism: Int,
     overlayMaxBytes: Long,
     fileCompression: String,
+    rocksdbBlockCacheBytes: Long,
+    rocksdbRowCacheBytes: Long,
     engineProcesses: Int,
     engineCallTimeoutMs: Long,
     enginePackage: String,
@@ -56,6 +60,8 @@ object ShimOptions {
       maxParallelism = values("max_parallelism").asInt,
       overlayMaxBytes = values("overlay_max_bytes").asLong,
       fileCompression = values("file_compression").asText,
+      rocksdbBlockCacheBytes = values("rocksdb_block_cache_size_mb").asLong << 20,
+      rocksdbRowCacheBytes = values("rocksdb_row_cache_bytes").asLong,
       engineProcesses = values("engine_processes").asInt,
       engineCallTimeoutMs = values("engine_call_timeout_ms").asLong,
       enginePackage = values("engine_package").asText,

@@ -19,7 +19,7 @@ import io.statestore.view._
  */
 private[statestore] final class StoreCommit(
     context: StoreContext,
-    view: WorkingView,
+    view: CommittedView,
     overlay: Overlay,
     families: Seq[ColumnFamily],
     counters: HandleCounters,
@@ -48,7 +48,11 @@ private[statestore] final class StoreCommit(
       count(reply, numInternalKeys)
       val version = ViewVersion(
         base.number + 1, checkpointId, reply.get("lineage").asText, rescalable)
-      val advance = new ViewAdvance(version, families, changes.values.filter(_.length > 0).toSeq)
+      val advance = new ViewAdvance(
+        version,
+        families,
+        changes.values.filter(_.length > 0).toSeq,
+        Option(reply.get("view")).filterNot(_.isNull).map(_.asText).orNull)
       Committed(version, numKeys, reply.get("snapshot"), advance)
     } finally file.delete()
   }
@@ -61,13 +65,13 @@ private[statestore] final class StoreCommit(
 
   private def writeDelta(file: File): Unit = {
     val expected = overlay.allFamilies.map(_.table.size).sum
-    val writer = new DeltaWriter(file, context.options.fileCompression, expected)
+    val writer = new DeltaWriter(file, context.deltaCompression, expected)
     try {
       val slots = new Array[Int](RecordBlock.Capacity)
       overlay.visitSorted { block =>
         val below = view.family(block.family.family.name)
         if (below == null) java.util.Arrays.fill(slots, -1)
-        else below.table.findSlots(overlay.pages, block.addresses, block.length, slots)
+        else below.findSlots(overlay.pages, block.addresses, block.length, slots)
         writeBlock(writer, block, slots)
       }
       length = writer.finish()
@@ -132,6 +136,7 @@ private[statestore] final class StoreCommit(
       .put("delete", deletes)
       .put("merge", merges)
     request.put("num_keys", view.numRows + growth(internal = false) + growth(internal = true))
+    request.put("num_internal_keys", view.numInternalKeys + growth(internal = true))
     request.put("max_parallelism", view.maxParallelism)
     request.put("num_partitions", context.numPartitionsOfTask)
     request.put("rescalable", rescalable)

@@ -25,6 +25,12 @@ private[statestore] final class StoreContext(
 
   val checkpointFormat: Int = if (storeConf.enableStateStoreCheckpointIds) 2 else 1
 
+  /** Whether rows are kept by key, and not by key group first. */
+  val keepsRowsByKey: Boolean = backend == "rocksdb"
+
+  /** Compression of the delta handed to the engine, which writes it anew for RocksDB. */
+  val deltaCompression: String = if (keepsRowsByKey) "none" else options.fileCompression
+
   lazy val engines: EnginePool = Engines.forOptions(options)
 
   /** State partitions of the running query; None when no query runs (the state data source). */

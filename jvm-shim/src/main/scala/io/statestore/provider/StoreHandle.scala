@@ -23,7 +23,7 @@ import org.apache.spark.sql.types.StructType
 private[statestore] final class StoreHandle(
     val provider: ViewStateStoreProvider,
     context: StoreContext,
-    view: WorkingView,
+    view: CommittedView,
     counters: HandleCounters,
     loadedEmpty: Boolean,
     readOnly: Boolean)
@@ -33,7 +33,8 @@ private[statestore] final class StoreHandle(
   private var overlay = new Overlay(
     keyGroups,
     context.options.overlayMaxBytes,
-    () => context.engines.scratchFile("run"))
+    () => context.engines.scratchFile("run"),
+    context.keepsRowsByKey)
   private val families = mutable.LinkedHashMap.empty[String, FamilyState]
   private val removed = mutable.HashMap.empty[String, ColumnFamily]
   private var nextFamilyId = 0
@@ -44,7 +45,7 @@ private[statestore] final class StoreHandle(
   @volatile private var accepting = true // until commit, abort, release or the task's end
   private var holdsView = true
 
-  view.families.foreach(family => open(family.family))
+  view.families.foreach(open)
   provider.registeredFamilies.filterNot(f => families.contains(f.name)).foreach(open)
   private val task = TaskContext.get()
   if (task != null) task.addTaskCompletionListener[Unit](_ => endOfTask())

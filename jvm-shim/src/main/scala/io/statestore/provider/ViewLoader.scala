@@ -7,10 +7,10 @@ import scala.jdk.CollectionConverters._
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.delta.{StateFileOp, StateFileReader}
-import io.statestore.view.{ColumnFamily, ViewFamily, ViewVersion, WorkingView}
+import io.statestore.view._
 
-/** Builds the working view of a version from the files the engine names. */
-private[statestore] final class ViewLoader(context: StoreContext) {
+/** Builds the view of a version from what the engine answers to `load`. */
+private[statestore] abstract class ViewLoader(context: StoreContext) {
 
   /**
    * Loads a version.
@@ -22,7 +22,7 @@ private[statestore] final class ViewLoader(context: StoreContext) {
       version: Long,
       checkpointId: Option[String],
       fromSnapshot: Option[(Long, Option[String])],
-      counters: HandleCounters): WorkingView = counters.timed(StoreMetrics.LoadMs) {
+      counters: HandleCounters): CommittedView = counters.timed(StoreMetrics.LoadMs) {
     val request = context.request("load")
     request.put("version", version).put("checkpoint_id", checkpointId.orNull)
     request.put("checkpoint_format", context.checkpointFormat)
@@ -37,36 +37,78 @@ private[statestore] final class ViewLoader(context: StoreContext) {
     counters.add(StoreMetrics.EngineCalls, 1L)
     counters.add(StoreMetrics.FilesRead, reply.get("files_read").asLong)
     counters.add(StoreMetrics.BytesRead, reply.get("bytes_read").asLong)
-    build(reply, version, counters)
-  }
-
-  /** An empty view that claims to be at `version`. */
-  def empty(version: Long, maxParallelism: Int): WorkingView = {
-    val view = new WorkingView(ViewVersion(version, null, null, rescalable = true), maxParallelism)
-    view.addFamily(context.defaultFamily)
-    view
-  }
-
-  private def build(reply: ObjectNode, version: Long, counters: HandleCounters): WorkingView = {
-    val view = new WorkingView(
+    build(
       ViewVersion(
         version,
         text(reply, "checkpoint_id"),
         text(reply, "lineage"),
         reply.get("rescalable").asBoolean),
-      reply.get("max_parallelism").asInt)
-    val stored = reply.get("column_families").elements.asScala
-      .map(node => ColumnFamily.fromJson(node.asInstanceOf[ObjectNode]))
-      .toSeq
+      reply.get("column_families").elements.asScala
+        .map(node => checked(ColumnFamily.fromJson(node.asInstanceOf[ObjectNode])))
+        .toSeq,
+      reply,
+      counters)
+  }
+
+  /** An empty view that claims to be at `version`. */
+  def empty(version: Long, maxParallelism: Int): CommittedView
+
+  /** The view of a version; `families` are those stored. */
+  protected def build(
+      version: ViewVersion,
+      families: Seq[ColumnFamily],
+      reply: ObjectNode,
+      counters: HandleCounters): CommittedView
+
+  /** N where only rows of this state partition of N are the store's, else 0. */
+  protected def keyGroupFilter(reply: ObjectNode): Int =
+    if (!reply.get("key_group_filter").asBoolean) {
+      0
+    } else {
+      Option(reply.get("num_partitions")).filterNot(_.isNull).map(_.asInt)
+        .orElse(context.numPartitions).getOrElse(1)
+    }
+
+  /** The family as the provider knows it, after a check that the stored bytes are laid out so. */
+  private def checked(stored: ColumnFamily): ColumnFamily =
+    if (stored.name != context.defaultFamily.name) {
+      stored
+    } else {
+      if (!stored.sameLayout(context.defaultFamily)) {
+        throw new IncompatibleStateException(
+          "[schema-changed] the state schema differs from the checkpoint's: " +
+            s"store='${context.directory}', checkpoint='${stored.describe}', " +
+            s"query='${context.defaultFamily.describe}'. " +
+            "To fix: restore the old query, or start with a new checkpoint location")
+      }
+      context.defaultFamily
+    }
+
+  private def text(node: ObjectNode, field: String): String =
+    Option(node.get(field)).filterNot(_.isNull).map(_.asText).orNull
+}
+
+/** Builds a view on the heap by reading files. */
+private[statestore] final class HeapViewLoader(context: StoreContext) extends ViewLoader(context) {
+
+  override def empty(version: Long, maxParallelism: Int): CommittedView = {
+    val view = new WorkingView(ViewVersion(version, null, null, rescalable = true), maxParallelism)
+    view.addFamily(context.defaultFamily)
+    view
+  }
+
+  override protected def build(
+      version: ViewVersion,
+      families: Seq[ColumnFamily],
+      reply: ObjectNode,
+      counters: HandleCounters): CommittedView = {
+    val view = new WorkingView(version, reply.get("max_parallelism").asInt)
     val expected = math.min(reply.get("num_keys").asLong, Int.MaxValue / 4L).toInt
-    val byId = stored.map { family =>
-      family.id -> view.addFamily(checked(family), if (stored.size == 1) expected else 0)
+    val byId = families.map { family =>
+      family.id -> view.addFamily(family, if (families.size == 1) expected else 0)
     }.toMap
     if (view.family(context.defaultFamily.name) == null) view.addFamily(context.defaultFamily)
-    val partitions = Option(reply.get("num_partitions")).filterNot(_.isNull).map(_.asInt)
-      .orElse(context.numPartitions)
-    val filter =
-      if (reply.get("key_group_filter").asBoolean) partitions.getOrElse(1) else 0
+    val filter = keyGroupFilter(reply)
     reply.get("files").elements.asScala.foreach(read(_, byId, filter, counters))
     view
   }
@@ -116,24 +158,6 @@ private[statestore] final class ViewLoader(context: StoreContext) {
           reader.valueLength(row),
           append = op == StateFileOp.Merge)
     }
-
-  /** The family as the provider knows it, after a check that the stored bytes are laid out so. */
-  private def checked(stored: ColumnFamily): ColumnFamily =
-    if (stored.name != context.defaultFamily.name) {
-      stored
-    } else {
-      if (!stored.sameLayout(context.defaultFamily)) {
-        throw new IncompatibleStateException(
-          "[schema-changed] the state schema differs from the checkpoint's: " +
-            s"store='${context.directory}', checkpoint='${stored.describe}', " +
-            s"query='${context.defaultFamily.describe}'. " +
-            "To fix: restore the old query, or start with a new checkpoint location")
-      }
-      context.defaultFamily
-    }
-
-  private def text(node: ObjectNode, field: String): String =
-    Option(node.get(field)).filterNot(_.isNull).map(_.asText).orNull
 }
 
 /** The checkpoint cannot serve the query as it is now. */

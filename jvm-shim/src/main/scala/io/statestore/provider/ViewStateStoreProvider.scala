@@ -5,15 +5,15 @@ import scala.util.control.NonFatal
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{Background, EngineUnavailableException, ShimErrors, ShimOptions}
-import io.statestore.view.{ColumnFamily, ViewAdvance, WorkingView}
+import io.statestore.view.{ColumnFamily, CommittedView, ViewAdvance}
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types.StructType
 
 /**
- * A provider whose working state is a view on the JVM heap; the engine behind it keeps what is
- * durable. Shared by the heap and filesystem backends.
+ * A provider that serves a view of committed rows, on the JVM heap or in RocksDB; the engine behind
+ * it keeps what is durable.
  *
  * One view is cached, at the version last committed or loaded. It is changed in place by a commit
  * or a roll-back only while no other handle is open on it; otherwise the next `getStore` loads a
@@ -29,7 +29,7 @@ abstract class ViewStateStoreProvider(backend: String)
   private var loader: ViewLoader = _
 
   private val lock = new Object
-  private var current: WorkingView = _
+  private var current: CommittedView = _
   private var appliedInMs = 0L
   private var pending: ViewAdvance = _ // what `current` is still to be brought to
   @volatile private var registered = Map.empty[String, ColumnFamily]
@@ -70,8 +70,11 @@ abstract class ViewStateStoreProvider(backend: String)
       storeConfs,
       hadoopConf,
       ShimOptions.parse(storeConfs.sqlConfs))
-    loader = new ViewLoader(context)
+    loader = newLoader(context)
   }
+
+  /** Makes what builds the backend's views. */
+  private[statestore] def newLoader(context: StoreContext): ViewLoader
 
   override def stateStoreId: StateStoreId = context.storeId
 
@@ -150,8 +153,7 @@ abstract class ViewStateStoreProvider(backend: String)
     closed = true
     val hadState = lock.synchronized {
       val had = current != null
-      current = null
-      pending = null
+      drop()
       had
     }
     if (hadState) {
@@ -178,17 +180,20 @@ abstract class ViewStateStoreProvider(backend: String)
     lock.synchronized(registered += family.name -> family)
 
   /** Gives the cached view up: what it shows is no longer what storage holds. */
-  private[statestore] def forget(view: WorkingView): Unit =
+  private[statestore] def forget(view: CommittedView): Unit =
     lock.synchronized {
-      if (view eq current) {
-        current = null
-        pending = null
-      }
+      if (view eq current) drop()
     }
+
+  private def drop(): Unit = {
+    if (current != null) current.retire()
+    current = null
+    pending = null
+  }
 
   private[statestore] def lastSnapshotVersion: Long = snapshotVersion
 
-  private[statestore] def memoryUsedBytes(view: WorkingView): Long = lock.synchronized {
+  private[statestore] def memoryUsedBytes(view: CommittedView): Long = lock.synchronized {
     settle()
     view.heapBytes
   }
@@ -199,7 +204,7 @@ abstract class ViewStateStoreProvider(backend: String)
    * is time. Where other handles read the view it is left to them, and the next store loads its
    * own.
    */
-  private[statestore] def release(view: WorkingView, advance: Option[ViewAdvance]): Unit =
+  private[statestore] def release(view: CommittedView, advance: Option[ViewAdvance]): Unit =
     lock.synchronized {
       view.release()
       advance.foreach { wanted =>
@@ -220,7 +225,7 @@ abstract class ViewStateStoreProvider(backend: String)
     try current.advance(wanted)
     catch {
       case NonFatal(e) =>
-        current = null // half advanced
+        drop() // half advanced
         logWarning(s"working view was dropped: $toString, version=${wanted.version.number}", e)
     }
     appliedInMs = (System.nanoTime() - started) / 1000000L
@@ -262,11 +267,14 @@ abstract class ViewStateStoreProvider(backend: String)
   }
 
   private def newHandle(
-      view: WorkingView,
+      view: CommittedView,
       counters: HandleCounters,
       loadedEmpty: Boolean,
       readOnly: Boolean): StoreHandle = {
-    lock.synchronized(view.open())
+    lock.synchronized {
+      view.open()
+      if (view ne current) view.retire()
+    }
     new StoreHandle(this, context, view, counters, loadedEmpty, readOnly)
   }
 
@@ -274,7 +282,7 @@ abstract class ViewStateStoreProvider(backend: String)
   private def acquire(
       version: Long,
       checkpointId: Option[String],
-      counters: HandleCounters): WorkingView = {
+      counters: HandleCounters): CommittedView = {
     settle()
     counters.add(StoreMetrics.ApplyMs, appliedInMs)
     appliedInMs = 0L
@@ -289,7 +297,7 @@ abstract class ViewStateStoreProvider(backend: String)
       counters.add(StoreMetrics.RollBacks, 1L)
       cached
     } else {
-      current = null // give the memory back before the next view is built
+      drop() // give the memory back before the next view is built
       current = loader.load(version, checkpointId, None, counters)
       current
     }

@@ -10,7 +10,7 @@ import org.apache.spark.sql.execution.streaming.state.{StateStoreIterator, Unsaf
  */
 private[statestore] final class FamilyState(
     val family: ColumnFamily,
-    committed: ViewFamily,
+    committed: CommittedFamily,
     overlay: Overlay,
     newOverlayFamily: () => OverlayFamily) {
   import RecordPages._
@@ -38,8 +38,7 @@ private[statestore] final class FamilyState(
         valueRow(ref)
       }
     } else {
-      val address = if (committed == null) 0 else committed.find(codec, hash)
-      if (address == 0) null else committedValue(address)
+      if (isCommitted(hash)) valueRow(ref) else null
     }
   }
 
@@ -48,7 +47,7 @@ private[statestore] final class FamilyState(
     val hash = RecordTable.hashKey(codec.base, codec.at, codec.length)
     val own = findOwn(hash)
     if (own != 0) (overlay.pages.flags(own) & OpMask) != Delete
-    else committed != null && committed.find(codec, hash) != 0
+    else isCommitted(hash)
   }
 
   def values(key: UnsafeRow): Iterator[UnsafeRow] = {
@@ -118,35 +117,24 @@ private[statestore] final class FamilyState(
   private def findOwn(hash: Int): Int =
     if (written == null || written.isEmpty) 0 else written.find(codec, hash)
 
+  /** Whether the key in `codec` is committed; its value is in `ref` then. */
+  private def isCommitted(hash: Int): Boolean =
+    committed != null && committed.get(codec.base, codec.at, codec.length, hash, ref)
+
   private def valueRow(from: BytesRef): UnsafeRow = {
     val row = new UnsafeRow(numValueFields)
     row.pointTo(from.base, from.at, from.length)
     row
   }
 
-  private def committedValue(address: Int): UnsafeRow = {
-    val pages = committed.pages
-    val row = new UnsafeRow(numValueFields)
-    row.pointTo(pages.base(address), pages.valueOffset(address), pages.valueLength(address))
-    row
-  }
-
   private def values(own: Int, hash: Int): Iterator[UnsafeRow] = {
     val op = if (own == 0) Merge else overlay.pages.flags(own) & OpMask
     val below =
-      if (op != Merge || committed == null) Iterator.empty
-      else committedRows(committed.find(codec, hash))
+      if (op == Merge && isCommitted(hash)) rowsOf(ref.base, ref.at, ref.length)
+      else Iterator.empty
     val above = if (own == 0 || op == Delete) Iterator.empty else ownRows(overlay.pages, own)
     below ++ above
   }
-
-  private def committedRows(address: Int): Iterator[UnsafeRow] =
-    if (address == 0) {
-      Iterator.empty
-    } else {
-      val pages = committed.pages
-      rowsOf(pages.base(address), pages.valueOffset(address), pages.valueLength(address))
-    }
 
   private def ownRows(pages: RecordPages, address: Int): Iterator[UnsafeRow] = {
     overlay.valueIn(pages, address, ref)
@@ -196,8 +184,7 @@ private[statestore] final class FamilyState(
   /** Walks the keys of the state at its creation. */
   private abstract class PairCursor {
 
-    /** Records of the current key in the view and in the overlay; 0 where there is none. */
-    protected var below = 0
+    /** The current key's record in the overlay, 0 where there is none. */
     protected var own = 0
     protected val ownPages: RecordPages = {
       overlay.pin()
@@ -206,38 +193,52 @@ private[statestore] final class FamilyState(
 
     def advance(): Boolean
 
-    def key: UnsafeRow =
-      if (own != 0) codec.decode(ownPages, own) else codec.decode(committed.pages, below)
+    protected def below: CommittedCursor
 
-    def values: Iterator[UnsafeRow] =
-      if (own == 0) {
-        committedRows(below)
-      } else {
-        committedRows(if ((ownPages.flags(own) & OpMask) == Merge) below else 0) ++
-          ownRows(ownPages, own)
-      }
+    /** Whether the current key has a committed row, which `committedValue` is then. */
+    protected def hasBelow: Boolean
+    protected val committedValue = new BytesRef
+
+    def key: UnsafeRow =
+      if (own != 0) codec.decode(ownPages, own)
+      else codec.decode(below.key.base, below.key.at, below.key.length)
+
+    def values: Iterator[UnsafeRow] = {
+      val isAppended = own == 0 || (ownPages.flags(own) & OpMask) == Merge
+      val first =
+        if (isAppended && hasBelow) {
+          rowsOf(committedValue.base, committedValue.at, committedValue.length)
+        } else {
+          Iterator.empty
+        }
+      if (own == 0) first else first ++ ownRows(ownPages, own)
+    }
 
     protected def isDelete(address: Int): Boolean = (ownPages.flags(address) & OpMask) == Delete
   }
 
-  /** First the handle's own records, then the pages of the view without the keys in the overlay. */
+  /** First the handle's own records, then the committed rows without the keys in the overlay. */
   private final class UnorderedCursor extends PairCursor {
     private val ownTable =
       if (written == null || written.isEmpty) null else written.table.frozen
     private val ownAddresses = if (ownTable == null) Array.emptyIntArray else ownTable.liveAddresses
     private var next = 0
-    private val pages = if (committed == null) null else committed.pages
-    private var page = 0
-    private var unit = 1
+    protected val below: CommittedCursor = if (committed == null) null else committed.rows()
+    protected var hasBelow = false
 
-    override def advance(): Boolean = advanceOwn() || advanceView()
+    override def advance(): Boolean = advanceOwn() || advanceBelow()
 
     private def advanceOwn(): Boolean = {
       while (next < ownAddresses.length) {
         own = ownAddresses(next)
         next += 1
         if (!isDelete(own)) {
-          below = if (committed == null) 0 else committed.table.findIn(ownPages, own)
+          val base = ownPages.base(own)
+          val at = ownPages.keyOffset(own)
+          val length = ownPages.keyLength(own)
+          // Only the values of a merge go on the committed ones.
+          hasBelow = committed != null && (ownPages.flags(own) & OpMask) == Merge &&
+            committed.get(base, at, length, RecordTable.hashKey(base, at, length), committedValue)
           return true
         }
       }
@@ -245,23 +246,22 @@ private[statestore] final class FamilyState(
       false
     }
 
-    private def advanceView(): Boolean = {
-      if (pages == null) return false
-      while (page < pages.pageCount) {
-        while (unit < pages.endOfPage(page)) {
-          below = (page << PageShift) | unit
-          unit += pages.units(below)
-          if ((pages.flags(below) & Dead) == 0 &&
-            (ownTable == null || ownTable.findIn(pages, below) == 0)) return true
+    private def advanceBelow(): Boolean = {
+      while (below != null && below.advance()) {
+        val key = below.key
+        if (ownTable == null || ownTable.find(key.base, key.at, key.length, hashOf(key)) < 0) {
+          hasBelow = true
+          committedValue.set(below.value.base, below.value.at, below.value.length)
+          return true
         }
-        page += 1
-        unit = 0
       }
       false
     }
+
+    private def hashOf(key: BytesRef): Int = RecordTable.hashKey(key.base, key.at, key.length)
   }
 
-  /** Merges the ordered indexes of view and overlay. */
+  /** Merges the ordered index of the overlay and the committed rows. */
   private final class OrderedCursor(from: Array[Byte], until: Array[Byte]) extends PairCursor {
     private val ownAddresses = {
       val found = new scala.collection.mutable.ArrayBuilder.ofInt
@@ -276,30 +276,41 @@ private[statestore] final class FamilyState(
       found.result()
     }
     private var next = 0
-    private val view = if (committed == null) null else committed.sorted.range(from, until)
-    private var nextBelow = if (view == null) 0 else view.next()
+    protected val below: CommittedCursor =
+      if (committed == null) null else committed.range(from, until)
+    // The committed row that was not shown yet.
+    private var waiting = below != null && below.advance()
+    protected var hasBelow = false
 
     override def advance(): Boolean = {
-      while (next < ownAddresses.length || nextBelow != 0) {
+      while (true) {
+        if (hasBelow) waiting = below.advance()
+        hasBelow = false
+        own = 0
+        if (next >= ownAddresses.length && !waiting) return false
         val order =
           if (next >= ownAddresses.length) 1
-          else if (nextBelow == 0) -1
-          else {
-            RecordOrder.compareRecords(ownPages, ownAddresses(next), committed.pages, nextBelow)
-          }
-        own = 0
-        below = 0
+          else if (!waiting) -1
+          else compareWithBelow(ownAddresses(next))
         if (order <= 0) {
           own = ownAddresses(next)
           next += 1
         }
         if (order >= 0) {
-          below = nextBelow
-          nextBelow = view.next()
+          hasBelow = true
+          committedValue.set(below.value.base, below.value.at, below.value.length)
         }
         if (own == 0 || !isDelete(own)) return true
       }
       false
     }
+
+    private def compareWithBelow(address: Int): Int = RecordOrder.compareKeys(
+      ownPages.base(address),
+      ownPages.keyOffset(address),
+      ownPages.keyLength(address),
+      below.key.base,
+      below.key.at,
+      below.key.length)
   }
 }

@@ -19,11 +19,14 @@ import org.apache.spark.unsafe.Platform
  * `budgetBytes`, the records move, sorted, to a run in a memory-mapped scratch file (unlinked at
  * once: no file outlives the process), while the index stays on the heap; reads find them as
  * before, and the commit merges the runs.
+ *
+ * @param byKey the order for the commit is by column family and key, not by key group first
  */
 private[statestore] final class Overlay(
     val keyGroups: KeyGroups,
     budgetBytes: Long,
-    newScratchFile: () => File) {
+    newScratchFile: () => File,
+    byKey: Boolean = false) {
   import RecordPages._
   import SortedRecords.{FamilyBits, FamilyMask}
 
@@ -149,12 +152,16 @@ private[statestore] final class Overlay(
     }
   }
 
-  private def compare(leftPrefix: Int, left: Int, rightPrefix: Int, right: Int): Int =
-    if (leftPrefix != rightPrefix) java.lang.Integer.compare(leftPrefix, rightPrefix)
-    else RecordOrder.compareRecords(pages, left, pages, right)
+  private def compare(leftPrefix: Int, left: Int, rightPrefix: Int, right: Int): Int = {
+    val byPrefix =
+      java.lang.Integer.compare(leftPrefix & prefixMask, rightPrefix & prefixMask)
+    if (byPrefix != 0) byPrefix else RecordOrder.compareRecords(pages, left, pages, right)
+  }
+
+  private def prefixMask: Int = SortedRecords.prefixMask(byKey)
 
   private def sortHeapRecords(): SortedRecords =
-    SortedRecords.of(pages, families.values, keyGroups.maxParallelism)
+    SortedRecords.of(pages, families.values, keyGroups.maxParallelism, byKey)
 
   /** Moves every heap record to a sorted run on disk. */
   private def spill(): Unit = {

@@ -3,8 +3,8 @@ package io.statestore.view
 import org.apache.spark.unsafe.Platform
 
 /**
- * Overlay records in the order of state files: by rank of the key group, column family, key bytes.
- * A prefix is `rank << 16 | column family`.
+ * Overlay records in the order of state files: by rank of the key group, column family, key bytes;
+ * or without the first. A prefix is `rank << 16 | column family`.
  */
 private[statestore] final class SortedRecords private (
     prefixes: Array[Int],
@@ -27,7 +27,8 @@ private[statestore] object SortedRecords {
   def of(
       pages: RecordPages,
       families: Iterable[OverlayFamily],
-      maxParallelism: Int): SortedRecords = {
+      maxParallelism: Int,
+      byKey: Boolean): SortedRecords = {
     val unsorted = new Items(families.iterator.map(_.maxHeapRecords).sum)
     var total = 0
     families.toSeq.sortBy(_.family.id).foreach { family =>
@@ -43,17 +44,22 @@ private[statestore] object SortedRecords {
       unsorted.words(i) = wordAt(pages, unsorted.addresses(i), shared)
       i += 1
     }
-    val items = sortByRank(unsorted, total, maxParallelism)
-    val sorter = new KeySorter(pages, items, unsorted)
+    val items = if (byKey) unsorted else sortByRank(unsorted, total, maxParallelism)
+    val sorter = new KeySorter(pages, items, if (byKey) new Items(total) else unsorted)
+    val mask = prefixMask(byKey)
     var from = 0
     while (from < total) {
       var until = from + 1
-      while (until < total && items.prefixes(until) == items.prefixes(from)) until += 1
+      val prefix = items.prefixes(from) & mask
+      while (until < total && (items.prefixes(until) & mask) == prefix) until += 1
       sorter.sort(from, until)
       from = until
     }
     new SortedRecords(items.prefixes, items.addresses, total)
   }
+
+  /** The part of a prefix that goes before the key in the order. */
+  def prefixMask(byKey: Boolean): Int = if (byKey) FamilyMask else -1
 
   private final class Items(capacity: Int) {
     val prefixes = new Array[Int](capacity)
@@ -63,6 +69,7 @@ private[statestore] object SortedRecords {
     val words = new Array[Long](capacity)
 
     def set(to: Int, from: Items, i: Int): Unit = {
+      prefixes(to) = from.prefixes(i)
       addresses(to) = from.addresses(i)
       words(to) = from.words(i)
     }
@@ -129,7 +136,6 @@ private[statestore] object SortedRecords {
       val rank = prefixes(i) >>> FamilyBits
       val to = next(rank)
       next(rank) = to + 1
-      sorted.prefixes(to) = prefixes(i)
       sorted.set(to, items, i)
       i += 1
     }
@@ -139,6 +145,7 @@ private[statestore] object SortedRecords {
   private final class KeySorter(pages: RecordPages, items: Items, scratch: Items) {
     private[this] val addresses = items.addresses
     private[this] val words = items.words
+    private[this] val prefixes = items.prefixes
 
     def sort(from: Int, until: Int): Unit =
       if (until - from <= LongestInsertionSort) insertionSort(from, until)
@@ -153,14 +160,17 @@ private[statestore] object SortedRecords {
       while (i < until) {
         val word = words(i)
         val address = addresses(i)
+        val prefix = prefixes(i)
         var to = i
         while (to > from && compare(words(to - 1), addresses(to - 1), word, address) > 0) {
           words(to) = words(to - 1)
           addresses(to) = addresses(to - 1)
+          prefixes(to) = prefixes(to - 1)
           to -= 1
         }
         words(to) = word
         addresses(to) = address
+        prefixes(to) = prefix
         i += 1
       }
     }
@@ -171,6 +181,7 @@ private[statestore] object SortedRecords {
       sort(middle, until)
       System.arraycopy(words, from, scratch.words, from, middle - from)
       System.arraycopy(addresses, from, scratch.addresses, from, middle - from)
+      System.arraycopy(prefixes, from, scratch.prefixes, from, middle - from)
       var left = from
       var right = middle
       var to = from

@@ -3,7 +3,8 @@ package io.statestore.view
 import org.apache.spark.unsafe.Platform
 
 /** The committed rows of one column family, at the version of the view it belongs to. */
-private[statestore] final class ViewFamily(val family: ColumnFamily, expected: Int = 0) {
+private[statestore] final class ViewFamily(val family: ColumnFamily, expected: Int = 0)
+    extends CommittedFamily {
   import RecordPages._
 
   private var records = new RecordPages
@@ -19,10 +20,67 @@ private[statestore] final class ViewFamily(val family: ColumnFamily, expected: I
   def heapBytes: Long =
     records.heapBytes + index.indexBytes + (if (order == null) 0L else order.indexBytes)
 
-  /** Address of the record of a key, or 0. */
-  def find(key: KeyCodec, hash: Int): Int = {
-    val slot = index.find(key.base, key.at, key.length, hash)
-    if (slot < 0) 0 else index.addressAt(slot)
+  override def get(
+      keyBase: AnyRef,
+      keyAt: Long,
+      keyLen: Int,
+      hash: Int,
+      into: BytesRef): Boolean = {
+    val slot = index.find(keyBase, keyAt, keyLen, hash)
+    if (slot < 0) {
+      false
+    } else {
+      val address = index.addressAt(slot)
+      into.set(records.base(address), records.valueOffset(address), records.valueLength(address))
+      true
+    }
+  }
+
+  override def findSlots(
+      other: RecordPages,
+      addresses: Array[Int],
+      count: Int,
+      found: Array[Int]): Unit = index.findSlots(other, addresses, count, found)
+
+  override def rows(): CommittedCursor = new RecordCursor {
+    private val pages = records
+    private var page = 0
+    private var unit = 1
+
+    override def advance(): Boolean = {
+      while (page < pages.pageCount) {
+        while (unit < pages.endOfPage(page)) {
+          val address = (page << PageShift) | unit
+          unit += pages.units(address)
+          if ((pages.flags(address) & Dead) == 0) {
+            show(pages, address)
+            return true
+          }
+        }
+        page += 1
+        unit = 0
+      }
+      false
+    }
+  }
+
+  override def range(from: Array[Byte], until: Array[Byte]): CommittedCursor = new RecordCursor {
+    private val pages = records
+    private val addresses = order.range(from, until)
+
+    override def advance(): Boolean = {
+      val address = addresses.next()
+      if (address != 0) show(pages, address)
+      address != 0
+    }
+  }
+
+  private abstract class RecordCursor extends CommittedCursor {
+    protected def show(pages: RecordPages, address: Int): Unit = {
+      val base = pages.base(address)
+      key.set(base, pages.keyOffset(address), pages.keyLength(address))
+      value.set(base, pages.valueOffset(address), pages.valueLength(address))
+    }
   }
 
   /**

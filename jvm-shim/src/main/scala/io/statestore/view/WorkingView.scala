@@ -3,36 +3,25 @@ package io.statestore.view
 import scala.collection.mutable
 
 /**
- * The rows of one store at one version, on the JVM heap. A cache of durable state: it can be
- * dropped at any time and loaded again.
- *
- * `advance` applies a committed overlay and keeps an undo log of one version, so that the version
- * before can be served again after a failed batch without a load. Both change the view in place
- * and are only allowed while no handle but the caller's is open on it (`StateStoreProvider` sees
- * to it).
+ * The rows of one store at one version, on the JVM heap. `advance` keeps an undo log of one
+ * version, so that the version before can be served again after a failed batch without a load.
  */
 private[statestore] final class WorkingView(
     private var current: ViewVersion,
-    val maxParallelism: Int) {
+    val maxParallelism: Int)
+    extends CommittedView {
   import RecordPages._
 
   private val byName = mutable.LinkedHashMap.empty[String, ViewFamily]
   private var undo: Undo = _
-  private var handles = 0
 
-  def version: ViewVersion = current
+  override def version: ViewVersion = current
 
-  /** The version `rollBack` would go to, or null. */
-  def previous: ViewVersion = if (undo == null) null else undo.version
+  override def previous: ViewVersion = if (undo == null) null else undo.version
 
-  /** Handles that may read the view or rows of it; guarded by the provider's lock. */
-  def openHandles: Int = handles
-  def open(): Unit = handles += 1
-  def release(): Unit = handles -= 1
+  override def families: Iterable[ColumnFamily] = byName.values.map(_.family)
 
-  def families: Iterable[ViewFamily] = byName.values
-
-  def family(name: String): ViewFamily = byName.getOrElse(name, null)
+  override def family(name: String): ViewFamily = byName.getOrElse(name, null)
 
   def addFamily(family: ColumnFamily, expected: Int = 0): ViewFamily = {
     val added = new ViewFamily(family, expected)
@@ -40,20 +29,15 @@ private[statestore] final class WorkingView(
     added
   }
 
-  /** Rows, those of internal column families included. */
-  def numRows: Long = byName.valuesIterator.map(_.table.size.toLong).sum
+  override def numRows: Long = byName.valuesIterator.map(_.table.size.toLong).sum
 
-  /** Rows as `StateStoreMetrics.numKeys` counts them: without internal column families. */
-  def numKeys: Long =
-    byName.valuesIterator.filterNot(_.family.internal).map(_.table.size.toLong).sum
+  override def numInternalKeys: Long =
+    byName.valuesIterator.filter(_.family.internal).map(_.table.size.toLong).sum
 
-  def numInternalKeys: Long = numRows - numKeys
-
-  def heapBytes: Long =
+  override def heapBytes: Long =
     byName.valuesIterator.map(_.heapBytes).sum + (if (undo == null) 0L else undo.bytes)
 
-  /** Makes the view the version that a commit made durable. */
-  def advance(to: ViewAdvance): Unit = {
+  override def advance(to: ViewAdvance): Unit = {
     forget()
     byName.valuesIterator.foreach(_.compactIfWasteful())
     val log = new Undo(current, byName.toSeq)
@@ -65,8 +49,7 @@ private[statestore] final class WorkingView(
     current = to.version
   }
 
-  /** Goes back to the version before the last `advance`. */
-  def rollBack(): Unit = {
+  override def rollBack(): Unit = {
     val log = undo
     undo = null
     current = log.version
@@ -134,11 +117,13 @@ private[statestore] final class WorkingView(
  * What a commit does to the view it was made on.
  *
  * @param families the column families of the new version
+ * @param path directory where the engine keeps the version, or null
  */
 private[statestore] final class ViewAdvance(
     val version: ViewVersion,
     val families: Seq[ColumnFamily],
-    val changes: Seq[FamilyChanges])
+    val changes: Seq[FamilyChanges],
+    val path: String)
 
 /** A version a view can be at; the checkpoint ID and lineage tell two attempts of it apart. */
 private[statestore] final case class ViewVersion(

@@ -81,7 +81,8 @@ object ViewModelCheck {
         compareView(s"after roll back, batch $number")
       }
       val budget = if (random.nextInt(3) == 0) 600000L else 1L << 30
-      val overlay = new Overlay(keyGroups, budget, () => scratchFile())
+      val byKey = random.nextBoolean()
+      val overlay = new Overlay(keyGroups, budget, () => scratchFile(), byKey)
       val states = families.map { family =>
         family.name -> new FamilyState(
           family,
@@ -144,12 +145,12 @@ object ViewModelCheck {
       }
       spills += overlay.numRuns
       if (random.nextInt(5) > 0) {
-        commit(overlay, number, next)
+        commit(overlay, byKey, number, next)
       }
       compareView(s"after batch $number")
     }
 
-    private def commit(overlay: Overlay, number: Int, next: Model): Unit = {
+    private def commit(overlay: Overlay, byKey: Boolean, number: Int, next: Model): Unit = {
       val changes = mutable.LinkedHashMap.empty[Int, FamilyChanges]
       var last: (Int, Int, Int) = null
       val slots = new Array[Int](RecordBlock.Capacity)
@@ -160,7 +161,8 @@ object ViewModelCheck {
         table.findSlots(overlay.pages, block.addresses, block.length, slots)
         (0 until block.length).foreach { i =>
           val address = block.addresses(i)
-          val order = (keyGroups.rank(block.keyGroups(i)), family.family.id, address)
+          val rank = if (byKey) 0 else keyGroups.rank(block.keyGroups(i))
+          val order = (rank, family.family.id, address)
           if (last != null) {
             val byPlace = Ordering[(Int, Int)].compare((last._1, last._2), (order._1, order._2))
             val inOrder = byPlace < 0 || byPlace == 0 &&
@@ -177,7 +179,7 @@ object ViewModelCheck {
       }
       val id = view.version.number + 1
       val version = ViewVersion(id, s"c$number", s"l$number", rescalable = true)
-      view.advance(new ViewAdvance(version, families, changes.values.toSeq))
+      view.advance(new ViewAdvance(version, families, changes.values.toSeq, null))
       previous = model
       model = next
     }

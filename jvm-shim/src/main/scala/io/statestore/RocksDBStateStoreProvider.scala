@@ -1,0 +1,57 @@
+package io.statestore
+
+import com.fasterxml.jackson.databind.node.ObjectNode
+import io.statestore.provider.{HandleCounters, StoreContext, ViewLoader, ViewStateStoreProvider}
+import io.statestore.rocksdb.RocksDBView
+import io.statestore.view.{ColumnFamily, CommittedView, ViewVersion}
+
+/**
+ * The rocksdb backend: state in RocksDB on the worker's local disk, an SST per commit on a
+ * filesystem. Set it as `spark.sql.streaming.stateStore.providerClass`.
+ */
+class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
+  override private[statestore] def newLoader(context: StoreContext): ViewLoader =
+    new ViewLoader(context) {
+      override def empty(version: Long, maxParallelism: Int): CommittedView = view(
+        ViewVersion(version, null, null, rescalable = true),
+        maxParallelism,
+        null,
+        Seq(context.defaultFamily),
+        0L,
+        0L,
+        0)
+
+      override protected def build(
+          version: ViewVersion,
+          families: Seq[ColumnFamily],
+          reply: ObjectNode,
+          counters: HandleCounters): CommittedView = view(
+        version,
+        reply.get("max_parallelism").asInt,
+        Option(reply.get("view")).filterNot(_.isNull).map(_.asText).orNull,
+        if (families.exists(_.name == context.defaultFamily.name)) families
+        else families :+ context.defaultFamily,
+        reply.get("num_keys").asLong,
+        reply.get("num_internal_keys").asLong,
+        keyGroupFilter(reply))
+
+      private def view(
+          version: ViewVersion,
+          maxParallelism: Int,
+          path: String,
+          families: Seq[ColumnFamily],
+          rows: Long,
+          internalRows: Long,
+          filter: Int) = new RocksDBView(
+        version,
+        maxParallelism,
+        path,
+        families,
+        rows,
+        internalRows,
+        context.storeId.partitionId,
+        filter,
+        context.options.rocksdbBlockCacheBytes,
+        context.options.rocksdbRowCacheBytes)
+    }
+}

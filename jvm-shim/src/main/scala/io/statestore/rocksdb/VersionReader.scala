@@ -1,0 +1,93 @@
+package io.statestore.rocksdb
+
+import scala.collection.mutable
+
+import org.rocksdb.{BlockBasedTableConfig, BloomFilter, LRUCache, Options, ReadOptions}
+import org.rocksdb.{RocksDB, RocksIterator}
+
+/**
+ * A version of a store in RocksDB, opened read-only from the directory the engine names. The engine
+ * may delete the directory meanwhile: every file of it stays open. Thread-safe; after `close`
+ * iterators end and `get` is refused, since RocksDB's memory is gone.
+ */
+private[rocksdb] final class VersionReader(path: String, settings: ReaderSettings) {
+  private val database = RocksDB.openReadOnly(settings.options, path)
+  private val iterators = mutable.HashSet.empty[RowIterator]
+  private var closed = false
+
+  /** The value of a key, null when it is not there. */
+  def get(key: Array[Byte]): Array[Byte] = synchronized {
+    checkOpen()
+    database.get(settings.reads, key)
+  }
+
+  /** The rows from a key on. Ends by itself at the last row, else with `closeIterators`. */
+  def rowsFrom(key: Array[Byte]): RowIterator = synchronized {
+    checkOpen()
+    val rows = new RowIterator(database.newIterator(settings.reads), key)
+    iterators += rows
+    rows
+  }
+
+  def closeIterators(): Unit = synchronized(iterators.toSeq.foreach(_.close()))
+
+  def close(): Unit = synchronized {
+    closeIterators()
+    if (!closed) database.close()
+    closed = true
+  }
+
+  private def checkOpen(): Unit =
+    if (closed) throw new IllegalStateException(s"version is closed: path=$path")
+
+  final class RowIterator(rows: RocksIterator, from: Array[Byte]) {
+    private var started = false
+    private var ended = false
+
+    /** Goes to the next row; false when there is none, and after the task's end. */
+    def advance(): Boolean = VersionReader.this.synchronized {
+      if (!ended) {
+        if (started) rows.next() else rows.seek(from)
+        started = true
+        if (!rows.isValid) {
+          rows.status() // raises what made it invalid
+          close()
+        }
+      }
+      !ended
+    }
+
+    def key: Array[Byte] = VersionReader.this.synchronized(rows.key())
+
+    def value: Array[Byte] = VersionReader.this.synchronized(rows.value())
+
+    def close(): Unit = VersionReader.this.synchronized {
+      if (!ended) rows.close()
+      ended = true
+      iterators -= this
+    }
+  }
+}
+
+/** How this JVM reads RocksDB: one block cache for all stores. Never closed. */
+private[rocksdb] final class ReaderSettings private (blockCacheBytes: Long) {
+  val options: Options = new Options()
+    .setMaxOpenFiles(-1)
+    .setTableFormatConfig(
+      new BlockBasedTableConfig()
+        .setBlockCache(new LRUCache(blockCacheBytes))
+        .setCacheIndexAndFilterBlocks(true)
+        .setFilterPolicy(new BloomFilter(10)))
+    .setInfoLogLevel(org.rocksdb.InfoLogLevel.HEADER_LEVEL)
+
+  val reads: ReadOptions = new ReadOptions()
+}
+
+private[rocksdb] object ReaderSettings {
+  private val made = mutable.HashMap.empty[Long, ReaderSettings]
+
+  def of(blockCacheBytes: Long): ReaderSettings = synchronized {
+    RocksDB.loadLibrary()
+    made.getOrElseUpdate(blockCacheBytes, new ReaderSettings(blockCacheBytes))
+  }
+}
