@@ -49,6 +49,7 @@ class NewVersion:
         rescalable: Whether every row's key group satisfied key_group mod N = partition.
         column_families: Every column family of the store at this version.
         backend: Name of the state backend.
+        state_bytes: Key and value bytes of the rows at this version; 0 where nobody limits them.
     """
 
     version: int
@@ -62,6 +63,7 @@ class NewVersion:
     rescalable: bool
     column_families: tuple[ColumnFamily, ...]
     backend: str
+    state_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.parent is not None and self.version != self.parent.version + 1:

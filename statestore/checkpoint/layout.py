@@ -6,6 +6,7 @@
   <version>_<checkpoint ID>.delta.arrows       delta, checkpoint format v2
   <version>_<checkpoint ID>.snapshot.arrows    snapshot
   .tmp-<id>                                    being written
+  heap-backend                                 alone: the state is in the driver's memory
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 DEFAULT_STORE_NAME = "default"
 TEMPORARY_PREFIX = ".tmp-"
+HEAP_MARKER = "heap-backend"
+FILESYSTEM_PROVIDER = "io.statestore.FileSystemStateStoreProvider"
+HEAP_PROVIDER = "io.statestore.HeapStateStoreProvider"
 
 _STATE_FILE = re.compile(r"([1-9][0-9]*)(?:_([0-9a-f]{32}))?\.(delta|snapshot)\.arrows")
 # <version>.delta and .snapshot are HDFSBackedStateStoreProvider's; .zip and .changelog RocksDB's,
@@ -29,6 +33,7 @@ _STATE_FILE = re.compile(r"([1-9][0-9]*)(?:_([0-9a-f]{32}))?\.(delta|snapshot)\.
 _OTHER_PROVIDER = (
     (re.compile(r"[0-9]+\.(delta|snapshot)"), "HDFSBackedStateStoreProvider"),
     (re.compile(r"[0-9]+(_[0-9A-Za-z-]+)*\.(zip|changelog)"), "RocksDBStateStoreProvider"),
+    (re.compile(HEAP_MARKER), HEAP_PROVIDER),
 )
 
 

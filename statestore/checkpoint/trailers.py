@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import (
+    FILESYSTEM_PROVIDER,
     delta_name,
     delta_names,
     other_provider,
@@ -101,7 +102,9 @@ def missing_version(
     )
 
 
-def other_provider_error(location: StoreLocation, names: list[str]) -> IncompatibleError | None:
+def other_provider_error(
+    location: StoreLocation, names: list[str], expected: str = FILESYSTEM_PROVIDER
+) -> IncompatibleError | None:
     """Return the refusal of a directory that holds another provider's files, or None."""
     found = other_provider(names)
     if found is None:
@@ -111,7 +114,7 @@ def other_provider_error(location: StoreLocation, names: list[str]) -> Incompati
         kind="other-provider",
         directory=location.directory,
         file=found[0],
-        expected="io.statestore.FileSystemStateStoreProvider",
+        expected=expected,
         found=found[1],
         to_fix=f"set spark.sql.streaming.stateStore.providerClass back to {found[1]}, or start the "
         "query with a new checkpoint directory",

@@ -10,11 +10,11 @@ import traceback
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from statestore.backends.filesystem.versions import SnapshotStatus, StoreVersions
 from statestore.core.clock import Clock, SystemClock
-from statestore.core.errors import InternalError, ProtocolError, StateStoreError
+from statestore.core.errors import InternalError, NotFoundError, ProtocolError, StateStoreError
 from statestore.core.version import __version__
 from statestore.engine.requests import Request
 from statestore.engine.session import Session, snapshot_pool
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from statestore.codec.state_file import StateFile
     from statestore.codec.trailer import ColumnFamily, StoreName
     from statestore.io.file_io import FileIO
+    from statestore.io.memory_address import MemoryAddress
 
 logger = logging.getLogger(__name__)
 
 Reply = dict[str, Any]
+SessionKey: TypeAlias = "tuple[str, str, StoreName, MemoryAddress | None]"
+"""Backend, root, store, driver's memory: another memory has none of the versions of the last."""
 
-BACKENDS = ("filesystem",)
+BACKENDS = ("filesystem", "heap")
 
 
 class EngineService:
@@ -49,7 +52,7 @@ class EngineService:
         self._scratch_directory = scratch_directory
         self._pool = snapshot_pool()
         self._lock = threading.Lock()
-        self._sessions: dict[tuple[str, str, StoreName], Session] = {}
+        self._sessions: dict[SessionKey, Session] = {}
         self._calls: Counter[str] = Counter()
         self._operations = {
             "load": self._load,
@@ -104,11 +107,20 @@ class EngineService:
         if known is not None:
             return known
         # Not under the lock: where the store is may have to be asked of its storage.
-        backend = request.backend(BACKENDS)
-        versions = StoreVersions(self._storages.locate(request), self._clock, backend)
-        made = Session(versions, self._pool, self._scratch_directory)
+        made = Session(self._versions(request), self._pool, self._scratch_directory)
         with self._lock:
             return self._sessions.setdefault(_session_key(request), made)
+
+    def _versions(self, request: Request) -> StoreVersions:
+        home = self._storages.locate(request)
+        backend = request.backend(BACKENDS)
+        if backend != "heap":
+            return StoreVersions(home, self._clock, backend)
+        location = self._storages.locate_in_memory(request, home)
+        # Imported here because it needs what no other backend does.
+        from statestore.backends.heap.versions import HeapVersions
+
+        return HeapVersions(location, home, self._clock)
 
     def _known_session(self, request: Request) -> Session | None:
         with self._lock:
@@ -127,7 +139,17 @@ class EngineService:
         if request.get_optional("from_snapshot", dict) is not None:
             from_snapshot = request.child("from_snapshot").get("version", int)
         checkpoint_id = request.get_optional("checkpoint_id", str)
-        restored = session.load(version, checkpoint_id, num_partitions, options, from_snapshot)
+        try:
+            restored = session.load(version, checkpoint_id, num_partitions, options, from_snapshot)
+        except NotFoundError as error:
+            # A reader of state, for which no query runs, is never told that there is none.
+            is_accepted = options.heap_on_driver_loss == "empty" and num_partitions is not None
+            if error.kind != "driver-lost" or not is_accepted:
+                raise
+            logger.warning("the query goes on from empty state: error=%s", error)
+            max_parallelism = session.load_empty(num_partitions or 1, options)
+            empty = _empty_reply(max_parallelism, self._clock.elapsed_ms() - start_ms)
+            return empty | {"version": version}
         fetched_ms = self._clock.elapsed_ms()
         head = restored.head.trailer
         return {
@@ -192,8 +214,11 @@ class EngineService:
         }
 
     def _close(self, request: Request) -> Reply:
-        session = self._known_session(request)
-        if session is not None:
+        # The shim asks nobody where the driver's memory is in order to close.
+        *store, _ = _session_key(request)
+        with self._lock:
+            known = [session for key, session in self._sessions.items() if [*key[:-1]] == store]
+        for session in known:
             session.close()
         return {}
 
@@ -220,8 +245,9 @@ class EngineService:
         implements: ClassVar[list[str]] = ["io.statestore.engine.EngineApi"]
 
 
-def _session_key(request: Request) -> tuple[str, str, StoreName]:
-    return request.backend(BACKENDS), request.child("store").get("root", str), request.store_name()
+def _session_key(request: Request) -> SessionKey:
+    root = request.child("store").get("root", str)
+    return request.backend(BACKENDS), root, request.store_name(), request.memory()
 
 
 def _error(reported: StateStoreError, raised: Exception) -> Reply:

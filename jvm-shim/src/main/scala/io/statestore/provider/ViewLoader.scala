@@ -68,6 +68,7 @@ private[statestore] final class ViewLoader(context: StoreContext) {
     val filter =
       if (reply.get("key_group_filter").asBoolean) partitions.getOrElse(1) else 0
     reply.get("files").elements.asScala.foreach(read(_, byId, filter, counters))
+    if (context.isInDriversMemory) view.countStateBytes()
     view
   }
 
