@@ -1,1 +1,1 @@
-"""State backends: siblings that never import each other."""
+"""State backends. Only heap builds on another one: it is filesystem's versions on other storage."""

@@ -44,6 +44,7 @@ class NewVersion:
         rescalable: Whether every row's key group satisfied key_group mod N = partition.
         column_families: Every column family of the store at this version.
         backend: Name of the state backend.
+        state_bytes: Key and value bytes of the rows at this version; 0 where nobody limits them.
     """
 
     version: int
@@ -58,6 +59,7 @@ class NewVersion:
     column_families: tuple[ColumnFamily, ...]
     backend: str
     num_internal_keys: int = 0
+    state_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.parent is not None and self.version != self.parent.version + 1:

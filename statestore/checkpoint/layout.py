@@ -7,6 +7,7 @@
   <version>_<checkpoint ID>.snapshot.<body>    snapshot
   <version>_<checkpoint ID>.merged.sst         what some deltas up to a version do together
   .tmp-<id>                                    being written
+  heap-backend                                 alone: the state is in the driver's memory
 
 The body is how rows are kept: `arrows`, an Arrow stream (heap, filesystem), or `sst` (rocksdb).
 """
@@ -27,6 +28,9 @@ FileBody = Literal["arrows", "sst"]
 
 DEFAULT_STORE_NAME = "default"
 TEMPORARY_PREFIX = ".tmp-"
+HEAP_MARKER = "heap-backend"
+FILESYSTEM_PROVIDER = "io.statestore.FileSystemStateStoreProvider"
+HEAP_PROVIDER = "io.statestore.HeapStateStoreProvider"
 
 _STATE_FILE = re.compile(
     r"([1-9][0-9]*)(?:_([0-9a-f]{32}))?\.(delta|snapshot|merged)\.(arrows|sst)"
@@ -36,6 +40,7 @@ _STATE_FILE = re.compile(
 _OTHER_PROVIDER = (
     (re.compile(r"[0-9]+\.(delta|snapshot)"), "HDFSBackedStateStoreProvider"),
     (re.compile(r"[0-9]+(_[0-9A-Za-z-]+)*\.(zip|changelog)"), "RocksDBStateStoreProvider"),
+    (re.compile(HEAP_MARKER), HEAP_PROVIDER),
 )
 
 

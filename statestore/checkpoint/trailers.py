@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import (
+    FILESYSTEM_PROVIDER,
     other_provider,
     parse_state_file_name,
 )
@@ -110,7 +111,9 @@ def missing_version(
     )
 
 
-def other_provider_error(location: StoreLocation, names: list[str]) -> IncompatibleError | None:
+def other_provider_error(
+    location: StoreLocation, names: list[str], expected: str = FILESYSTEM_PROVIDER
+) -> IncompatibleError | None:
     """Return the refusal of a directory that holds another provider's files, or None."""
     found = other_provider(names)
     if found is None:
@@ -120,7 +123,7 @@ def other_provider_error(location: StoreLocation, names: list[str]) -> Incompati
         kind="other-provider",
         directory=location.directory,
         file=found[0],
-        expected="io.statestore.FileSystemStateStoreProvider",
+        expected=expected,
         found=found[1],
         to_fix=f"set spark.sql.streaming.stateStore.providerClass back to {found[1]}, or start the "
         "query with a new checkpoint directory",

@@ -45,6 +45,8 @@ KINDS: dict[str, str] = {
     "storage-full": "the storage has no space left",
     "permission-denied": "the storage refused access",
     "directory-gone": "the store directory was removed while the store was open",
+    "driver-lost": "the state was in the memory of a driver that is gone",
+    "state-too-large": "a state is larger than the state backend may keep",
     "protocol": "shim and engine do not speak the same protocol",
     "version-apart": "shim and engine are of different versions",
     "internal": "a bug of this package",

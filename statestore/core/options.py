@@ -203,6 +203,19 @@ TABLE: tuple[Option, ...] = (
         unit="ms", minimum=0,
         doc="Age from which maintenance deletes files that no version refers to.",
     ),
+    Option(
+        "heap.maxStateBytes", "heap_max_state_bytes", "long", 5242880, scope="engine",
+        unit="bytes", minimum=1,
+        doc="Heap backend: the most that the state of one store, a state partition of an operator, "
+        "may hold, counted as the bytes of its keys and values in Spark's encoding. A commit that "
+        "would exceed it is refused.",
+    ),
+    Option(
+        "heap.onDriverLoss", "heap_on_driver_loss", "string", "fail", scope="engine",
+        choices=("fail", "empty"),
+        doc="Heap backend: what a query restarted without the driver that held its state does: "
+        "fail, or start with empty state and a warning in the log.",
+    ),
 )  # fmt: skip
 
 BY_KEY: dict[str, Option] = {option.key: option for option in TABLE}
@@ -235,6 +248,8 @@ class StateStoreOptions:
     engine_package: str = "embedded"
     fsync_enabled: bool = True
     orphan_age_ms: int = 3600000
+    heap_max_state_bytes: int = 5242880
+    heap_on_driver_loss: str = "fail"
     min_versions_to_retain: int = 100
 
     def __post_init__(self) -> None:

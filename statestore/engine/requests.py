@@ -11,6 +11,7 @@ from statestore.core.errors import IncompatibleError, InvalidArgumentError, Prot
 from statestore.core.ids import is_checkpoint_id
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import resolve_local_path
+from statestore.io.memory_address import MemoryAddress
 
 T = TypeVar("T", int, str, bool, dict[str, Any], list[Any])
 
@@ -77,6 +78,15 @@ class Request:
         # Spark hands its providers what Hadoop's Path.toString returns.
         return resolve_local_path(self.child("store").get("root", str), is_encoded=False)
 
+    def memory(self) -> MemoryAddress | None:
+        """Return where the driver's memory is, None where the call names none."""
+        if self.child("store").get_optional("memory", dict) is None:
+            return None
+        fields = self.child("store").child("memory")
+        return MemoryAddress(
+            fields.get("host", str), fields.get("port", int), fields.get("token", str)
+        )
+
     def backend(self, available: tuple[str, ...]) -> str:
         """Return the state backend the call is for, the first available when it names none.
 
@@ -131,4 +141,5 @@ class Request:
             rescalable=self.get("rescalable", bool),
             column_families=tuple(map(ColumnFamily.from_json, self.get("column_families", list))),
             backend=self.get_or("backend", str, "filesystem"),
+            state_bytes=self.get_or("state_bytes", int, 0),
         )

@@ -12,13 +12,14 @@ import traceback
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from statestore.backends.filesystem.versions import StoreVersions
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import (
     InternalError,
     InvalidArgumentError,
+    NotFoundError,
     ProtocolError,
     StateStoreError,
 )
@@ -29,16 +30,20 @@ from statestore.engine.storages import Storages
 
 if TYPE_CHECKING:
     from statestore.backends.rocksdb.sst import Memory
+    from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.snapshot import SnapshotStatus
     from statestore.codec.state_file import StateFile
     from statestore.codec.trailer import ColumnFamily, StoreName
     from statestore.io.file_io import FileIO
+    from statestore.io.memory_address import MemoryAddress
 
 logger = logging.getLogger(__name__)
 
 Reply = dict[str, Any]
+SessionKey: TypeAlias = "tuple[str, str, StoreName, MemoryAddress | None]"
+"""Backend, root, store, driver's memory: another memory has none of the versions of the last."""
 
-BACKENDS = ("filesystem", "rocksdb")
+BACKENDS = ("filesystem", "heap", "rocksdb")
 
 
 class EngineService:
@@ -58,8 +63,8 @@ class EngineService:
         self._scratch_directory = scratch_directory
         self._pool = snapshot_pool()
         self._lock = threading.Lock()
-        self._sessions: dict[tuple[str, str, StoreName], Session] = {}
-        self._memory: Memory | None = None
+        self._sessions: dict[SessionKey, Session] = {}
+        self._rocksdb_memory: Memory | None = None
         self._calls: Counter[str] = Counter()
         self._operations = {
             "load": self._load,
@@ -119,12 +124,21 @@ class EngineService:
             return self._sessions.setdefault(_session_key(request), made)
 
     def _open_versions(self, request: Request) -> Versions:
-        backend = request.backend(BACKENDS)
         location = self._storages.locate(request)
-        if backend != "rocksdb":
-            return StoreVersions(location, self._clock, backend)
+        match request.backend(BACKENDS):
+            case "heap":
+                # Imported here, as below, because it needs what no other backend does.
+                from statestore.backends.heap.versions import HeapVersions
+
+                in_memory = self._storages.locate_in_memory(request, location)
+                return HeapVersions(in_memory, location, self._clock)
+            case "rocksdb":
+                return self._open_rocksdb(request, location)
+            case backend:
+                return StoreVersions(location, self._clock, backend)
+
+    def _open_rocksdb(self, request: Request, location: StoreLocation) -> Versions:
         try:
-            # Imported here because it is an extra.
             from statestore.backends.rocksdb.sst import Memory
             from statestore.backends.rocksdb.versions import RocksDBVersions
         except ModuleNotFoundError as error:
@@ -135,12 +149,12 @@ class EngineService:
                 to_fix="pip install 'statestore[rocksdb]' for that Python on every executor",
             ) from error
         with self._lock:
-            if self._memory is None:
-                self._memory = Memory(request.options().rocksdb_memory_bytes)
+            if self._rocksdb_memory is None:
+                self._rocksdb_memory = Memory(request.options().rocksdb_memory_bytes)
         name = hashlib.blake2b(repr(_session_key(request)).encode(), digest_size=8).hexdigest()
         directory = f"{self._scratch_directory}/rocksdb/{name}"
         location = replace(location, body="sst")
-        return RocksDBVersions(location, self._clock, directory, self._memory)
+        return RocksDBVersions(location, self._clock, directory, self._rocksdb_memory)
 
     def _known_session(self, request: Request) -> Session | None:
         with self._lock:
@@ -159,7 +173,17 @@ class EngineService:
         if request.get_optional("from_snapshot", dict) is not None:
             from_snapshot = request.child("from_snapshot").get("version", int)
         checkpoint_id = request.get_optional("checkpoint_id", str)
-        restored = session.load(version, checkpoint_id, num_partitions, options, from_snapshot)
+        try:
+            restored = session.load(version, checkpoint_id, num_partitions, options, from_snapshot)
+        except NotFoundError as error:
+            # A reader of state, for which no query runs, is never told that there is none.
+            is_accepted = options.heap_on_driver_loss == "empty" and num_partitions is not None
+            if error.kind != "driver-lost" or not is_accepted:
+                raise
+            logger.warning("the query goes on from empty state: error=%s", error)
+            max_parallelism = session.load_empty(num_partitions or 1, options)
+            empty = _empty_reply(max_parallelism, self._clock.elapsed_ms() - start_ms)
+            return empty | {"version": version}
         fetched_ms = self._clock.elapsed_ms()
         head = restored.head.trailer
         return {
@@ -228,8 +252,11 @@ class EngineService:
         }
 
     def _close(self, request: Request) -> Reply:
-        session = self._known_session(request)
-        if session is not None:
+        # The shim asks nobody where the driver's memory is in order to close.
+        *store, _ = _session_key(request)
+        with self._lock:
+            known = [session for key, session in self._sessions.items() if [*key[:-1]] == store]
+        for session in known:
             session.close()
         return {}
 
@@ -256,8 +283,9 @@ class EngineService:
         implements: ClassVar[list[str]] = ["io.statestore.engine.EngineApi"]
 
 
-def _session_key(request: Request) -> tuple[str, str, StoreName]:
-    return request.backend(BACKENDS), request.child("store").get("root", str), request.store_name()
+def _session_key(request: Request) -> SessionKey:
+    root = request.child("store").get("root", str)
+    return request.backend(BACKENDS), root, request.store_name(), request.memory()
 
 
 def _error(reported: StateStoreError, raised: Exception) -> Reply:

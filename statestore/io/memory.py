@@ -1,9 +1,10 @@
-"""Storage in memory: behaves like an object store, for tests and trials."""
+"""Storage in memory: behaves like an object store. What the driver's memory holds, and tests."""
 
 from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from statestore.core.clock import Clock, SystemClock
@@ -11,8 +12,15 @@ from statestore.core.errors import FencedError, NotFoundError
 from statestore.io.file_io import FileInfo
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    data: bytes
+    modified_ms: int
+    number: int
+
+
 class MemoryFileIO:
-    """FileIO whose files are bytes in a dict.
+    """FileIO whose files are bytes in a dict for each directory.
 
     Args:
         cache_directory: Local directory into which `fetch` writes; owned by the caller.
@@ -23,7 +31,7 @@ class MemoryFileIO:
         self._cache_directory = cache_directory
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._files: dict[str, tuple[bytes, int, int]] = {}
+        self._directories: dict[str, dict[str, _File]] = {}
         self._num_writes = 0
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:
@@ -34,46 +42,50 @@ class MemoryFileIO:
 
     def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:  # noqa: ARG002
         """See FileIO; memory has no disk to wait for."""
+        directory, name = os.path.split(path)
         with self._lock:
-            if not overwrite and path in self._files:
-                raise FencedError(
-                    "a file that must not be replaced exists",
-                    kind="file-exists",
-                    file=path,
-                    to_fix="read the file that is there",
-                )
+            files = self._directories.setdefault(directory, {})
+            if not overwrite and name in files:
+                raise existing_file(path)
             self._num_writes += 1
-            self._files[path] = (bytes(data), self._clock.now_ms(), self._num_writes)
+            files[name] = _File(bytes(data), self._clock.now_ms(), self._num_writes)
 
     def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
         """See FileIO."""
-        data, _, _ = self._get(path)
+        data = self._get(path).data
         return data[max(len(data) - num_bytes, 0) :], len(data)
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """See FileIO."""
-        return self._get(path)[0][offset : offset + length]
+        return self._get(path).data[offset : offset + length]
+
+    def read(self, path: str) -> bytes:
+        """Return the whole file, without a copy; errors as `read_tail`."""
+        return self._get(path).data
 
     def fetch(self, path: str) -> str:
         """See FileIO; one local file for each time the path was written."""
-        data, _, number = self._get(path)
-        local_path = f"{self._cache_directory}/{number}-{os.path.basename(path)}"
+        file = self._get(path)
+        local_path = f"{self._cache_directory}/{file.number}-{os.path.basename(path)}"
         if not os.path.exists(local_path):
-            Path(local_path).write_bytes(data)
+            Path(local_path).write_bytes(file.data)
         return local_path
 
     def delete(self, path: str) -> None:
         """See FileIO."""
+        directory, name = os.path.split(path)
         with self._lock:
-            self._files.pop(path, None)
+            files = self._directories.get(directory, {})
+            files.pop(name, None)
+            if not files:
+                self._directories.pop(directory, None)
 
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO."""
         with self._lock:
             return [
-                FileInfo(os.path.basename(path), len(data), modified_ms)
-                for path, (data, modified_ms, _) in self._files.items()
-                if os.path.dirname(path) == directory
+                FileInfo(name, len(file.data), file.modified_ms)
+                for name, file in self._directories.get(directory, {}).items()
             ]
 
     def make_directory(self, directory: str) -> None:
@@ -82,15 +94,36 @@ class MemoryFileIO:
     def paths(self) -> tuple[str, ...]:
         """Return the path of every file."""
         with self._lock:
-            return tuple(self._files)
+            return tuple(
+                f"{directory}/{name}"
+                for directory, files in self._directories.items()
+                for name in files
+            )
 
-    def _get(self, path: str) -> tuple[bytes, int, int]:
+    def _get(self, path: str) -> _File:
+        directory, name = os.path.split(path)
         with self._lock:
-            if path not in self._files:
-                raise NotFoundError(
-                    "cannot read a file: it is not there",
-                    kind="file-not-found",
-                    file=path,
-                    to_fix="check that nothing but statestore deletes files of the checkpoint",
-                )
-            return self._files[path]
+            file = self._directories.get(directory, {}).get(name)
+        if file is None:
+            raise missing_file(path)
+        return file
+
+
+def missing_file(path: str) -> NotFoundError:
+    """Return the error for a file that is not there."""
+    return NotFoundError(
+        "cannot read a file: it is not there",
+        kind="file-not-found",
+        file=path,
+        to_fix="check that nothing but statestore deletes files of the checkpoint",
+    )
+
+
+def existing_file(path: str) -> FencedError:
+    """Return the error for a file that is there and must not be replaced."""
+    return FencedError(
+        "a file that must not be replaced exists",
+        kind="file-exists",
+        file=path,
+        to_fix="read the file that is there",
+    )

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from statestore.core.version import __version__
 from statestore.engine import PROTOCOL_VERSION
+from statestore.io.memory_address import MemoryAddress
 
 TOKEN = "5ec2e7" * 11
 _CONNECT_TIMEOUT_S = 10.0
@@ -42,6 +43,7 @@ class EngineProcess:
         scratch_directory: Shared with the engine, which makes it and removes it when its stdin
             ends.
         version, protocol: What the handshake claims to be.
+        command: What Python is to run; the checkpoint memory has a command of its own.
     """
 
     def __init__(
@@ -50,11 +52,12 @@ class EngineProcess:
         *,
         version: str = __version__,
         protocol: int = PROTOCOL_VERSION,
+        command: tuple[str, ...] = ("-m", "statestore.engine"),
     ) -> None:
         self.scratch_directory = scratch_directory
         environment = {**os.environ, "PYTHONPATH": _PACKAGE_ROOT}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "statestore.engine"],
+            [sys.executable, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -136,6 +139,19 @@ class EngineProcess:
                 except BrokenPipeError:
                     continue
         return code
+
+
+class CheckpointMemory(EngineProcess):
+    """A running checkpoint memory, driven the same way."""
+
+    def __init__(self, scratch_directory: str) -> None:
+        module = "statestore.engine.checkpoint_memory"
+        super().__init__(scratch_directory, command=("-m", module, "127.0.0.1"))
+
+    @property
+    def address(self) -> MemoryAddress:
+        """Where it is served."""
+        return MemoryAddress("127.0.0.1", self.ready["port"], TOKEN)
 
 
 class EngineConnection:

@@ -10,10 +10,12 @@ from statestore.backends.filesystem.store import Store
 from statestore.core.clock import ManualClock
 from statestore.core.ids import RandomIds
 from statestore.core.options import StateStoreOptions
+from statestore.io.driver_memory import DriverMemoryFileIO
 from statestore.io.file_io import FileIO
 from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
 from statestore.io.s3 import S3FileIO
+from statestore.testing.engine_process import CheckpointMemory
 
 
 @dataclass
@@ -54,7 +56,14 @@ class StoreBench:
         return sorted(info.name for info in self.io.list(self.directory))
 
 
-@pytest.fixture(params=["filesystem-local", "filesystem-memory", "filesystem-s3"])
+@pytest.fixture(scope="session")
+def driver_memory(tmp_path_factory):
+    """A checkpoint memory in a process of its own."""
+    with CheckpointMemory(str(tmp_path_factory.mktemp("scratch") / "memory")) as memory:
+        yield memory
+
+
+@pytest.fixture(params=["filesystem-local", "filesystem-memory", "filesystem-s3", "heap-driver"])
 def bench(request, tmp_path):
     """A checkpoint of the backend and storage the test runs on."""
     clock = ManualClock()
@@ -65,6 +74,9 @@ def bench(request, tmp_path):
         io = LocalFileIO()
     elif request.param.endswith("memory"):
         io = MemoryFileIO(str(cache), clock)
+    elif request.param.endswith("driver"):
+        address = request.getfixturevalue("driver_memory").address
+        io = DriverMemoryFileIO(address, str(cache))
     else:
         io = S3FileIO(str(cache), request.getfixturevalue("s3_server").settings())
         root = f"/{request.getfixturevalue('bucket')}/checkpoint"

@@ -132,7 +132,7 @@ class StoreVersions:
         ):
             self._adopt(PublishedFile(restored.refs[0], first.trailer), duration_ms=0.0, taken=0)
         with self._lock:
-            self._pinned = frozenset(file.path for file in restored.files)
+            self._pinned = frozenset(self.location.path(ref.path) for ref in restored.refs)
         return restored
 
     def commit(

@@ -18,14 +18,16 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
  * @param pythonFrom where that came from, for error texts
  * @param pythonPath entries that go before the JVM's own PYTHONPATH
  * @param requirements the packages that the Python must have, as pip takes them
+ * @param arguments what the interpreter runs
  */
 private[engine] final case class EngineLaunch(
     python: String,
     pythonFrom: String,
     pythonPath: Seq[String],
-    requirements: String) {
+    requirements: String,
+    arguments: Seq[String] = Seq("-m", "statestore.engine")) {
 
-  def command: Seq[String] = Seq(python, "-m", "statestore.engine")
+  def command: Seq[String] = python +: arguments
 
   /** What to do when no engine starts. */
   def fix: String =

@@ -24,7 +24,7 @@ final class EnginePool private[engine] (settings: EngineSettings) {
   private[this] val engines = Array.tabulate(settings.processes)(index =>
     new Engine(
       index,
-      () => EngineProcess.start(index, launch, scratch.path, settings.callTimeoutMs)))
+      () => EngineProcess.start(index.toString, launch, scratch.path, settings.callTimeoutMs)))
 
   private[this] val counts = new ConcurrentHashMap[String, LongAdder]()
 

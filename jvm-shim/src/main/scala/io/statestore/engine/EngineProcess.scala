@@ -13,11 +13,18 @@ import io.statestore.{EngineUnavailableException, Json, Resources}
 import org.slf4j.LoggerFactory
 import py4j.{Gateway, Py4JException}
 
-/** One running engine process and the connections to it. */
+/**
+ * One running engine process and the connections to it, which are made by the first call.
+ *
+ * @param port where it listens
+ * @param token what it must be shown
+ */
 private[engine] final class EngineProcess private (
-    index: Int,
+    name: String,
     process: Process,
     val pid: Long,
+    val port: Int,
+    val token: String,
     client: EngineClient) {
   import EngineProcess.log
 
@@ -29,7 +36,7 @@ private[engine] final class EngineProcess private (
 
   process.onExit().thenAccept { ended =>
     if (!discarded) {
-      log.warn(s"engine ended by itself: engine=$index pid=$pid exit_code=${ended.exitValue()}")
+      log.warn(s"engine ended by itself: engine=$name pid=$pid exit_code=${ended.exitValue()}")
     }
   }
 
@@ -85,13 +92,17 @@ private[engine] object EngineProcess {
   /**
    * Start a process and wait until it is ready.
    *
-   * @param index number of the engine in its pool, for logs
+   * @param name the engine, for logs and threads
    * @param scratch directory that the engine may use and removes when its JVM is gone
    * @param callTimeoutMs milliseconds a call may take, at least 1
    * @throws EngineUnavailableException it cannot be started, or is of another version; says why
    * @throws EngineKilledAtStartException a signal ended it before it was ready
    */
-  def start(index: Int, launch: EngineLaunch, scratch: File, callTimeoutMs: Long): EngineProcess = {
+  def start(
+      name: String,
+      launch: EngineLaunch,
+      scratch: File,
+      callTimeoutMs: Long): EngineProcess = {
     val startNanos = System.nanoTime()
     val process =
       try launch.processBuilder().start()
@@ -106,14 +117,14 @@ private[engine] object EngineProcess {
     try {
       val stderr = new LineTail(StderrLinesKept)
       val stderrThread =
-        readLines(s"statestore-engine-$index-stderr", process.getErrorStream) { line =>
+        readLines(s"statestore-engine-$name-stderr", process.getErrorStream) { line =>
           stderr.add(line)
-          logLine(index, line)
+          logLine(name, line)
         }
       val answer = new CompletableFuture[String]()
-      readLines(s"statestore-engine-$index-stdout", process.getInputStream) { line =>
+      readLines(s"statestore-engine-$name-stdout", process.getInputStream) { line =>
         val isAnswer = line.startsWith("READY ") || line.startsWith("FAILED ")
-        if (!isAnswer || !answer.complete(line)) logLine(index, line)
+        if (!isAnswer || !answer.complete(line)) logLine(name, line)
       }
       process.onExit().thenAccept { ended =>
         // What it wrote last comes before the news of its end.
@@ -123,11 +134,12 @@ private[engine] object EngineProcess {
       }
       val token = newToken()
       val ready = handshake(process, token, scratch, answer, launch, stderr)
-      val client = new EngineClient(ready.get("port").asInt, token, callTimeoutMs)
+      val port = ready.get("port").asInt
+      val client = new EngineClient(port, token, callTimeoutMs)
       val pid = ready.path("pid").asLong(process.pid())
-      val engine = new EngineProcess(index, process, pid, client)
+      val engine = new EngineProcess(name, process, pid, port, token, client)
       log.info(
-        s"engine started: engine=$index pid=$pid version=${ready.path("version").asText} " +
+        s"engine started: engine=$name pid=$pid version=${ready.path("version").asText} " +
           s"python=${ready.path("python").asText} pyarrow=${ready.path("pyarrow").asText} " +
           s"start_ms=${(System.nanoTime() - startNanos) / 1000000L}")
       started = true
@@ -209,11 +221,11 @@ private[engine] object EngineProcess {
     HexFormat.of().formatHex(bytes)
   }
 
-  private def logLine(index: Int, line: String): Unit =
+  private def logLine(name: String, line: String): Unit =
     if (line.startsWith("WARNING") || line.startsWith("ERROR") || line.startsWith("CRITICAL")) {
-      log.warn(s"engine=$index $line")
+      log.warn(s"engine=$name $line")
     } else {
-      log.info(s"engine=$index $line")
+      log.info(s"engine=$name $line")
     }
 
   private def readLines(name: String, in: InputStream)(handle: String => Unit): Thread = {

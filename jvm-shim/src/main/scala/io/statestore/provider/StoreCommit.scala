@@ -33,6 +33,7 @@ private[statestore] final class StoreCommit(
   private var merges = 0L
   private var length = 0L
   private var rescalable = base.rescalable
+  private var stateBytes = base.stateBytes
 
   /** Makes the next version durable, or raises what the engine said. */
   def run(): Committed = {
@@ -47,7 +48,7 @@ private[statestore] final class StoreCommit(
       val reply = counters.timed(StoreMetrics.EngineMs)(context.call(call))
       count(reply, numInternalKeys)
       val version = ViewVersion(
-        base.number + 1, checkpointId, reply.get("lineage").asText, rescalable)
+        base.number + 1, checkpointId, reply.get("lineage").asText, rescalable, stateBytes)
       val advance = new ViewAdvance(
         version,
         families,
@@ -72,13 +73,17 @@ private[statestore] final class StoreCommit(
         val below = view.family(block.family.family.name)
         if (below == null) java.util.Arrays.fill(slots, -1)
         else below.findSlots(overlay.pages, block.addresses, block.length, slots)
-        writeBlock(writer, block, slots)
+        writeBlock(writer, block, below, slots)
       }
       length = writer.finish()
     } finally writer.close()
   }
 
-  private def writeBlock(writer: DeltaWriter, block: RecordBlock, slots: Array[Int]): Unit = {
+  private def writeBlock(
+      writer: DeltaWriter,
+      block: RecordBlock,
+      below: CommittedFamily,
+      slots: Array[Int]): Unit = {
     val pages = overlay.pages
     val family = block.family
     val change = changes.getOrElseUpdate(family.family.id, new FamilyChanges(overlay, family))
@@ -95,12 +100,25 @@ private[statestore] final class StoreCommit(
         change.add(address, slots(i))
         if (keyGroup % partitions != partition) rescalable = false
         key.set(pages.base(address), pages.keyOffset(address), pages.keyLength(address))
-        if (op != RecordPages.Delete) overlay.value(address, value)
+        if (op == RecordPages.Delete) value.set(null, 0L, 0) else overlay.value(address, value)
+        if (context.isInDriversMemory) {
+          stateBytes += value.length
+          if (slots(i) < 0) stateBytes += key.length
+          else if (op != RecordPages.Merge) stateBytes -= replacedBytes(below, key, op)
+        }
         val shown = if (op == RecordPages.Delete) null else value
         writer.add(keyGroup, family.family.id, codeOf(op), key, shown)
       }
       i += 1
     }
+  }
+
+  /** Bytes of the row in the view that a put, which leaves the key, or a delete takes away. */
+  private def replacedBytes(below: CommittedFamily, key: BytesRef, op: Int): Int = {
+    val replaced = new BytesRef
+    val hash = RecordTable.hashKey(key.base, key.at, key.length)
+    below.get(key.base, key.at, key.length, hash, replaced)
+    replaced.length + (if (op == RecordPages.Delete) key.length else 0)
   }
 
   /** Counts an operation and gives its code in the file. */
@@ -119,7 +137,7 @@ private[statestore] final class StoreCommit(
   private def request(checkpointId: String, file: File): ObjectNode = {
     val request = context.request("commit")
     request.put("version", base.number + 1)
-    if (base.number == 0L || loadedEmpty) {
+    if (loadedEmpty || base.lineage == null) {
       request.putNull("parent")
     } else {
       request.putObject("parent")
@@ -137,6 +155,7 @@ private[statestore] final class StoreCommit(
       .put("merge", merges)
     request.put("num_keys", view.numRows + growth(internal = false) + growth(internal = true))
     request.put("num_internal_keys", view.numInternalKeys + growth(internal = true))
+    if (context.isInDriversMemory) request.put("state_bytes", stateBytes)
     request.put("max_parallelism", view.maxParallelism)
     request.put("num_partitions", context.numPartitionsOfTask)
     request.put("rescalable", rescalable)

@@ -3,8 +3,8 @@ package io.statestore.provider
 import java.util.concurrent.{ConcurrentHashMap, ConcurrentLinkedQueue}
 
 import com.fasterxml.jackson.databind.node.ObjectNode
-import io.statestore.{Json, ShimOptions}
-import io.statestore.engine.{EnginePool, Engines}
+import io.statestore.{EngineReportedException, Json, ShimOptions}
+import io.statestore.engine.{CheckpointMemory, EnginePool, Engines}
 import io.statestore.keygroup.{KeyGroupFunction, PartitionKey}
 import io.statestore.view.ColumnFamily
 import org.apache.hadoop.conf.Configuration
@@ -20,6 +20,9 @@ private[statestore] final class StoreContext(
     val storeConf: StateStoreConf,
     val hadoopConf: Configuration,
     val options: ShimOptions) {
+
+  /** The heap backend: what is committed is as durable as the driver. */
+  val isInDriversMemory: Boolean = backend == "heap"
 
   val directory: String = storeId.storeCheckpointLocation().toString
 
@@ -63,16 +66,27 @@ private[statestore] final class StoreContext(
   def request(op: String): ObjectNode = {
     val node = Json.obj()
     node.put("op", op).put("backend", backend)
-    node.putObject("store")
+    val store = node.putObject("store")
       .put("root", storeId.checkpointRootLocation)
       .put("operator", storeId.operatorId)
       .put("partition", storeId.partitionId)
       .put("name", storeId.storeName)
+    // Not to close: nobody is asked, and nothing started, for a store that is given up.
+    if (isInDriversMemory && op != "close") {
+      store.set[ObjectNode]("memory", CheckpointMemory.address(options.enginePackage))
+    }
     val engineOptions = options.engineJson.deepCopy()
     engineOptions.put("min_versions_to_retain", storeConf.minVersionsToRetain)
     node.set[ObjectNode]("options", engineOptions)
     node
   }
 
-  def call(request: ObjectNode): ObjectNode = engines.call(directory, request)
+  def call(request: ObjectNode): ObjectNode =
+    try engines.call(directory, request)
+    catch {
+      case e: EngineReportedException if e.kind == "driver-lost" =>
+        // The memory may be gone: the next call asks the driver where it is now.
+        CheckpointMemory.forget()
+        throw e
+    }
 }

@@ -110,6 +110,7 @@ private[statestore] final class HeapViewLoader(context: StoreContext) extends Vi
     if (view.family(context.defaultFamily.name) == null) view.addFamily(context.defaultFamily)
     val filter = keyGroupFilter(reply)
     reply.get("files").elements.asScala.foreach(read(_, byId, filter, counters))
+    if (context.isInDriversMemory) view.countStateBytes()
     view
   }
 

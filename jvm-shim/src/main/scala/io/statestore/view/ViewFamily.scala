@@ -20,6 +20,11 @@ private[statestore] final class ViewFamily(val family: ColumnFamily, expected: I
   def heapBytes: Long =
     records.heapBytes + index.indexBytes + (if (order == null) 0L else order.indexBytes)
 
+  /** Bytes of all keys and values; goes over all rows. */
+  def stateBytes: Long = index.liveAddresses.iterator
+    .map(address => records.keyLength(address).toLong + records.valueLength(address))
+    .sum
+
   override def get(
       keyBase: AnyRef,
       keyAt: Long,

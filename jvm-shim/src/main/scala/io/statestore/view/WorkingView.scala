@@ -37,6 +37,10 @@ private[statestore] final class WorkingView(
   override def heapBytes: Long =
     byName.valuesIterator.map(_.heapBytes).sum + (if (undo == null) 0L else undo.bytes)
 
+  /** Goes over all rows and adds up the bytes of their keys and values. */
+  def countStateBytes(): Unit =
+    current = current.copy(stateBytes = byName.valuesIterator.map(_.stateBytes).sum)
+
   override def advance(to: ViewAdvance): Unit = {
     forget()
     byName.valuesIterator.foreach(_.compactIfWasteful())
@@ -125,9 +129,15 @@ private[statestore] final class ViewAdvance(
     val changes: Seq[FamilyChanges],
     val path: String)
 
-/** A version a view can be at; the checkpoint ID and lineage tell two attempts of it apart. */
+/**
+ * A version a view can be at; the checkpoint ID and lineage tell two attempts of it apart, and are
+ * null where there is nothing to build on.
+ *
+ * @param stateBytes bytes of the keys and values of its rows; 0 where nobody asks
+ */
 private[statestore] final case class ViewVersion(
     number: Long,
     checkpointId: String,
     lineage: String,
-    rescalable: Boolean)
+    rescalable: Boolean,
+    stateBytes: Long = 0L)

@@ -3,16 +3,18 @@ package org.apache.spark.sql.execution.streaming.state
 import java.util.UUID
 
 import scala.jdk.CollectionConverters._
+import scala.util.control.NonFatal
 
 import org.apache.hadoop.conf.Configuration
 
-import org.apache.spark.{SparkConf, SparkContext, SparkEnv}
+import org.apache.spark.{SparkConf, SparkContext, SparkEnv, SparkException}
 import org.apache.spark.api.python.PythonUtils
+import org.apache.spark.rpc.{IsolatedThreadSafeRpcEndpoint, RpcCallContext, RpcEnv}
 import org.apache.spark.scheduler.{SparkListener, SparkListenerApplicationEnd}
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.internal.SQLConf
-import org.apache.spark.util.{NextIterator, Utils}
+import org.apache.spark.util.{NextIterator, RpcUtils, Utils}
 
 /** The few members of Spark that only its own packages can see, and nothing else. */
 object StateStoreInternals {
@@ -59,6 +61,50 @@ object StateStoreInternals {
     SparkContext.getActive.foreach(_.addSparkListener(new SparkListener {
       override def onApplicationEnd(end: SparkListenerApplicationEnd): Unit = action()
     }))
+
+  /** Whether the driver of the Spark application is in this JVM. */
+  def isDriver(env: SparkEnv): Boolean = env.executorId == SparkContext.DRIVER_IDENTIFIER
+
+  /** Whether driver and executor are one JVM. */
+  def isLocal(env: SparkEnv): Boolean = Utils.isLocalMaster(env.conf)
+
+  /**
+   * On the driver: let every JVM of the application ask a question under a name that is not taken.
+   * Questions are answered one after the other, on a thread of their own; an answer that raises is
+   * raised where it was asked. Bytes, because no class of ours can be sent (Spark's own loader
+   * reads messages), and because Spark logs texts that come too late.
+   */
+  def answerQuestions(env: SparkEnv, name: String)(answer: String => Array[Byte]): Unit = {
+    env.rpcEnv.setupEndpoint(name, new IsolatedThreadSafeRpcEndpoint {
+      override val rpcEnv: RpcEnv = env.rpcEnv
+
+      override def receiveAndReply(context: RpcCallContext): PartialFunction[Any, Unit] = {
+        case question: String =>
+          try context.reply(answer(question))
+          catch { case NonFatal(e) => context.sendFailure(new SparkException(e.getMessage)) }
+      }
+    })
+    ()
+  }
+
+  /**
+   * Ask the driver a question.
+   *
+   * @return the answer, or None when nobody on the driver answers under that name
+   * @throws org.apache.spark.SparkException the driver raised, or cannot be reached
+   */
+  def askDriver(env: SparkEnv, name: String, question: String): Option[Array[Byte]] =
+    try {
+      val driver = RpcUtils.makeDriverRef(name, env.conf, env.rpcEnv)
+      Some(driver.askSync[Array[Byte]](question))
+    } catch {
+      case e: SparkException if isUnknownName(e) => None
+    }
+
+  /** By the name of the exception's class, which is hidden from everybody else. */
+  private def isUnknownName(e: Throwable): Boolean =
+    Iterator.iterate(e)(_.getCause).takeWhile(_ != null)
+      .exists(_.getClass.getSimpleName == "RpcEndpointNotFoundException")
 
   /** Every configuration key that Spark SQL knows, alternative spellings included. */
   lazy val sqlConfKeys: Set[String] =

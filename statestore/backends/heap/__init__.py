@@ -1,0 +1,1 @@
+"""The heap backend: versions in the memory of the driver, gone with it."""

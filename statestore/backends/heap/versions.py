@@ -1,0 +1,162 @@
+"""The versions of one store in the driver's memory.
+
+The same files as the filesystem backend's, kept by storage that ends with the driver. What is
+different is what their absence means, and that a state may not grow beyond a limit. The store's
+directory in the checkpoint, its home, holds only a marker: no provider takes the store for a new
+one, and Spark's state reader finds the state partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from statestore.backends.filesystem.versions import StoreVersions
+from statestore.checkpoint.layout import HEAP_MARKER, HEAP_PROVIDER, parse_state_file_name
+from statestore.checkpoint.restore import check_settings
+from statestore.checkpoint.trailers import other_provider_error, read_trailer
+from statestore.core.errors import NotFoundError, StorageError
+from statestore.core.key_groups import resolve_max_parallelism
+from statestore.io.driver_memory import TO_FIX_LOSS
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.commit import CommitTimes, NewVersion
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.checkpoint.restore import RestoredVersion
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.state_file import StateFile
+    from statestore.core.clock import Clock
+    from statestore.core.options import StateStoreOptions
+
+BACKEND = "heap"
+_MARKER_TEXT = b"The state of this store is in the memory of the driver (heap backend).\n"
+
+
+class HeapVersions(StoreVersions):
+    """StoreVersions whose storage is the driver's memory.
+
+    Args:
+        location: The store in the driver's memory.
+        home: The store in the checkpoint directory.
+        clock: Source of time.
+    """
+
+    def __init__(self, location: StoreLocation, home: StoreLocation, clock: Clock) -> None:
+        super().__init__(location, clock, BACKEND)
+        self._home = home
+
+    def load_empty(self, num_partitions: int, options: StateStoreOptions) -> int:
+        """See StoreVersions; it is home that may hold another provider's files."""
+        self._check_home()
+        return resolve_max_parallelism(options.max_parallelism, num_partitions)
+
+    def load(
+        self,
+        version: int,
+        checkpoint_id: str | None,
+        num_partitions: int | None,
+        options: StateStoreOptions,
+        from_snapshot: int | None = None,
+    ) -> RestoredVersion:
+        """See StoreVersions.
+
+        Raises:
+            NotFoundError: Also when the driver that held the state is gone (kind driver-lost).
+        """
+        with self._loss_named(version):
+            return super().load(version, checkpoint_id, num_partitions, options, from_snapshot)
+
+    def changes(
+        self, start_version: int, end_version: int, checkpoint_id: str | None
+    ) -> tuple[PublishedFile, list[tuple[int, StateFile]]]:
+        """See StoreVersions; raises as `load` when the state is lost."""
+        with self._loss_named(end_version):
+            return super().changes(start_version, end_version, checkpoint_id)
+
+    def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
+        """See StoreVersions; raises as `load` when the state is lost."""
+        with self._loss_named(version):
+            return super().head(version, checkpoint_id)
+
+    def commit(
+        self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
+    ) -> tuple[PublishedFile, CommitTimes]:
+        """See StoreVersions; durable means: until the driver ends.
+
+        Raises:
+            StorageError: Also when the state is larger than allowed (kind state-too-large), or
+                the driver that held the version before is gone (kind driver-lost).
+        """
+        if new.state_bytes > options.heap_max_state_bytes:
+            raise StorageError(
+                "the state of a store is larger than the heap backend may keep",
+                kind="state-too-large",
+                store=str(self.location.store),
+                version=new.version,
+                state_bytes=new.state_bytes,
+                max_state_bytes=options.heap_max_state_bytes,
+                to_fix="use the filesystem or rocksdb backend with a new checkpoint directory; or "
+                "raise spark.sql.streaming.stateStore.heap.maxStateBytes, with memory for it on "
+                "the driver's machine, or the number of state partitions",
+            )
+        if new.parent is None:
+            self._home.io.make_directory(self._home.directory)
+            path = self._home.path(HEAP_MARKER)
+            self._home.io.write(path, _MARKER_TEXT, sync=False, overwrite=True)
+        try:
+            return super().commit(new, local_path, arrow_length, options)
+        except StorageError as error:
+            if error.kind == "directory-gone" and new.parent is not None:
+                raise self._lost(StorageError, new.parent.version) from error
+            raise
+
+    @contextmanager
+    def _loss_named(self, version: int) -> Iterator[None]:
+        try:
+            yield
+        except NotFoundError as error:
+            self._check_home()
+            if error.kind == "version-not-found" and self._is_lost(version):
+                raise self._lost(NotFoundError, version) from error
+            raise
+
+    def _is_lost(self, version: int) -> bool:
+        """Return whether a version was never in this memory, other than one expired from it."""
+        files = self.location.io.list(self.location.directory)
+        parsed = ((parse_state_file_name(info.name), info.name) for info in files)
+        deltas = [(name.version, text) for name, text in parsed if name and name.kind == "delta"]
+        oldest, file_name = min(deltas, default=(0, ""))
+        if not deltas or oldest <= version:
+            return not deltas
+        # The oldest version is a full state exactly where this memory began after a loss.
+        return read_trailer(self.location, file_name).trailer.parent is None
+
+    def _lost(
+        self, error_class: type[NotFoundError] | type[StorageError], version: int
+    ) -> NotFoundError | StorageError:
+        return error_class(
+            "the memory of this application's driver does not hold the state: the heap backend's "
+            "checkpoints went with the driver, or the process beside it, that held them",
+            kind="driver-lost",
+            store=str(self.location.store),
+            checkpoint=self._home.root,
+            version=version,
+            to_fix=TO_FIX_LOSS,
+        )
+
+    def _check_home(self) -> None:
+        """Check that the checkpoint directory holds no files of another provider or backend.
+
+        Raises:
+            IncompatibleError: It does (kind other-provider or backend-changed).
+        """
+        names = [info.name for info in self._home.io.list(self._home.directory)]
+        others = [name for name in names if name != HEAP_MARKER]
+        refusal = other_provider_error(self._home, others, expected=HEAP_PROVIDER)
+        if refusal is not None:
+            raise refusal
+        for name in others:
+            if parse_state_file_name(name) is not None:
+                trailer = read_trailer(self._home, name).trailer
+                check_settings(trailer, backend=BACKEND, num_partitions=None, max_parallelism=0)

@@ -1,0 +1,29 @@
+"""The checkpoint memory: `python -m statestore.engine.checkpoint_memory ADDRESS`.
+
+One process for each Spark application, started and ended by the shim in the driver: it holds the
+heap backend's files in its memory and serves them to the engines of every executor. ADDRESS is the
+driver's, to listen on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from statestore.engine.process import run_process
+from statestore.io.driver_memory import MemoryServer
+from statestore.io.memory import MemoryFileIO
+
+_servers: list[MemoryServer] = []
+"""Keeps the server alive while the main thread waits."""
+
+
+def serve(token: str, scratch_directory: str) -> int:
+    """Serve an empty memory on any free port of the address; return the port."""
+    server = MemoryServer(sys.argv[1], token, MemoryFileIO(scratch_directory))
+    _servers.append(server)
+    return server.port
+
+
+if __name__ == "__main__":
+    os._exit(run_process(serve))

@@ -1,0 +1,112 @@
+"""The life of a process that the shim starts, an engine or the checkpoint memory.
+
+Token and handshake on stdin, READY on stdout, service, end of stdin, gone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from statestore.core.clock import SystemClock
+from statestore.core.errors import ProtocolError, StateStoreError
+from statestore.core.version import __version__
+from statestore.engine import PROTOCOL_VERSION
+from statestore.engine.scratch import ScratchDirectory
+
+EXIT_REFUSED = 3
+
+
+def read_handshake(stdin: BinaryIO) -> tuple[str, str]:
+    """Read the shim's two lines and check them.
+
+    Returns:
+        Authentication token and scratch directory.
+
+    Raises:
+        ProtocolError: A line is missing, or the shim's version or protocol is another one.
+    """
+    token = stdin.readline().decode().strip()
+    line = stdin.readline().decode()
+    try:
+        handshake = json.loads(line)
+        version, protocol, scratch = (
+            handshake[name] for name in ("version", "protocol", "scratch")
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(
+            "the engine was started without a handshake",
+            to_fix="let the shim start it; it is not a command to run by hand",
+        ) from error
+    if len(token) < 32:
+        raise ProtocolError(
+            "the engine was started without an authentication token",
+            to_fix="let the shim start it; it is not a command to run by hand",
+        )
+    if (version, protocol) != (__version__, PROTOCOL_VERSION):
+        raise ProtocolError(
+            "jar and package are of different versions",
+            kind="version-apart",
+            jar=version,
+            package=__version__,
+            jar_protocol=protocol,
+            package_protocol=PROTOCOL_VERSION,
+            python=sys.executable,
+            to_fix="set spark.jars to what `statestore jar` of this Python prints, or "
+            "spark.sql.streaming.stateStore.engine.package to embedded",
+        )
+    return token, scratch
+
+
+def run_process(serve: Callable[[str, str], int]) -> int:
+    """Run a service until stdin ends; never returns in that case.
+
+    Args:
+        serve: Starts the service in the background, given the token that its callers will show
+            and the scratch directory; returns the port on which it listens by then.
+
+    Returns:
+        The exit code of a process that was refused.
+    """
+    # Ctrl-C in a PySpark shell reaches the whole process group; the JVM decides when to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        token, scratch_path = read_handshake(sys.stdin.buffer)
+        scratch = ScratchDirectory(scratch_path)
+        port = serve(token, scratch_path)
+    except (StateStoreError, OSError, pa.ArrowException) as error:
+        refusal = (
+            error.to_json()
+            if isinstance(error, StateStoreError)
+            else {"class": "StorageError", "kind": "storage", "message": str(error)}
+        )
+        stdout.write(f"FAILED {json.dumps(refusal)}\n")
+        stdout.flush()
+        return EXIT_REFUSED
+    ready = {
+        "port": port,
+        "pid": os.getpid(),
+        "version": __version__,
+        "protocol": PROTOCOL_VERSION,
+        "python": platform.python_version(),
+        "pyarrow": pa.__version__,
+    }
+    stdout.write(f"READY {json.dumps(ready)}\n")
+    stdout.close()
+    scratch.sweep_beside(SystemClock())
+    while sys.stdin.buffer.read(65536):
+        pass
+    # The JVM is gone; threads in the middle of a snapshot have nobody left to report to.
+    scratch.remove()
+    os._exit(0)

@@ -1,0 +1,22 @@
+"""Where the driver's memory is served; apart from its client, which not every engine loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAddress:
+    """Where the driver's memory is served.
+
+    Attributes:
+        host, port: Of the driver's machine.
+        token: What a client must show.
+    """
+
+    host: str
+    port: int
+    token: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
