@@ -1,5 +1,6 @@
 """Every path of a checkpoint; nothing else builds or takes apart a file name.
 
+<root>/../statestore.json                  placement: where else state is kept
 <root>/<operator>/<partition>/             store "default"
 <root>/<operator>/<partition>/<store>/     every other store
   <version>.delta.arrows                       delta, checkpoint format v1
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 DEFAULT_STORE_NAME = "default"
 TEMPORARY_PREFIX = ".tmp-"
+OWNER_NAME = "checkpoint.json"
+"""File of a directory outside of its checkpoint that names the checkpoint, for people."""
+_PLACEMENT_NAME = "statestore.json"
+_PLACEHOLDER_NAME = ".statestore"
 
 _STATE_FILE = re.compile(r"([1-9][0-9]*)(?:_([0-9a-f]{32}))?\.(delta|snapshot)\.arrows")
 # <version>.delta and .snapshot are HDFSBackedStateStoreProvider's; .zip and .changelog RocksDB's,
@@ -63,6 +68,20 @@ class StoreLocation:
     def path(self, name: str) -> str:
         """Return the path of a file by its name, or by the path of a file reference."""
         return posixpath.normpath(f"{self.directory}/{name}")
+
+
+def placement_path(root: str) -> str:
+    """Return the path of the placement of a checkpoint, by the checkpoint's `state` directory."""
+    return f"{posixpath.dirname(root)}/{_PLACEMENT_NAME}"
+
+
+def placeholder_path(root: str, store: StoreName) -> str:
+    """Return the path of the empty file that stands for a state partition kept elsewhere.
+
+    Spark's state reader takes the partitions from the directories there are, and an object store
+    has none that are empty.
+    """
+    return f"{root}/{store.operator}/{store.partition}/{_PLACEHOLDER_NAME}"
 
 
 def store_directory(root: str, store: StoreName) -> str:

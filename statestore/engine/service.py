@@ -21,8 +21,9 @@ from statestore.engine.session import Session, snapshot_pool
 from statestore.engine.storages import Storages
 
 if TYPE_CHECKING:
+    from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.state_file import StateFile
-    from statestore.codec.trailer import ColumnFamily, StoreName
+    from statestore.codec.trailer import ColumnFamily
     from statestore.io.file_io import FileIO
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class EngineService:
         self._scratch_directory = scratch_directory
         self._pool = snapshot_pool()
         self._lock = threading.Lock()
-        self._sessions: dict[tuple[str, str, StoreName], Session] = {}
+        self._sessions: dict[tuple[str, StoreLocation], Session] = {}
         self._calls: Counter[str] = Counter()
         self._operations = {
             "load": self._load,
@@ -100,19 +101,19 @@ class EngineService:
         return operation(Request(fields))
 
     def _session(self, request: Request) -> Session:
-        known = self._known_session(request)
-        if known is not None:
-            return known
-        # Not under the lock: where the store is may have to be asked of its storage.
+        # By place and not by name: a restarted query may name another storage for the same store.
+        location = self._storages.locate(request)
         backend = request.backend(BACKENDS)
-        versions = StoreVersions(self._storages.locate(request), self._clock, backend)
-        made = Session(versions, self._pool, self._scratch_directory)
         with self._lock:
-            return self._sessions.setdefault(_session_key(request), made)
+            known = self._sessions.get((backend, location))
+            if known is None:
+                versions = StoreVersions(location, self._clock, backend)
+                known = Session(versions, self._pool, self._scratch_directory)
+                self._sessions[backend, location] = known
+            return known
 
-    def _known_session(self, request: Request) -> Session | None:
-        with self._lock:
-            return self._sessions.get(_session_key(request))
+    def _requests(self, session: Session) -> dict[str, int]:
+        return self._storages.take_requests(session.versions.location)
 
     def _load(self, request: Request) -> Reply:
         start_ms = self._clock.elapsed_ms()
@@ -122,7 +123,8 @@ class EngineService:
         num_partitions = request.get_optional("num_partitions", int)
         if version == 0:
             max_parallelism = session.load_empty(num_partitions or 1, options)
-            return _empty_reply(max_parallelism, self._clock.elapsed_ms() - start_ms)
+            load_ms = self._clock.elapsed_ms() - start_ms
+            return _empty_reply(max_parallelism, self._requests(session), load_ms)
         from_snapshot = None
         if request.get_optional("from_snapshot", dict) is not None:
             from_snapshot = request.child("from_snapshot").get("version", int)
@@ -144,13 +146,17 @@ class EngineService:
             "snapshot_version": restored.snapshot_version,
             "files_read": len(restored.files),
             "bytes_read": sum(file.size for file in restored.files),
+            "requests": self._requests(session),
             "fetch_ms": fetched_ms - start_ms,
             "load_ms": self._clock.elapsed_ms() - start_ms,
         }
 
     def _commit(self, request: Request) -> Reply:
         delta = request.child("delta")
-        published, times, snapshot = self._session(request).commit(
+        if request.get_optional("parent", dict) is None:
+            self._storages.claim(request)
+        session = self._session(request)
+        published, times, snapshot = session.commit(
             request.new_version(),
             delta.get("path", str),
             delta.get("length", int),
@@ -162,6 +168,7 @@ class EngineService:
             "lineage": published.trailer.lineage,
             "size": published.ref.size,
             **asdict(times),
+            "requests": self._requests(session),
             "snapshot": _snapshot(snapshot),
         }
 
@@ -192,9 +199,7 @@ class EngineService:
         }
 
     def _close(self, request: Request) -> Reply:
-        session = self._known_session(request)
-        if session is not None:
-            session.close()
+        self._session(request).close()
         return {}
 
     def _status(self, _request: Request) -> Reply:
@@ -207,10 +212,7 @@ class EngineService:
             "rss_bytes": _rss_bytes(),
             "stores": len(sessions),
             "calls": calls,
-            "requests": {
-                name: self._storages.requests[name]
-                for name in ("read", "publish", "delete", "list")
-            },
+            "requests": self._storages.requests.total(),
             "snapshots_in_flight": sum(session.is_snapshot_in_flight for session in sessions),
         }
 
@@ -220,15 +222,11 @@ class EngineService:
         implements: ClassVar[list[str]] = ["io.statestore.engine.EngineApi"]
 
 
-def _session_key(request: Request) -> tuple[str, str, StoreName]:
-    return request.backend(BACKENDS), request.child("store").get("root", str), request.store_name()
-
-
 def _error(reported: StateStoreError, raised: Exception) -> Reply:
     return reported.to_json() | {"traceback": "".join(traceback.format_exception(raised, limit=-8))}
 
 
-def _empty_reply(max_parallelism: int, load_ms: float) -> Reply:
+def _empty_reply(max_parallelism: int, requests: dict[str, int], load_ms: float) -> Reply:
     return {
         "version": 0,
         "checkpoint_id": None,
@@ -243,6 +241,7 @@ def _empty_reply(max_parallelism: int, load_ms: float) -> Reply:
         "snapshot_version": -1,
         "files_read": 0,
         "bytes_read": 0,
+        "requests": requests,
         "fetch_ms": 0.0,
         "load_ms": load_ms,
     }

@@ -94,6 +94,7 @@ class StoreVersions:
         self._snapshot: tuple[FileRef, VersionRef] | None = None
         self._status = SnapshotStatus()
         self._pinned: frozenset[str] = frozenset()
+        """Local paths of the files a caller was told to read; holding them keeps the copies."""
 
     @property
     def snapshot_status(self) -> SnapshotStatus:
@@ -122,7 +123,7 @@ class StoreVersions:
         options: StateStoreOptions,
         from_snapshot: int | None = None,
     ) -> RestoredVersion:
-        """Restore a version; its files stay until the next load, whatever retention says.
+        """Restore a version; its files stay until the next load or commit, or `forget_heads`.
 
         Args:
             version: At least 1.
@@ -213,6 +214,9 @@ class StoreVersions:
                 self._heads.clear()
             raise
         self._remember(published)
+        with self._lock:
+            # Whoever commits on a version has read its files.
+            self._pinned = frozenset()
         return published, times
 
     def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
@@ -308,7 +312,10 @@ class StoreVersions:
                 oldest_version=refs[0].version if refs else None,
                 to_fix="start the change feed at a later batch",
             )
-        return head, [(ref.version, open_ref(self.location, ref)) for ref in refs]
+        files = [(ref.version, open_ref(self.location, ref)) for ref in refs]
+        with self._lock:
+            self._pinned |= {file.path for _, file in files}
+        return head, files
 
     def _remember(self, head: PublishedFile) -> None:
         key = (head.trailer.version, head.trailer.checkpoint_id)

@@ -62,6 +62,7 @@ private[statestore] final class StoreContext(
       .put("operator", storeId.operatorId)
       .put("partition", storeId.partitionId)
       .put("name", storeId.storeName)
+      .put("run", hadoopConf.get("sql.streaming.runId", ""))
     val engineOptions = options.engineJson.deepCopy()
     engineOptions.put("min_versions_to_retain", storeConf.minVersionsToRetain)
     node.set[ObjectNode]("options", engineOptions)
