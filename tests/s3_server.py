@@ -5,26 +5,36 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
+import time
 from collections import Counter
 
 import boto3
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from statestore.io.s3 import S3Settings
+from statestore.io.s3_settings import S3Settings
 
 REGION = "eu-central-1"
+WRONG_KEY = "AKIAWRONG"
+"""An access key that every request is refused with."""
 
 
 class S3Server:
     """Serves on a port of its own until `stop`.
 
     Attributes:
-        requests: Requests by method since `forget`.
+        requests: Requests by method since `make_bucket`; a listing counts as LIST.
+        delay_s: Seconds that every request waits before it is served.
+        most_at_once: Most requests of one method that were being served at one time.
     """
 
     def __init__(self):
         self.requests = Counter()
+        self.delay_s = 0.0
+        self.most_at_once = Counter()
+        self._at_once = Counter()
+        self._lock = threading.Lock()
+        self._gathering = {}
         self._faults = []
         self._numbers = itertools.count(1)
         self._app = DomainDispatcherApplication(create_backend_app)
@@ -41,12 +51,27 @@ class S3Server:
     def make_bucket(self):
         """Create an empty bucket and return its name."""
         self._faults.clear()
+        self.delay_s = 0.0
         name = f"bucket-{next(self._numbers)}"
-        boto3.client("s3", endpoint_url=self.endpoint, region_name=REGION).create_bucket(
+        self._client().create_bucket(
             Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION}
         )
         self.requests.clear()
+        self.most_at_once.clear()
         return name
+
+    def keys(self, bucket):
+        """Return the keys of every object of a bucket."""
+        found = self._client().list_objects_v2(Bucket=bucket)
+        return [entry["Key"] for entry in found.get("Contents", [])]
+
+    def _client(self):
+        return boto3.client("s3", endpoint_url=self.endpoint, region_name=REGION)
+
+    def options(self, **others):
+        """The same as options of a query, by their fields."""
+        mine = {"s3_endpoint": self.endpoint, "s3_region": REGION, "s3_path_style": True}
+        return {**mine, "s3_max_attempts": 3, "s3_timeout_ms": 30_000, **others}
 
     def fail(self, method, fault, times=1):
         """Let the next requests of a method be `throttled`, `reply-lost`, `truncated` or `refused`.
@@ -54,6 +79,13 @@ class S3Server:
         A lost reply is one to a request that was carried out.
         """
         self._faults += [(method, fault)] * times
+
+    def gather(self, method, number):
+        """Answer the next requests of a method only when there are so many of them at one time.
+
+        They fail when that does not come about within 20 s.
+        """
+        self._gathering[method] = threading.Barrier(number, lambda: self._gathering.pop(method))
 
     def stop(self):
         """Close the port."""
@@ -63,12 +95,29 @@ class S3Server:
 
     def _serve(self, environ, start_response):
         method = environ["REQUEST_METHOD"]
-        self.requests[method] += 1
+        if method == "GET" and "list-type=" in environ["QUERY_STRING"]:
+            method = "LIST"
+        with self._lock:
+            self.requests[method] += 1
+            self._at_once[method] += 1
+            self.most_at_once[method] = max(self.most_at_once[method], self._at_once[method])
+        try:
+            return self._answer(environ, start_response, method)
+        finally:
+            with self._lock:
+                self._at_once[method] -= 1
+
+    def _answer(self, environ, start_response, method):
+        time.sleep(self.delay_s)
+        if method in self._gathering:
+            self._gathering[method].wait(20)
         fault = self._take_fault(method)
         if fault == "throttled":
-            return _answer(start_response, "503 Slow Down", "SlowDown")
-        if fault == "refused":
-            return _answer(start_response, "403 Forbidden", "InvalidAccessKeyId")
+            return _refuse(start_response, "503 Slow Down", "SlowDown")
+        if fault == "refused" or f"Credential={WRONG_KEY}/" in environ.get(
+            "HTTP_AUTHORIZATION", ""
+        ):
+            return _refuse(start_response, "403 Forbidden", "InvalidAccessKeyId")
         if fault is None:
             return self._app(environ, start_response)
         body = b"".join(self._app(environ, start_response))
@@ -84,7 +133,7 @@ class S3Server:
         return None
 
 
-def _answer(start_response, status, code):
+def _refuse(start_response, status, code):
     body = f"<Error><Code>{code}</Code><Message>as the test wants</Message></Error>".encode()
     headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]
     start_response(status, headers)

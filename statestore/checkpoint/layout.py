@@ -1,5 +1,6 @@
 """Every path of a checkpoint; nothing else builds or takes apart a file name.
 
+<root>/../statestore.json                  placement: where else state is kept
 <root>/<operator>/<partition>/             store "default"
 <root>/<operator>/<partition>/<store>/     every other store
   <version>.delta.<body>                       delta, checkpoint format v1
@@ -31,6 +32,10 @@ TEMPORARY_PREFIX = ".tmp-"
 HEAP_MARKER = "heap-backend"
 FILESYSTEM_PROVIDER = "io.statestore.FileSystemStateStoreProvider"
 HEAP_PROVIDER = "io.statestore.HeapStateStoreProvider"
+OWNER_NAME = "checkpoint.json"
+"""File of a directory outside of its checkpoint that names the checkpoint, for people."""
+_PLACEMENT_NAME = "statestore.json"
+_PLACEHOLDER_NAME = ".statestore"
 
 _STATE_FILE = re.compile(
     r"([1-9][0-9]*)(?:_([0-9a-f]{32}))?\.(delta|snapshot|merged)\.(arrows|sst)"
@@ -95,6 +100,20 @@ class StoreLocation:
     def summary_name(self, kind: FileKind, version: int, checkpoint_id: str) -> str:
         """Return the file name of the snapshot or merged file of a version."""
         return f"{version}_{checkpoint_id}.{kind}.{self.body}"
+
+
+def placement_path(root: str) -> str:
+    """Return the path of the placement of a checkpoint, by the checkpoint's `state` directory."""
+    return f"{posixpath.dirname(root)}/{_PLACEMENT_NAME}"
+
+
+def placeholder_path(root: str, store: StoreName) -> str:
+    """Return the path of the empty file that stands for a state partition kept elsewhere.
+
+    Spark's state reader takes the partitions from the directories there are, and an object store
+    has none that are empty.
+    """
+    return f"{root}/{store.operator}/{store.partition}/{_PLACEHOLDER_NAME}"
 
 
 def store_directory(root: str, store: StoreName) -> str:

@@ -34,6 +34,7 @@ KINDS: dict[str, str] = {
     "num-partitions-changed": "the number of state partitions differs from the checkpoint's",
     "max-parallelism-changed": "the number of key groups differs from the checkpoint's",
     "backend-changed": "the state backend differs from the checkpoint's",
+    "storage-changed": "the checkpoint storage differs from the checkpoint's",
     "fenced": "another attempt wrote this version",
     "lineage-broken": "a version is built on rows that are no longer there",
     "file-exists": "a file that must not be replaced exists",

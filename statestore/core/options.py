@@ -10,7 +10,7 @@ import difflib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from statestore.core.errors import InvalidArgumentError
@@ -95,9 +95,11 @@ class Option:
     def describe_range(self) -> str:
         """Return the range in words."""
         if self.choices:
-            return " or ".join(self.choices)
+            return " or ".join(choice or "empty" for choice in self.choices)
         if self.type == "boolean":
             return "true or false"
+        if self.type == "string":
+            return "any text"
         kind = "a number" if self.type == "float" else "a whole number"
         if self.maximum is not None:
             return f"{kind} from {self.minimum} to {self.maximum}"
@@ -105,6 +107,8 @@ class Option:
 
     def default_text(self) -> str:
         """Return the default as a user would write it."""
+        if self.default == "":
+            return "empty"
         return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
 
 
@@ -216,6 +220,60 @@ TABLE: tuple[Option, ...] = (
         doc="Heap backend: what a query restarted without the driver that held its state does: "
         "fail, or start with empty state and a warning in the log.",
     ),
+    Option(
+        "checkpointStorage", "checkpoint_storage", "string", "", scope="engine", fixed=True,
+        doc="URI of the directory under which state is kept, in a directory of its own for each "
+        "checkpoint; empty keeps it in Spark's checkpoint directory. See docs/storage.md.",
+    ),
+    Option(
+        "s3.region", "s3_region", "string", "", scope="engine",
+        doc="Region of the buckets; empty takes what the AWS chain finds.",
+    ),
+    Option(
+        "s3.endpoint", "s3_endpoint", "string", "", scope="engine",
+        doc="URL of an S3 server other than AWS's own.",
+    ),
+    Option(
+        "s3.pathStyle", "s3_path_style", "boolean", False, scope="engine",
+        doc="Whether the bucket is part of the path instead of the host name, as most servers "
+        "other than AWS's want it.",
+    ),
+    Option(
+        "s3.sse", "s3_sse", "string", "", scope="engine",
+        choices=("", "AES256", "aws:kms"),
+        doc="Server-side encryption of what is written; empty leaves it to the bucket.",
+    ),
+    Option(
+        "s3.sseKmsKey", "s3_sse_kms_key", "string", "", scope="engine",
+        doc="ID of the key for aws:kms.",
+    ),
+    Option(
+        "s3.accessKey", "s3_access_key", "string", "", scope="engine",
+        doc="Access key; empty takes what the AWS chain finds (environment, profile, role).",
+    ),
+    Option(
+        "s3.secretKey", "s3_secret_key", "string", "", scope="engine",
+        doc="Secret of the access key.",
+    ),
+    Option(
+        "s3.sessionToken", "s3_session_token", "string", "", scope="engine",
+        doc="Token of temporary credentials.",
+    ),
+    Option(
+        "s3.maxAttempts", "s3_max_attempts", "int", 8, scope="engine",
+        unit="tries", minimum=1, maximum=100,
+        doc="Tries of a request that the server throttled or did not answer, with growing waits.",
+    ),
+    Option(
+        "s3.timeoutMs", "s3_timeout_ms", "long", 30000, scope="engine",
+        unit="ms", minimum=1,
+        doc="How long to wait for a connection, and for the next bytes of an answer.",
+    ),
+    Option(
+        "s3.cacheBytes", "s3_cache_bytes", "long", 1073741824, scope="engine",
+        unit="bytes", minimum=0,
+        doc="Files fetched by an engine that stay on the local disk for the next restore.",
+    ),
 )  # fmt: skip
 
 BY_KEY: dict[str, Option] = {option.key: option for option in TABLE}
@@ -250,6 +308,19 @@ class StateStoreOptions:
     orphan_age_ms: int = 3600000
     heap_max_state_bytes: int = 5242880
     heap_on_driver_loss: str = "fail"
+    checkpoint_storage: str = ""
+    s3_region: str = ""
+    s3_endpoint: str = ""
+    s3_path_style: bool = False
+    s3_sse: str = ""
+    s3_sse_kms_key: str = ""
+    # Never shown: no error, log or metric names them.
+    s3_access_key: str = field(default="", repr=False)
+    s3_secret_key: str = field(default="", repr=False)
+    s3_session_token: str = field(default="", repr=False)
+    s3_max_attempts: int = 8
+    s3_timeout_ms: int = 30000
+    s3_cache_bytes: int = 1073741824
     min_versions_to_retain: int = 100
 
     def __post_init__(self) -> None:
@@ -271,7 +342,7 @@ class StateStoreOptions:
         Raises:
             InvalidArgumentError: A field does not exist or its value is out of range.
         """
-        known = [field.name for field in fields(cls)]
+        known = [known_field.name for known_field in fields(cls)]
         for name in values:
             if name not in known:
                 raise _unknown(name, known)

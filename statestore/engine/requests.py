@@ -10,7 +10,6 @@ from statestore.codec.trailer import ColumnFamily, RowCounts, StoreName, Version
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, ProtocolError
 from statestore.core.ids import is_checkpoint_id
 from statestore.core.options import StateStoreOptions
-from statestore.io.local import resolve_local_path
 from statestore.io.memory_address import MemoryAddress
 
 T = TypeVar("T", int, str, bool, dict[str, Any], list[Any])
@@ -70,13 +69,12 @@ class Request:
         )
 
     def root(self) -> str:
-        """Return the local path of the checkpoint's `state` directory.
+        """Return the checkpoint's `state` directory, as Hadoop's Path.toString prints it."""
+        return self.child("store").get("root", str)
 
-        Raises:
-            InvalidArgumentError: It is on storage of another scheme.
-        """
-        # Spark hands its providers what Hadoop's Path.toString returns.
-        return resolve_local_path(self.child("store").get("root", str), is_encoded=False)
+    def run(self) -> str:
+        """Return the query run the call is made for, empty where no query runs."""
+        return self.child("store").get_or("run", str, "")
 
     def memory(self) -> MemoryAddress | None:
         """Return where the driver's memory is, None where the call names none."""

@@ -10,9 +10,9 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from statestore.backends.filesystem.versions import StoreVersions
 from statestore.core.clock import Clock, SystemClock
@@ -33,15 +33,12 @@ if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.snapshot import SnapshotStatus
     from statestore.codec.state_file import StateFile
-    from statestore.codec.trailer import ColumnFamily, StoreName
+    from statestore.codec.trailer import ColumnFamily
     from statestore.io.file_io import FileIO
-    from statestore.io.memory_address import MemoryAddress
 
 logger = logging.getLogger(__name__)
 
 Reply = dict[str, Any]
-SessionKey: TypeAlias = "tuple[str, str, StoreName, MemoryAddress | None]"
-"""Backend, root, store, driver's memory: another memory has none of the versions of the last."""
 
 BACKENDS = ("filesystem", "heap", "rocksdb")
 
@@ -63,7 +60,7 @@ class EngineService:
         self._scratch_directory = scratch_directory
         self._pool = snapshot_pool()
         self._lock = threading.Lock()
-        self._sessions: dict[SessionKey, Session] = {}
+        self._sessions: dict[tuple[str, StoreLocation], Session] = {}
         self._rocksdb_memory: Memory | None = None
         self._calls: Counter[str] = Counter()
         self._operations = {
@@ -115,23 +112,24 @@ class EngineService:
         return operation(Request(fields))
 
     def _session(self, request: Request) -> Session:
-        known = self._known_session(request)
+        # By place and not by name: a restarted query may name another storage for the same store.
+        location = self._storages.locate(request)
+        key = request.backend(BACKENDS), location
+        with self._lock:
+            known = self._sessions.get(key)
         if known is not None:
             return known
-        # Not under the lock: where the store is may have to be asked of its storage.
-        made = Session(self._open_versions(request), self._pool, self._scratch_directory)
+        made = Session(self._open_versions(request, location), self._pool, self._scratch_directory)
         with self._lock:
-            return self._sessions.setdefault(_session_key(request), made)
+            return self._sessions.setdefault(key, made)
 
-    def _open_versions(self, request: Request) -> Versions:
-        location = self._storages.locate(request)
+    def _open_versions(self, request: Request, location: StoreLocation) -> Versions:
         match request.backend(BACKENDS):
             case "heap":
                 # Imported here, as below, because it needs what no other backend does.
                 from statestore.backends.heap.versions import HeapVersions
 
-                in_memory = self._storages.locate_in_memory(request, location)
-                return HeapVersions(in_memory, location, self._clock)
+                return HeapVersions(location, self._storages.home(request), self._clock)
             case "rocksdb":
                 return self._open_rocksdb(request, location)
             case backend:
@@ -151,14 +149,25 @@ class EngineService:
         with self._lock:
             if self._rocksdb_memory is None:
                 self._rocksdb_memory = Memory(request.options().rocksdb_memory_bytes)
-        name = hashlib.blake2b(repr(_session_key(request)).encode(), digest_size=8).hexdigest()
+        place = f"{request.options().checkpoint_storage} {request.root()} {location.path('')}"
+        name = hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
         directory = f"{self._scratch_directory}/rocksdb/{name}"
-        location = replace(location, body="sst")
         return RocksDBVersions(location, self._clock, directory, self._rocksdb_memory)
 
-    def _known_session(self, request: Request) -> Session | None:
+    def _sessions_to_close(self, request: Request) -> list[Session]:
+        # Whoever closes a store of the heap backend does not ask where the driver's memory is.
+        if request.backend(BACKENDS) != "heap":
+            return [self._session(request)]
+        home = self._storages.home(request)
         with self._lock:
-            return self._sessions.get(_session_key(request))
+            return [
+                session
+                for (backend, location), session in self._sessions.items()
+                if backend == "heap" and (location.root, location.store) == (home.root, home.store)
+            ]
+
+    def _requests(self, session: Session) -> dict[str, int]:
+        return self._storages.take_requests(session.versions.location)
 
     def _load(self, request: Request) -> Reply:
         start_ms = self._clock.elapsed_ms()
@@ -168,7 +177,8 @@ class EngineService:
         num_partitions = request.get_optional("num_partitions", int)
         if version == 0:
             max_parallelism = session.load_empty(num_partitions or 1, options)
-            return _empty_reply(max_parallelism, self._clock.elapsed_ms() - start_ms)
+            load_ms = self._clock.elapsed_ms() - start_ms
+            return _empty_reply(max_parallelism, self._requests(session), load_ms)
         from_snapshot = None
         if request.get_optional("from_snapshot", dict) is not None:
             from_snapshot = request.child("from_snapshot").get("version", int)
@@ -182,7 +192,8 @@ class EngineService:
                 raise
             logger.warning("the query goes on from empty state: error=%s", error)
             max_parallelism = session.load_empty(num_partitions or 1, options)
-            empty = _empty_reply(max_parallelism, self._clock.elapsed_ms() - start_ms)
+            load_ms = self._clock.elapsed_ms() - start_ms
+            empty = _empty_reply(max_parallelism, self._requests(session), load_ms)
             return empty | {"version": version}
         fetched_ms = self._clock.elapsed_ms()
         head = restored.head.trailer
@@ -202,12 +213,15 @@ class EngineService:
             "snapshot_version": restored.snapshot_version,
             "files_read": restored.files_read,
             "bytes_read": restored.bytes_read,
+            "requests": self._requests(session),
             "fetch_ms": fetched_ms - start_ms,
             "load_ms": self._clock.elapsed_ms() - start_ms,
         }
 
     def _commit(self, request: Request) -> Reply:
         delta = request.child("delta")
+        if request.get_optional("parent", dict) is None:
+            self._storages.claim(request)
         session = self._session(request)
         published, times, snapshot = session.commit(
             request.new_version(),
@@ -221,6 +235,7 @@ class EngineService:
             "lineage": published.trailer.lineage,
             "size": published.ref.size,
             **asdict(times),
+            "requests": self._requests(session),
             "snapshot": _snapshot(snapshot),
             "view": session.versions.view(published.trailer.version_ref),
         }
@@ -252,11 +267,7 @@ class EngineService:
         }
 
     def _close(self, request: Request) -> Reply:
-        # The shim asks nobody where the driver's memory is in order to close.
-        *store, _ = _session_key(request)
-        with self._lock:
-            known = [session for key, session in self._sessions.items() if [*key[:-1]] == store]
-        for session in known:
+        for session in self._sessions_to_close(request):
             session.close()
         return {}
 
@@ -270,10 +281,7 @@ class EngineService:
             "rss_bytes": _rss_bytes(),
             "stores": len(sessions),
             "calls": calls,
-            "requests": {
-                name: self._storages.requests[name]
-                for name in ("read", "publish", "delete", "list")
-            },
+            "requests": self._storages.requests.total(),
             "snapshots_in_flight": sum(session.is_snapshot_in_flight for session in sessions),
         }
 
@@ -283,16 +291,11 @@ class EngineService:
         implements: ClassVar[list[str]] = ["io.statestore.engine.EngineApi"]
 
 
-def _session_key(request: Request) -> SessionKey:
-    root = request.child("store").get("root", str)
-    return request.backend(BACKENDS), root, request.store_name(), request.memory()
-
-
 def _error(reported: StateStoreError, raised: Exception) -> Reply:
     return reported.to_json() | {"traceback": "".join(traceback.format_exception(raised, limit=-8))}
 
 
-def _empty_reply(max_parallelism: int, load_ms: float) -> Reply:
+def _empty_reply(max_parallelism: int, requests: dict[str, int], load_ms: float) -> Reply:
     return {
         "version": 0,
         "checkpoint_id": None,
@@ -309,6 +312,7 @@ def _empty_reply(max_parallelism: int, load_ms: float) -> Reply:
         "snapshot_version": -1,
         "files_read": 0,
         "bytes_read": 0,
+        "requests": requests,
         "fetch_ms": 0.0,
         "load_ms": load_ms,
     }

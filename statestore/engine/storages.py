@@ -2,46 +2,133 @@
 
 from __future__ import annotations
 
+import os
+import posixpath
 import threading
-from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import StoreLocation
-from statestore.core.errors import ProtocolError
-from statestore.io.counting import CountingFileIO
+from statestore.checkpoint.layout import FileBody, StoreLocation, placeholder_path
+from statestore.checkpoint.placement import Placement, make_placement, read_placement
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, ProtocolError
+from statestore.io.counting import CountingFileIO, RequestCounts
 from statestore.io.local import LocalFileIO
+from statestore.io.s3_settings import S3Settings
+from statestore.io.storage import open_s3, resolve_path, scheme_of
 
 if TYPE_CHECKING:
     from statestore.core.clock import Clock
+    from statestore.core.options import StateStoreOptions
     from statestore.engine.requests import Request
     from statestore.io.file_io import FileIO
     from statestore.io.memory_address import MemoryAddress
 
+_NUM_REMEMBERED = 256
+
+
+@dataclass(slots=True)
+class _Checkpoint:
+    """What one query run was told of its checkpoint's placement; guarded by its lock."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_read: bool = False
+    placement: Placement | None = None
+
 
 class Storages:
-    """The storages of one engine. Thread-safe.
+    """The storages of one engine, and which of them each checkpoint's state is on. Thread-safe.
 
     Args:
-        scratch_directory: Local directory for files fetched from remote storage.
+        scratch_directory: Local directory; files fetched from remote storage go below it.
         clock: Source of time.
-        io: The storage of every store, for tests; found by the store's root when None.
+        io: The storage in the local disk's place, for tests; the local disk when None.
     """
 
     def __init__(self, scratch_directory: str, clock: Clock, io: FileIO | None = None) -> None:
-        self._scratch_directory = scratch_directory
-        self.requests: Counter[str] = Counter()
-        """Requests made, by kind."""
+        self._cache_directory = f"{scratch_directory}/fetched-{os.getpid()}"
+        self.requests = RequestCounts()
+        """Requests made to all of them."""
+        self._local = io or LocalFileIO(clock=clock)
         self._lock = threading.Lock()
         self._memory: tuple[MemoryAddress, FileIO] | None = None
-        self._local = CountingFileIO(io or LocalFileIO(clock=clock), self.requests)
+        self._s3: dict[S3Settings, FileIO] = {}
+        self._checkpoints: dict[tuple[str, str], _Checkpoint] = {}
+        self._locations: dict[StoreLocation, StoreLocation] = {}
+        self._counts: dict[StoreLocation, RequestCounts] = {}
 
-    def locate_in_memory(self, request: Request, home: StoreLocation) -> StoreLocation:
-        """Return where the driver's memory keeps the store whose checkpoint directory is home.
+    def locate(self, request: Request) -> StoreLocation:
+        """Return where the store of a call is; the same object for the same place.
+
+        Reads the checkpoint's placement once for each query run.
 
         Raises:
-            ProtocolError: The call does not say where the driver's memory is.
+            InvalidArgumentError: A URI is of a scheme that is not supported.
+            IncompatibleError: The option checkpointStorage is not what the checkpoint was made
+                with (kind storage-changed).
+            CorruptionError, StorageError: The placement cannot be read.
         """
+        options = request.options()
+        home = self._home(request, options)
+        if _is_in_memory(request):
+            return self._locate_in_memory(request, home)
+        placement = self._placement(request, home).placement
+        if placement is None:
+            # Version 0 is nowhere yet: the first commit decides where the state will be.
+            if options.checkpoint_storage:
+                self._open(options.checkpoint_storage, options)
+                if request.get_or("version", int, 0) > 0:
+                    raise _is_at_home(home, options)
+            return home
+        _check_same(placement, home, options)
+        io, path = self._open(placement.storage, options)
+        return self._counted(replace(home, io=io, root=f"{path}/{placement.id}"))
+
+    def home(self, request: Request) -> StoreLocation:
+        """Return where the store of a call is, or would be, in its checkpoint's own directory."""
+        return self._home(request, request.options())
+
+    def claim(self, request: Request) -> None:
+        """Prepare for the first commit of a store whose state is kept outside of its checkpoint.
+
+        Guarantee: the checkpoint's placement is durable, and Spark's state reader finds the store's
+        state partition. Nothing is done where state stays in the checkpoint.
+
+        Raises:
+            InvalidArgumentError, IncompatibleError, CorruptionError, StorageError: As `locate`.
+        """
+        if _is_in_memory(request):
+            return
+        options = request.options()
+        home = self._home(request, options)
+        checkpoint = self._placement(request, home)
+        with checkpoint.lock:
+            if checkpoint.placement is None:
+                if not options.checkpoint_storage:
+                    return
+                if request.get("version", int) > 1:
+                    raise _is_at_home(home, options)
+                io, path = self._open(options.checkpoint_storage, options)
+                checkpoint.placement = make_placement(
+                    home, io, path, options.checkpoint_storage, sync=options.fsync_enabled
+                )
+        _check_same(checkpoint.placement, home, options)
+        placeholder = placeholder_path(home.root, home.store)
+        home.io.make_directory(posixpath.dirname(placeholder))
+        home.io.write(placeholder, b"", sync=False, overwrite=True)
+
+    def take_requests(self, location: StoreLocation) -> dict[str, int]:
+        """Return the requests made for a store since the last call, by kind."""
+        return self._counts[location].take()
+
+    def _home(self, request: Request, options: StateStoreOptions) -> StoreLocation:
+        # Spark hands its providers what Hadoop's Path.toString returns, which is not encoded.
+        io, root = self._open(request.root(), options, is_encoded=False)
+        body: FileBody = "sst" if request.get_or("backend", str, "") == "rocksdb" else "arrows"
+        return self._counted(StoreLocation(io, root, request.store_name(), body))
+
+    def _locate_in_memory(self, request: Request, home: StoreLocation) -> StoreLocation:
+        """Return where the driver's memory keeps the store whose checkpoint directory is home."""
         # Imported here because no other backend needs it.
         from statestore.io.driver_memory import DriverMemoryFileIO
 
@@ -51,18 +138,96 @@ class Storages:
                 "a call for the heap backend does not say where the driver's memory is",
                 to_fix="use the shim and the package of one version",
             )
+        if request.options().checkpoint_storage:
+            raise InvalidArgumentError(
+                "the heap backend keeps its checkpoints in the driver's memory",
+                kind="invalid-option",
+                key="spark.sql.streaming.stateStore.checkpointStorage",
+                value=request.options().checkpoint_storage,
+                to_fix="leave the option out, or use the filesystem or rocksdb backend",
+            )
         with self._lock:
             if self._memory is None or self._memory[0] != address:
-                cache_directory = f"{self._scratch_directory}/memory"
-                Path(cache_directory).mkdir(exist_ok=True)
-                io = DriverMemoryFileIO(address, cache_directory)
-                self._memory = (address, CountingFileIO(io, self.requests))
-            return StoreLocation(self._memory[1], home.root, home.store)
+                cache_directory = f"{self._cache_directory}-memory"
+                Path(cache_directory).mkdir(parents=True, exist_ok=True)
+                self._memory = (address, DriverMemoryFileIO(address, cache_directory))
+            io = self._memory[1]
+        return self._counted(StoreLocation(io, home.root, home.store))
 
-    def locate(self, request: Request) -> StoreLocation:
-        """Return where the store of a call is.
+    def _placement(self, request: Request, home: StoreLocation) -> _Checkpoint:
+        """Return what is known of the checkpoint's placement, after reading it if need be."""
+        key = request.root(), request.run()
+        checkpoint = _Checkpoint()
+        # Another run may find another checkpoint under the same path, and without a run nothing
+        # tells when; reads of state are rare.
+        if request.run():
+            with self._lock:
+                checkpoint = self._checkpoints.setdefault(key, checkpoint)
+                while len(self._checkpoints) > _NUM_REMEMBERED:
+                    del self._checkpoints[next(iter(self._checkpoints))]
+        with checkpoint.lock:
+            if not checkpoint.is_read:
+                checkpoint.placement = read_placement(home.io, home.root)
+                checkpoint.is_read = True
+        return checkpoint
 
-        Raises:
-            InvalidArgumentError: Its root is on storage of a scheme that is not supported.
-        """
-        return StoreLocation(self._local, request.root(), request.store_name())
+    def _open(
+        self, uri: str, options: StateStoreOptions, *, is_encoded: bool = True
+    ) -> tuple[FileIO, str]:
+        path = resolve_path(uri, is_encoded=is_encoded)
+        if scheme_of(uri) != "s3":
+            return self._local, path
+        settings = S3Settings.from_options(options)
+        with self._lock:
+            if settings not in self._s3:
+                directory = f"{self._cache_directory}-{len(self._s3)}"
+                Path(directory).mkdir(parents=True, exist_ok=True)
+                self._s3[settings] = open_s3(directory, settings)
+            return self._s3[settings], path
+
+    def _counted(self, location: StoreLocation) -> StoreLocation:
+        with self._lock:
+            if location not in self._locations:
+                counts = RequestCounts()
+                io = CountingFileIO(
+                    location.io,
+                    counts,
+                    self.requests,
+                    is_counted_inside=location.io in self._s3.values(),
+                )
+                counted = replace(location, io=io)
+                self._locations[location], self._counts[counted] = counted, counts
+            return self._locations[location]
+
+
+def _is_in_memory(request: Request) -> bool:
+    return request.get_or("backend", str, "") == "heap"
+
+
+def _is_at_home(home: StoreLocation, options: StateStoreOptions) -> IncompatibleError:
+    return IncompatibleError(
+        "the checkpoint keeps its state in its own directory",
+        kind="storage-changed",
+        checkpoint=home.root,
+        query=options.checkpoint_storage,
+        to_fix="leave out spark.sql.streaming.stateStore.checkpointStorage, or start the query "
+        "with a new checkpoint directory",
+    )
+
+
+def _check_same(placement: Placement, home: StoreLocation, options: StateStoreOptions) -> None:
+    wanted = options.checkpoint_storage
+    if wanted and _identity(wanted) != _identity(placement.storage):
+        raise IncompatibleError(
+            "the checkpoint keeps its state on another storage",
+            kind="storage-changed",
+            directory=home.root,
+            checkpoint=placement.storage,
+            query=wanted,
+            to_fix="leave out spark.sql.streaming.stateStore.checkpointStorage, or set it to "
+            f"{placement.storage}",
+        )
+
+
+def _identity(uri: str) -> tuple[str, str]:
+    return scheme_of(uri), resolve_path(uri)

@@ -1,56 +1,122 @@
-"""Storage that counts its requests, for the engine's status and for tests of exact numbers."""
+"""Requests to storage, counted by kind: for metrics, and for tests of exact numbers."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from statestore.io.file_io import FileInfo, FileIO
+
+KINDS = ("put", "get", "head", "list", "delete")
+
+
+class RequestCounts:
+    """Requests by kind. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._total: Counter[str] = Counter()
+        self._taken: Counter[str] = Counter()
+
+    def add(self, kind: str) -> None:
+        """Count one request, of a kind of KINDS."""
+        with self._lock:
+            self._total[kind] += 1
+
+    def total(self) -> dict[str, int]:
+        """Return all requests so far, every kind named."""
+        with self._lock:
+            return {kind: self._total[kind] for kind in KINDS}
+
+    def take(self) -> dict[str, int]:
+        """Return the requests since the last `take`, every kind named."""
+        with self._lock:
+            new = {kind: self._total[kind] - self._taken[kind] for kind in KINDS}
+            self._taken = Counter(self._total)
+        return new
+
+
+_of_this_call: ContextVar[tuple[RequestCounts, ...]] = ContextVar("statestore_requests", default=())
+
+
+def count_request(kind: str) -> None:
+    """Count a request to where the call under way is counted, for storages that know their own.
+
+    A thread that works for a call must run in a copy of its context.
+    """
+    for counts in _of_this_call.get():
+        counts.add(kind)
 
 
 class CountingFileIO:
-    """FileIO that passes every call on and counts it under read, publish, delete or list."""
+    """FileIO that counts what each call asks of the storage behind it.
 
-    def __init__(self, inner: FileIO, requests: Counter[str]) -> None:
+    Args:
+        inner: The storage.
+        counts: Where requests made through this object are counted.
+        total: Where they are counted as well.
+        is_counted_inside: Whether the storage calls `count_request` itself, since one of its calls
+            may be several requests; else a call counts as one.
+    """
+
+    def __init__(
+        self, inner: FileIO, counts: RequestCounts, total: RequestCounts, *, is_counted_inside: bool
+    ) -> None:
         self._inner = inner
-        self._requests = requests
+        self._is_counted_inside = is_counted_inside
+        self._counts = (counts, total)
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:
         """See FileIO."""
-        self._requests["publish"] += 1
-        return self._inner.publish(local_path, path, sync=sync, overwrite=overwrite)
+        with self._counted("put"):
+            return self._inner.publish(local_path, path, sync=sync, overwrite=overwrite)
 
     def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:
         """See FileIO."""
-        self._requests["publish"] += 1
-        self._inner.write(path, data, sync=sync, overwrite=overwrite)
+        with self._counted("put"):
+            self._inner.write(path, data, sync=sync, overwrite=overwrite)
 
     def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
         """See FileIO."""
-        self._requests["read"] += 1
-        return self._inner.read_tail(path, num_bytes)
+        with self._counted("get"):
+            return self._inner.read_tail(path, num_bytes)
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """See FileIO."""
-        self._requests["read"] += 1
-        return self._inner.read_range(path, offset, length)
+        with self._counted("get"):
+            return self._inner.read_range(path, offset, length)
 
     def fetch(self, path: str) -> str:
         """See FileIO."""
-        self._requests["read"] += 1
-        return self._inner.fetch(path)
+        with self._counted("get"):
+            return self._inner.fetch(path)
 
     def delete(self, path: str) -> None:
         """See FileIO."""
-        self._requests["delete"] += 1
-        self._inner.delete(path)
+        with self._counted("delete"):
+            self._inner.delete(path)
 
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO."""
-        self._requests["list"] += 1
-        return self._inner.list(directory)
+        with self._counted("list"):
+            return self._inner.list(directory)
 
     def make_directory(self, directory: str) -> None:
-        """See FileIO."""
+        """See FileIO; not counted."""
         self._inner.make_directory(directory)
+
+    @contextmanager
+    def _counted(self, kind: str) -> Iterator[None]:
+        token = _of_this_call.set(self._counts)
+        try:
+            if not self._is_counted_inside:
+                count_request(kind)
+            yield
+        finally:
+            _of_this_call.reset(token)

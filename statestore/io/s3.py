@@ -7,14 +7,11 @@ cleaned up; large ones are sent and fetched in parts, several at a time.
 from __future__ import annotations
 
 import os
-import tempfile
-import threading
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
 import boto3
 from botocore.config import Config
@@ -32,60 +29,28 @@ from botocore.exceptions import (
 
 from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
 from statestore.core.ids import IdSource, RandomIds
+from statestore.io.counting import count_request
+from statestore.io.fetch_cache import FetchCache
 from statestore.io.file_io import FileInfo
+from statestore.io.local import named_errors
+from statestore.io.s3_settings import S3Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 PART_BYTES = 8 * 1024 * 1024
 PARALLEL_PARTS = 8
+PARALLEL_REQUESTS = 64
 READ_ATTEMPTS = 4
 _PUBLICATION = "statestore-publication"
+_KINDS = (
+    ("Get", "get"), ("Head", "head"), ("List", "list"), ("Delete", "delete"), ("Abort", "delete"),
+)  # fmt: skip
+"""Kind of a request by the first word of its operation; every other one is a put."""
 _BROKEN_READS = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
-
-
-@dataclass(frozen=True, slots=True)
-class S3Settings:
-    """How to reach S3. What is empty is found by the AWS chain (environment, profile, role).
-
-    Attributes:
-        endpoint: URL of a server other than AWS's own.
-        region: For example eu-central-1.
-        path_style: Whether the bucket is part of the path instead of the host name, as most servers
-            other than AWS's want it.
-        sse: Server-side encryption, AES256 or aws:kms.
-        sse_kms_key: ID of the key for aws:kms.
-        max_attempts: Tries of a request that the server throttled or did not answer, at least 1;
-            they wait longer from try to try, with jitter (botocore's "standard" mode).
-        timeout_s: Seconds to wait for a connection, and for the next bytes of an answer.
-        cache_bytes: Fetched files kept on the local disk, in bytes.
-    """
-
-    endpoint: str = ""
-    region: str = ""
-    path_style: bool = False
-    sse: str = ""
-    sse_kms_key: str = ""
-    max_attempts: int = 8
-    timeout_s: float = 30.0
-    cache_bytes: int = 1 << 30
-
-
-def resolve_s3_path(uri: str) -> str:
-    """Return the path `/bucket/key` of an `s3:` or `s3a:` URI.
-
-    Raises:
-        InvalidArgumentError: It names no bucket.
-    """
-    bucket, _, key = uri.partition("://")[2].partition("/")
-    if not bucket:
-        raise InvalidArgumentError(
-            "storage URI names no bucket",
-            kind="unsupported-scheme",
-            uri=uri,
-            to_fix="give it as s3://bucket/path",
-        )
-    return f"/{bucket}/{key.strip('/')}".rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +63,7 @@ class _Target:
 
 
 class S3FileIO:
-    """FileIO whose paths are `/bucket/key`.
+    """FileIO whose paths are `/bucket/key`; counts its requests itself, tries included.
 
     Args:
         cache_directory: Local directory into which `fetch` writes; owned by the caller.
@@ -111,9 +76,7 @@ class S3FileIO:
     ) -> None:
         self._settings = settings or S3Settings()
         self._ids = ids or RandomIds()
-        self._cache_directory = cache_directory
-        self._cached: OrderedDict[str, int] = OrderedDict()
-        self._lock = threading.Lock()
+        self._cache = FetchCache(cache_directory, self._settings.cache_bytes)
         self._parts = ThreadPoolExecutor(PARALLEL_PARTS, thread_name_prefix="s3-part")
         self._client = _make_client(self._settings)
 
@@ -166,11 +129,17 @@ class S3FileIO:
                 raise
             first, size, etag = b"", 0, "empty"
         name = f"{etag.strip(chr(34))}-{os.path.basename(path)}"
-        local_path = f"{self._cache_directory}/{name}"
-        if not self._use(name):
-            self._fetch_rest(path, first, size, etag, local_path)
-            self._keep(name, size)
-        return local_path
+
+        def part(offset: int) -> bytes:
+            last = min(offset + PART_BYTES, size) - 1
+            return self._read(path, f"bytes={offset}-{last}", IfMatch=etag)[0]
+
+        def write(file: BinaryIO) -> None:
+            file.write(first)
+            file.writelines(self._in_parallel(part, range(len(first), size, PART_BYTES)))
+
+        with named_errors("fetch a file", path):
+            return self._cache.get(name, size, write)
 
     def delete(self, path: str) -> None:
         """See FileIO."""
@@ -194,6 +163,8 @@ class S3FileIO:
                 )
                 for page in pages
                 for found in page.get("Contents", [])
+                # Other tools mark a directory by an object of its name.
+                if found["Key"] != prefix
             ]
 
     def make_directory(self, directory: str) -> None:
@@ -244,7 +215,7 @@ class S3FileIO:
 
         num_parts = -(-os.path.getsize(local_path) // PART_BYTES)
         try:
-            parts = list(self._parts.map(put, range(1, num_parts + 1)))
+            parts = list(self._in_parallel(put, range(1, num_parts + 1)))
             self._client.complete_multipart_upload(
                 UploadId=upload,
                 MultipartUpload={"Parts": parts},
@@ -276,36 +247,15 @@ class S3FileIO:
                     return data, int(whole.rpartition("/")[2]), answer["ETag"]
         raise AssertionError("unreachable")
 
-    def _fetch_rest(self, path: str, first: bytes, size: int, etag: str, local_path: str) -> None:
-        def part(offset: int) -> bytes:
-            last = min(offset + PART_BYTES, size) - 1
-            return self._read(path, f"bytes={offset}-{last}", IfMatch=etag)[0]
-
-        descriptor, temporary = tempfile.mkstemp(dir=self._cache_directory)
+    def _in_parallel(self, do: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
+        # Each in a context of its own, so that its requests count to the call.
+        futures = [self._parts.submit(copy_context().run, do, item) for item in items]
         try:
-            with open(descriptor, "wb") as file:
-                file.write(first)
-                file.writelines(self._parts.map(part, range(len(first), size, PART_BYTES)))
-            os.rename(temporary, local_path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-
-    def _use(self, name: str) -> bool:
-        with self._lock:
-            if name in self._cached:
-                self._cached.move_to_end(name)
-            return name in self._cached
-
-    def _keep(self, name: str, size: int) -> None:
-        """Count a fetched file in; whoever has an evicted one open keeps its bytes."""
-        with self._lock:
-            self._cached[name] = size
-            excess = sum(self._cached.values()) - self._settings.cache_bytes
-            while excess > 0 and len(self._cached) > 1:
-                oldest, oldest_size = self._cached.popitem(last=False)
-                Path(f"{self._cache_directory}/{oldest}").unlink(missing_ok=True)
-                excess -= oldest_size
+            for future in futures:
+                yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
 
 
 def _make_client(settings: S3Settings) -> Any:
@@ -313,16 +263,34 @@ def _make_client(settings: S3Settings) -> Any:
         retries={"total_max_attempts": settings.max_attempts, "mode": "standard"},
         connect_timeout=settings.timeout_s,
         read_timeout=settings.timeout_s,
-        max_pool_connections=2 * PARALLEL_PARTS,
+        max_pool_connections=PARALLEL_REQUESTS,
         s3={"addressing_style": "path" if settings.path_style else "auto"},
     )
-    # A session of its own: the default one is not thread-safe and keeps the first credentials.
-    return boto3.session.Session().client(
-        "s3",
-        endpoint_url=settings.endpoint or None,
-        region_name=settings.region or None,
-        config=config,
-    )
+    try:
+        # A session of its own: the default one is not thread-safe and keeps the first credentials.
+        client = boto3.session.Session(
+            aws_access_key_id=settings.access_key or None,
+            aws_secret_access_key=settings.secret_key or None,
+            aws_session_token=settings.session_token or None,
+            region_name=settings.region or None,
+        ).client("s3", endpoint_url=settings.endpoint or None, config=config)
+    except (BotoCoreError, ValueError) as error:
+        raise InvalidArgumentError(
+            "S3 cannot be reached with these settings",
+            kind="invalid-option",
+            endpoint=settings.endpoint,
+            region=settings.region,
+            reason=str(error),
+            to_fix="correct the options s3.*, or the AWS profile of the executors",
+        ) from error
+    # Once for each try on the wire.
+    client.meta.events.register("before-send.s3", _count)
+    return client
+
+
+def _count(event_name: str, **_: Any) -> None:
+    operation = event_name.rpartition(".")[2]
+    count_request(next((kind for name, kind in _KINDS if operation.startswith(name)), "put"))
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -380,7 +348,7 @@ def _raise_named(
             endpoint=endpoint,
             code=code or type(error).__name__,
             to_fix="give the executors AWS credentials that may read, write, list and delete "
-            "below this path (environment, profile or role)",
+            "below this path (options s3.accessKey and s3.secretKey, environment, profile or role)",
         ) from error
     if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
         raise StorageError(

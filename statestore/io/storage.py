@@ -1,4 +1,4 @@
-"""Which storage a URI names."""
+"""Which storage a URI names, and its path there."""
 
 from __future__ import annotations
 
@@ -6,13 +6,35 @@ from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.io.local import LocalFileIO, resolve_local_path
+from statestore.io.s3_settings import S3Settings, resolve_s3_path
 
 if TYPE_CHECKING:
     from statestore.core.clock import Clock
     from statestore.io.file_io import FileIO
-    from statestore.io.s3 import S3Settings
 
 S3_SCHEMES = ("s3", "s3a")
+
+
+def scheme_of(uri: str) -> str:
+    """Return the scheme of a URI, `file` for a plain path; `s3` for all that mean it."""
+    scheme = uri.split(":", 1)[0] if ":" in uri.split("/", 1)[0] else "file"
+    return "s3" if scheme in S3_SCHEMES else scheme
+
+
+def resolve_path(uri: str, *, is_encoded: bool = True) -> str:
+    """Return the path of a URI on the storage of its scheme.
+
+    Args:
+        uri: `file:`, `s3:` or `s3a:` URI, or a local path.
+        is_encoded: Whether a `file:` URI is percent-encoded; see `resolve_local_path`.
+
+    Raises:
+        InvalidArgumentError: Another scheme, no bucket, or no absolute path (kind
+            unsupported-scheme).
+    """
+    if scheme_of(uri) == "s3":
+        return resolve_s3_path(uri)
+    return resolve_local_path(uri, is_encoded=is_encoded)
 
 
 def open_storage(
@@ -29,17 +51,28 @@ def open_storage(
     Raises:
         InvalidArgumentError: Another scheme, or boto3 is not installed (kind unsupported-scheme).
     """
-    if uri.partition(":")[0] not in S3_SCHEMES:
-        return LocalFileIO(clock=clock), resolve_local_path(uri)
+    path = resolve_path(uri)
+    if scheme_of(uri) == "s3":
+        return open_s3(cache_directory, s3 or S3Settings()), path
+    return LocalFileIO(clock=clock), path
+
+
+def open_s3(cache_directory: str, settings: S3Settings) -> FileIO:
+    """Return storage on S3, with a client of its own.
+
+    Raises:
+        InvalidArgumentError: boto3 is not installed (kind unsupported-scheme), or the settings
+            contradict each other.
+    """
     try:
         # Imported here because it takes as long as all the rest, and is an extra.
-        from statestore.io.s3 import S3FileIO, resolve_s3_path
+        from statestore.io.s3 import S3FileIO
     except ModuleNotFoundError as error:
         raise InvalidArgumentError(
             "storage on S3 needs a package that is not installed",
             kind="unsupported-scheme",
-            uri=uri,
             missing=error.name,
-            to_fix="pip install 'statestore[s3]'",
+            to_fix="pip install 'statestore[s3]', or boto3 where the package comes with the jar, "
+            "on every executor",
         ) from error
-    return S3FileIO(cache_directory, s3), resolve_s3_path(uri)
+    return S3FileIO(cache_directory, settings)

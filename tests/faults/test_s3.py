@@ -7,7 +7,8 @@ import pytest
 
 import statestore
 from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
-from statestore.io.s3 import PART_BYTES, S3FileIO, resolve_s3_path
+from statestore.io.s3 import PART_BYTES, S3FileIO
+from statestore.io.s3_settings import resolve_s3_path
 
 
 @pytest.fixture

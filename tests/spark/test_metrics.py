@@ -33,6 +33,7 @@ OWN_NAMES = {
     "statestoreSnapshotBytes",
     "statestoreSnapshotDurationMs",
     "statestoreLoadedFiles",
+    *(f"statestoreStorage{kind}s" for kind in ("Put", "Get", "Head", "List", "Delete")),
 }
 
 

@@ -21,6 +21,7 @@ from statestore.backends.filesystem.table import Run, Table
 from statestore.backends.filesystem.versions import BACKEND, StoreVersions
 from statestore.checkpoint.commit import NewVersion
 from statestore.checkpoint.layout import StoreLocation, parse_state_file_name
+from statestore.checkpoint.placement import read_placement
 from statestore.checkpoint.retention import Cleanup
 from statestore.codec.rows import (
     DELETE,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.rows import Row
     from statestore.io.file_io import FileIO
-    from statestore.io.s3 import S3Settings
+    from statestore.io.s3_settings import S3Settings
 
 _DEFAULT_FAMILY = ColumnFamily(0, "default")
 
@@ -80,6 +81,7 @@ def open_store(
         options: Defaults when None.
         s3: How to reach S3; what the AWS chain finds when None.
         io: Storage of `checkpoint`, which is then a path of it; what the URI names when None.
+            State that the checkpoint keeps elsewhere is found where its placement says.
         ids: Source of checkpoint IDs, random when None.
         clock: Source of time, the machine's when None.
 
@@ -98,7 +100,12 @@ def open_store(
         path = checkpoint
         if io is None:
             io, path = open_storage(checkpoint, scratch_directory, s3, clock)
-        location = StoreLocation(io, f"{path}/state", StoreName(operator, partition, name))
+        root = f"{path}/state"
+        placement = read_placement(io, root)
+        if placement is not None:
+            io, path = open_storage(placement.storage, scratch_directory, s3, clock)
+            root = f"{path}/{placement.id}"
+        location = StoreLocation(io, root, StoreName(operator, partition, name))
         store = Store(
             StoreVersions(location, clock),
             options,

@@ -72,6 +72,9 @@ class StoreVersions:
         self._snapshot: tuple[FileRef, VersionRef] | None = None
         self._status = SnapshotStatus()
         self._pinned: frozenset[str] = frozenset()
+        """Paths of the files a caller was told to read; they are not deleted."""
+        self._held: tuple[str, ...] = ()
+        """Local paths of the same files; holding them keeps the copies."""
 
     @property
     def snapshot_status(self) -> SnapshotStatus:
@@ -100,7 +103,7 @@ class StoreVersions:
         options: StateStoreOptions,
         from_snapshot: int | None = None,
     ) -> RestoredVersion:
-        """Restore a version; its files stay until the next load, whatever retention says.
+        """Restore a version; its files stay until the next load or commit, or `forget_heads`.
 
         Args:
             version: At least 1.
@@ -133,6 +136,7 @@ class StoreVersions:
             self._adopt(PublishedFile(restored.refs[0], first.trailer), duration_ms=0.0, taken=0)
         with self._lock:
             self._pinned = frozenset(self.location.path(ref.path) for ref in restored.refs)
+            self._held = tuple(file.path for file in restored.files)
         return restored
 
     def commit(
@@ -197,6 +201,9 @@ class StoreVersions:
                 self._heads.clear()
             raise
         self._remember(published)
+        with self._lock:
+            # Whoever commits on a version has read its files.
+            self._pinned, self._held = frozenset(), ()
         return published, replace(times, checksum_ms=times.checksum_ms + described_ms)
 
     def view(self, _version: VersionRef) -> None:
@@ -218,7 +225,7 @@ class StoreVersions:
         """Forget the newest versions and unpin the loaded one; the newest snapshot stays known."""
         with self._lock:
             self._heads.clear()
-            self._pinned = frozenset()
+            self._pinned, self._held = frozenset(), ()
 
     def is_snapshot_due(self, head: PublishedFile, options: StateStoreOptions) -> bool:
         """Return whether a version's restore costs so much that a snapshot should be taken."""
@@ -295,7 +302,11 @@ class StoreVersions:
                 oldest_version=refs[0].version if refs else None,
                 to_fix="start the change feed at a later batch",
             )
-        return head, [(ref.version, open_ref(self.location, ref)) for ref in refs]
+        files = [(ref.version, open_ref(self.location, ref)) for ref in refs]
+        with self._lock:
+            self._pinned |= {self.location.path(ref.path) for ref in refs}
+            self._held += tuple(file.path for _, file in files)
+        return head, files
 
     def _remember(self, head: PublishedFile) -> None:
         key = (head.trailer.version, head.trailer.checkpoint_id)

@@ -22,7 +22,8 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
  * @param engineProcesses engine processes in this JVM, 0 to choose from its cores
  * @param engineCallTimeoutMs milliseconds after which a call's engine counts as hung
  * @param enginePackage `embedded` or `installed`
- * @param engineJson every option that an engine reads, by its field name; copy before changing it
+ * @param engineJson every option that an engine reads, by its field name; copy before changing it;
+ *        holds secrets
  */
 final case class ShimOptions(
     maxParallelism: Int,
@@ -33,7 +34,11 @@ final case class ShimOptions(
     engineProcesses: Int,
     engineCallTimeoutMs: Long,
     enginePackage: String,
-    engineJson: ObjectNode)
+    engineJson: ObjectNode) {
+
+  /** Without the options themselves, of which some are secret. */
+  override def toString: String = getClass.getSimpleName
+}
 
 object ShimOptions {
   private val Prefix = "spark.sql.streaming.stateStore."
@@ -127,14 +132,17 @@ object ShimOptions {
       }
       parsed.getOrElse(throw new IllegalArgumentException(
         s"value of an option is out of range: $key=$value. " +
-          s"To fix: set it to $range, or leave it out for ${default.asText}"))
+          s"To fix: set it to $range, or leave it out for $defaultText"))
     }
 
     private def inRange(value: BigDecimal): Boolean =
       minimum.forall(_ <= value) && maximum.forall(value <= _)
 
+    private def defaultText: String = if (default.asText.isEmpty) "empty" else default.asText
+
     private def range: String = kind match {
-      case _ if choices.nonEmpty => choices.mkString(" or ")
+      case _ if choices.nonEmpty =>
+        choices.map(choice => if (choice.isEmpty) "empty" else choice).mkString(" or ")
       case "boolean" => "true or false"
       case "string" => "any text"
       case _ =>

@@ -11,8 +11,8 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 
 /**
  * The heap backend's checkpoint storage: one Python process of the driver's that holds files in its
- * memory, started when the first store asks where it is, ended with the Spark application. Executors
- * ask the driver over Spark's RPC, once, and call the process directly.
+ * memory, started when the first store asks where it is, ended with the Spark application.
+ * Executors ask the driver over Spark's RPC, once, and call the process directly.
  */
 object CheckpointMemory {
   private val log = LoggerFactory.getLogger(getClass.getName.stripSuffix("$"))

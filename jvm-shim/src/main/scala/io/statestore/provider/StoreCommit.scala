@@ -168,6 +168,7 @@ private[statestore] final class StoreCommit(
     val size = reply.get("size").asLong
     val snapshot = reply.get("snapshot")
     counters.add(StoreMetrics.EngineCalls, 1L)
+    counters.addRequests(reply)
     counters.add(StoreMetrics.DeltaRows, puts + deletes + merges)
     counters.add(StoreMetrics.DeltaDeletes, deletes)
     counters.add(StoreMetrics.DeltaBytes, size)

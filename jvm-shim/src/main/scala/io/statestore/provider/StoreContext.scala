@@ -71,6 +71,7 @@ private[statestore] final class StoreContext(
       .put("operator", storeId.operatorId)
       .put("partition", storeId.partitionId)
       .put("name", storeId.storeName)
+      .put("run", hadoopConf.get("sql.streaming.runId", ""))
     // Not to close: nobody is asked, and nothing started, for a store that is given up.
     if (isInDriversMemory && op != "close") {
       store.set[ObjectNode]("memory", CheckpointMemory.address(options.enginePackage))

@@ -1,5 +1,6 @@
 package io.statestore.provider
 
+import com.fasterxml.jackson.databind.node.ObjectNode
 import org.apache.spark.sql.execution.streaming.state._
 
 /**
@@ -43,12 +44,22 @@ private[statestore] object StoreMetrics {
   val SpilledRuns = sum("statestoreSpilledRuns", "sorted runs the batch spilled to disk")
   val NotRescalable = sum("statestoreNotRescalable", "stores whose rows fail the key-group check")
 
+  // Since the reply before the one of this load or commit, requests in the background included.
+  val StoragePuts = sum("statestoreStoragePuts", "requests to the storage that write")
+  val StorageGets = sum("statestoreStorageGets", "requests to the storage that read")
+  val StorageHeads = sum("statestoreStorageHeads", "requests to the storage for an attribute")
+  val StorageLists = sum("statestoreStorageLists", "requests to the storage for a listing")
+  val StorageDeletes = sum("statestoreStorageDeletes", "requests to the storage that delete")
+  val Requests: Seq[(String, StateStoreCustomMetric)] = Seq(
+    "put" -> StoragePuts, "get" -> StorageGets, "head" -> StorageHeads, "list" -> StorageLists,
+    "delete" -> StorageDeletes)
+
   val All: Seq[StateStoreCustomMetric] = Seq(
     GetCount, PutCount, FileSyncMs, DeltaWriteMs, LoadMs, LoadSnapshotMs, ReplayMs, ReplayFiles,
     BytesRead, BytesWritten, InternalKeys, ExternalFamilies, InternalFamilies, ForceSnapshots,
     DeltaRows, DeltaDeletes, DeltaBytes, EngineMs, PublishMs, ApplyMs, EngineCalls,
     SnapshotVersion, SnapshotBytes, SnapshotMs, Snapshots, FilesRead, RollBacks, OverlayBytes,
-    SpilledRuns, NotRescalable)
+    SpilledRuns, NotRescalable) ++ Requests.map(_._2)
 
   val SnapshotLastUploaded = StateStoreSnapshotLastUploadInstanceMetric()
 }
@@ -61,6 +72,11 @@ private[statestore] final class HandleCounters {
   var puts = 0L
 
   def add(metric: StateStoreCustomMetric, value: Long): Unit = values(metric) += value
+
+  /** Adds the requests to the storage that a reply of the engine tells. */
+  def addRequests(reply: ObjectNode): Unit = StoreMetrics.Requests.foreach { case (kind, metric) =>
+    add(metric, reply.path("requests").path(kind).asLong)
+  }
 
   def timed[T](metric: StateStoreCustomMetric)(body: => T): T = {
     val start = System.nanoTime()

@@ -35,6 +35,7 @@ private[statestore] abstract class ViewLoader(context: StoreContext) {
     }
     val reply = context.call(request)
     counters.add(StoreMetrics.EngineCalls, 1L)
+    counters.addRequests(reply)
     counters.add(StoreMetrics.FilesRead, reply.get("files_read").asLong)
     counters.add(StoreMetrics.BytesRead, reply.get("bytes_read").asLong)
     build(

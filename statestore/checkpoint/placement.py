@@ -1,0 +1,124 @@
+"""Placement: the file in a checkpoint that says where else its state is kept.
+
+A checkpoint without one keeps its state in its own `state` directory. It is written once, before
+the first version, and never changed; whoever comes second takes what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import OWNER_NAME, placement_path
+from statestore.core.errors import CorruptionError, FencedError, IncompatibleError, NotFoundError
+from statestore.core.ids import RandomIds, is_checkpoint_id
+from statestore.core.version import __version__
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.io.file_io import FileIO
+
+FORMAT_VERSION = 1
+_MAX_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a checkpoint keeps its state.
+
+    Attributes:
+        storage: URI of the directory that checkpoints share.
+        id: The checkpoint's own directory below it, 32 hex digits.
+    """
+
+    storage: str
+    id: str
+
+
+def read_placement(io: FileIO, root: str) -> Placement | None:
+    """Return the placement of a checkpoint, None when it keeps its state in its own directory.
+
+    Args:
+        io: Storage of the checkpoint.
+        root: The checkpoint's `state` directory.
+
+    Raises:
+        CorruptionError: The file is damaged.
+        IncompatibleError: It is of a newer format.
+        StorageError: The storage failed.
+    """
+    path = placement_path(root)
+    try:
+        data, _ = io.read_tail(path, _MAX_BYTES)
+    except NotFoundError:
+        return None
+    try:
+        fields = json.loads(data)
+        format_version = int(fields["format_version"])
+        placement = Placement(str(fields["storage"]), str(fields["id"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, data) from error
+    if format_version > FORMAT_VERSION:
+        raise IncompatibleError(
+            "the checkpoint's placement was written in a newer format",
+            kind="newer-format",
+            file=path,
+            found=format_version,
+            known=FORMAT_VERSION,
+            to_fix="use the version of statestore that wrote it, or a later one",
+        )
+    if not placement.storage or not is_checkpoint_id(placement.id):
+        raise _damaged(path, data)
+    return placement
+
+
+def make_placement(
+    home: StoreLocation, io: FileIO, path: str, uri: str, *, sync: bool
+) -> Placement:
+    """Give a checkpoint a directory on another storage, and return the one it has then.
+
+    Args:
+        home: A store of the checkpoint, in the checkpoint's own directory.
+        io: The other storage.
+        path: Directory there that checkpoints share.
+        uri: The URI that named them.
+        sync: Whether to wait for the disk.
+
+    Guarantee: what is returned is durable, was writable, and is what every other writer and reader
+    gets. After a raise the checkpoint is not bound to the storage, unless another writer bound it.
+
+    Raises:
+        CorruptionError, IncompatibleError, StorageError: As `read_placement`.
+    """
+    made = Placement(uri.rstrip("/"), RandomIds().new_id())
+    owner = f"{path}/{made.id}/{OWNER_NAME}"
+    # First, since a checkpoint bound to a storage that refuses its writes could not be started.
+    io.make_directory(posixpath.dirname(owner))
+    io.write(owner, _encode({"checkpoint": home.root}), sync=sync, overwrite=False)
+    fields = {"storage": made.storage, "id": made.id}
+    binding = placement_path(home.root)
+    home.io.make_directory(posixpath.dirname(binding))
+    try:
+        home.io.write(binding, _encode(fields), sync=sync, overwrite=False)
+    except FencedError:
+        io.delete(owner)
+        return read_placement(home.io, home.root) or made
+    return made
+
+
+def _encode(fields: dict[str, str]) -> bytes:
+    head = {"format_version": FORMAT_VERSION, "writer": f"statestore {__version__}"}
+    return json.dumps(head | fields, indent=2).encode()
+
+
+def _damaged(path: str, data: bytes) -> CorruptionError:
+    return CorruptionError(
+        "the checkpoint's placement is damaged",
+        file=path,
+        offset=0,
+        expected="a JSON object with format_version, storage and id",
+        found=data[:100].decode(errors="replace"),
+        to_fix="put the file back; it is the only one that says where the state is",
+    )

@@ -1,0 +1,89 @@
+"""Local copies of files of a remote storage: the least recently used ones go, never one in use."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import weakref
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class FetchedPath(str):
+    """Path of a local copy; the copy stays for as long as somebody holds this very object."""
+
+
+class FetchCache:
+    """Local copies in one directory. Thread-safe.
+
+    Copies that nobody holds are deleted beyond max_bytes, so the directory may hold more than that
+    while they are held.
+
+    Args:
+        directory: Local directory, owned by the caller; all its files are this object's.
+        max_bytes: Bytes that copies may take before the least recently used go.
+    """
+
+    def __init__(self, directory: str, max_bytes: int) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._held: weakref.WeakValueDictionary[str, FetchedPath] = weakref.WeakValueDictionary()
+
+    def get(self, name: str, size: int, write: Callable[[BinaryIO], None]) -> str:
+        """Return the local copy of a file, made when there is none.
+
+        Args:
+            name: File name that no other content ever has.
+            size: Bytes of the file.
+            write: Writes its bytes; called without a lock, and by two threads at worst.
+
+        Returns:
+            A FetchedPath: hold it until the file is open.
+
+        Raises:
+            OSError: The local disk failed; whatever `write` raises.
+        """
+        known = self._find(name)
+        if known is not None:
+            return known
+        descriptor, temporary = tempfile.mkstemp(dir=self._directory)
+        try:
+            with open(descriptor, "wb") as file:
+                write(file)
+            return self._add(name, size, temporary)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def _find(self, name: str) -> str | None:
+        with self._lock:
+            if name not in self._sizes:
+                return None
+            self._sizes.move_to_end(name)
+            return self._hold(name)
+
+    def _add(self, name: str, size: int, temporary: str) -> str:
+        with self._lock:
+            os.rename(temporary, f"{self._directory}/{name}")
+            self._sizes[name] = size
+            held = self._hold(name)
+            excess = sum(self._sizes.values()) - self._max_bytes
+            for oldest in [name for name in self._sizes if name not in self._held]:
+                if excess <= 0:
+                    break
+                Path(f"{self._directory}/{oldest}").unlink(missing_ok=True)
+                excess -= self._sizes.pop(oldest)
+            return held
+
+    def _hold(self, name: str) -> FetchedPath:
+        held = self._held.get(name)
+        if held is None:
+            held = self._held[name] = FetchedPath(f"{self._directory}/{name}")
+        return held

@@ -1,0 +1,85 @@
+"""How S3 is reached, and what its URIs name; without boto3, which takes long to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from statestore.core.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from statestore.core.options import StateStoreOptions
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """How to reach S3. What is empty is found by the AWS chain (environment, profile, role).
+
+    Attributes:
+        endpoint: URL of a server other than AWS's own.
+        region: For example eu-central-1.
+        path_style: Whether the bucket is part of the path instead of the host name, as most servers
+            other than AWS's want it.
+        sse: Server-side encryption, AES256 or aws:kms.
+        sse_kms_key: ID of the key for aws:kms.
+        access_key, secret_key, session_token: Credentials; never shown.
+        max_attempts: Tries of a request that the server throttled or did not answer, at least 1;
+            they wait longer from try to try, with jitter (botocore's "standard" mode).
+        timeout_s: Seconds to wait for a connection, and for the next bytes of an answer.
+        cache_bytes: Fetched files kept on the local disk, in bytes.
+    """
+
+    endpoint: str = ""
+    region: str = ""
+    path_style: bool = False
+    sse: str = ""
+    sse_kms_key: str = ""
+    access_key: str = field(default="", repr=False)
+    secret_key: str = field(default="", repr=False)
+    session_token: str = field(default="", repr=False)
+    max_attempts: int = 8
+    timeout_s: float = 30.0
+    cache_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        if bool(self.access_key) != bool(self.secret_key):
+            raise InvalidArgumentError(
+                "one half of a pair of S3 credentials is missing",
+                kind="invalid-option",
+                missing="s3.secretKey" if self.access_key else "s3.accessKey",
+                to_fix="set both, or neither to take what the AWS chain finds",
+            )
+
+    @classmethod
+    def from_options(cls, options: StateStoreOptions) -> S3Settings:
+        """Return what a query's options say."""
+        return cls(
+            endpoint=options.s3_endpoint,
+            region=options.s3_region,
+            path_style=options.s3_path_style,
+            sse=options.s3_sse,
+            sse_kms_key=options.s3_sse_kms_key,
+            access_key=options.s3_access_key,
+            secret_key=options.s3_secret_key,
+            session_token=options.s3_session_token,
+            max_attempts=options.s3_max_attempts,
+            timeout_s=options.s3_timeout_ms / 1000,
+            cache_bytes=options.s3_cache_bytes,
+        )
+
+
+def resolve_s3_path(uri: str) -> str:
+    """Return the path `/bucket/key` of an `s3:` or `s3a:` URI.
+
+    Raises:
+        InvalidArgumentError: It names no bucket.
+    """
+    bucket, _, key = uri.partition("://")[2].partition("/")
+    if not bucket:
+        raise InvalidArgumentError(
+            "storage URI names no bucket",
+            kind="unsupported-scheme",
+            uri=uri,
+            to_fix="give it as s3://bucket/path",
+        )
+    return f"/{bucket}/{key.strip('/')}".rstrip("/")

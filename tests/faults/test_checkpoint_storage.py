@@ -1,0 +1,354 @@
+"""State outside of Spark's checkpoint directory: the engine's calls, on S3 and on the disk."""
+
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+import statestore
+from statestore.checkpoint.placement import read_placement
+from statestore.engine.service import EngineService
+from statestore.io.local import LocalFileIO
+from statestore.testing.engine_process import EngineProcess
+from tests.s3_server import WRONG_KEY
+from tests.shim import Shim, rows
+
+SECRET = "not-to-be-seen"  # noqa: S105
+
+
+class Engine(EngineService):
+    """The engine's service in this process, called as EngineProcess is."""
+
+    def __init__(self, scratch):
+        Path(scratch).mkdir(exist_ok=True)
+        super().__init__(scratch)
+
+    def request(self, op, **fields):
+        """Send a call and return the whole reply."""
+        return json.loads(super().call(json.dumps({"op": op, **fields})))
+
+    def call(self, op, **fields):
+        """Send a call and return what it answered under `ok`."""
+        reply = self.request(op, **fields)
+        assert "ok" in reply, reply
+        return reply["ok"]
+
+
+@pytest.fixture(params=["s3", "s3a", "file"])
+def storage(request, tmp_path):
+    """A URI and the options to reach it."""
+    if request.param == "file":
+        return f"file://{tmp_path}/else%20where", {}
+    server = request.getfixturevalue("s3_server")
+    return f"{request.param}://{request.getfixturevalue('bucket')}/a/b", server.options()
+
+
+@pytest.fixture
+def make_shim(tmp_path, storage):
+    """Make a shim whose query has the option; a run each."""
+    uri, options = storage
+
+    def make(run="1", checkpoint_storage=uri, **others):
+        (tmp_path / "ck" / "state").mkdir(parents=True, exist_ok=True)
+        # No snapshot in the background, so that requests can be counted.
+        more = {**options, "checkpoint_storage": checkpoint_storage}
+        more["snapshot_max_chain_length"] = 100
+        return Shim(tmp_path, run=run, **{**more, **others})
+
+    return make
+
+
+def commit_all(engine, shim, *numbers):
+    """Load the empty store and commit a row each."""
+    engine.call("load", **shim.load(0))
+    for number in numbers:
+        shim.commit(engine, rows(number))
+
+
+def error_of(reply):
+    """The error of a reply, which must name what to do."""
+    assert "error" in reply, reply
+    assert "To fix: " in reply["error"]["message"]
+    return reply["error"]
+
+
+@pytest.mark.parametrize("key", ["with-key", "without-key"])
+def test_restart_finds_the_state(make_shim, tmp_path, storage, key):
+    """Catches a checkpoint that forgets where its state is."""
+    first = make_shim()
+    commit_all(Engine(first.scratch), first, 1, 2, 3)
+
+    again = make_shim("2") if key == "with-key" else make_shim("2", checkpoint_storage="")
+    again.parent, again.num_keys = first.parent, first.num_keys
+    engine = Engine(again.scratch)
+    loaded = engine.call("load", **again.load())
+    again.commit(engine, rows(4))
+
+    assert (loaded["num_keys"], again.parent["version"]) == (3, 4)
+    assert not list((tmp_path / "ck").rglob("*.arrows"))
+    placement = read_placement(LocalFileIO(), f"{tmp_path}/ck/state")
+    assert placement.storage == storage[0]
+    assert (tmp_path / "ck/state/0/0").is_dir()
+
+
+def test_another_uri_is_refused(make_shim, storage):
+    """Catches a query that starts empty, or splits its state over two storages."""
+    shim = make_shim()
+    engine = Engine(shim.scratch)
+    commit_all(engine, shim, 1)
+    other = make_shim("2", checkpoint_storage="file:/some/where")
+    other.parent, other.num_keys = shim.parent, shim.num_keys
+
+    for call in (other.load(), other.load(0)):
+        error = error_of(engine.request("load", **call))
+        assert (error["class"], error["kind"]) == ("IncompatibleError", "storage-changed")
+        assert "file:/some/where" in error["message"]
+        assert storage[0] in error["message"]
+    error = error_of(engine.request("commit", **other.request(rows(2))))
+    assert error["kind"] == "storage-changed"
+
+
+def test_checkpoint_with_state_of_its_own_refuses_the_option(make_shim, tmp_path):
+    """Catches state left behind in the checkpoint directory."""
+    shim = make_shim(checkpoint_storage="")
+    engine = Engine(shim.scratch)
+    commit_all(engine, shim, 1)
+    moved = make_shim("2")
+    moved.parent, moved.num_keys = shim.parent, shim.num_keys
+
+    for op, call in (("load", moved.load()), ("commit", moved.request(rows(2)))):
+        error = error_of(engine.request(op, **call))
+        assert (error["class"], error["kind"]) == ("IncompatibleError", "storage-changed")
+    assert not (tmp_path / "ck/statestore.json").exists()
+
+
+def test_checkpoint_begun_anew_has_nothing_of_the_old_one(make_shim, tmp_path):
+    """Catches state of a deleted checkpoint that shows in the one made under its path."""
+    old = make_shim()
+    engine = Engine(old.scratch)
+    commit_all(engine, old, 1, 2)
+    shutil.rmtree(tmp_path / "ck")
+
+    new = make_shim("2")
+    commit_all(engine, new, 7)
+
+    assert engine.call("load", **new.load())["num_keys"] == 1
+    error = error_of(engine.request("load", **new.load(2)))
+    assert (error["class"], error["kind"]) == ("NotFoundError", "version-not-found")
+
+
+def test_engines_agree_on_one_directory(make_shim, tmp_path):
+    """Catches two executors that each give the checkpoint a directory."""
+    shims = [make_shim() for _ in range(4)]
+    engines = []
+    for partition, shim in enumerate(shims):
+        shim.store["partition"] = partition
+        engines.append(Engine(shim.scratch))
+    for shim, engine in zip(shims, engines, strict=True):
+        engine.call("load", **shim.load(0))
+    commits = [shim.request(rows(1)) for shim in shims]
+    replies = [None] * len(shims)
+
+    def commit(index):
+        replies[index] = engines[index].request("commit", **commits[index])
+
+    threads = [threading.Thread(target=commit, args=(index,)) for index in range(len(shims))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    fresh = Engine(f"{tmp_path}/fresh")
+    for shim, call, reply in zip(shims, commits, replies, strict=True):
+        shim.committed(call, reply["ok"])
+        assert fresh.call("load", **{**shim.load(), "options": shim.options})["num_keys"] == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"format_version": 1}', b'{"format_version": 9,'
+    b' "storage": "s3://b", "id": "x"}'])  # fmt: skip
+def test_damaged_placement_is_named(make_shim, tmp_path, damage):
+    """Catches a query that starts empty where nobody knows where its state is."""
+    shim = make_shim()
+    commit_all(Engine(shim.scratch), shim, 1)
+    (tmp_path / "ck/statestore.json").write_bytes(damage)
+
+    error = error_of(Engine(shim.scratch).request("load", **shim.load()))
+
+    assert error["class"] == ("IncompatibleError" if b"9" in damage else "CorruptionError")
+    assert "statestore.json" in error["message"]
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_a_batch_on_s3_is_one_put(make_shim, s3_server, checkpoint_format):
+    """Catches requests nobody needs, and counts that are not those of the server."""
+    shim = make_shim()
+    shim.format = checkpoint_format
+    engine = Engine(shim.scratch)
+    commit_all(engine, shim, 1)
+
+    for number in range(2, 4):
+        s3_server.requests.clear()
+        reply = shim.commit(engine, rows(number))
+
+        # Format v1 names a version the same in every attempt: only a look tells whose it is.
+        num_gets = 1 if checkpoint_format == 1 else 0
+        assert s3_server.requests == {"PUT": 1, **({"GET": num_gets} if num_gets else {})}
+        assert reply["requests"] == {"put": 1, "get": num_gets, "head": 0, "list": 0, "delete": 0}
+
+    s3_server.requests.clear()
+    loaded = engine.call("load", **shim.load())
+    assert loaded["requests"]["get"] == s3_server.requests["GET"] == s3_server.requests.total()
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
+def test_placement_is_read_once(make_shim, bucket, s3_server):
+    """Catches a look at the checkpoint in every batch, or for every store."""
+    root = f"s3a://{bucket}/ck/state"
+    shims = [make_shim(checkpoint_storage="") for _ in range(3)]
+    engine = Engine(shims[0].scratch)
+    for partition, shim in enumerate(shims):
+        shim.store |= {"partition": partition, "root": root}
+        commit_all(engine, shim, 1, 2)
+
+    # A commit of version 1 looks for what a lost engine may have done, one of version 2 for its
+    # parent.
+    assert s3_server.requests["GET"] == 1 + 2 * len(shims)
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
+def test_checkpoint_on_s3_with_state_on_another_bucket(make_shim, bucket, s3_server):
+    """Catches partitions that Spark's state reader does not find on an object store."""
+    shim = make_shim()
+    shim.store["root"] = f"s3a://{bucket}/ck/state"
+    engine = Engine(shim.scratch)
+    commit_all(engine, shim, 1)
+
+    uri = f"s3://{bucket}/ck"
+    with statestore.open_store(uri, s3=s3_server.settings()) as store:
+        assert store.get(b"%08d" % 1) == b"v"
+    keys = s3_server.keys(bucket)
+    assert "ck/state/0/0/.statestore" in keys
+    assert not [key for key in keys if key.startswith("ck/") and key.endswith(".arrows")]
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
+def test_commits_on_s3_go_side_by_side(make_shim, s3_server, tmp_path):
+    """Catches partitions that wait for each other's round trip."""
+    shims = [make_shim() for _ in range(32)]
+    for partition, shim in enumerate(shims):
+        shim.store["partition"] = partition
+    failures = []
+    with EngineProcess(shims[0].scratch) as engine:
+        commit_all(engine, shims[0], 1)
+        first = [shim.request(rows(1)) for shim in shims[1:]]
+        s3_server.gather("PUT", len(first))
+
+        def commit(call):
+            reply = engine.request("commit", **call)
+            if "ok" not in reply:
+                failures.append(reply)
+
+        threads = [threading.Thread(target=commit, args=(call,)) for call in first]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert failures == []
+    assert s3_server.most_at_once["PUT"] == len(first)
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"s3_access_key": WRONG_KEY, "s3_secret_key": SECRET}, "permission-denied"),
+        ({"checkpoint_storage": "s3://no-such-bucket/a"}, "directory-gone"),
+        ({"s3_endpoint": "http://127.0.0.1:9", "s3_max_attempts": 1}, "storage"),
+        ({"s3_access_key": "half", "s3_secret_key": ""}, "invalid-option"),
+        ({"s3_endpoint": "no url"}, "invalid-option"),
+        ({"checkpoint_storage": "s3:/a"}, "unsupported-scheme"),
+        ({"checkpoint_storage": "relative/path"}, "unsupported-scheme"),
+    ],
+)
+def test_wrong_settings_bind_a_checkpoint_to_nothing(
+    make_shim, s3_server, tmp_path, options, kind, caplog
+):
+    """Catches a checkpoint that a typing error makes useless, retries without hope, and secrets."""
+    shim = make_shim(**options)
+    engine = Engine(shim.scratch)
+
+    reply = engine.request("commit", **shim.request(rows(1)))
+
+    assert error_of(reply)["kind"] == kind
+    assert s3_server.requests.total() <= 1
+    assert SECRET not in json.dumps(reply) + caplog.text
+    assert not (tmp_path / "ck/statestore.json").exists()
+    commit_all(engine, make_shim("2"), 1)
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
+@pytest.mark.parametrize("fault", ["throttled", "reply-lost"])
+def test_commit_survives_a_fault_of_the_server(make_shim, s3_server, fault):
+    """Catches a batch that fails, or is there twice, for one bad reply."""
+    shim = make_shim()
+    engine = Engine(shim.scratch)
+    commit_all(engine, shim, 1)
+    s3_server.fail("PUT", fault, 2)
+
+    reply = shim.commit(engine, rows(2))
+
+    assert reply["requests"]["put"] == 3
+    assert engine.call("load", **shim.load())["num_keys"] == 2
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
+def test_load_survives_truncated_bodies(make_shim, s3_server):
+    """Catches half a file handed to the shim."""
+    shim = make_shim()
+    commit_all(Engine(shim.scratch), shim, 1, 2)
+    s3_server.fail("GET", "truncated", 2)
+
+    assert Engine(shim.scratch).call("load", **shim.load())["num_keys"] == 2
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
+def test_throttling_without_end_is_an_error(make_shim, s3_server):
+    """Catches a call that never comes back, and a commit that cannot be repeated after it."""
+    shim = make_shim()
+    engine = Engine(shim.scratch)
+    commit_all(engine, shim, 1)
+    s3_server.fail("PUT", "throttled", 3)
+    call = shim.request(rows(2))
+
+    error = error_of(engine.request("commit", **call))
+    shim.committed(call, engine.call("commit", **call))
+
+    assert (error["class"], error["fields"]["code"]) == ("StorageError", "SlowDown")
+    assert engine.call("load", **shim.load())["num_keys"] == 2
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
+def test_files_of_a_load_stay_until_they_are_read(make_shim, tmp_path):
+    """Catches a cache that deletes what the shim has not opened yet, or that only grows."""
+    shims = [make_shim(s3_cache_bytes=0) for _ in range(4)]
+    engine = Engine(shims[0].scratch)
+    for partition, shim in enumerate(shims):
+        shim.store["partition"] = partition
+        commit_all(engine, shim, 1, 2)
+
+    loaded = [engine.call("load", **shim.load()) for shim in shims]
+    paths = [Path(file["path"]) for reply in loaded for file in reply["files"]]
+    assert len(paths) == 8
+    assert all(path.exists() for path in paths)
+
+    for shim in shims[:2]:
+        shim.commit(engine, rows(3))
+    for shim in shims[2:]:
+        engine.call("close", store=shim.store, options=shim.options)
+    loaded = engine.call("load", **shims[0].load())
+    cached = set(paths[0].parent.iterdir())
+    assert {Path(file["path"]) for file in loaded["files"]} == cached

@@ -1,0 +1,88 @@
+"""The shim's calls about one store, made from Python."""
+
+from statestore.codec.rows import PUT, Row
+from statestore.testing.deltas import write_stream
+
+G = 8
+OPTIONS = {"fsync_enabled": False, "min_versions_to_retain": 2, "snapshot_max_chain_length": 4}
+FAMILIES = [{"id": 0, "name": "default", "key_schema": "{}", "value_schema": "{}"}]
+
+
+class Shim:
+    """Makes the shim's calls for one store; holds what a provider would hold."""
+
+    def __init__(self, directory, checkpoint_format=1, partition=0, root=None, run="", **options):
+        self.directory = directory
+        self.store = {
+            "root": root or f"file:{directory}/ck/state",
+            "operator": 0,
+            "partition": partition,
+            "run": run,
+        }
+        self.options = {**OPTIONS, **options}
+        self.format = checkpoint_format
+        self.parent = None
+        self.num_keys = 0
+
+    @property
+    def scratch(self):
+        """The scratch directory shared with the engine."""
+        return f"{self.directory}/statestore-scratch-1"
+
+    def request(self, rows):
+        """A commit of rows as the next version, with a delta in the scratch directory."""
+        version = (self.parent["version"] if self.parent else 0) + 1
+        path = f"{self.scratch}/{self.store['partition']}-{version}.arrows"
+        length = write_stream(path, rows, G)
+        return {
+            "store": self.store,
+            "backend": "filesystem",
+            "version": version,
+            "parent": self.parent,
+            "checkpoint_id": f"{version:032x}",
+            "checkpoint_format": self.format,
+            "delta": {"path": path, "length": length, "put": len(rows), "delete": 0, "merge": 0},
+            "num_keys": self.num_keys + len(rows),
+            "max_parallelism": G,
+            "num_partitions": 1,
+            "rescalable": True,
+            "column_families": FAMILIES,
+            "force_snapshot": False,
+            "options": self.options,
+        }
+
+    def committed(self, request, reply):
+        """Take over what a commit made."""
+        self.num_keys = request["num_keys"]
+        self.parent = {
+            "version": request["version"],
+            "checkpoint_id": reply["checkpoint_id"],
+            "lineage": reply["lineage"],
+        }
+
+    def commit(self, engine, rows):
+        """Commit rows as the next version."""
+        request = self.request(rows)
+        reply = engine.call("commit", **request)
+        self.committed(request, reply)
+        return reply
+
+    def load(self, version=None, **changes):
+        """Arguments of a load of a version, the newest by default."""
+        version = self.parent["version"] if version is None else version
+        known = self.parent["checkpoint_id"] if self.parent and self.format == 2 else None
+        return {
+            "store": self.store,
+            "backend": "filesystem",
+            "version": version,
+            "checkpoint_id": known,
+            "num_partitions": 1,
+            "checkpoint_format": self.format,
+            "options": self.options,
+            **changes,
+        }
+
+
+def rows(*numbers):
+    """One put for each number."""
+    return [Row(number % G, 0, PUT, b"%08d" % number, b"v") for number in numbers]

@@ -1,0 +1,152 @@
+"""State on S3 while Spark's own files are on the disk: restarts, requests, faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from tests.s3_server import REGION, WRONG_KEY
+
+from .conftest import MakeLane
+from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan
+from .queries import AGGREGATION, JOIN, one_input, two_inputs
+
+pytestmark = pytest.mark.ours
+
+FORMAT = f"{STATE_STORE}.checkpointFormatVersion"
+STORAGE = f"{STATE_STORE}.checkpointStorage"
+SECRET = "not-to-be-seen"  # noqa: S105
+
+
+@pytest.fixture
+def conf(s3_server: Any, bucket: str) -> dict[str, str]:
+    """Configuration of a query whose state is in a new bucket."""
+    options = {
+        "checkpointStorage": f"s3://{bucket}/state of/queries",
+        "s3.endpoint": s3_server.endpoint,
+        "s3.region": REGION,
+        "s3.pathStyle": "true",
+        "s3.accessKey": "test",
+        "s3.secretKey": SECRET,
+        "s3.maxAttempts": "3",
+    }
+    return {f"{STATE_STORE}.{key}": value for key, value in options.items()}
+
+
+def _state(lane: Lane) -> list[str]:
+    reader = lane.session().read.format("statestore").load(str(lane.checkpoint))
+    return sorted(repr(row) for row in reader.collect())
+
+
+@pytest.mark.parametrize(
+    ("query", "version"),
+    [
+        (replace(AGGREGATION, plan=one_input(2, 1, 1)), "1"),
+        (replace(JOIN, plan=two_inputs(1, 1)), "2"),
+    ],
+    ids=["aggregation-v1", "join-v2"],
+)
+def test_rows_equal_built_in_when_restarted_with_and_without_the_key(
+    make_lane: MakeLane, conf: dict[str, str], s3_server: Any, bucket: str, query: Any, version: str
+) -> None:
+    """Catches state that a restart does not find, or that is written beside Spark's files."""
+    reference, lane = make_lane(query, HDFS), make_lane(query, conf={**conf, FORMAT: version})
+    run_plan(reference)
+
+    for number, batches in enumerate(query.plan):
+        if number == len(query.plan) - 1:
+            del lane.conf[STORAGE]
+        lane.run(*batches)
+
+    assert_same(reference, lane)
+    assert not list(lane.checkpoint.rglob("*.arrows"))
+    assert [key for key in s3_server.keys(bucket) if key.endswith(".delta.arrows")]
+    if query.name == AGGREGATION.name:
+        assert _state(lane) == _state(reference)
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_a_batch_is_one_put_a_store(
+    make_lane: MakeLane, conf: dict[str, str], s3_server: Any, version: str
+) -> None:
+    """Catches requests nobody needs, and metrics that are not what the server was asked."""
+    query = replace(AGGREGATION, plan=one_input(5))
+    lane = make_lane(query, conf={**conf, FORMAT: version})
+    asked: dict[int, Counter[str]] = {}
+    lane.before_batch = lambda batch_id: asked.update({batch_id: Counter(s3_server.requests)})
+
+    run_plan(lane)
+
+    # Format v1 names a version the same in every attempt: only a look tells whose it is.
+    num_gets = NUM_PARTITIONS if version == "1" else 0
+    for batch_id in range(1, 4):
+        made = asked[batch_id + 1] - asked[batch_id]
+        assert made == Counter(PUT=NUM_PARTITIONS, GET=num_gets)
+        metrics = lane.custom_metrics()[batch_id]
+        kinds = {name: metrics[f"statestoreStorage{name}s"] for name in (
+            "Put", "Get", "Head", "List", "Delete")}  # fmt: skip
+        assert kinds == {"Put": NUM_PARTITIONS, "Get": num_gets, "Head": 0, "List": 0, "Delete": 0}
+
+
+def test_partitions_commit_side_by_side(
+    make_lane: MakeLane, conf: dict[str, str], s3_server: Any
+) -> None:
+    """Catches commits of one executor that wait for each other's round trip."""
+    num_partitions = 32
+    conf = {**conf, "spark.sql.shuffle.partitions": str(num_partitions)}
+    lane = make_lane(replace(AGGREGATION, plan=one_input(1, 1)), conf=conf)
+    lane.run(*lane.query.plan[0])
+    s3_server.delay_s = 0.05
+    s3_server.most_at_once.clear()
+
+    lane.run(*lane.query.plan[1])
+
+    assert lane.custom_metrics()[-1]["statestoreStoragePuts"] >= num_partitions
+    assert s3_server.most_at_once["PUT"] == 2  # as many as the application runs tasks at a time
+
+
+def test_wrong_settings_are_refused_by_name_and_leave_no_mark(
+    make_lane: MakeLane,
+    conf: dict[str, str],
+    s3_server: Any,
+    bucket: str,
+    application_root: Path,
+) -> None:
+    """Catches retries without hope, errors without a name, secrets in logs, spoilt checkpoints."""
+    query = replace(AGGREGATION, plan=one_input(1, 1))
+    reference, lane = make_lane(query, HDFS), make_lane(query, conf=conf)
+    run_plan(reference)
+    lane.feed(*query.plan[0])
+
+    def refusal(**options: str) -> str:
+        before = lane.conf
+        lane.conf = {**before, **{f"{STATE_STORE}.{key}": options[key] for key in options}}
+        s3_server.requests.clear()
+        try:
+            with pytest.raises(StreamingQueryException) as raised:
+                lane.run()
+        finally:
+            lane.conf = before
+        # Each of the tasks that run at a time may fail, and be tried again once.
+        assert s3_server.requests.total() <= 2 * NUM_PARTITIONS
+        assert "To fix: " in str(raised.value)
+        return str(raised.value)
+
+    wrong = {"s3.accessKey": WRONG_KEY}
+    assert "[permission-denied]" in refusal(**wrong)
+    assert "no-such-bucket" in refusal(checkpointStorage="s3://no-such-bucket/a")
+    lane.run()
+    lane.feed(*query.plan[1])
+    assert "[permission-denied]" in refusal(**wrong)
+    changed = refusal(checkpointStorage=f"s3://{bucket}/other")
+    assert "[storage-changed]" in changed
+    assert conf[STORAGE] in changed
+    lane.run()
+
+    assert_same(reference, lane)
+    assert SECRET not in (application_root / "spark.log").read_text()
