@@ -63,8 +63,8 @@ def test_calls_of_a_query(shim, engine):
     loaded = engine.call("load", **shim.load())
     assert set(loaded) == {
         "version", "checkpoint_id", "lineage", "max_parallelism", "num_partitions", "rescalable",
-        "num_keys", "num_internal_keys", "column_families", "files", "view", "key_group_filter", "snapshot_version",
-        "files_read", "bytes_read", "load_ms", "fetch_ms", "requests",
+        "num_keys", "num_internal_keys", "column_families", "files", "view", "key_group_filter",
+        "snapshot_version", "files_read", "bytes_read", "load_ms", "fetch_ms", "requests",
     }  # fmt: skip
     assert loaded["num_keys"] == 7
     assert loaded["column_families"][0]["key_schema"] == "{}"
