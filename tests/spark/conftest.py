@@ -15,15 +15,16 @@ from pyspark.sql import SparkSession
 from statestore.spark.jar import find_jar
 
 from .application import start_application
-from .harness import FILESYSTEM, HDFS, ROCKSDB, Lane, Query
+from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB, Lane, Query
 from .helper_jar import compile_test_jar
 from .job_process import Job
 
-# The lane itself is checked by running it on a built-in provider: STATESTORE_LANE_PROVIDER=rocksdb.
-PROVIDER = {"filesystem": FILESYSTEM, "rocksdb": ROCKSDB, "hdfs": HDFS}[
+# The whole lane runs on another provider by STATESTORE_LANE_PROVIDER=heap, and is itself checked by
+# running it on a built-in one: STATESTORE_LANE_PROVIDER=rocksdb.
+PROVIDER = {"filesystem": FILESYSTEM, "heap": HEAP, "rocksdb": ROCKSDB, "hdfs": HDFS}[
     os.environ.get("STATESTORE_LANE_PROVIDER", "filesystem")
 ]
-OURS = PROVIDER == FILESYSTEM
+OURS = PROVIDER in (FILESYSTEM, HEAP)
 IGNORED_WARNINGS = [
     # py4j leaves its sockets to the garbage collector.
     ":ResourceWarning",

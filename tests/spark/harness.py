@@ -24,6 +24,7 @@ PROVIDER_CLASS = f"{STATE_STORE}.providerClass"
 HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 FILESYSTEM = "io.statestore.FileSystemStateStoreProvider"
+HEAP = "io.statestore.HeapStateStoreProvider"
 NUM_PARTITIONS = 3
 RUN_TIMEOUT_S = 90
 

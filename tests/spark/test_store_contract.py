@@ -7,15 +7,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import PROVIDER
-from .harness import ROCKSDB
+from .conftest import OURS, PROVIDER
+from .harness import HEAP, ROCKSDB
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 6])
-def test_calls_return_the_same_when_random(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+CASES = [pytest.param(PROVIDER, seed, id=str(seed)) for seed in (1, 2, 3, 4, 5, 6)]
+if OURS:
+    CASES.append(pytest.param(HEAP, 7, id="heap-7"))
+
+
+@pytest.mark.parametrize(("provider", "seed"), CASES)
+def test_calls_return_the_same_when_random(
+    spark: SparkSession, tmp_path: Path, provider: str, seed: int
+) -> None:
     """Column families, multi-values, scans, range deletes, retries, full states, restarts.
 
     Catches a row that is lost, stale or out of order, an iterator that sees later writes, and a row
@@ -23,8 +30,8 @@ def test_calls_return_the_same_when_random(spark: SparkSession, tmp_path: Path, 
     """
     contract = spark._jvm.io.statestore.testing.StoreContract
     transcripts = [
-        contract.transcript(spark._jsparkSession, f"file:{tmp_path}/{name}", provider, seed, 25)
-        for name, provider in (("expected", ROCKSDB), ("candidate", PROVIDER))
+        contract.transcript(spark._jsparkSession, f"file:{tmp_path}/{name}", used, seed, 25)
+        for name, used in (("expected", ROCKSDB), ("candidate", provider))
     ]
     expected, candidate = (transcript.split("\n") for transcript in transcripts)
 
