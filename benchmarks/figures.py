@@ -122,6 +122,15 @@ FIGURES = (
     ),
     Figure("engine memory with a snapshot in flight / one version", 1.2, "x", _engine_memory),
     Figure("py4j calls a partition a batch", 1, "", _engine_calls),
+    *(
+        Figure(
+            f"heap backend, {metric} / filesystem",
+            1.1,
+            "x",
+            lambda r, metric=metric: r.value(metric, "heap") / r.value(metric),  # type: ignore[misc]
+        )
+        for metric in ("W1 batch", "W2-1M batch", "W2-10k batch")
+    ),
 )
 
 

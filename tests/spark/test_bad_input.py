@@ -21,7 +21,16 @@ from pyspark.sql import SparkSession
 from statestore.codec.trailer import FORMAT_VERSION, MAGIC_PREFIX
 
 from .conftest import PROVIDER, MakeLane
-from .harness import HDFS, NUM_PARTITIONS, PROVIDER_CLASS, STATE_STORE, Lane, run_plan
+from .harness import (
+    FILESYSTEM,
+    HDFS,
+    HEAP,
+    NUM_PARTITIONS,
+    PROVIDER_CLASS,
+    STATE_STORE,
+    Lane,
+    run_plan,
+)
 from .job_process import REPOSITORY
 from .queries import AGGREGATION, one_input
 
@@ -134,18 +143,23 @@ def test_number_of_partitions_cannot_change_by_conf(stopped: StoppedQuery, parti
     stopped.assert_goes_on()
 
 
+@pytest.mark.parametrize(
+    ("made_by", "opened_by"),
+    [(HDFS, PROVIDER), (HDFS, HEAP), (FILESYSTEM, HEAP), (HEAP, FILESYSTEM)],
+    ids=["hdfs", "hdfs-by-heap", "filesystem-by-heap", "heap-by-filesystem"],
+)
 def test_checkpoint_of_another_provider_is_refused(
-    make_lane: MakeLane, expected: dict[int, list[str]]
+    make_lane: MakeLane, expected: dict[int, list[str]], made_by: str, opened_by: str
 ) -> None:
-    """Catches another provider's state taken for no state."""
-    stopped = StoppedQuery(make_lane(QUERY, HDFS), expected)
-    _edit_offsets(stopped.lane, PROVIDER_CLASS, PROVIDER)
+    """Catches another provider's state taken for no state, also where lost state is no error."""
+    stopped = StoppedQuery(make_lane(QUERY, made_by), expected)
+    _edit_offsets(stopped.lane, PROVIDER_CLASS, opened_by)
 
-    text = stopped.refusal()
+    text = stopped.refusal(**{"heap.onDriverLoss": "empty"})
 
     assert "another" in text
-    assert "provider" in text
-    _edit_offsets(stopped.lane, PROVIDER_CLASS, HDFS)
+    assert "[other-provider]" in text or "[backend-changed]" in text
+    _edit_offsets(stopped.lane, PROVIDER_CLASS, made_by)
     stopped.assert_goes_on()
 
 
