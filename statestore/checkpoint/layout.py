@@ -6,7 +6,7 @@
   <version>.delta.arrows                       delta, checkpoint format v1
   <version>_<checkpoint ID>.delta.arrows       delta, checkpoint format v2
   <version>_<checkpoint ID>.snapshot.arrows    snapshot
-  .tmp-<id>                                    being written
+  .tmp-<id>, .<name>.<id>.tmp                  being written, the latter through Hadoop
 """
 
 from __future__ import annotations
@@ -122,8 +122,11 @@ def parse_state_file_name(name: str) -> StateFileName | None:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a file is one being written, or left behind by a writer that died."""
-    return name.startswith(TEMPORARY_PREFIX)
+    """Return whether a file is one being written, or left behind by a writer that died.
+
+    Hadoop's are Spark's own temporary files, `.<name>.<id>.tmp`.
+    """
+    return name.startswith(TEMPORARY_PREFIX) or (name.startswith(".") and name.endswith(".tmp"))
 
 
 def other_provider(names: list[str]) -> tuple[str, str] | None:

@@ -31,6 +31,7 @@ from statestore.core.version import __version__
 from statestore.engine import PROTOCOL_VERSION
 from statestore.engine.scratch import ScratchDirectory
 from statestore.engine.service import EngineService
+from statestore.engine.shim_files import ShimFiles
 
 logger = logging.getLogger("statestore.engine")
 
@@ -53,11 +54,11 @@ class _Gateway(ClientServer):  # type: ignore[misc]
         )
 
 
-def read_handshake(stdin: BinaryIO) -> tuple[str, str]:
+def read_handshake(stdin: BinaryIO) -> tuple[str, str, ShimFiles | None]:
     """Read the shim's two lines and check them.
 
     Returns:
-        Authentication token and scratch directory.
+        Authentication token, scratch directory, and the shim's files where it offers any.
 
     Raises:
         ProtocolError: A line is missing, or the shim's version or protocol is another one.
@@ -69,6 +70,8 @@ def read_handshake(stdin: BinaryIO) -> tuple[str, str]:
         version, protocol, scratch = (
             handshake[name] for name in ("version", "protocol", "scratch")
         )
+        offer = handshake.get("files")
+        files = ShimFiles(offer["port"], offer["token"]) if offer else None
     except (ValueError, KeyError, TypeError) as error:
         raise ProtocolError(
             "the engine was started without a handshake",
@@ -91,7 +94,7 @@ def read_handshake(stdin: BinaryIO) -> tuple[str, str]:
             to_fix="set spark.jars to what `statestore jar` of this Python prints, or "
             "spark.sql.streaming.stateStore.engine.package to embedded",
         )
-    return token, scratch
+    return token, scratch, files
 
 
 def serve(service: EngineService, token: str) -> int:
@@ -122,9 +125,9 @@ def main() -> int:
     os.dup2(2, 1)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        token, scratch_path = read_handshake(sys.stdin.buffer)
+        token, scratch_path, files = read_handshake(sys.stdin.buffer)
         scratch = ScratchDirectory(scratch_path)
-        port = serve(EngineService(scratch_path), token)
+        port = serve(EngineService(scratch_path, hadoop=files), token)
     except (StateStoreError, OSError) as error:
         refusal = (
             error.to_json()

@@ -334,7 +334,7 @@ def test_throttling_without_end_is_an_error(make_shim, s3_server):
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)
 def test_files_of_a_load_stay_until_they_are_read(make_shim, tmp_path):
     """Catches a cache that deletes what the shim has not opened yet, or that only grows."""
-    shims = [make_shim(s3_cache_bytes=0) for _ in range(4)]
+    shims = [make_shim(fetch_cache_bytes=0) for _ in range(4)]
     engine = Engine(shims[0].scratch)
     for partition, shim in enumerate(shims):
         shim.store["partition"] = partition

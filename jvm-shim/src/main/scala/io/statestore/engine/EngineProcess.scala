@@ -87,11 +87,17 @@ private[engine] object EngineProcess {
    *
    * @param index number of the engine in its pool, for logs
    * @param scratch directory that the engine may use and removes when its JVM is gone
+   * @param files what serves it the files of Hadoop's file systems
    * @param callTimeoutMs milliseconds a call may take, at least 1
    * @throws EngineUnavailableException it cannot be started, or is of another version; says why
    * @throws EngineKilledAtStartException a signal ended it before it was ready
    */
-  def start(index: Int, launch: EngineLaunch, scratch: File, callTimeoutMs: Long): EngineProcess = {
+  def start(
+      index: Int,
+      launch: EngineLaunch,
+      scratch: File,
+      files: FileServer,
+      callTimeoutMs: Long): EngineProcess = {
     val startNanos = System.nanoTime()
     val process =
       try launch.processBuilder().start()
@@ -122,7 +128,7 @@ private[engine] object EngineProcess {
         ()
       }
       val token = newToken()
-      val ready = handshake(process, token, scratch, answer, launch, stderr)
+      val ready = handshake(process, token, scratch, files, answer, launch, stderr)
       val client = new EngineClient(ready.get("port").asInt, token, callTimeoutMs)
       val pid = ready.path("pid").asLong(process.pid())
       val engine = new EngineProcess(index, process, pid, client)
@@ -139,6 +145,7 @@ private[engine] object EngineProcess {
       process: Process,
       token: String,
       scratch: File,
+      files: FileServer,
       answer: CompletableFuture[String],
       launch: EngineLaunch,
       stderr: LineTail): ObjectNode = {
@@ -148,6 +155,7 @@ private[engine] object EngineProcess {
 
     val hello = Json.obj().put("version", Resources.version).put("protocol", ProtocolVersion)
       .put("scratch", scratch.getPath)
+    hello.putObject("files").put("port", files.port).put("token", files.token)
     try {
       process.getOutputStream.write(s"$token\n${Json.write(hello)}\n".getBytes(UTF_8))
       process.getOutputStream.flush()
@@ -203,7 +211,7 @@ private[engine] object EngineProcess {
     try process.getOutputStream.close()
     catch { case _: IOException => () }
 
-  private def newToken(): String = {
+  def newToken(): String = {
     val bytes = new Array[Byte](32)
     new SecureRandom().nextBytes(bytes)
     HexFormat.of().formatHex(bytes)

@@ -25,7 +25,11 @@ private[statestore] final class StoreContext(
 
   val checkpointFormat: Int = if (storeConf.enableStateStoreCheckpointIds) 2 else 1
 
-  lazy val engines: EnginePool = Engines.forOptions(options)
+  lazy val engines: EnginePool = {
+    val pool = Engines.forOptions(options)
+    pool.register(storeId.checkpointRootLocation, hadoopConf)
+    pool
+  }
 
   /** State partitions of the running query; None when no query runs (the state data source). */
   def numPartitions: Option[Int] =
