@@ -306,6 +306,24 @@ def test_commit_survives_a_fault_of_the_server(make_shim, s3_server, fault):
 
 
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)
+def test_server_that_does_not_answer_is_an_error(make_shim, s3_server):
+    """Catches a call that waits without end, and a commit that cannot be repeated after it."""
+    shim = make_shim()
+    engine = Engine(shim.scratch)
+    commit_all(engine, shim, 1)
+    call = shim.request(rows(2))
+    impatient = {**call["options"], "s3_timeout_ms": 100, "s3_max_attempts": 1}
+    s3_server.delay_s = 1.0
+
+    error = error_of(engine.request("commit", **{**call, "options": impatient}))
+    s3_server.delay_s = 0.0
+    shim.committed(call, engine.call("commit", **call))
+
+    assert (error["class"], error["kind"]) == ("StorageError", "storage")
+    assert engine.call("load", **shim.load())["num_keys"] == 2
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
 def test_load_survives_truncated_bodies(make_shim, s3_server):
     """Catches half a file handed to the shim."""
     shim = make_shim()
