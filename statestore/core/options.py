@@ -270,7 +270,7 @@ TABLE: tuple[Option, ...] = (
         doc="How long to wait for a connection, and for the next bytes of an answer.",
     ),
     Option(
-        "s3.cacheBytes", "s3_cache_bytes", "long", 1073741824, scope="engine",
+        "fetch.cacheBytes", "fetch_cache_bytes", "long", 1073741824, scope="engine",
         unit="bytes", minimum=0,
         doc="Files fetched by an engine that stay on the local disk for the next restore.",
     ),
@@ -320,7 +320,7 @@ class StateStoreOptions:
     s3_session_token: str = field(default="", repr=False)
     s3_max_attempts: int = 8
     s3_timeout_ms: int = 30000
-    s3_cache_bytes: int = 1073741824
+    fetch_cache_bytes: int = 1073741824
     min_versions_to_retain: int = 100
 
     def __post_init__(self) -> None:

@@ -306,6 +306,24 @@ def test_commit_survives_a_fault_of_the_server(make_shim, s3_server, fault):
 
 
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)
+def test_server_that_does_not_answer_is_an_error(make_shim, s3_server):
+    """Catches a call that waits without end, and a commit that cannot be repeated after it."""
+    shim = make_shim()
+    engine = Engine(shim.scratch)
+    commit_all(engine, shim, 1)
+    call = shim.request(rows(2))
+    impatient = {**call["options"], "s3_timeout_ms": 100, "s3_max_attempts": 1}
+    s3_server.delay_s = 1.0
+
+    error = error_of(engine.request("commit", **{**call, "options": impatient}))
+    s3_server.delay_s = 0.0
+    shim.committed(call, engine.call("commit", **call))
+
+    assert (error["class"], error["kind"]) == ("StorageError", "storage")
+    assert engine.call("load", **shim.load())["num_keys"] == 2
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
 def test_load_survives_truncated_bodies(make_shim, s3_server):
     """Catches half a file handed to the shim."""
     shim = make_shim()
@@ -334,7 +352,7 @@ def test_throttling_without_end_is_an_error(make_shim, s3_server):
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)
 def test_files_of_a_load_stay_until_they_are_read(make_shim, tmp_path):
     """Catches a cache that deletes what the shim has not opened yet, or that only grows."""
-    shims = [make_shim(s3_cache_bytes=0) for _ in range(4)]
+    shims = [make_shim(fetch_cache_bytes=0) for _ in range(4)]
     engine = Engine(shims[0].scratch)
     for partition, shim in enumerate(shims):
         shim.store["partition"] = partition

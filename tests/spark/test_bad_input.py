@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from statestore.codec.trailer import FORMAT_VERSION, MAGIC_PREFIX
 
-from .conftest import PROVIDER, MakeLane
+from .conftest import BODY, PROVIDER, MakeLane
 from .harness import (
     FILESYSTEM,
     HDFS,
@@ -58,7 +58,7 @@ class StoppedQuery:
         lane.run(FIRST)
         lane.feed(*REST)
         self.store = lane.checkpoint / "state" / "0" / "1"
-        self.delta = self.store / "1.delta.arrows"
+        self.delta = self.store / f"1.delta.{BODY}"
 
     def refusal(self, **conf: str) -> str:
         """Run the lane, which must be refused; return the error's text."""

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from .conftest import MakeLane
+from .conftest import BODY, MakeLane
 from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan, wait_for
 from .processes import descendants, engines, num_open_files, scratch_directories
 from .queries import (
@@ -27,13 +27,15 @@ from .queries import (
 MAINTENANCE = {f"{STATE_STORE}.maintenanceInterval": "200ms"}
 SHORT_CHAINS = {
     f"{STATE_STORE}.snapshot.maxChainLength": "3",
+    f"{STATE_STORE}.rocksdb.mergeMinFiles": "3",
     "spark.sql.streaming.minBatchesToRetain": "2",
 }
 
 
 def _versions(lane: Lane, partition: int, kind: str) -> list[int]:
     folder = lane.checkpoint / "state" / "0" / str(partition)
-    names = [path.name for path in folder.glob(f"*.{kind}.arrows")]
+    kinds = (kind, "merged") if kind == "snapshot" else (kind,)
+    names = [path.name for kind in kinds for path in folder.glob(f"*.{kind}.{BODY}")]
     return sorted(int(name.split(".")[0].split("_")[0]) for name in names)
 
 
@@ -269,6 +271,6 @@ def test_no_scratch_file_stays_when_batches_are_done(
     folders = scratch_directories(application_root)
     assert folders, "no scratch directory below java.io.tmpdir or spark.local.dir"
     wait_for(
-        lambda: not [path for folder in folders for path in folder.rglob("*.arrows")],
+        lambda: not [path for folder in folders for path in folder.rglob(f"*.{BODY}")],
         "the scratch directories empty of deltas",
     )

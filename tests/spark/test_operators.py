@@ -18,6 +18,7 @@ from .harness import (
     HEAP,
     NUM_PARTITIONS,
     ROCKSDB,
+    ROCKSDB_BACKEND,
     STATE_STORE,
     Lane,
     Query,
@@ -42,11 +43,17 @@ UNLOAD = {f"{STATE_STORE}.unloadOnCommit": "true"}
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
-def _cases(queries: Sequence[Query], heap_too: Sequence[Query]) -> list[Any]:
-    """Return the queries for the provider under test, and some of them for the heap backend."""
+def _cases(
+    queries: Sequence[Query], heap_too: Sequence[Query] = (), rocksdb_too: Sequence[Query] = ()
+) -> list[Any]:
+    """Return the queries for the provider under test, and some of them for the other backends."""
     cases = [pytest.param(PROVIDER, query, id=query.name) for query in queries]
     if PROVIDER == FILESYSTEM:
         cases += [pytest.param(HEAP, query, id=f"heap-{query.name}") for query in heap_too]
+        cases += [
+            pytest.param(ROCKSDB_BACKEND, query, id=f"rocksdb-{query.name}")
+            for query in rocksdb_too
+        ]
     return cases
 
 
@@ -60,18 +67,20 @@ def _compare(
     run_plan(expected, candidate)
     assert any(candidate.batches.values()), "the query returned nothing: the test tests nothing"
     assert_same(expected, candidate)
-    if provider == FILESYSTEM:
+    if provider in (FILESYSTEM, ROCKSDB_BACKEND):
         _assert_key_groups(candidate)
     return candidate
 
 
 def _assert_key_groups(lane: Lane) -> None:
     """Every row lies in a key group of its partition: the store can be rescaled by key groups."""
-    deltas = sorted((lane.checkpoint / "state").rglob("*.delta.arrows"))
+    deltas = sorted((lane.checkpoint / "state").rglob("*.delta.*"))
     assert deltas
     for path in deltas:
         file = StateFile(str(path))
         assert file.trailer.rescalable, path
+        if path.suffix == ".sst":
+            continue
         for index in range(file.num_batches):
             groups = file.batch(index).column(0).to_numpy()
             assert (groups % NUM_PARTITIONS == file.trailer.store.partition).all(), path
@@ -79,7 +88,18 @@ def _assert_key_groups(lane: Lane) -> None:
 
 @pytest.mark.parametrize(
     ("provider", "query"),
-    _cases(OPERATORS, [AGGREGATION, WATERMARK_DEDUP, JOIN]),
+    _cases(
+        OPERATORS,
+        heap_too=[AGGREGATION, WATERMARK_DEDUP, JOIN],
+        rocksdb_too=[
+            AGGREGATION,
+            SESSION_APPEND,
+            WATERMARK_DEDUP,
+            EVENT_TIME_GROUPS,
+            JOIN,
+            AGGREGATION_THEN_DEDUP,
+        ],
+    ),
 )
 def test_rows_equal_built_in_when_restarted(
     make_lane: MakeLane, provider: str, query: Query
@@ -96,6 +116,7 @@ def test_rows_equal_built_in_when_restarted(
     _cases(
         [AGGREGATION, SESSION_APPEND, WATERMARK_DEDUP, EVENT_TIME_GROUPS, JOIN],
         heap_too=[WATERMARK_DEDUP],
+        rocksdb_too=[AGGREGATION, JOIN],
     ),
 )
 def test_rows_equal_built_in_when_checkpoint_format_is_2(
@@ -109,14 +130,15 @@ def test_rows_equal_built_in_when_checkpoint_format_is_2(
     assert len(ids) == NUM_PARTITIONS
     for partition, stores in enumerate(ids):
         assert len(stores) == (4 if query is JOIN else 1)
-        if provider == FILESYSTEM:
+        if provider in (FILESYSTEM, ROCKSDB_BACKEND):
             folder = candidate.checkpoint / "state" / "0" / str(partition)
-            names = {path.name for path in folder.rglob("*.delta.arrows")}
-            assert {f"{last[0] + 1}_{unique}.delta.arrows" for unique in stores} <= names
+            names = {path.stem for path in folder.rglob("*.delta.*")}
+            assert {f"{last[0] + 1}_{unique}.delta" for unique in stores} <= names
 
 
 @pytest.mark.parametrize(
-    ("provider", "query"), _cases([WINDOW_APPEND, JOIN], heap_too=[WINDOW_APPEND])
+    ("provider", "query"),
+    _cases([WINDOW_APPEND, JOIN], heap_too=[WINDOW_APPEND], rocksdb_too=[WINDOW_APPEND]),
 )
 def test_rows_equal_built_in_when_unloaded_on_commit(
     make_lane: MakeLane, provider: str, query: Query

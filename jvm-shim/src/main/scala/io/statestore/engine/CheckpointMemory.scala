@@ -124,7 +124,8 @@ object CheckpointMemory {
     try {
       val launch = EngineLaunch.prepare(enginePackage, scratch.path)
         .copy(arguments = Seq("-m", Module, listeningHost(env)))
-      new Running(EngineProcess.start(ProcessName, launch, scratch.path, NoCallTimeoutMs), scratch)
+      new Running(
+        EngineProcess.start(ProcessName, launch, scratch.path, None, NoCallTimeoutMs), scratch)
     } catch {
       case e: Throwable =>
         scratch.remove()
