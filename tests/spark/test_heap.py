@@ -13,12 +13,12 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from statestore.backends.filesystem.table import Table
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.restore import restore_version
 from statestore.codec.trailer import StoreName
 from statestore.io.driver_memory import DriverMemoryFileIO
 from statestore.io.memory_address import MemoryAddress
+from statestore.store.table import Table
 
 from .conftest import MakeLane
 from .harness import HDFS, HEAP, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan, wait_for
