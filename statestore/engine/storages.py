@@ -79,7 +79,7 @@ class Storages:
         """
         options = request.options()
         home = self._home(request, options)
-        placement = self._placement(request, home).placement
+        placement = self._placement(request, home, options).placement
         if placement is None:
             # Version 0 is nowhere yet: the first commit decides where the state will be.
             if options.checkpoint_storage:
@@ -102,7 +102,7 @@ class Storages:
         """
         options = request.options()
         home = self._home(request, options)
-        checkpoint = self._placement(request, home)
+        checkpoint = self._placement(request, home, options)
         with checkpoint.lock:
             if checkpoint.placement is None:
                 if not options.checkpoint_storage:
@@ -128,7 +128,9 @@ class Storages:
         io, root = self._open(request.root(), request, options, is_encoded=False)
         return self._counted(StoreLocation(io, root, request.store_name()))
 
-    def _placement(self, request: Request, home: StoreLocation) -> _Checkpoint:
+    def _placement(
+        self, request: Request, home: StoreLocation, options: StateStoreOptions
+    ) -> _Checkpoint:
         """Return what is known of the checkpoint's placement, after reading it if need be."""
         key = request.root(), request.run()
         checkpoint = _Checkpoint()
@@ -140,7 +142,9 @@ class Storages:
                 while len(self._checkpoints) > _NUM_REMEMBERED:
                     del self._checkpoints[next(iter(self._checkpoints))]
         with checkpoint.lock:
-            if not checkpoint.is_read:
+            # Where there is none but shall be one, another executor may have made it meanwhile.
+            is_awaited = checkpoint.placement is None and bool(options.checkpoint_storage)
+            if is_awaited or not checkpoint.is_read:
                 checkpoint.placement = read_placement(home.io, home.root)
                 checkpoint.is_read = True
         return checkpoint
