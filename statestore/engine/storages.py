@@ -83,7 +83,7 @@ class Storages:
         home = self._home(request, options)
         if _is_in_memory(request):
             return self._locate_in_memory(request, home)
-        placement = self._placement(request, home).placement
+        placement = self._placement(request, home, options).placement
         if placement is None:
             # Version 0 is nowhere yet: the first commit decides where the state will be.
             if options.checkpoint_storage:
@@ -112,7 +112,7 @@ class Storages:
             return
         options = request.options()
         home = self._home(request, options)
-        checkpoint = self._placement(request, home)
+        checkpoint = self._placement(request, home, options)
         with checkpoint.lock:
             if checkpoint.placement is None:
                 if not options.checkpoint_storage:
@@ -165,7 +165,9 @@ class Storages:
             io = self._memory[1]
         return self._counted(StoreLocation(io, home.root, home.store))
 
-    def _placement(self, request: Request, home: StoreLocation) -> _Checkpoint:
+    def _placement(
+        self, request: Request, home: StoreLocation, options: StateStoreOptions
+    ) -> _Checkpoint:
         """Return what is known of the checkpoint's placement, after reading it if need be."""
         key = request.root(), request.run()
         checkpoint = _Checkpoint()
@@ -177,7 +179,9 @@ class Storages:
                 while len(self._checkpoints) > _NUM_REMEMBERED:
                     del self._checkpoints[next(iter(self._checkpoints))]
         with checkpoint.lock:
-            if not checkpoint.is_read:
+            # Where there is none but shall be one, another executor may have made it meanwhile.
+            is_awaited = checkpoint.placement is None and bool(options.checkpoint_storage)
+            if is_awaited or not checkpoint.is_read:
                 checkpoint.placement = read_placement(home.io, home.root)
                 checkpoint.is_read = True
         return checkpoint

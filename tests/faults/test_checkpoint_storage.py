@@ -166,6 +166,16 @@ def test_engines_agree_on_one_directory(make_shim, tmp_path):
         assert fresh.call("load", **{**shim.load(), "options": shim.options})["num_keys"] == 1
 
 
+def test_executor_learns_where_another_put_the_state(make_shim):
+    """Catches an executor that looked before the first commit and never again."""
+    shim = make_shim()
+    early, other = Engine(shim.scratch), Engine(shim.scratch)
+    early.call("load", **shim.load(0))
+    commit_all(other, shim, 1)
+
+    assert early.call("load", **shim.load())["num_keys"] == 1
+
+
 @pytest.mark.parametrize("damage", [b"", b"[]", b'{"format_version": 1}', b'{"format_version": 9,'
     b' "storage": "s3://b", "id": "x"}'])  # fmt: skip
 def test_damaged_placement_is_named(make_shim, tmp_path, damage):
