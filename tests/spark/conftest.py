@@ -36,6 +36,10 @@ IGNORED_WARNINGS = [
     "PySpark does not yet fully support pandas:FutureWarning",
 ]
 MakeLane = Callable[..., Lane]
+state_on_heap = pytest.mark.skipif(
+    PROVIDER == ROCKSDB_BACKEND,
+    reason="the rocksdb backend keeps state on local disk, where a restarted query finds it",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from statestore.codec.trailer import FORMAT_VERSION, MAGIC_PREFIX
 
-from .conftest import BODY, PROVIDER, MakeLane
+from .conftest import BODY, PROVIDER, MakeLane, state_on_heap
 from .harness import (
     FILESYSTEM,
     HDFS,
@@ -177,6 +177,7 @@ def test_newer_format_version_is_refused(stopped: StoppedQuery) -> None:
     stopped.assert_goes_on()
 
 
+@state_on_heap
 def test_damaged_file_is_refused_by_name(stopped: StoppedQuery) -> None:
     """Catches rows of a damaged delta."""
     written = stopped.delta.read_bytes()

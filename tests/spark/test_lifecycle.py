@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from .conftest import BODY, MakeLane
+from .conftest import BODY, MakeLane, state_on_heap
 from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan, wait_for
 from .processes import descendants, engines, num_open_files, scratch_directories
 from .queries import (
@@ -70,6 +70,7 @@ def test_maintenance_snapshots_and_deletes_when_instances_overlap(
     assert_same(expected, candidate)
 
 
+@state_on_heap
 @pytest.mark.ours
 def test_maintenance_runs_when_unloaded_on_commit(make_lane: MakeLane) -> None:
     """Catches maintenance that only the background threads of Spark start."""
@@ -110,6 +111,7 @@ def test_snapshot_reports_keep_stores_from_lagging(
     assert not [line for line in lagging if not line.endswith(": 0")]
 
 
+@state_on_heap
 @pytest.mark.ours
 def test_resources_stay_bounded_when_many_batches_read(make_lane: MakeLane, spark: Any) -> None:
     """Catches read stores kept for ever: Spark never aborts or releases an aggregation's."""
@@ -271,6 +273,6 @@ def test_no_scratch_file_stays_when_batches_are_done(
     folders = scratch_directories(application_root)
     assert folders, "no scratch directory below java.io.tmpdir or spark.local.dir"
     wait_for(
-        lambda: not [path for folder in folders for path in folder.rglob(f"*.{BODY}")],
+        lambda: not [path for folder in folders for path in folder.glob("delta*")],
         "the scratch directories empty of deltas",
     )

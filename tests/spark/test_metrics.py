@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from .conftest import BODY, PROVIDER
+from .conftest import BODY, PROVIDER, state_on_heap
 from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan
 from .queries import AGGREGATION, JOIN, one_input
 
@@ -100,6 +100,7 @@ def test_written_rows_and_bytes_are_those_on_disk(lane: Lane) -> None:
         assert metrics["rocksdbPutCount"] >= metrics["statestoreDeltaRows"]
 
 
+@state_on_heap
 def test_load_metrics_are_of_restarts_only(lane: Lane) -> None:
     """Catches a view that is rebuilt in every batch."""
     files = [metrics["statestoreLoadedFiles"] for metrics in lane.custom_metrics()[:NUM_BATCHES]]
