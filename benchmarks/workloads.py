@@ -11,7 +11,9 @@ from dataclasses import dataclass
 STATE_STORE = "spark.sql.streaming.stateStore"
 SPARK_STATE = "org.apache.spark.sql.execution.streaming.state"
 OURS = "filesystem"
-"""ID of the provider of ours that the figures are about."""
+"""ID of the filesystem backend, which the figures without a name are about."""
+OUR_ROCKSDB = "rocksdb-backend"
+"""ID of the rocksdb backend; `rocksdb` is Spark's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,12 @@ PROVIDERS = (
         ((f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled", "true"),),
     ),
     Provider(OURS, "statestore", "io.statestore.FileSystemStateStoreProvider", is_ours=True),
+    Provider(
+        OUR_ROCKSDB,
+        "statestore rocksdb",
+        "io.statestore.RocksDBStateStoreProvider",
+        is_ours=True,
+    ),
     Provider(
         "heap",
         "statestore heap",

@@ -34,6 +34,7 @@ from .queries import AGGREGATION, JOIN, WATERMARK_DEDUP, one_input
 
 FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 KILL_DELAY_S = 0.15
+SHORT = replace(AGGREGATION, name="short", plan=one_input(4))
 ENDLESS = replace(AGGREGATION, name="endless", plan=one_input(300))
 
 
@@ -69,7 +70,7 @@ def cluster(root: Path, jars: list[Path], provider: str) -> dict[str, Any]:
 def heap_cluster(root: Path, jars: list[Path]) -> dict[str, Any]:
     """Run a query over the heap backend on two executors; kill an engine, then an executor."""
     session = start_application(root, jars, "local-cluster[2,1,1024]")
-    lane = _lane(session, root, AGGREGATION, HEAP)
+    lane = _lane(session, root, SHORT, HEAP)
     killed = [
         _kill_before(lane, 1, engines, during=True),
         _kill_before(lane, 2, executors, during=False),

@@ -145,8 +145,8 @@ def test_number_of_partitions_cannot_change_by_conf(stopped: StoppedQuery, parti
 
 @pytest.mark.parametrize(
     ("made_by", "opened_by"),
-    [(HDFS, PROVIDER), (HDFS, HEAP), (FILESYSTEM, HEAP), (HEAP, FILESYSTEM)],
-    ids=["hdfs", "hdfs-by-heap", "filesystem-by-heap", "heap-by-filesystem"],
+    [(HDFS, PROVIDER), (FILESYSTEM, HEAP), (HEAP, FILESYSTEM)],
+    ids=["hdfs", "filesystem-by-heap", "heap-by-filesystem"],
 )
 def test_checkpoint_of_another_provider_is_refused(
     make_lane: MakeLane, expected: dict[int, list[str]], made_by: str, opened_by: str

@@ -22,7 +22,7 @@ from statestore.store.table import Table
 
 from .conftest import MakeLane
 from .harness import HDFS, HEAP, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan, wait_for
-from .job import ENDLESS
+from .job import ENDLESS, SHORT
 from .job_process import Job
 from .processes import checkpoint_memories, descendants
 from .queries import AGGREGATION, WATERMARK_DEDUP, generate_events, one_input
@@ -175,7 +175,7 @@ def test_rows_equal_built_in_when_an_executor_is_killed(
     a token that others can read.
     """
     job = start_job("heap_cluster")
-    reference = make_lane(AGGREGATION, HDFS)
+    reference = make_lane(SHORT, HDFS)
     run_plan(reference)
 
     report = job.report()
