@@ -241,10 +241,18 @@ class EngineService:
             "lineage": published.trailer.lineage,
             "size": published.ref.size,
             **asdict(times),
+            "version_bytes": published.ref.size + sum(ref.size for ref in published.trailer.files),
+            "rss_share_bytes": self._rss_share_bytes(),
             "requests": self._requests(session),
             "snapshot": _snapshot(snapshot),
             "view": session.versions.view(published.trailer.version_ref),
         }
+
+    def _rss_share_bytes(self) -> int:
+        """Return this process's resident memory by the stores it serves: their sum is the whole."""
+        with self._lock:
+            num_stores = len(self._sessions)
+        return _rss_bytes() // num_stores
 
     def _maintain(self, request: Request) -> Reply:
         session = self._session(request)

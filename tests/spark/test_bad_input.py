@@ -104,7 +104,13 @@ def test_unknown_or_bad_options_are_refused_by_name(stopped: StoppedQuery) -> No
     assert f"{STATE_STORE}.snapshot.maxChainLenght" in text
     assert f"{STATE_STORE}.snapshot.maxChainLength" in text
 
+    text = stopped.refusal(**{"rocksdb.incremenntal": "true"})
+    assert f"{STATE_STORE}.rocksdb.incremental" in text
+    # Spark's own, which its RocksDB provider takes in any case.
+    stopped.lane.conf[f"{STATE_STORE}.rocksdb.tracktotalNumberOfRows"] = "true"
+
     for key, value, allowed in (
+        ("rocksdb.blockSizeKB", "0", "4096"),
         ("maxParallelism", "40000", "32768"),
         ("overlay.maxBytes", "10", "1048576"),
         ("file.compression", "lz4", "zstd"),
