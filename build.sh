@@ -16,6 +16,7 @@ usage: ./build.sh TARGET [ARGUMENT...]
   test    run all tests, or pytest with the given arguments
   lint    check style, types, layers, the shim and the generated docs
   bench   measure all providers, results under benchmarks/results/
+  soak    2,000 small batches on each state backend; memory and files must stay flat
   wheel   build dist/*.whl with the jar inside
 
 Needs Python >= 3.11 and Java >= 17; PYTHON and JAVA_HOME name others than those on PATH.
@@ -111,6 +112,10 @@ case $target in
   bench)
     jar
     exec $python -m benchmarks "$@"
+    ;;
+  soak)
+    jar
+    exec $python -m benchmarks.soak "$@"
     ;;
   wheel)
     jar

@@ -1,7 +1,8 @@
 """State stores of Spark Structured Streaming, owned by Python.
 
-`open_store` opens a store of a checkpoint without Spark; everything else is for the shim, the
-command line and tests. Names resolve on first use, so that importing the package costs nothing.
+`configure` puts the state of a PySpark program's queries into the state store; `open_store` opens a
+store of a checkpoint without Spark. Everything else is for the shim, the command line and tests.
+Names resolve on first use, so that importing the package costs nothing.
 """
 
 from __future__ import annotations
@@ -14,16 +15,26 @@ from statestore.core.version import __version__
 if TYPE_CHECKING:
     from statestore.core.errors import StateStoreError
     from statestore.core.options import StateStoreOptions
+    from statestore.spark.configuration import configure
     from statestore.store.batch import Batch
     from statestore.store.store import Store, open_store
 
 
-__all__ = ["Batch", "StateStoreError", "StateStoreOptions", "Store", "__version__", "open_store"]
+__all__ = [
+    "Batch",
+    "StateStoreError",
+    "StateStoreOptions",
+    "Store",
+    "__version__",
+    "configure",
+    "open_store",
+]
 
 _HOMES = {
     "Batch": "statestore.store.batch",
     "Store": "statestore.store.store",
     "open_store": "statestore.store.store",
+    "configure": "statestore.spark.configuration",
     "StateStoreError": "statestore.core.errors",
     "StateStoreOptions": "statestore.core.options",
 }

@@ -76,7 +76,8 @@ class S3Server:
     def fail(self, method, fault, times=1):
         """Let the next requests of a method be `throttled`, `reply-lost`, `truncated` or `refused`.
 
-        A lost reply is one to a request that was carried out.
+        A lost reply is one to a request that was carried out; `unconditional` carries it out
+        whatever its condition is.
         """
         self._faults += [(method, fault)] * times
 
@@ -118,6 +119,9 @@ class S3Server:
             "HTTP_AUTHORIZATION", ""
         ):
             return _refuse(start_response, "403 Forbidden", "InvalidAccessKeyId")
+        if fault == "unconditional":
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+            fault = None
         if fault is None:
             return self._app(environ, start_response)
         body = b"".join(self._app(environ, start_response))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from statestore.core.errors import StateStoreError
+from statestore.core.errors import InvalidArgumentError, StateStoreError
+from statestore.core.options import StateStoreOptions
 from statestore.core.version import __version__
+from statestore.spark.configuration import PROVIDERS
 from statestore.spark.jar import find_jar
 
 
@@ -27,6 +32,62 @@ def cli() -> None:
 
 
 @cli.command()
+@click.pass_context
+@click.option("--storage", metavar="URI", help="Where state or checkpoints are to be.")
+@click.option(
+    "--backend",
+    type=click.Choice(list(PROVIDERS)),
+    default="filesystem",
+    show_default=True,
+    help="State backend of the query.",
+)
+@click.option(
+    "--python", metavar="PATH", help="Python of the engines.  [default: $PYSPARK_PYTHON, this one]"
+)
+@click.option(
+    "--conf", metavar="KEY=VALUE", multiple=True, help="Option of the query, such as s3.endpoint."
+)
+@click.option(
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="A line a check, or one JSON object.",
+)
+def doctor(
+    ctx: click.Context,
+    storage: str | None,
+    backend: str,
+    python: str | None,
+    conf: tuple[str, ...],
+    output: str,
+) -> None:
+    """Check what a query needs on this machine, and say what to fix.
+
+    Starts Java, imports pyspark, opens the jar, starts an engine and ends it, and writes, reads,
+    lists and deletes a small file on the storage: the one of --storage, or else the directory for
+    temporary files. Exit status 0 when all is well, 1 when there is something to fix.
+    """
+    # Imported here because no other command needs pyarrow, which takes long.
+    from statestore.cli.diagnosis import Diagnosis
+
+    if backend == "heap" and storage:
+        raise click.UsageError("--backend heap keeps state in the driver's memory: no --storage")
+    if storage is None and backend != "heap":
+        storage = tempfile.gettempdir()
+    checks = []
+    for check in Diagnosis(backend, storage, python, _options(conf)).run():
+        checks.append(check)
+        if output == "text":
+            fix = f". To fix: {check.to_fix}" if check.to_fix else ""
+            click.echo(f"{check.status.upper():<5}{check.name}: {check.detail}{fix}")
+    is_ok = all(check.status == "ok" for check in checks)
+    if output == "json":
+        click.echo(json.dumps({"ok": is_ok, "checks": [asdict(check) for check in checks]}))
+    ctx.exit(0 if is_ok else 1)
+
+
+@cli.command()
 def jar() -> None:
     """Print the path of the jar that goes into spark.jars."""
     click.echo(find_jar())
@@ -36,3 +97,13 @@ def jar() -> None:
 def version() -> None:
     """Print the version of the package."""
     click.echo(__version__)
+
+
+def _options(conf: tuple[str, ...]) -> StateStoreOptions:
+    malformed = [setting for setting in conf if "=" not in setting]
+    if malformed:
+        raise click.UsageError(f"--conf takes KEY=VALUE, not {malformed[0]!r}")
+    try:
+        return StateStoreOptions.from_spark_conf(dict(item.split("=", 1) for item in conf))
+    except InvalidArgumentError as error:
+        raise click.UsageError(str(error)) from error

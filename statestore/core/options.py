@@ -16,6 +16,8 @@ from typing import Any, Literal
 from statestore.core.errors import InvalidArgumentError
 
 PREFIX = "spark.sql.streaming.stateStore."
+RETAIN_KEY = "spark.sql.streaming.minBatchesToRetain"
+_RETAIN_FIELD = "min_versions_to_retain"
 
 OptionType = Literal["int", "long", "float", "boolean", "string"]
 OptionValue = int | float | bool | str
@@ -109,7 +111,7 @@ class Option:
         """Return the default as a user would write it."""
         if self.default == "":
             return "empty"
-        return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
+        return _as_text(self.default)
 
 
 TABLE: tuple[Option, ...] = (
@@ -354,7 +356,7 @@ class StateStoreOptions:
             raise InvalidArgumentError(
                 "number of versions to retain is out of range",
                 kind="invalid-option",
-                key="spark.sql.streaming.minBatchesToRetain",
+                key=RETAIN_KEY,
                 value=self.min_versions_to_retain,
                 to_fix="set it to a whole number of at least 1",
             )
@@ -386,6 +388,37 @@ class StateStoreOptions:
                 raise _unknown(full_key, [known.full_key for known in TABLE])
             values[option.field] = option.parse(value)
         return cls(**values)
+
+
+def spark_conf(options: Mapping[str, object]) -> dict[str, str]:
+    """Return options as the Spark configuration that sets them, checked.
+
+    Args:
+        options: Values by field of StateStoreOptions, or by key, full or without the prefix.
+
+    Returns:
+        Values as Spark takes them, by full key, in the order given.
+
+    Raises:
+        InvalidArgumentError: An option does not exist (names the nearest one), or its value is out
+            of range.
+    """
+    by_name = {name: option for option in TABLE for name in (option.field, option.key)}
+    conf = {}
+    for name, value in options.items():
+        if name == _RETAIN_FIELD:
+            StateStoreOptions.from_fields({name: value})
+            conf[RETAIN_KEY] = str(value)
+            continue
+        option = by_name.get(name.removeprefix(PREFIX))
+        if option is None:
+            raise _unknown(name, [*by_name, _RETAIN_FIELD])
+        conf[option.full_key] = _as_text(option.parse(value))
+    return conf
+
+
+def _as_text(value: OptionValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _unknown(name: str, known: list[str]) -> InvalidArgumentError:

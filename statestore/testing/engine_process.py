@@ -1,47 +1,34 @@
-"""An engine process driven from Python the way the shim drives it from the JVM.
-
-Speaks the few lines of py4j's text protocol that the shim's calls need, over one connection a
-client.
-"""
+"""Processes of this very package for tests: an engine, and the checkpoint memory."""
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import subprocess
 import sys
-import threading
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from statestore.core.version import __version__
-from statestore.engine import PROTOCOL_VERSION
+from statestore.engine import PROTOCOL_VERSION, client
+from statestore.engine.client import EngineGoneError, EngineRefusedError
 from statestore.io.memory_address import MemoryAddress
 
+__all__ = [
+    "TOKEN",
+    "CheckpointMemory",
+    "EngineConnection",
+    "EngineGoneError",
+    "EngineProcess",
+    "EngineRefusedError",
+]
+
 TOKEN = "5ec2e7" * 11
-_CONNECT_TIMEOUT_S = 10.0
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 
 
-class EngineRefusedError(Exception):
-    """The engine answered FAILED to the handshake; `refusal` is what it said."""
-
-    def __init__(self, refusal: dict[str, Any]) -> None:
-        super().__init__(refusal["message"])
-        self.refusal = refusal
-
-
-class EngineGoneError(Exception):
-    """The engine closed the connection in the middle of a call."""
-
-
-class EngineProcess:
-    """A running engine. Use as a context manager, so that no engine outlives its test.
+class EngineProcess(client.EngineProcess):
+    """An engine of this package in this Python.
 
     Args:
-        scratch_directory: Shared with the engine, which makes it and removes it when its stdin
-            ends.
+        scratch_directory: See the base class.
         version, protocol: What the handshake claims to be.
         command: What Python is to run; the checkpoint memory has a command of its own.
     """
@@ -54,91 +41,14 @@ class EngineProcess:
         protocol: int = PROTOCOL_VERSION,
         command: tuple[str, ...] = ("-m", "statestore.engine"),
     ) -> None:
-        self.scratch_directory = scratch_directory
-        environment = {**os.environ, "PYTHONPATH": _PACKAGE_ROOT}
-        self.process = subprocess.Popen(
+        super().__init__(
             [sys.executable, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
+            scratch_directory,
+            token=TOKEN,
+            environment={**os.environ, "PYTHONPATH": _PACKAGE_ROOT},
+            version=version,
+            protocol=protocol,
         )
-        handshake = {"version": version, "protocol": protocol, "scratch": scratch_directory}
-        self._stdin.write(f"{TOKEN}\n{json.dumps(handshake)}\n".encode())
-        self._stdin.flush()
-        word, _, rest = self._stdout.readline().decode().partition(" ")
-        if word != "READY":
-            self.kill()
-            raise EngineRefusedError(json.loads(rest or '{"message": "no answer"}'))
-        self.ready: dict[str, Any] = json.loads(rest)
-        self._connections = threading.local()
-        self._opened: list[EngineConnection] = []
-
-    @property
-    def _stdin(self) -> BinaryIO:
-        assert self.process.stdin is not None
-        return self.process.stdin  # type: ignore[return-value]
-
-    @property
-    def _stdout(self) -> BinaryIO:
-        assert self.process.stdout is not None
-        return self.process.stdout  # type: ignore[return-value]
-
-    def __enter__(self) -> EngineProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def request(self, op: str, **fields: Any) -> dict[str, Any]:
-        """Send a call on this thread's connection and return the whole reply.
-
-        Raises:
-            EngineGoneError: The engine died; the call may or may not have happened.
-        """
-        connection = getattr(self._connections, "connection", None)
-        if connection is None:
-            connection = EngineConnection(self.ready["port"])
-            self._connections.connection = connection
-            self._opened.append(connection)
-        try:
-            return connection.request({"op": op, **fields})
-        except EngineGoneError:
-            self._connections.connection = None
-            raise
-
-    def call(self, op: str, **fields: Any) -> dict[str, Any]:
-        """Send a call and return what it answered under `ok`.
-
-        Raises:
-            AssertionError: It answered an error.
-            EngineGoneError: The engine died.
-        """
-        reply = self.request(op, **fields)
-        if "ok" not in reply:
-            raise AssertionError(f"{op} failed: {reply['error']['message']}")
-        return dict(reply["ok"])
-
-    def kill(self) -> None:
-        """Kill the engine with SIGKILL and wait until it is gone."""
-        self.process.kill()
-        self._release()
-
-    def end_stdin(self, timeout_s: float = 10.0) -> int:
-        """Do what the end of the JVM does, and return the engine's exit code."""
-        self._stdin.close()
-        return self._release(timeout_s)
-
-    def _release(self, timeout_s: float = 10.0) -> int:
-        code = self.process.wait(timeout_s)
-        for connection in getattr(self, "_opened", []):
-            connection.close()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None and not pipe.closed:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue
-        return code
 
 
 class CheckpointMemory(EngineProcess):
@@ -154,52 +64,8 @@ class CheckpointMemory(EngineProcess):
         return MemoryAddress("127.0.0.1", self.ready["port"], TOKEN)
 
 
-class EngineConnection:
-    """One authenticated connection to an engine; for one thread at a time."""
+class EngineConnection(client.EngineConnection):
+    """A connection with the token of these processes, or another one."""
 
     def __init__(self, port: int, token: str = TOKEN) -> None:
-        """Connect and authenticate.
-
-        Raises:
-            PermissionError: The engine refused the token.
-            EngineGoneError: Nobody listens.
-        """
-        try:
-            self._socket = socket.create_connection(("127.0.0.1", port), _CONNECT_TIMEOUT_S)
-        except OSError as error:
-            raise EngineGoneError("connect") from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.settimeout(None)
-        self._stream = self._socket.makefile("rb")
-        if self._send(f"A\n{token}\ne\n") != "!yv":
-            self.close()
-            raise PermissionError("the engine refused the token")
-
-    def request(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Send one call and return its reply.
-
-        Raises:
-            EngineGoneError: The connection ended before the reply.
-        """
-        text = json.dumps(fields).replace("\\", "\\\\")
-        reply = self._send(f"c\nt\ncall\ns{text}\ne\n")
-        if not reply.startswith("!ys"):
-            raise AssertionError(f"the engine answered {reply!r}")
-        return dict(json.loads(reply[3:].replace("\\\\", "\\")))
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._stream.close()
-        self._socket.close()
-
-    def _send(self, command: str) -> str:
-        try:
-            self._socket.sendall(command.encode())
-            reply = self._stream.readline().decode()
-        except OSError as error:
-            self.close()
-            raise EngineGoneError("send") from error
-        if not reply.endswith("\n"):
-            self.close()
-            raise EngineGoneError("receive")
-        return reply.rstrip("\n")
+        super().__init__(port, token)

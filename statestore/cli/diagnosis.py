@@ -1,0 +1,316 @@
+"""What `statestore doctor` checks: everything that a query needs, each with the real thing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from statestore.cli.storage_probe import StorageProbe
+from statestore.core.clock import Clock, SystemClock
+from statestore.core.errors import (
+    CorruptionError,
+    IncompatibleError,
+    NotFoundError,
+    ProtocolError,
+    StateStoreError,
+)
+from statestore.core.options import StateStoreOptions
+from statestore.core.version import __version__
+from statestore.engine.client import EngineGoneError, EngineProcess, EngineRefusedError
+from statestore.io.storage import scheme_of
+from statestore.spark.jar import JAR_VARIABLE, find_jar
+
+MIN_JAVA = 17
+MIN_PYTHON = (3, 11)
+SPARK_MINOR = "4.3"
+PYTHON_VARIABLE = "PYSPARK_PYTHON"
+_TIMEOUT_S = 120.0
+_PACKAGES = {"pyarrow": "pyarrow", "numpy": "numpy", "google_crc32c": "google-crc32c"}
+"""What every engine imports: the name for pip by the module's."""
+_PACKAGE_PREFIX = "statestore-python/"
+_IMPORT = """
+import importlib, json, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        module = importlib.import_module(name)
+        found[name] = {"version": getattr(module, "__version__", ""), "file": module.__file__}
+    except Exception as error:
+        found[name] = {"error": f"{type(error).__name__}: {error}"}
+print(json.dumps({"python": sys.version_info[:3], "modules": found}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The outcome of one check.
+
+    Attributes:
+        name: What was checked.
+        status: `skip` when it could not be tried, because of a check that failed.
+        detail: What was found.
+        to_fix: What the reader should do; "" unless it failed.
+    """
+
+    name: str
+    status: Literal["ok", "fail", "skip"]
+    detail: str
+    to_fix: str = ""
+
+
+class Diagnosis:
+    """The checks of one machine, for one state backend and storage.
+
+    Args:
+        backend: heap, filesystem or rocksdb.
+        storage: URI of the directory where state or checkpoints are to be; None where there is
+            nothing to check.
+        python: The Python that engines run in; what PYSPARK_PYTHON names, or this one, when None.
+        options: How the storage is reached.
+        clock: Source of time.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        storage: str | None,
+        python: str | None,
+        options: StateStoreOptions,
+        clock: Clock | None = None,
+    ) -> None:
+        self._storage = storage
+        self._options = options
+        self._clock = clock or SystemClock()
+        self._failed: set[str] = set()
+        self._python, self._python_from = _choose_python(python)
+        self._packages = dict(_PACKAGES)
+        if backend == "rocksdb":
+            self._packages["rocksdict"] = "rocksdict"
+        if storage is not None and scheme_of(storage) == "s3":
+            self._packages["boto3"] = "boto3"
+        self._pyspark = Path()
+
+    def run(self) -> Iterator[Check]:
+        """Yield every check once it is done; raises nothing that a check is about."""
+        yield self._check("java", check_java)
+        yield self._check("spark", self._check_spark)
+        yield self._check("jar", check_jar)
+        yield self._check("python", self._check_python)
+        yield self._check("engine", self._check_engine, needs=("spark", "jar", "python"))
+        if self._storage is not None:
+            with StorageProbe(self._storage, self._options, self._clock) as probe:
+                for step in probe.steps:
+                    yield self._check(f"storage {step.name}", step.run, needs=step.needs)
+
+    def _check(self, name: str, check: Callable[[], str], needs: tuple[str, ...] = ()) -> Check:
+        missing = [need for need in needs if need in self._failed]
+        if missing:
+            self._failed.add(name)
+            return Check(name, "skip", f"not tried: needs {', '.join(missing)}")
+        try:
+            return Check(name, "ok", check())
+        except StateStoreError as error:
+            self._failed.add(name)
+            values = ", ".join(f"{field}={value!r}" for field, value in error.fields.items())
+            detail = f"{error.problem}: {values}" if values else error.problem
+            return Check(name, "fail", detail, error.to_fix)
+
+    def _check_spark(self) -> str:
+        """The pyspark of this Python."""
+        fix = f"pip install 'statestore[spark]', which takes pyspark {SPARK_MINOR}"
+        found = _import(sys.executable, "this command", ["pyspark"])["modules"]["pyspark"]
+        if "error" in found:
+            raise NotFoundError(
+                "pyspark cannot be imported",
+                python=sys.executable,
+                error=found["error"],
+                to_fix=fix,
+            )
+        if not found["version"].startswith(f"{SPARK_MINOR}."):
+            raise IncompatibleError(
+                "the shim is not made for this Spark",
+                version=found["version"],
+                needed=f"{SPARK_MINOR}.*",
+                path=found["file"],
+                to_fix=fix,
+            )
+        self._pyspark = Path(found["file"]).parent
+        return f"pyspark {found['version']}, {self._pyspark}"
+
+    def _check_python(self) -> str:
+        """The packages of the Python that engines run in."""
+        found = _import(self._python, self._python_from, list(self._packages))
+        version = ".".join(map(str, found["python"]))
+        if tuple(found["python"]) < MIN_PYTHON:
+            raise IncompatibleError(
+                "the Python of the engines is too old",
+                python=self._python,
+                version=version,
+                to_fix=f"name one of {'.'.join(map(str, MIN_PYTHON))} or later by "
+                f"{PYTHON_VARIABLE} or spark.pyspark.python",
+            )
+        modules = found["modules"]
+        missing = {name: modules[name]["error"] for name in modules if "error" in modules[name]}
+        if missing:
+            names = " ".join(self._packages[name] for name in missing)
+            raise NotFoundError(
+                "packages that an engine imports are missing",
+                python=self._python,
+                version=version,
+                errors="; ".join(missing.values()),
+                to_fix=f"{self._python} -m pip install {names}, on every executor",
+            )
+        packages = ", ".join(f"{name} {modules[name]['version']}".rstrip() for name in modules)
+        return f"{version} with {packages}, {self._python} from {self._python_from}"
+
+    def _check_engine(self) -> str:
+        """A real engine: the package of the jar, the py4j of Spark, the Python of the engines."""
+        with tempfile.TemporaryDirectory(prefix="statestore-doctor-") as directory:
+            with zipfile.ZipFile(find_jar()) as jar:
+                members = [name for name in jar.namelist() if name.startswith(_PACKAGE_PREFIX)]
+                jar.extractall(directory, members)
+            paths = [f"{directory}/{_PACKAGE_PREFIX}"]
+            paths += map(str, (self._pyspark / "python" / "lib").glob("py4j-*-src.zip"))
+            paths += filter(None, [os.environ.get("PYTHONPATH")])
+            environment = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(paths),
+                "PYTHONSAFEPATH": "1",
+            }
+            return self._start_engine(directory, environment)
+
+    def _start_engine(self, directory: str, environment: dict[str, str]) -> str:
+        started = self._clock.elapsed_ms()
+        with Path(directory, "stderr").open("w+b") as stderr:
+            try:
+                with EngineProcess(
+                    [self._python, "-m", "statestore.engine"],
+                    f"{directory}/statestore-scratch-doctor",
+                    token=secrets.token_hex(32),
+                    environment=environment,
+                    stderr=stderr,
+                    start_timeout_s=_TIMEOUT_S,
+                ) as engine:
+                    ready_ms = self._clock.elapsed_ms() - started
+                    engine.call("status")
+                    engine.end_stdin(_TIMEOUT_S)
+            except (
+                EngineRefusedError,
+                EngineGoneError,
+                AssertionError,
+                OSError,
+                subprocess.TimeoutExpired,
+            ) as error:
+                stderr.seek(0)
+                lines = stderr.read().decode(errors="replace").splitlines()
+                raise ProtocolError(
+                    "an engine does not start, answer and end",
+                    python=self._python,
+                    error=str(error),
+                    stderr=lines[-1] if lines else "",
+                    to_fix="run the command `statestore doctor` on the executor's machine, and "
+                    "check that a process may listen on 127.0.0.1",
+                ) from error
+        return f"ready after {ready_ms:.0f} ms, answered a call, ended with its stdin"
+
+
+def check_java() -> str:
+    """Return the Java that Spark would start: of JAVA_HOME, or else of PATH.
+
+    Raises:
+        NotFoundError, IncompatibleError: There is none, or it is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    command, origin = (f"{home}/bin/java", "JAVA_HOME") if home else ("java", "PATH")
+    fix = f"install Java {MIN_JAVA} or newer, and name it by JAVA_HOME or have it on PATH"
+    try:
+        done = subprocess.run(
+            [command, "-version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotFoundError(
+            "java cannot be run", command=command, found_by=origin, error=str(error), to_fix=fix
+        ) from error
+    version = re.search(r'version "((\d+)[^"]*)"', done.stderr + done.stdout)
+    if version is None or done.returncode != 0:
+        raise NotFoundError(
+            "java does not say its version",
+            command=command,
+            found_by=origin,
+            exit_code=done.returncode,
+            to_fix=fix,
+        )
+    if int(version[2]) < MIN_JAVA:
+        raise IncompatibleError(
+            "Java is too old", command=command, found_by=origin, version=version[1], to_fix=fix
+        )
+    return f"{version[1]}, {command} from {origin}"
+
+
+def check_jar() -> str:
+    """Return the jar and its version.
+
+    Raises:
+        NotFoundError, CorruptionError, IncompatibleError: It is not there, not a jar of the shim,
+            or of another version.
+    """
+    jar = find_jar()
+    fix = f"install the wheel of statestore anew, or correct or unset {JAR_VARIABLE}"
+    try:
+        with zipfile.ZipFile(jar) as archive:
+            version = archive.read("io/statestore/version").decode().strip()
+    except (zipfile.BadZipFile, KeyError, OSError) as error:
+        raise CorruptionError(
+            "the file is no jar of the shim", path=str(jar), error=str(error), to_fix=fix
+        ) from error
+    if version != __version__:
+        raise IncompatibleError(
+            "jar and package are of different versions",
+            kind="version-apart",
+            jar=version,
+            package=__version__,
+            path=str(jar),
+            to_fix=fix,
+        )
+    return f"{version}, {jar}"
+
+
+def _choose_python(named: str | None) -> tuple[str, str]:
+    """Return a Python, and where its name comes from."""
+    if named:
+        return named, "--python"
+    variable = os.environ.get(PYTHON_VARIABLE)
+    return (variable, PYTHON_VARIABLE) if variable else (sys.executable, "this command")
+
+
+def _import(python: str, origin: str, modules: list[str]) -> dict[str, Any]:
+    """Import modules in another Python; return its version, and version or error of each."""
+    try:
+        done = subprocess.run(
+            [python, "-c", _IMPORT, *modules],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+        )
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise NotFoundError(
+            "a Python cannot be run",
+            python=python,
+            found_by=origin,
+            error=str(error).splitlines()[0][:200],
+            to_fix=f"name another one by --python or {PYTHON_VARIABLE}; on executors by "
+            "spark.pyspark.python",
+        ) from error

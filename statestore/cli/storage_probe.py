@@ -1,0 +1,171 @@
+"""Tries on a storage what an engine asks of it, in a directory of its own that it removes."""
+
+from __future__ import annotations
+
+import posixpath
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from statestore.core.errors import (
+    CorruptionError,
+    FencedError,
+    IncompatibleError,
+    StateStoreError,
+    StorageError,
+)
+from statestore.core.ids import RandomIds
+from statestore.io.s3_settings import S3Settings
+from statestore.io.storage import open_storage, scheme_of
+
+if TYPE_CHECKING:
+    from statestore.core.clock import Clock
+    from statestore.core.options import StateStoreOptions
+    from statestore.io.file_io import FileIO
+
+_NAME = "probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to try.
+
+    Attributes:
+        name: What is tried.
+        run: Tries it and returns what was found; raises StateStoreError where it fails.
+        needs: Checks that must have succeeded.
+    """
+
+    name: str
+    run: Callable[[], str]
+    needs: tuple[str, ...]
+
+
+class StorageProbe:
+    """Writes one small file and does with it what an engine would. Use as a context manager.
+
+    Args:
+        uri: Directory on the storage; made, and removed again, where it does not exist.
+        options: How the storage is reached.
+        clock: Source of time.
+
+    Guarantee: at the end of the context nothing of it is left on the storage, unless that refuses
+    to delete.
+    """
+
+    def __init__(self, uri: str, options: StateStoreOptions, clock: Clock) -> None:
+        self._uri = uri
+        self._options = options
+        self._clock = clock
+        self._cache = tempfile.TemporaryDirectory(prefix="statestore-doctor-")
+        self._io: FileIO | None = None
+        self._directory = ""
+        self._existing = ""
+        self._data = RandomIds().new_id().encode()
+
+    def __enter__(self) -> StorageProbe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._io is not None:
+            with suppress(StateStoreError):
+                self._io.delete(self._path)
+            if scheme_of(self._uri) == "file":
+                self._remove_directories()
+        self._cache.cleanup()
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Everything to try, in order."""
+        written = ("storage write",)
+        return (
+            Step("write", self._timed(self._write), ()),
+            Step("read", self._timed(self._read), written),
+            Step("conditional write", self._timed(self._write_again), written),
+            Step("list", self._timed(self._list), written),
+            Step("delete", self._timed(self._delete), written),
+        )
+
+    @property
+    def _path(self) -> str:
+        return f"{self._directory}/{_NAME}"
+
+    @property
+    def _opened(self) -> FileIO:
+        if self._io is None:
+            settings = S3Settings.from_options(self._options)
+            self._io, root = open_storage(self._uri, self._cache.name, settings, self._clock)
+            self._directory = f"{root.rstrip('/')}/statestore-doctor-{RandomIds().new_id()}"
+            self._existing = root
+            while scheme_of(self._uri) == "file" and not Path(self._existing).exists():
+                self._existing = posixpath.dirname(self._existing)
+        return self._io
+
+    def _timed(self, step: Callable[[], str]) -> Callable[[], str]:
+        def run() -> str:
+            started = self._clock.elapsed_ms()
+            found = step()
+            return f"{found}, {self._clock.elapsed_ms() - started:.0f} ms"
+
+        return run
+
+    def _write(self) -> str:
+        io = self._opened
+        io.make_directory(self._directory)
+        io.write(self._path, self._data, sync=True, overwrite=False)
+        return f"{len(self._data)} bytes below {self._uri}"
+
+    def _read(self) -> str:
+        data, size = self._opened.read_tail(self._path, 2 * len(self._data))
+        if (data, size) != (self._data, len(self._data)):
+            raise CorruptionError(
+                "the storage returned other bytes than were written",
+                path=self._path,
+                expected=len(self._data),
+                found=size,
+                to_fix="keep state on a storage that reads what was written last",
+            )
+        return "the same bytes"
+
+    def _write_again(self) -> str:
+        try:
+            self._opened.write(self._path, b"other", sync=False, overwrite=False)
+        except FencedError:
+            return "a file that exists was not replaced"
+        raise IncompatibleError(
+            "the storage replaced a file that was not to be replaced",
+            path=self._path,
+            to_fix="keep state on a storage that knows conditional writes, on S3 "
+            "`If-None-Match: *`",
+        )
+
+    def _list(self) -> str:
+        self._expect([_NAME])
+        return "one file"
+
+    def _delete(self) -> str:
+        self._opened.delete(self._path)
+        self._expect([])
+        return "gone"
+
+    def _expect(self, names: list[str]) -> None:
+        found = sorted(info.name for info in self._opened.list(self._directory))
+        if found != names:
+            raise StorageError(
+                "the storage lists other files than there are",
+                path=self._directory,
+                expected=", ".join(names),
+                found=", ".join(found),
+                to_fix="keep state on a storage whose listings are up to date",
+            )
+
+    def _remove_directories(self) -> None:
+        """Remove the local directories that were made, as far as they are empty."""
+        directory = self._directory
+        with suppress(OSError):
+            while directory != self._existing:
+                Path(directory).rmdir()
+                directory = posixpath.dirname(directory)

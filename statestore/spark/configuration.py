@@ -1,0 +1,70 @@
+"""Selects a state backend for a PySpark program, before its session is made."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from statestore.core.errors import InvalidArgumentError
+from statestore.core.options import PREFIX, spark_conf
+from statestore.spark.jar import find_jar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PROVIDERS = {
+    "heap": "io.statestore.HeapStateStoreProvider",
+    "filesystem": "io.statestore.FileSystemStateStoreProvider",
+    "rocksdb": "io.statestore.RocksDBStateStoreProvider",
+}
+"""Provider class by state backend."""
+
+_JARS = "spark.jars"
+
+
+def configure(
+    builder: SparkSession.Builder, backend: str = "filesystem", **options: object
+) -> SparkSession.Builder:
+    """Keep the state of a session's streaming queries in the state store.
+
+    Sets `spark.jars`, the provider class and the options on the builder; what the builder already
+    has in `spark.jars` stays. The jar is loaded when the application starts: on a builder whose
+    `getOrCreate` returns a running one, it must be there already.
+
+    Args:
+        builder: `SparkSession.builder`, with any other configuration.
+        backend: State backend: heap, filesystem or rocksdb.
+        options: Values by field of StateStoreOptions, such as `fsync_enabled=False`, or by key
+            without the prefix, such as `**{"fsync.enabled": False}`.
+
+    Returns:
+        The same builder.
+
+    Raises:
+        InvalidArgumentError: The backend or an option does not exist (names the nearest one), or
+            a value is out of range.
+        NotFoundError: There is no jar; install the wheel or build the jar.
+
+    Guarantee: after a raise the builder is as it was.
+    """
+    if backend not in PROVIDERS:
+        raise InvalidArgumentError(
+            "unknown state backend",
+            kind="invalid-option",
+            backend=backend,
+            nearest=_nearest_backend(backend),
+            to_fix=f"use one of {', '.join(PROVIDERS)}",
+        )
+    conf = spark_conf(options)
+    # The builder has no public way to be asked what it holds.
+    jars = str(builder._options.get(_JARS, "")).split(",")  # noqa: SLF001
+    jar = str(find_jar())
+    conf[_JARS] = ",".join([*(other for other in jars if other and other != jar), jar])
+    conf[f"{PREFIX}providerClass"] = PROVIDERS[backend]
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    return builder
+
+
+def _nearest_backend(backend: str) -> str:
+    return difflib.get_close_matches(backend, PROVIDERS, n=1, cutoff=0.0)[0]

@@ -1,0 +1,233 @@
+"""`statestore doctor` tries the real thing, and names what to fix where something is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import venv
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statestore import __version__
+from statestore.cli.commands import cli
+from statestore.spark.jar import JAR_VARIABLE
+from tests.s3_server import REGION, WRONG_KEY
+
+STORAGE = [f"storage {name}" for name in ("write", "read", "conditional write", "list", "delete")]
+ALL = ["java", "spark", "jar", "python", "engine", *STORAGE]
+# Engines that start on a loaded machine take their time.
+pytestmark = pytest.mark.timeout(180)
+
+
+def doctor(*arguments: str, **environment: str | None) -> Result:
+    """Run the command with the given changes to the environment."""
+    return CliRunner().invoke(
+        cli, ["doctor", *arguments], env={"PYSPARK_PYTHON": None, **environment}
+    )
+
+
+def checks(result: Result) -> dict[str, dict[str, Any]]:
+    """Return the checks of an output in JSON, by name."""
+    report = json.loads(result.output)
+    assert report["ok"] == (result.exit_code == 0)
+    return {check["name"]: check for check in report["checks"]}
+
+
+def failed(result: Result) -> list[str]:
+    """Return the names of the checks that failed."""
+    return [name for name, check in checks(result).items() if check["status"] == "fail"]
+
+
+def s3_conf(server: Any, **others: str) -> list[str]:
+    """Arguments that reach a server."""
+    conf = {"s3.endpoint": server.endpoint, "s3.region": REGION, "s3.pathStyle": "true"}
+    conf = {**conf, "s3.maxAttempts": "2", **others}
+    return [f"--conf={key}={value}" for key, value in conf.items()]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Any:
+    """Makes a program of a name that does what a shell script says; returns its path."""
+
+    def make(name: str, script: str) -> str:
+        path = tmp_path / "programs" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return make
+
+
+def test_every_check_is_a_line_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    """Catches a check that is not tried, and files left on the user's storage."""
+    storage = tmp_path / "not yet" / "there"
+
+    result = doctor("--backend=rocksdb", f"--storage={storage}")
+
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [f"OK   {name}" for name in ALL]
+    assert "rocksdict" in lines[ALL.index("python")]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_heap_has_no_storage_to_check() -> None:
+    """Catches a question about a directory that the backend never uses."""
+    result = doctor("--backend=heap", "--output=json")
+
+    assert result.exit_code == 0, result.output
+    assert list(checks(result)) == ALL[:5]
+
+
+def test_storage_on_s3_is_tried(s3_server: Any, bucket: str) -> None:
+    """Catches a check that passes without asking the server."""
+    result = doctor(f"--storage=s3://{bucket}/a/b", "--output=json", *s3_conf(s3_server))
+
+    assert result.exit_code == 0, result.output
+    assert list(checks(result)) == ALL
+    assert "boto3" in checks(result)["python"]["detail"]
+    assert s3_server.requests["PUT"] == 2
+    assert s3_server.keys(bucket) == []
+
+
+def test_storage_without_conditional_writes_fails_that_check_only(
+    s3_server: Any, bucket: str
+) -> None:
+    """Catches a server on which two writers replace each other's files."""
+    s3_server.fail("PUT", "unconditional", times=2)
+
+    result = doctor(f"--storage=s3://{bucket}", "--output=json", *s3_conf(s3_server))
+
+    assert result.exit_code == 1
+    assert failed(result) == ["storage conditional write"]
+    assert "If-None-Match" in checks(result)["storage conditional write"]["to_fix"]
+    assert s3_server.keys(bucket) == []
+
+
+def test_wrong_credentials_are_named_and_not_shown(s3_server: Any, bucket: str) -> None:
+    """Catches five errors for one cause, and a secret in an output that people paste."""
+    conf = s3_conf(s3_server, **{"s3.accessKey": WRONG_KEY, "s3.secretKey": "not-to-be-seen"})
+
+    result = doctor(f"--storage=s3://{bucket}", "--output=json", *conf)
+
+    assert result.exit_code == 1
+    assert failed(result) == ["storage write"]
+    assert {checks(result)[name]["status"] for name in STORAGE[1:]} == {"skip"}
+    assert "not-to-be-seen" not in result.output
+
+
+def test_directory_that_cannot_be_written_fails_with_its_path(tmp_path: Path) -> None:
+    """Catches a storage that only the first batch would have complained about."""
+    file = tmp_path / "file"
+    file.touch()
+
+    result = doctor(f"--storage=file:{file}/state")
+
+    assert result.exit_code == 1
+    (line,) = [line for line in result.output.splitlines() if line.startswith("FAIL")]
+    assert line.startswith("FAIL storage write: ")
+    assert str(file) in line
+    assert "To fix: " in line
+
+
+def test_scheme_that_is_not_supported_fails(tmp_path: Path) -> None:
+    """Catches a traceback where the storage cannot even be opened."""
+    result = doctor("--storage=nosuch://host/state", "--output=json")
+
+    assert result.exit_code == 1
+    assert failed(result) == ["storage write"]
+
+
+def test_python_without_packages_fails_with_the_pip_line(tmp_path: Path) -> None:
+    """Catches a check of the command's own Python instead of the engines'."""
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = str(tmp_path / "bare" / "bin" / "python")
+
+    result = doctor(f"--python={python}", f"--storage={tmp_path}", "--output=json")
+
+    assert result.exit_code == 1
+    assert failed(result) == ["python"]
+    install = f"{python} -m pip install pyarrow numpy google-crc32c"
+    assert install in checks(result)["python"]["to_fix"]
+    assert checks(result)["engine"]["status"] == "skip"
+
+
+def test_python_that_is_not_there_fails(tmp_path: Path) -> None:
+    """Catches a traceback for a path with a typo."""
+    result = doctor("--backend=heap", "--output=json", PYSPARK_PYTHON=str(tmp_path / "python"))
+
+    assert result.exit_code == 1
+    assert failed(result) == ["python"]
+    assert "PYSPARK_PYTHON" in checks(result)["python"]["detail"]
+
+
+def test_missing_java_fails(tmp_path: Path) -> None:
+    """Catches a Java that is found where Spark would not look."""
+    result = doctor("--backend=heap", "--output=json", JAVA_HOME=None, PATH=str(tmp_path))
+
+    assert result.exit_code == 1
+    assert failed(result) == ["java"]
+    assert "found_by='PATH'" in checks(result)["java"]["detail"]
+
+
+def test_old_java_fails_with_its_version(stand_in: Any) -> None:
+    """Catches a Java that Spark refuses with a class file error."""
+    java = stand_in("bin/java", "echo 'openjdk version \"11.0.2\"' >&2")
+    home = str(Path(java).parents[1])
+
+    result = doctor("--backend=heap", "--output=json", JAVA_HOME=home)
+
+    assert failed(result) == ["java"]
+    assert "found_by='JAVA_HOME', version='11.0.2'" in checks(result)["java"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "problem"),
+    [
+        ({"io/statestore/version": "99.0.0"}, f"jar='99.0.0', package={__version__!r}"),
+        ({"other": ""}, "the file is no jar of the shim"),
+    ],
+)
+def test_wrong_jar_fails(tmp_path: Path, entries: dict[str, str], problem: str) -> None:
+    """Catches a jar whose engines would refuse every query."""
+    jar = tmp_path / "shim.jar"
+    with zipfile.ZipFile(jar, "w") as archive:
+        for name, text in entries.items():
+            archive.writestr(name, text)
+
+    result = doctor("--backend=heap", "--output=json", **{JAR_VARIABLE: str(jar)})
+
+    assert failed(result) == ["jar"]
+    assert problem in checks(result)["jar"]["detail"]
+    assert checks(result)["engine"]["status"] == "skip"
+
+
+def test_engine_that_dies_fails_with_its_last_words(stand_in: Any) -> None:
+    """Catches an engine that is taken for well because its packages are there."""
+    die = "case $* in *statestore.engine*) echo no loopback here >&2; exit 7;; esac"
+    python = stand_in("python", f'{die}\nexec {sys.executable} "$@"')
+
+    result = doctor("--backend=heap", "--output=json", f"--python={python}")
+
+    assert failed(result) == ["engine"]
+    assert "no loopback here" in checks(result)["engine"]["detail"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--backend=rocks"],
+        ["--conf=fsync.enabled"],
+        ["--conf=fsync.enable=true"],
+        ["--backend=heap", f"--storage={os.sep}"],
+    ],
+)
+def test_wrong_arguments_are_a_usage_error(arguments: list[str]) -> None:
+    """Catches a typo that a script would take for something to fix on the machine."""
+    assert doctor(*arguments).exit_code == 2

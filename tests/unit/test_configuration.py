@@ -1,0 +1,104 @@
+"""Configuring a session from Python says the same as the plain configuration lines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import statestore
+from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.core.options import PREFIX, spark_conf
+from statestore.spark.jar import JAR_VARIABLE
+
+
+@pytest.fixture
+def jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file that is found as the jar."""
+    path = tmp_path / "shim.jar"
+    path.touch()
+    monkeypatch.setenv(JAR_VARIABLE, str(path))
+    return str(path.resolve())
+
+
+def test_builder_has_jar_provider_and_options(jar: str) -> None:
+    """Catches an option that is dropped, or written as Spark does not read it."""
+    builder = SparkSession.builder
+
+    returned = statestore.configure(
+        builder,
+        backend="rocksdb",
+        fsync_enabled=False,
+        min_versions_to_retain=7,
+        **{"snapshot.maxChainLength": "8", "rocksdb.compression": "zstd"},
+    )
+
+    assert returned is builder
+    assert builder._options == {
+        "spark.jars": jar,
+        f"{PREFIX}providerClass": "io.statestore.RocksDBStateStoreProvider",
+        f"{PREFIX}fsync.enabled": "false",
+        "spark.sql.streaming.minBatchesToRetain": "7",
+        f"{PREFIX}snapshot.maxChainLength": "8",
+        f"{PREFIX}rocksdb.compression": "zstd",
+    }
+
+
+def test_jars_of_the_builder_stay_and_ours_comes_once(jar: str) -> None:
+    """Catches a program that loses its own jars, or gains one at every call."""
+    builder = SparkSession.builder.config("spark.jars", "mine.jar,hdfs://host/other.jar")
+
+    for _ in range(2):
+        builder = statestore.configure(builder)
+
+    assert builder._options["spark.jars"] == f"mine.jar,hdfs://host/other.jar,{jar}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backend": "rocks"}, r"backend='rocks', nearest='rocksdb'"),
+        ({"fsync_enable": True}, r"key='fsync_enable', nearest='fsync_enabled'"),
+        ({"fsync.enable": True}, r"key='fsync.enable', nearest='fsync.enabled'"),
+        ({"min_batches_to_retain": 5}, r"nearest='min_versions_to_retain'"),
+        ({"min_versions_to_retain": 0}, r"key='spark.sql.streaming.minBatchesToRetain', value=0"),
+        ({"snapshot_max_chain_length": 0}, r"stateStore.snapshot.maxChainLength', value=0"),
+    ],
+)
+def test_wrong_argument_is_refused_and_the_builder_stays(
+    jar: str, arguments: dict[str, object], message: str
+) -> None:
+    """Catches a typo that Spark would only report from the first batch, or not at all."""
+    builder = SparkSession.builder
+
+    with pytest.raises(InvalidArgumentError, match=message):
+        statestore.configure(builder, **arguments)
+
+    assert builder._options == {}
+
+
+def test_missing_jar_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Catches an application that starts without the provider's class."""
+    monkeypatch.setenv(JAR_VARIABLE, str(tmp_path / "missing.jar"))
+
+    with pytest.raises(NotFoundError, match=f"To fix: correct or unset {JAR_VARIABLE}"):
+        statestore.configure(SparkSession.builder)
+
+
+def test_options_by_full_key_mean_the_same() -> None:
+    """Catches a key that is taken in one spelling only."""
+    assert spark_conf({f"{PREFIX}s3.pathStyle": "TRUE"}) == spark_conf({"s3_path_style": True})
+
+
+def test_package_is_imported_without_pyspark() -> None:
+    """Catches an import that every engine and every command would pay for."""
+    command = "import sys, statestore; statestore.configure; print('pyspark' in sys.modules)"
+
+    found = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=True
+    )
+
+    assert found.stdout.strip() == "False"
