@@ -1,11 +1,12 @@
-"""W6: state beyond memory. Loads and updates millions of keys in a JVM and an engine of bounded memory.
+"""W6: state beyond memory, millions of keys in a JVM and an engine of bounded memory.
 
     $ python -m benchmarks.large_state [--keys 20000000] [--providers rocksdb-backend,rocksdb]
 
-Every provider has an application of its own (local[2], a heap of 2 GiB, a RocksDB budget of 512 MiB)
-and reads the same generated files: batches of `BATCH_KEYS` new keys with values of 100 random bytes,
-then batches that update random ones. A line is printed for every 2,000,000 keys: the median batch
-since the line before, and the resident memory of JVM and engines.
+Every provider has an application of its own (local[2], 2 GiB of heap, 512 MiB for RocksDB) and
+reads the same generated files: batches of new keys, then batches that update random ones. A value
+is a count and eleven sums of random numbers, about 100 bytes that do not compress. A line is
+printed for every 2,000,000 keys: the median batch since the line before, and the resident memory
+of JVM and engines.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.functions import count
-from pyspark.sql.functions import max as max_of
+from pyspark.sql.functions import sum as sum_of
 
 from benchmarks.sessions import start_session
 from benchmarks.soak import engines_of, resident_bytes
@@ -34,7 +35,8 @@ from benchmarks.workloads import STATE_STORE, Provider, find_provider
 BATCH_KEYS = 1_000_000
 UPDATE_BATCHES = 10
 UPDATED_KEYS = 100_000
-VALUE_BYTES = 100
+VALUE_COLUMNS = 11
+VALUES = [f"v{number}" for number in range(VALUE_COLUMNS)]
 REPORT_KEYS = 2_000_000
 PARTITIONS = 4
 GIB, MIB = 1 << 30, 1 << 20
@@ -88,15 +90,16 @@ def run(provider: Provider, num_keys: int) -> None:
     )  # fmt: skip
     work = Path(tempfile.mkdtemp(prefix="statestore-large-"))
     spark = start_session(bounded)
-    pid = spark._jvm.java.lang.ProcessHandle.current().pid()
+    jvm: Any = spark._jvm
+    pid = jvm.java.lang.ProcessHandle.current().pid()
     folder = work / "input"
     folder.mkdir()
     query = (
-        spark.readStream.schema("key long, value binary")
+        spark.readStream.schema(", ".join(f"{name} long" for name in ("key", *VALUES)))
         .option("maxFilesPerTrigger", 1)
         .parquet(str(folder))
         .groupBy("key")
-        .agg(count("*"), max_of("value"))
+        .agg(count("*"), *map(sum_of, VALUES))
         .writeStream.format("noop")
         .outputMode("update")
         .option("checkpointLocation", str(work / "checkpoint"))
@@ -105,7 +108,7 @@ def run(provider: Provider, num_keys: int) -> None:
     peaks = [0, 0]
     times: list[int] = []
     generator = np.random.default_rng(6)
-    say(f"{provider.title}: {num_keys:,} keys of {VALUE_BYTES} B values", "JVM MiB", "engine MiB")
+    say(f"{provider.title}: {num_keys:,} keys", "JVM MiB", "engine MiB")
     try:
         for number in range(num_keys // BATCH_KEYS + UPDATE_BATCHES):
             loaded = min((number + 1) * BATCH_KEYS, num_keys)
@@ -135,10 +138,8 @@ def run(provider: Provider, num_keys: int) -> None:
 
 def write_batch(path: Path, work: Path, keys: Any, generator: np.random.Generator) -> None:
     """Write the rows of a batch; the file appears whole."""
-    data = pa.py_buffer(generator.bytes(len(keys) * VALUE_BYTES))
-    values = pa.Array.from_buffers(pa.binary(VALUE_BYTES), len(keys), [None, data])
-    table = pa.table({"key": keys, "value": values.cast(pa.binary())})
-    pq.write_table(table, work / "partial", compression="none")
+    values = {name: generator.integers(-(1 << 62), 1 << 62, len(keys)) >> 8 for name in VALUES}
+    pq.write_table(pa.table({"key": keys, **values}), work / "partial", compression="none")
     (work / "partial").rename(path)
 
 

@@ -165,7 +165,7 @@ TABLE: tuple[Option, ...] = (
         "stores of the rocksdb backend together.",
     ),
     Option(
-        "rocksdb.blockCacheSizeMB", "rocksdb_block_cache_size_mb", "int", 8, scope="shim",
+        "rocksdb.blockCacheSizeMB", "rocksdb_block_cache_size_mb", "int", 128, scope="shim",
         unit="MiB", minimum=1,
         doc="Block cache of an executor's RocksDB readers, all stores together.",
     ),
@@ -323,7 +323,7 @@ class StateStoreOptions:
     rocksdb_merge_min_files: int = 8
     rocksdb_memory_bytes: int = 134217728
     rocksdb_row_cache_bytes: int = 134217728
-    rocksdb_block_cache_size_mb: int = 8
+    rocksdb_block_cache_size_mb: int = 128
     rocksdb_block_size_kb: int = 4
     rocksdb_compression: str = "lz4"
     rocksdb_compact_on_commit: bool = False

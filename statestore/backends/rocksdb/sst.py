@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 from rocksdict import (
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     DBCompressionType,
@@ -68,8 +69,12 @@ class Memory:
         made.create_if_missing(True)
         table = BlockBasedOptions()
         table.set_block_cache(self.cache)
+        # In pieces, so that a cache smaller than all filters still serves a lookup by reading blocks
+        # of the usual size.
+        table.set_index_type(BlockBasedIndexType.two_level_index_search())
+        table.set_partition_filters(True)
         table.set_cache_index_and_filter_blocks(True)
-        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        table.set_pin_top_level_index_and_filter(True)
         table.set_block_size(options.rocksdb_block_size_kb * 1024)
         table.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
         made.set_block_based_table_factory(table)
