@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.workloads import OURS
+from benchmarks.workloads import OUR_ROCKSDB, OURS
 
 
 class Results:
@@ -37,9 +37,9 @@ class Results:
         """
         return float(self._records[metric, provider][field])
 
-    def ratio(self, metric: str, other: str) -> float:
-        """Return ours divided by another provider's."""
-        return self.value(metric) / self.value(metric, other)
+    def ratio(self, metric: str, other: str, ours: str = OURS) -> float:
+        """Return a provider of ours divided by another one."""
+        return self.value(metric, ours) / self.value(metric, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,29 @@ FIGURES = (
     ),
     Figure("engine memory with a snapshot in flight / one version", 1.2, "x", _engine_memory),
     Figure("py4j calls a partition a batch", 1, "", _engine_calls),
+    *(
+        Figure(
+            f"rocksdb backend, {metric} / RocksDB + changelog",
+            limit,
+            "x",
+            lambda r, metric=metric: r.ratio(metric, "rocksdb-changelog", OUR_ROCKSDB),  # type: ignore[misc]
+        )
+        for metric, limit in (
+            ("W1 batch", 0.5),
+            ("W1 first batch", 0.5),
+            ("W1 commit", 0.6),
+            ("W3 start to first result", 0.5),
+        )
+    ),
+    *(
+        Figure(
+            f"heap backend, {metric} / filesystem",
+            1.1,
+            "x",
+            lambda r, metric=metric: r.value(metric, "heap") / r.value(metric),  # type: ignore[misc]
+        )
+        for metric in ("W1 batch", "W2-1M batch", "W2-10k batch")
+    ),
 )
 
 

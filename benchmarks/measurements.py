@@ -85,6 +85,8 @@ class Measurements:
                 work = Path(tempfile.mkdtemp(prefix="statestore-benchmark-"))
                 try:
                     for step in steps:
+                        if step == "restart" and not provider.is_durable:
+                            continue
                         self._run(step, workload, provider.id, work, runs[step][provider.id])
                 finally:
                     shutil.rmtree(work, ignore_errors=True)

@@ -23,6 +23,8 @@ COLOURS = {
     "rocksdb": "#c49c94",
     "rocksdb-changelog": "#e6a23c",
     "filesystem": "#2f6fb3",
+    "rocksdb-backend": "#8e63b0",
+    "heap": "#7fb3e0",
 }
 PANELS = (
     "W1 batch",

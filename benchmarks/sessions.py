@@ -12,7 +12,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from benchmarks.datasets import CACHE
-from benchmarks.workloads import OURS, STATE_STORE, Provider
+from benchmarks.workloads import STATE_STORE, Provider
 from statestore.core.errors import NotFoundError
 from statestore.spark.jar import find_jar
 from tools.scala import compile_scala
@@ -31,7 +31,7 @@ def start_session(provider: Provider, jars: tuple[Path, ...] = ()) -> SparkSessi
         NotFoundError: The provider is ours and its jar is not built.
     """
     all_jars = list(jars)
-    if provider.id == OURS:
+    if provider.is_ours:
         all_jars.append(find_jar())
     conf = {
         "spark.master": "local[2]",
@@ -54,7 +54,7 @@ def start_session(provider: Provider, jars: tuple[Path, ...] = ()) -> SparkSessi
 def is_available(provider: Provider) -> bool:
     """Return whether the provider can run here: Spark's always, ours when its jar is built."""
     try:
-        return provider.id != OURS or find_jar().exists()
+        return not provider.is_ours or find_jar().exists()
     except NotFoundError:
         return False
 

@@ -11,17 +11,24 @@ from dataclasses import dataclass
 STATE_STORE = "spark.sql.streaming.stateStore"
 SPARK_STATE = "org.apache.spark.sql.execution.streaming.state"
 OURS = "filesystem"
-"""Provider ID of this project's provider."""
+"""ID of the filesystem backend, which the figures without a name are about."""
+OUR_ROCKSDB = "rocksdb-backend"
+"""ID of the rocksdb backend; `rocksdb` is Spark's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A state store provider and the Spark settings that select it; all else is at its default."""
+    """A state store provider and the Spark settings that select it; all else is at its default.
+
+    `is_ours` says whether it needs the jar, `is_durable` whether its state outlives the driver.
+    """
 
     id: str
     title: str
     provider_class: str
     conf: tuple[tuple[str, str], ...] = ()
+    is_ours: bool = False
+    is_durable: bool = True
 
 
 PROVIDERS = (
@@ -33,7 +40,22 @@ PROVIDERS = (
         f"{SPARK_STATE}.RocksDBStateStoreProvider",
         ((f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled", "true"),),
     ),
-    Provider(OURS, "statestore", "io.statestore.FileSystemStateStoreProvider"),
+    Provider(OURS, "statestore", "io.statestore.FileSystemStateStoreProvider", is_ours=True),
+    Provider(
+        OUR_ROCKSDB,
+        "statestore rocksdb",
+        "io.statestore.RocksDBStateStoreProvider",
+        is_ours=True,
+    ),
+    Provider(
+        "heap",
+        "statestore heap",
+        "io.statestore.HeapStateStoreProvider",
+        # Its default is made for small states; the workloads' are not.
+        ((f"{STATE_STORE}.heap.maxStateBytes", str(1 << 30)),),
+        is_ours=True,
+        is_durable=False,
+    ),
 )
 
 

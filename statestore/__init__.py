@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from statestore.core.version import __version__
 
 if TYPE_CHECKING:
-    from statestore.backends.filesystem.batch import Batch
-    from statestore.backends.filesystem.store import Store, open_store
     from statestore.core.errors import StateStoreError
     from statestore.core.options import StateStoreOptions
     from statestore.spark.configuration import configure
+    from statestore.store.batch import Batch
+    from statestore.store.store import Store, open_store
 
 
 __all__ = [
@@ -31,9 +31,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Batch": "statestore.backends.filesystem.batch",
-    "Store": "statestore.backends.filesystem.store",
-    "open_store": "statestore.backends.filesystem.store",
+    "Batch": "statestore.store.batch",
+    "Store": "statestore.store.store",
+    "open_store": "statestore.store.store",
     "configure": "statestore.spark.configuration",
     "StateStoreError": "statestore.core.errors",
     "StateStoreOptions": "statestore.core.options",

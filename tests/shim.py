@@ -11,6 +11,8 @@ FAMILIES = [{"id": 0, "name": "default", "key_schema": "{}", "value_schema": "{}
 class Shim:
     """Makes the shim's calls for one store; holds what a provider would hold."""
 
+    backend = "filesystem"
+
     def __init__(self, directory, checkpoint_format=1, partition=0, root=None, run="", **options):
         self.directory = directory
         self.store = {
@@ -36,7 +38,7 @@ class Shim:
         length = write_stream(path, rows, G)
         return {
             "store": self.store,
-            "backend": "filesystem",
+            "backend": self.backend,
             "version": version,
             "parent": self.parent,
             "checkpoint_id": f"{version:032x}",
@@ -73,7 +75,7 @@ class Shim:
         known = self.parent["checkpoint_id"] if self.parent and self.format == 2 else None
         return {
             "store": self.store,
-            "backend": "filesystem",
+            "backend": self.backend,
             "version": version,
             "checkpoint_id": known,
             "num_partitions": 1,

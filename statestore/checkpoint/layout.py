@@ -7,7 +7,7 @@
   <version>_<checkpoint ID>.delta.<body>       delta, checkpoint format v2
   <version>_<checkpoint ID>.snapshot.<body>    snapshot
   <version>_<checkpoint ID>.merged.sst         what some deltas up to a version do together
-  .tmp-<id>                                    being written
+  .tmp-<id>, .<name>.<id>.tmp                  being written, the latter through Hadoop
   heap-backend                                 alone: the state is in the driver's memory
 
 The body is how rows are kept: `arrows`, an Arrow stream (heap, filesystem), or `sst` (rocksdb).
@@ -136,8 +136,11 @@ def parse_state_file_name(name: str) -> StateFileName | None:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a file is one being written, or left behind by a writer that died."""
-    return name.startswith(TEMPORARY_PREFIX)
+    """Return whether a file is one being written, or left behind by a writer that died.
+
+    Hadoop's are Spark's own temporary files, `.<name>.<id>.tmp`.
+    """
+    return name.startswith(TEMPORARY_PREFIX) or (name.startswith(".") and name.endswith(".tmp"))
 
 
 def other_provider(names: list[str]) -> tuple[str, str] | None:

@@ -272,11 +272,35 @@ TABLE: tuple[Option, ...] = (
         doc="How long to wait for a connection, and for the next bytes of an answer.",
     ),
     Option(
-        "s3.cacheBytes", "s3_cache_bytes", "long", 1073741824, scope="engine",
+        "fetch.cacheBytes", "fetch_cache_bytes", "long", 1073741824, scope="engine",
         unit="bytes", minimum=0,
         doc="Files fetched by an engine that stay on the local disk for the next restore.",
     ),
 )  # fmt: skip
+
+IGNORED: tuple[tuple[str, str], ...] = (
+    ("rocksdb.trackTotalNumberOfRows", "rows are always counted, exactly and at no cost"),
+    ("rocksdb.writeBufferSizeMB", "rows are ingested as files and pass through no write buffer"),
+    ("rocksdb.maxWriteBufferNumber", "rows are ingested as files and pass through no write buffer"),
+    ("rocksdb.changelogCheckpointing.enabled", "rocksdb.incremental says it"),
+    ("rocksdb.maxOpenFiles", "readers keep the files of their version open"),
+    ("rocksdb.boundedMemoryUsage", "memory is always bounded: rocksdb.memoryBytes"),
+    ("rocksdb.maxMemoryUsageMB", "memory is always bounded: rocksdb.memoryBytes"),
+    ("rocksdb.writeBufferCacheRatio", "memory is always bounded: rocksdb.memoryBytes"),
+    ("rocksdb.highPriorityPoolRatio", "memory is always bounded: rocksdb.memoryBytes"),
+    ("rocksdb.memoryUpdateIntervalMs", "memory is always bounded: rocksdb.memoryBytes"),
+    ("rocksdb.lockAcquireTimeoutMs", "no instance is locked between tasks"),
+    ("rocksdb.resetStatsOnLoad", "metrics are counted for each batch"),
+    ("rocksdb.formatVersion", "the format of an SST is the engine's"),
+    ("rocksdb.allowFAllocate", "files are ingested whole"),
+    ("rocksdb.mergeOperatorVersion", "values are put together before they are written"),
+    ("rocksdb.fileChecksumEnabled", "every file is always checked"),
+    ("rocksdb.checkpointFileChecksumEnabled", "every file is always checked"),
+    ("rocksdb.fileChecksumThreadPoolSize", "every file is always checked"),
+    ("rocksdb.verifyNonEmptyFilesInZip", "there are no zip files"),
+    ("rocksdb.checkStaleReusedFilesInSnapshot", "files are named by version and never reused"),
+)
+"""Options of Spark's RocksDB provider that the rocksdb backend does not follow, and why."""
 
 BY_KEY: dict[str, Option] = {option.key: option for option in TABLE}
 
@@ -322,7 +346,7 @@ class StateStoreOptions:
     s3_session_token: str = field(default="", repr=False)
     s3_max_attempts: int = 8
     s3_timeout_ms: int = 30000
-    s3_cache_bytes: int = 1073741824
+    fetch_cache_bytes: int = 1073741824
     min_versions_to_retain: int = 100
 
     def __post_init__(self) -> None:
@@ -409,7 +433,7 @@ def _unknown(name: str, known: list[str]) -> InvalidArgumentError:
 
 
 def table_json() -> str:
-    """Return the table as a JSON array, one object an option."""
+    """Return the table as a JSON array, one object an option, those ignored at the end."""
     rows = [
         {
             "key": option.full_key,
@@ -427,7 +451,8 @@ def table_json() -> str:
         }
         for option in TABLE
     ]
-    return json.dumps(rows, indent=2)
+    ignored = [{"key": PREFIX + key, "type": "ignored", "doc": reason} for key, reason in IGNORED]
+    return json.dumps([*rows, *ignored], indent=2)
 
 
 def table_markdown() -> str:
@@ -449,6 +474,16 @@ def table_markdown() -> str:
             f"| {option.describe_range()} | {option.doc}{fixed} | {option.since} |"
         )
     lines += [
+        "",
+        "## Options of Spark's RocksDB provider",
+        "",
+        "The rocksdb backend follows those that mean the same: `rocksdb.blockCacheSizeMB`,",
+        "`rocksdb.blockSizeKB`, `rocksdb.compression` and `rocksdb.compactOnCommit`, above. The",
+        "following are ignored with a warning; any other key under `rocksdb.` is refused.",
+        "",
+        "| key | why it is ignored |",
+        "|---|---|",
+        *(f"| `{key}` | {reason} |" for key, reason in IGNORED),
         "",
         "Spark's own `spark.sql.streaming.minBatchesToRetain` (default 100) says how many of the",
         "newest versions stay loadable;",

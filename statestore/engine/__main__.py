@@ -17,7 +17,7 @@ from py4j.clientserver import (
 from py4j.java_gateway import server_started
 
 from statestore.core.errors import ProtocolError
-from statestore.engine.process import run_process
+from statestore.engine.process import Handshake, run_process
 from statestore.engine.service import EngineService
 
 _START_TIMEOUT_S = 30.0
@@ -38,8 +38,9 @@ class _Gateway(ClientServer):  # type: ignore[misc]
         )
 
 
-def serve(token: str, scratch_directory: str) -> int:
+def serve(handshake: Handshake) -> int:
     """Accept calls on a loopback port in the background; return the port once it listens."""
+    token = handshake.token
     started = threading.Event()
     server_started.connect(lambda **_: started.set())
     gateway = _Gateway(
@@ -47,7 +48,7 @@ def serve(token: str, scratch_directory: str) -> int:
         python_parameters=PythonParameters(
             port=0, auth_token=token, daemonize=True, daemonize_connections=True
         ),
-        python_server_entry_point=EngineService(scratch_directory),
+        python_server_entry_point=EngineService(handshake.scratch, hadoop=handshake.files),
     )
     # The port is bound before the server listens; a connection between the two would be refused.
     if not started.wait(_START_TIMEOUT_S):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from statestore.engine.process import run_process
+from statestore.engine.process import Handshake, run_process
 from statestore.io.driver_memory import MemoryServer
 from statestore.io.memory import MemoryFileIO
 
@@ -18,9 +18,9 @@ _servers: list[MemoryServer] = []
 """Keeps the server alive while the main thread waits."""
 
 
-def serve(token: str, scratch_directory: str) -> int:
+def serve(handshake: Handshake) -> int:
     """Serve an empty memory on any free port of the address; return the port."""
-    server = MemoryServer(sys.argv[1], token, MemoryFileIO(scratch_directory))
+    server = MemoryServer(sys.argv[1], handshake.token, MemoryFileIO(handshake.scratch))
     _servers.append(server)
     return server.port
 

@@ -12,6 +12,7 @@ import platform
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -21,15 +22,28 @@ from statestore.core.errors import ProtocolError, StateStoreError
 from statestore.core.version import __version__
 from statestore.engine import PROTOCOL_VERSION
 from statestore.engine.scratch import ScratchDirectory
+from statestore.engine.shim_files import ShimFiles
 
 EXIT_REFUSED = 3
 
 
-def read_handshake(stdin: BinaryIO) -> tuple[str, str]:
-    """Read the shim's two lines and check them.
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """What the shim tells a process that it starts.
 
-    Returns:
-        Authentication token and scratch directory.
+    Attributes:
+        token: What callers will show.
+        scratch: Scratch directory.
+        files: Where the shim serves Hadoop's file systems, None where it does not.
+    """
+
+    token: str
+    scratch: str
+    files: ShimFiles | None
+
+
+def read_handshake(stdin: BinaryIO) -> Handshake:
+    """Read the shim's two lines and check them.
 
     Raises:
         ProtocolError: A line is missing, or the shim's version or protocol is another one.
@@ -41,6 +55,8 @@ def read_handshake(stdin: BinaryIO) -> tuple[str, str]:
         version, protocol, scratch = (
             handshake[name] for name in ("version", "protocol", "scratch")
         )
+        offer = handshake.get("files")
+        files = ShimFiles(offer["port"], offer["token"]) if offer else None
     except (ValueError, KeyError, TypeError) as error:
         raise ProtocolError(
             "the engine was started without a handshake",
@@ -63,15 +79,14 @@ def read_handshake(stdin: BinaryIO) -> tuple[str, str]:
             to_fix="set spark.jars to what `statestore jar` of this Python prints, or "
             "spark.sql.streaming.stateStore.engine.package to embedded",
         )
-    return token, scratch
+    return Handshake(token, scratch, files)
 
 
-def run_process(serve: Callable[[str, str], int]) -> int:
+def run_process(serve: Callable[[Handshake], int]) -> int:
     """Run a service until stdin ends; never returns in that case.
 
     Args:
-        serve: Starts the service in the background, given the token that its callers will show
-            and the scratch directory; returns the port on which it listens by then.
+        serve: Starts the service in the background; returns the port on which it listens by then.
 
     Returns:
         The exit code of a process that was refused.
@@ -82,9 +97,9 @@ def run_process(serve: Callable[[str, str], int]) -> int:
     os.dup2(2, 1)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        token, scratch_path = read_handshake(sys.stdin.buffer)
-        scratch = ScratchDirectory(scratch_path)
-        port = serve(token, scratch_path)
+        handshake = read_handshake(sys.stdin.buffer)
+        scratch = ScratchDirectory(handshake.scratch)
+        port = serve(handshake)
     except (StateStoreError, OSError, pa.ArrowException) as error:
         refusal = (
             error.to_json()

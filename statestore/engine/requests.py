@@ -20,6 +20,7 @@ class Request:
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields
+        self._options: StateStoreOptions | None = None
 
     def get(self, name: str, kind: type[T]) -> T:
         """Return a field that must be there.
@@ -57,7 +58,9 @@ class Request:
         Raises:
             InvalidArgumentError: One does not exist or is out of range.
         """
-        return StateStoreOptions.from_fields(self.get_or("options", dict, {}))
+        if self._options is None:
+            self._options = StateStoreOptions.from_fields(self.get_or("options", dict, {}))
+        return self._options
 
     def store_name(self) -> StoreName:
         """Return the store of the call, without its root."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from statestore.codec.state_file import StateFile
     from statestore.codec.trailer import ColumnFamily
     from statestore.io.file_io import FileIO
+    from statestore.io.hadoop import HadoopFiles
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +49,20 @@ class EngineService:
 
     Args:
         scratch_directory: Where snapshots are written before they are published.
-        io: The storage; the local disk when None.
+        io: The storage in the local disk's place; the local disk when None.
         clock: Source of time; the machine's when None.
+        hadoop: File systems that only the shim can open; none when None.
     """
 
     def __init__(
-        self, scratch_directory: str, io: FileIO | None = None, clock: Clock | None = None
+        self,
+        scratch_directory: str,
+        io: FileIO | None = None,
+        clock: Clock | None = None,
+        hadoop: HadoopFiles | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
-        self._storages = Storages(scratch_directory, self._clock, io)
+        self._storages = Storages(scratch_directory, self._clock, io, hadoop)
         self._scratch_directory = scratch_directory
         self._pool = snapshot_pool()
         self._lock = threading.Lock()
@@ -235,10 +241,18 @@ class EngineService:
             "lineage": published.trailer.lineage,
             "size": published.ref.size,
             **asdict(times),
+            "version_bytes": published.ref.size + sum(ref.size for ref in published.trailer.files),
+            "rss_share_bytes": self._rss_share_bytes(),
             "requests": self._requests(session),
             "snapshot": _snapshot(snapshot),
             "view": session.versions.view(published.trailer.version_ref),
         }
+
+    def _rss_share_bytes(self) -> int:
+        """Return this process's resident memory by the stores it serves: their sum is the whole."""
+        with self._lock:
+            num_stores = len(self._sessions)
+        return _rss_bytes() // num_stores
 
     def _maintain(self, request: Request) -> Reply:
         session = self._session(request)

@@ -13,6 +13,7 @@ from statestore.checkpoint.layout import FileBody, StoreLocation, placeholder_pa
 from statestore.checkpoint.placement import Placement, make_placement, read_placement
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, ProtocolError
 from statestore.io.counting import CountingFileIO, RequestCounts
+from statestore.io.hadoop import HadoopFileIO, split_hadoop_uri
 from statestore.io.local import LocalFileIO
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_s3, resolve_path, scheme_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from statestore.core.options import StateStoreOptions
     from statestore.engine.requests import Request
     from statestore.io.file_io import FileIO
+    from statestore.io.hadoop import HadoopFiles
     from statestore.io.memory_address import MemoryAddress
 
 _NUM_REMEMBERED = 256
@@ -43,16 +45,25 @@ class Storages:
         scratch_directory: Local directory; files fetched from remote storage go below it.
         clock: Source of time.
         io: The storage in the local disk's place, for tests; the local disk when None.
+        hadoop: File systems of all other schemes; those are refused when None.
     """
 
-    def __init__(self, scratch_directory: str, clock: Clock, io: FileIO | None = None) -> None:
+    def __init__(
+        self,
+        scratch_directory: str,
+        clock: Clock,
+        io: FileIO | None = None,
+        hadoop: HadoopFiles | None = None,
+    ) -> None:
         self._cache_directory = f"{scratch_directory}/fetched-{os.getpid()}"
         self.requests = RequestCounts()
         """Requests made to all of them."""
         self._local = io or LocalFileIO(clock=clock)
         self._lock = threading.Lock()
+        self._hadoop = hadoop
         self._memory: tuple[MemoryAddress, FileIO] | None = None
         self._s3: dict[S3Settings, FileIO] = {}
+        self._hadoop_ios: dict[tuple[str, str], FileIO] = {}
         self._checkpoints: dict[tuple[str, str], _Checkpoint] = {}
         self._locations: dict[StoreLocation, StoreLocation] = {}
         self._counts: dict[StoreLocation, RequestCounts] = {}
@@ -72,16 +83,16 @@ class Storages:
         home = self._home(request, options)
         if _is_in_memory(request):
             return self._locate_in_memory(request, home)
-        placement = self._placement(request, home).placement
+        placement = self._placement(request, home, options).placement
         if placement is None:
             # Version 0 is nowhere yet: the first commit decides where the state will be.
             if options.checkpoint_storage:
-                self._open(options.checkpoint_storage, options)
+                self._open(options.checkpoint_storage, request, options)
                 if request.get_or("version", int, 0) > 0:
                     raise _is_at_home(home, options)
             return home
         _check_same(placement, home, options)
-        io, path = self._open(placement.storage, options)
+        io, path = self._open(placement.storage, request, options)
         return self._counted(replace(home, io=io, root=f"{path}/{placement.id}"))
 
     def home(self, request: Request) -> StoreLocation:
@@ -101,14 +112,14 @@ class Storages:
             return
         options = request.options()
         home = self._home(request, options)
-        checkpoint = self._placement(request, home)
+        checkpoint = self._placement(request, home, options)
         with checkpoint.lock:
             if checkpoint.placement is None:
                 if not options.checkpoint_storage:
                     return
                 if request.get("version", int) > 1:
                     raise _is_at_home(home, options)
-                io, path = self._open(options.checkpoint_storage, options)
+                io, path = self._open(options.checkpoint_storage, request, options)
                 checkpoint.placement = make_placement(
                     home, io, path, options.checkpoint_storage, sync=options.fsync_enabled
                 )
@@ -123,7 +134,7 @@ class Storages:
 
     def _home(self, request: Request, options: StateStoreOptions) -> StoreLocation:
         # Spark hands its providers what Hadoop's Path.toString returns, which is not encoded.
-        io, root = self._open(request.root(), options, is_encoded=False)
+        io, root = self._open(request.root(), request, options, is_encoded=False)
         body: FileBody = "sst" if request.get_or("backend", str, "") == "rocksdb" else "arrows"
         return self._counted(StoreLocation(io, root, request.store_name(), body))
 
@@ -154,7 +165,9 @@ class Storages:
             io = self._memory[1]
         return self._counted(StoreLocation(io, home.root, home.store))
 
-    def _placement(self, request: Request, home: StoreLocation) -> _Checkpoint:
+    def _placement(
+        self, request: Request, home: StoreLocation, options: StateStoreOptions
+    ) -> _Checkpoint:
         """Return what is known of the checkpoint's placement, after reading it if need be."""
         key = request.root(), request.run()
         checkpoint = _Checkpoint()
@@ -166,24 +179,41 @@ class Storages:
                 while len(self._checkpoints) > _NUM_REMEMBERED:
                     del self._checkpoints[next(iter(self._checkpoints))]
         with checkpoint.lock:
-            if not checkpoint.is_read:
+            # Where there is none but shall be one, another executor may have made it meanwhile.
+            is_awaited = checkpoint.placement is None and bool(options.checkpoint_storage)
+            if is_awaited or not checkpoint.is_read:
                 checkpoint.placement = read_placement(home.io, home.root)
                 checkpoint.is_read = True
         return checkpoint
 
     def _open(
-        self, uri: str, options: StateStoreOptions, *, is_encoded: bool = True
+        self, uri: str, request: Request, options: StateStoreOptions, *, is_encoded: bool = True
     ) -> tuple[FileIO, str]:
-        path = resolve_path(uri, is_encoded=is_encoded)
-        if scheme_of(uri) != "s3":
-            return self._local, path
-        settings = S3Settings.from_options(options)
+        scheme = scheme_of(uri)
+        if scheme == "s3":
+            return self._open_s3(S3Settings.from_options(options)), resolve_path(uri)
+        if scheme == "file" or self._hadoop is None:
+            return self._local, resolve_path(uri, is_encoded=is_encoded)
+        file_system, path = split_hadoop_uri(uri)
+        with self._lock:
+            key = file_system, request.root()
+            if key not in self._hadoop_ios:
+                directory = self._new_cache_directory()
+                self._hadoop_ios[key] = HadoopFileIO(
+                    self._hadoop, *key, directory, options.fetch_cache_bytes
+                )
+            return self._hadoop_ios[key], path
+
+    def _open_s3(self, settings: S3Settings) -> FileIO:
         with self._lock:
             if settings not in self._s3:
-                directory = f"{self._cache_directory}-{len(self._s3)}"
-                Path(directory).mkdir(parents=True, exist_ok=True)
-                self._s3[settings] = open_s3(directory, settings)
-            return self._s3[settings], path
+                self._s3[settings] = open_s3(self._new_cache_directory(), settings)
+            return self._s3[settings]
+
+    def _new_cache_directory(self) -> str:
+        directory = f"{self._cache_directory}-{len(self._s3) + len(self._hadoop_ios)}"
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        return directory
 
     def _counted(self, location: StoreLocation) -> StoreLocation:
         with self._lock:
@@ -230,4 +260,5 @@ def _check_same(placement: Placement, home: StoreLocation, options: StateStoreOp
 
 
 def _identity(uri: str) -> tuple[str, str]:
-    return scheme_of(uri), resolve_path(uri)
+    scheme = scheme_of(uri)
+    return (scheme, resolve_path(uri)) if scheme in ("file", "s3") else split_hadoop_uri(uri)

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,13 +36,14 @@ class FetchCache:
         self._sizes: OrderedDict[str, int] = OrderedDict()
         self._held: weakref.WeakValueDictionary[str, FetchedPath] = weakref.WeakValueDictionary()
 
-    def get(self, name: str, size: int, write: Callable[[BinaryIO], None]) -> str:
+    def get(self, name: str, size: int, write: Callable[[str], None]) -> str:
         """Return the local copy of a file, made when there is none.
 
         Args:
             name: File name that no other content ever has.
             size: Bytes of the file.
-            write: Writes its bytes; called without a lock, and by two threads at worst.
+            write: Writes its bytes to a local path; called without a lock, and by two threads at
+                worst.
 
         Returns:
             A FetchedPath: hold it until the file is open.
@@ -55,8 +56,8 @@ class FetchCache:
             return known
         descriptor, temporary = tempfile.mkstemp(dir=self._directory)
         try:
-            with open(descriptor, "wb") as file:
-                write(file)
+            os.close(descriptor)
+            write(temporary)
             return self._add(name, size, temporary)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)

@@ -40,11 +40,11 @@ def resolve_local_path(uri: str, *, is_encoded: bool = True) -> str:
     scheme = uri.split(":", 1)[0] if ":" in uri.split("/", 1)[0] else ""
     if scheme not in ("", "file"):
         raise InvalidArgumentError(
-            "storage of this scheme is not supported yet",
+            "storage of this scheme cannot be opened here",
             kind="unsupported-scheme",
             uri=uri,
             scheme=scheme,
-            to_fix="put the checkpoint on a local or mounted file system (file:/path)",
+            to_fix="give a path, or a file: or s3: URI; other schemes are opened in Spark only",
         )
     path = uri
     if scheme:

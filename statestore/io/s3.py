@@ -134,9 +134,10 @@ class S3FileIO:
             last = min(offset + PART_BYTES, size) - 1
             return self._read(path, f"bytes={offset}-{last}", IfMatch=etag)[0]
 
-        def write(file: BinaryIO) -> None:
-            file.write(first)
-            file.writelines(self._in_parallel(part, range(len(first), size, PART_BYTES)))
+        def write(local_path: str) -> None:
+            with open(local_path, "wb") as file:
+                file.write(first)
+                file.writelines(self._in_parallel(part, range(len(first), size, PART_BYTES)))
 
         with named_errors("fetch a file", path):
             return self._cache.get(name, size, write)

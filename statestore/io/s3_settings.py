@@ -64,7 +64,7 @@ class S3Settings:
             session_token=options.s3_session_token,
             max_attempts=options.s3_max_attempts,
             timeout_s=options.s3_timeout_ms / 1000,
-            cache_bytes=options.s3_cache_bytes,
+            cache_bytes=options.fetch_cache_bytes,
         )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import statestore
-from statestore.backends.filesystem.store import Store
+from statestore.codec.sealed_file import SealedFile
 from statestore.core.clock import ManualClock
 from statestore.core.ids import RandomIds
 from statestore.core.options import StateStoreOptions
@@ -15,6 +15,7 @@ from statestore.io.file_io import FileIO
 from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
 from statestore.io.s3 import S3FileIO
+from statestore.store.store import Store
 from statestore.testing.engine_process import CheckpointMemory
 
 
@@ -25,6 +26,7 @@ class StoreBench:
     io: FileIO
     root: str
     clock: ManualClock
+    backend: str = "filesystem"
     checkpoint_format: int = 1
     opened: list[Store] = field(default_factory=list)
 
@@ -42,6 +44,7 @@ class StoreBench:
             version=version,
             checkpoint_id=checkpoint_id,
             checkpoint_format=self.checkpoint_format,
+            backend=self.backend,
             options=StateStoreOptions(**options),
             io=self.io,
             ids=RandomIds(),
@@ -50,6 +53,14 @@ class StoreBench:
         )
         self.opened.append(store)
         return store
+
+    def files_before(self, store):
+        """Kinds of the files that must be applied before the delta of the store's version."""
+        checkpoint_id = store.checkpoint_id if self.checkpoint_format == 2 else ""
+        stem = f"{store.version}_{checkpoint_id}".rstrip("_")
+        (name,) = (name for name in self.file_names() if name.startswith(f"{stem}.delta."))
+        trailer = SealedFile(self.io.fetch(f"{self.directory}/{name}")).trailer
+        return [ref.kind for ref in trailer.files]
 
     def file_names(self):
         """Names of the store's files."""
@@ -63,7 +74,16 @@ def driver_memory(tmp_path_factory):
         yield memory
 
 
-@pytest.fixture(params=["filesystem-local", "filesystem-memory", "filesystem-s3", "heap-driver"])
+@pytest.fixture(
+    params=[
+        "filesystem-local",
+        "filesystem-memory",
+        "filesystem-s3",
+        "heap-driver",
+        "rocksdb-local",
+        "rocksdb-s3",
+    ]
+)
 def bench(request, tmp_path):
     """A checkpoint of the backend and storage the test runs on."""
     clock = ManualClock()
@@ -80,7 +100,8 @@ def bench(request, tmp_path):
     else:
         io = S3FileIO(str(cache), request.getfixturevalue("s3_server").settings())
         root = f"/{request.getfixturevalue('bucket')}/checkpoint"
-    found = StoreBench(io, root, clock)
+    backend = "rocksdb" if request.param.startswith("rocksdb") else "filesystem"
+    found = StoreBench(io, root, clock, backend)
     yield found
     for store in found.opened:
         store.close()

@@ -166,6 +166,16 @@ def test_engines_agree_on_one_directory(make_shim, tmp_path):
         assert fresh.call("load", **{**shim.load(), "options": shim.options})["num_keys"] == 1
 
 
+def test_executor_learns_where_another_put_the_state(make_shim):
+    """Catches an executor that looked before the first commit and never again."""
+    shim = make_shim()
+    early, other = Engine(shim.scratch), Engine(shim.scratch)
+    early.call("load", **shim.load(0))
+    commit_all(other, shim, 1)
+
+    assert early.call("load", **shim.load())["num_keys"] == 1
+
+
 @pytest.mark.parametrize("damage", [b"", b"[]", b'{"format_version": 1}', b'{"format_version": 9,'
     b' "storage": "s3://b", "id": "x"}'])  # fmt: skip
 def test_damaged_placement_is_named(make_shim, tmp_path, damage):
@@ -306,6 +316,24 @@ def test_commit_survives_a_fault_of_the_server(make_shim, s3_server, fault):
 
 
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)
+def test_server_that_does_not_answer_is_an_error(make_shim, s3_server):
+    """Catches a call that waits without end, and a commit that cannot be repeated after it."""
+    shim = make_shim()
+    engine = Engine(shim.scratch)
+    commit_all(engine, shim, 1)
+    call = shim.request(rows(2))
+    impatient = {**call["options"], "s3_timeout_ms": 100, "s3_max_attempts": 1}
+    s3_server.delay_s = 1.0
+
+    error = error_of(engine.request("commit", **{**call, "options": impatient}))
+    s3_server.delay_s = 0.0
+    shim.committed(call, engine.call("commit", **call))
+
+    assert (error["class"], error["kind"]) == ("StorageError", "storage")
+    assert engine.call("load", **shim.load())["num_keys"] == 2
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
 def test_load_survives_truncated_bodies(make_shim, s3_server):
     """Catches half a file handed to the shim."""
     shim = make_shim()
@@ -334,7 +362,7 @@ def test_throttling_without_end_is_an_error(make_shim, s3_server):
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)
 def test_files_of_a_load_stay_until_they_are_read(make_shim, tmp_path):
     """Catches a cache that deletes what the shim has not opened yet, or that only grows."""
-    shims = [make_shim(s3_cache_bytes=0) for _ in range(4)]
+    shims = [make_shim(fetch_cache_bytes=0) for _ in range(4)]
     engine = Engine(shims[0].scratch)
     for partition, shim in enumerate(shims):
         shim.store["partition"] = partition

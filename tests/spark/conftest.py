@@ -15,18 +15,20 @@ from pyspark.sql import SparkSession
 from statestore.spark.jar import find_jar
 
 from .application import start_application
-from .harness import FILESYSTEM, HDFS, ROCKSDB, ROCKSDB_BACKEND, Lane, Query
+from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB, ROCKSDB_BACKEND, Lane, Query
 from .helper_jar import compile_test_jar
 from .job_process import Job
 
 # STATESTORE_LANE_PROVIDER runs the whole lane on another provider; a built-in one checks the lane.
 PROVIDER = {
     "filesystem": FILESYSTEM,
+    "heap": HEAP,
     "rocksdb": ROCKSDB_BACKEND,
     "spark-rocksdb": ROCKSDB,
     "spark-hdfs": HDFS,
 }[os.environ.get("STATESTORE_LANE_PROVIDER", "filesystem")]
 OURS = PROVIDER.startswith("io.statestore.")
+BODY = "sst" if PROVIDER == ROCKSDB_BACKEND else "arrows"
 IGNORED_WARNINGS = [
     # py4j leaves its sockets to the garbage collector.
     ":ResourceWarning",
@@ -34,6 +36,10 @@ IGNORED_WARNINGS = [
     "PySpark does not yet fully support pandas:FutureWarning",
 ]
 MakeLane = Callable[..., Lane]
+state_on_heap = pytest.mark.skipif(
+    PROVIDER == ROCKSDB_BACKEND,
+    reason="the rocksdb backend keeps state on local disk, where a restarted query finds it",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

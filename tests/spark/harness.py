@@ -25,6 +25,7 @@ HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvi
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 FILESYSTEM = "io.statestore.FileSystemStateStoreProvider"
 ROCKSDB_BACKEND = "io.statestore.RocksDBStateStoreProvider"
+HEAP = "io.statestore.HeapStateStoreProvider"
 NUM_PARTITIONS = 3
 RUN_TIMEOUT_S = 90
 

@@ -16,16 +16,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from .application import start_application
-from .harness import STATE_STORE, Lane, Query
-from .processes import descendants, engines, executors, scratch_directories
+from .harness import HEAP, STATE_STORE, Lane, Query
+from .processes import (
+    checkpoint_memories,
+    command_and_environment,
+    descendants,
+    engines,
+    executors,
+    scratch_directories,
+)
 from .queries import AGGREGATION, JOIN, WATERMARK_DEDUP, one_input
 
 FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 KILL_DELAY_S = 0.15
+SHORT = replace(AGGREGATION, name="short", plan=one_input(4))
 ENDLESS = replace(AGGREGATION, name="endless", plan=one_input(300))
 
 
@@ -58,6 +67,37 @@ def cluster(root: Path, jars: list[Path], provider: str) -> dict[str, Any]:
     }
 
 
+def heap_cluster(root: Path, jars: list[Path]) -> dict[str, Any]:
+    """Run a query over the heap backend on two executors; kill an engine, then an executor."""
+    session = start_application(root, jars, "local-cluster[2,1,1024]")
+    lane = _lane(session, root, SHORT, HEAP)
+    killed = [
+        _kill_before(lane, 1, engines, during=True),
+        _kill_before(lane, 2, executors, during=False),
+    ]
+    for batches in lane.query.plan:
+        lane.run(*batches)
+    state = session.read.format("statestore").load(str(lane.checkpoint)).count()
+    address = session._jvm.io.statestore.engine.CheckpointMemory.address("embedded")
+    token = address.get("token").asText()
+    pids = descendants(os.getpid())
+    memories = checkpoint_memories(pids)
+    shown = [pid for pid in pids if token.encode() in command_and_environment(pid)]
+    session.stop()
+    left = descendants(os.getpid())
+    logs = [root / "spark.log", *(Path(pyspark.__file__).parent / "work").glob("app-*/*/std*")]
+    return {
+        "batches": lane.batches,
+        "killed": killed,
+        "state_rows": state,
+        "memories": memories,
+        "token_in_processes": shown,
+        "token_in_logs": [str(path) for path in logs if token in path.read_text()],
+        "left": [*engines(left), *checkpoint_memories(left)],
+        "scratch_left": [str(path) for path in scratch_directories(root)],
+    }
+
+
 def endless(root: Path, jars: list[Path], provider: str, master: str) -> dict[str, Any]:
     """Run a query of many batches, to be killed; `progress` holds the last batch's ID."""
     session = start_application(root, jars, master)
@@ -79,6 +119,26 @@ def resume(root: Path, jars: list[Path], provider: str) -> dict[str, Any]:
     scratch = [str(path) for path in scratch_directories(root)]
     session.stop()
     return {"batches": lane.batches, "scratch": scratch}
+
+
+def resume_lost(root: Path, jars: list[Path]) -> dict[str, Any]:
+    """Restart the endless query without the driver that held its state, twice; feed little."""
+    processed = int((root / "progress").read_text())
+    for path in (root / ENDLESS.name / "input" / "events").iterdir():
+        if int(path.stem) > processed + 3:
+            path.unlink()
+    session = start_application(root, jars)
+    lane = _lane(session, root, ENDLESS, HEAP)
+    try:
+        lane.run()
+        error = ""
+    except StreamingQueryException as refused:
+        error = str(refused)
+    lane.conf[f"{STATE_STORE}.heap.onDriverLoss"] = "empty"
+    before = dict(lane.batches)
+    lane.run()
+    session.stop()
+    return {"error": error, "batches_before": before, "batches": lane.batches}
 
 
 def interpreters(
@@ -141,8 +201,9 @@ def main(name: str, text: str) -> None:
     arguments = json.loads(text)
     root = Path(arguments.pop("root"))
     jars = [Path(jar) for jar in arguments.pop("jars")]
-    jobs = {"cluster": cluster, "endless": endless, "resume": resume, "interpreters": interpreters}
-    report = jobs[name](root, jars, **arguments)  # type: ignore[operator]
+    known = (cluster, heap_cluster, endless, resume, resume_lost, interpreters)
+    jobs: dict[str, Any] = {job.__name__: job for job in known}
+    report = jobs[name](root, jars, **arguments)
     (root / "report.json").write_text(json.dumps(report))
 
 

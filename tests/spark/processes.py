@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-ENGINE = ("-m", "statestore.engine")
+ENGINE = "statestore.engine"
+CHECKPOINT_MEMORY = "statestore.engine.checkpoint_memory"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 
@@ -19,6 +20,11 @@ def _read(pid: int, name: str) -> bytes:
 def command_line(pid: int) -> list[str]:
     """Return the arguments of a process; empty when it is gone or a zombie."""
     return _read(pid, "cmdline").decode(errors="replace").split("\0")[:-1]
+
+
+def command_and_environment(pid: int) -> bytes:
+    """Return what others on the machine may see of a process: arguments and environment."""
+    return _read(pid, "cmdline") + _read(pid, "environ")
 
 
 def all_pids() -> list[int]:
@@ -53,7 +59,12 @@ def marked(mark: str) -> list[int]:
 
 def engines(pids: list[int]) -> list[int]:
     """Return the processes that are engines."""
-    return [pid for pid in pids if "\0".join(ENGINE) in "\0".join(command_line(pid))]
+    return [pid for pid in pids if ENGINE in command_line(pid)]
+
+
+def checkpoint_memories(pids: list[int]) -> list[int]:
+    """Return the processes that hold the heap backend's checkpoints."""
+    return [pid for pid in pids if CHECKPOINT_MEMORY in command_line(pid)]
 
 
 def executors(pids: list[int]) -> list[int]:

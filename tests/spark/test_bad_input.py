@@ -20,8 +20,17 @@ from pyspark.sql import SparkSession
 
 from statestore.codec.trailer import FORMAT_VERSION, MAGIC_PREFIX
 
-from .conftest import PROVIDER, MakeLane
-from .harness import HDFS, NUM_PARTITIONS, PROVIDER_CLASS, STATE_STORE, Lane, run_plan
+from .conftest import BODY, PROVIDER, MakeLane, state_on_heap
+from .harness import (
+    FILESYSTEM,
+    HDFS,
+    HEAP,
+    NUM_PARTITIONS,
+    PROVIDER_CLASS,
+    STATE_STORE,
+    Lane,
+    run_plan,
+)
 from .job_process import REPOSITORY
 from .queries import AGGREGATION, one_input
 
@@ -49,7 +58,7 @@ class StoppedQuery:
         lane.run(FIRST)
         lane.feed(*REST)
         self.store = lane.checkpoint / "state" / "0" / "1"
-        self.delta = self.store / "1.delta.arrows"
+        self.delta = self.store / f"1.delta.{BODY}"
 
     def refusal(self, **conf: str) -> str:
         """Run the lane, which must be refused; return the error's text."""
@@ -95,7 +104,13 @@ def test_unknown_or_bad_options_are_refused_by_name(stopped: StoppedQuery) -> No
     assert f"{STATE_STORE}.snapshot.maxChainLenght" in text
     assert f"{STATE_STORE}.snapshot.maxChainLength" in text
 
+    text = stopped.refusal(**{"rocksdb.incremenntal": "true"})
+    assert f"{STATE_STORE}.rocksdb.incremental" in text
+    # Spark's own, which its RocksDB provider takes in any case.
+    stopped.lane.conf[f"{STATE_STORE}.rocksdb.tracktotalNumberOfRows"] = "true"
+
     for key, value, allowed in (
+        ("rocksdb.blockSizeKB", "0", "4096"),
         ("maxParallelism", "40000", "32768"),
         ("overlay.maxBytes", "10", "1048576"),
         ("file.compression", "lz4", "zstd"),
@@ -134,18 +149,23 @@ def test_number_of_partitions_cannot_change_by_conf(stopped: StoppedQuery, parti
     stopped.assert_goes_on()
 
 
+@pytest.mark.parametrize(
+    ("made_by", "opened_by"),
+    [(HDFS, PROVIDER), (FILESYSTEM, HEAP), (HEAP, FILESYSTEM)],
+    ids=["hdfs", "filesystem-by-heap", "heap-by-filesystem"],
+)
 def test_checkpoint_of_another_provider_is_refused(
-    make_lane: MakeLane, expected: dict[int, list[str]]
+    make_lane: MakeLane, expected: dict[int, list[str]], made_by: str, opened_by: str
 ) -> None:
-    """Catches another provider's state taken for no state."""
-    stopped = StoppedQuery(make_lane(QUERY, HDFS), expected)
-    _edit_offsets(stopped.lane, PROVIDER_CLASS, PROVIDER)
+    """Catches another provider's state taken for no state, also where lost state is no error."""
+    stopped = StoppedQuery(make_lane(QUERY, made_by), expected)
+    _edit_offsets(stopped.lane, PROVIDER_CLASS, opened_by)
 
-    text = stopped.refusal()
+    text = stopped.refusal(**{"heap.onDriverLoss": "empty"})
 
     assert "another" in text
-    assert "provider" in text
-    _edit_offsets(stopped.lane, PROVIDER_CLASS, HDFS)
+    assert "[other-provider]" in text or "[backend-changed]" in text
+    _edit_offsets(stopped.lane, PROVIDER_CLASS, made_by)
     stopped.assert_goes_on()
 
 
@@ -163,6 +183,7 @@ def test_newer_format_version_is_refused(stopped: StoppedQuery) -> None:
     stopped.assert_goes_on()
 
 
+@state_on_heap
 def test_damaged_file_is_refused_by_name(stopped: StoppedQuery) -> None:
     """Catches rows of a damaged delta."""
     written = stopped.delta.read_bytes()

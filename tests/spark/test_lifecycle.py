@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from .conftest import MakeLane
+from .conftest import BODY, MakeLane, state_on_heap
 from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan, wait_for
 from .processes import descendants, engines, num_open_files, scratch_directories
 from .queries import (
@@ -27,13 +27,15 @@ from .queries import (
 MAINTENANCE = {f"{STATE_STORE}.maintenanceInterval": "200ms"}
 SHORT_CHAINS = {
     f"{STATE_STORE}.snapshot.maxChainLength": "3",
+    f"{STATE_STORE}.rocksdb.mergeMinFiles": "3",
     "spark.sql.streaming.minBatchesToRetain": "2",
 }
 
 
 def _versions(lane: Lane, partition: int, kind: str) -> list[int]:
     folder = lane.checkpoint / "state" / "0" / str(partition)
-    names = [path.name for path in folder.glob(f"*.{kind}.arrows")]
+    kinds = (kind, "merged") if kind == "snapshot" else (kind,)
+    names = [path.name for kind in kinds for path in folder.glob(f"*.{kind}.{BODY}")]
     return sorted(int(name.split(".")[0].split("_")[0]) for name in names)
 
 
@@ -68,6 +70,7 @@ def test_maintenance_snapshots_and_deletes_when_instances_overlap(
     assert_same(expected, candidate)
 
 
+@state_on_heap
 @pytest.mark.ours
 def test_maintenance_runs_when_unloaded_on_commit(make_lane: MakeLane) -> None:
     """Catches maintenance that only the background threads of Spark start."""
@@ -108,6 +111,7 @@ def test_snapshot_reports_keep_stores_from_lagging(
     assert not [line for line in lagging if not line.endswith(": 0")]
 
 
+@state_on_heap
 @pytest.mark.ours
 def test_resources_stay_bounded_when_many_batches_read(make_lane: MakeLane, spark: Any) -> None:
     """Catches read stores kept for ever: Spark never aborts or releases an aggregation's."""
@@ -269,6 +273,6 @@ def test_no_scratch_file_stays_when_batches_are_done(
     folders = scratch_directories(application_root)
     assert folders, "no scratch directory below java.io.tmpdir or spark.local.dir"
     wait_for(
-        lambda: not [path for folder in folders for path in folder.rglob("*.arrows")],
+        lambda: not [path for folder in folders for path in folder.glob("delta*")],
         "the scratch directories empty of deltas",
     )

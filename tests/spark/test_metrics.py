@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from .conftest import PROVIDER
+from .conftest import BODY, PROVIDER, state_on_heap
 from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan
 from .queries import AGGREGATION, JOIN, one_input
 
@@ -93,13 +93,14 @@ def _engine_calls(spark: SparkSession) -> dict[str, int]:
 def test_written_rows_and_bytes_are_those_on_disk(lane: Lane) -> None:
     """Catches counters that count other things than their names say."""
     for batch_id, metrics in enumerate(lane.custom_metrics()):
-        name = f"{batch_id + 1}.delta.arrows"
+        name = f"{batch_id + 1}.delta.{BODY}"
         files = [lane.checkpoint / "state" / "0" / str(p) / name for p in range(NUM_PARTITIONS)]
         assert metrics["statestoreDeltaBytes"] == sum(path.stat().st_size for path in files)
         assert metrics["statestoreDeltaRows"] == len(lane.batches[batch_id])
         assert metrics["rocksdbPutCount"] >= metrics["statestoreDeltaRows"]
 
 
+@state_on_heap
 def test_load_metrics_are_of_restarts_only(lane: Lane) -> None:
     """Catches a view that is rebuilt in every batch."""
     files = [metrics["statestoreLoadedFiles"] for metrics in lane.custom_metrics()[:NUM_BATCHES]]
@@ -114,7 +115,10 @@ def test_load_metrics_are_of_restarts_only(lane: Lane) -> None:
 
 def test_snapshot_metrics_say_what_was_taken(spark: SparkSession, tmp_path: Any) -> None:
     """Catches snapshots that happen unseen."""
-    conf = {f"{STATE_STORE}.snapshot.maxChainLength": "2"}
+    conf = {
+        f"{STATE_STORE}.snapshot.maxChainLength": "2",
+        f"{STATE_STORE}.rocksdb.mergeMinFiles": "2",
+    }
     query = replace(AGGREGATION, plan=one_input(6))
     lane = Lane(spark, query, PROVIDER, tmp_path, conf)
 

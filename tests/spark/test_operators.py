@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,12 @@ from statestore.codec.state_file import StateFile
 
 from .conftest import OURS, PROVIDER, MakeLane
 from .harness import (
+    FILESYSTEM,
     HDFS,
+    HEAP,
     NUM_PARTITIONS,
     ROCKSDB,
+    ROCKSDB_BACKEND,
     STATE_STORE,
     Lane,
     Query,
@@ -39,61 +43,108 @@ UNLOAD = {f"{STATE_STORE}.unloadOnCommit": "true"}
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
-def _compare(make_lane: MakeLane, query: Query, conf: Mapping[str, str] | None = None) -> Lane:
-    expected, candidate = make_lane(query, HDFS), make_lane(query, conf=conf)
+def _cases(
+    queries: Sequence[Query], heap_too: Sequence[Query] = (), rocksdb_too: Sequence[Query] = ()
+) -> list[Any]:
+    """Return the queries for the provider under test, and some of them for the other backends."""
+    cases = [pytest.param(PROVIDER, query, id=query.name) for query in queries]
+    if PROVIDER == FILESYSTEM:
+        cases += [pytest.param(HEAP, query, id=f"heap-{query.name}") for query in heap_too]
+        cases += [
+            pytest.param(ROCKSDB_BACKEND, query, id=f"rocksdb-{query.name}")
+            for query in rocksdb_too
+        ]
+    return cases
+
+
+def _compare(
+    make_lane: MakeLane,
+    query: Query,
+    conf: Mapping[str, str] | None = None,
+    provider: str = PROVIDER,
+) -> Lane:
+    expected, candidate = make_lane(query, HDFS), make_lane(query, provider, conf)
     run_plan(expected, candidate)
     assert any(candidate.batches.values()), "the query returned nothing: the test tests nothing"
     assert_same(expected, candidate)
-    if OURS:
+    if provider in (FILESYSTEM, ROCKSDB_BACKEND):
         _assert_key_groups(candidate)
     return candidate
 
 
 def _assert_key_groups(lane: Lane) -> None:
     """Every row lies in a key group of its partition: the store can be rescaled by key groups."""
-    deltas = sorted((lane.checkpoint / "state").rglob("*.delta.arrows"))
+    deltas = sorted((lane.checkpoint / "state").rglob("*.delta.*"))
     assert deltas
     for path in deltas:
         file = StateFile(str(path))
         assert file.trailer.rescalable, path
+        if path.suffix == ".sst":
+            continue
         for index in range(file.num_batches):
             groups = file.batch(index).column(0).to_numpy()
             assert (groups % NUM_PARTITIONS == file.trailer.store.partition).all(), path
 
 
-@pytest.mark.parametrize("query", OPERATORS, ids=lambda query: query.name)
-def test_rows_equal_built_in_when_restarted(make_lane: MakeLane, query: Query) -> None:
+@pytest.mark.parametrize(
+    ("provider", "query"),
+    _cases(
+        OPERATORS,
+        heap_too=[AGGREGATION, WATERMARK_DEDUP, JOIN],
+        rocksdb_too=[
+            AGGREGATION,
+            SESSION_APPEND,
+            WATERMARK_DEDUP,
+            EVENT_TIME_GROUPS,
+            JOIN,
+            AGGREGATION_THEN_DEDUP,
+        ],
+    ),
+)
+def test_rows_equal_built_in_when_restarted(
+    make_lane: MakeLane, provider: str, query: Query
+) -> None:
     """Catches a lost, stale or foreign row of any operator, batch by batch."""
     if query is AGGREGATION_THEN_DEDUP and PROVIDER == ROCKSDB:
         pytest.skip("Spark's RocksDB provider asserts on another operator's read store")
 
-    _compare(make_lane, query)
+    _compare(make_lane, query, provider=provider)
 
 
 @pytest.mark.parametrize(
-    "query",
-    [AGGREGATION, SESSION_APPEND, WATERMARK_DEDUP, EVENT_TIME_GROUPS, JOIN],
-    ids=lambda query: query.name,
+    ("provider", "query"),
+    _cases(
+        [AGGREGATION, SESSION_APPEND, WATERMARK_DEDUP, EVENT_TIME_GROUPS, JOIN],
+        heap_too=[WATERMARK_DEDUP],
+        rocksdb_too=[AGGREGATION, JOIN],
+    ),
 )
-def test_rows_equal_built_in_when_checkpoint_format_is_2(make_lane: MakeLane, query: Query) -> None:
+def test_rows_equal_built_in_when_checkpoint_format_is_2(
+    make_lane: MakeLane, provider: str, query: Query
+) -> None:
     """Catches a version loaded by its number where the checkpoint ID names another attempt."""
-    candidate = _compare(make_lane, query, FORMAT_2)
+    candidate = _compare(make_lane, query, FORMAT_2, provider)
 
     last = max((int(path.name), path) for path in (candidate.checkpoint / "commits").glob("[0-9]*"))
     ids = json.loads(last[1].read_text().splitlines()[1])["stateUniqueIds"]["0"]
     assert len(ids) == NUM_PARTITIONS
     for partition, stores in enumerate(ids):
         assert len(stores) == (4 if query is JOIN else 1)
-        if PROVIDER not in (HDFS, ROCKSDB):
+        if provider in (FILESYSTEM, ROCKSDB_BACKEND):
             folder = candidate.checkpoint / "state" / "0" / str(partition)
-            names = {path.name for path in folder.rglob("*.delta.arrows")}
-            assert {f"{last[0] + 1}_{unique}.delta.arrows" for unique in stores} <= names
+            names = {path.stem for path in folder.rglob("*.delta.*")}
+            assert {f"{last[0] + 1}_{unique}.delta" for unique in stores} <= names
 
 
-@pytest.mark.parametrize("query", [WINDOW_APPEND, JOIN], ids=lambda query: query.name)
-def test_rows_equal_built_in_when_unloaded_on_commit(make_lane: MakeLane, query: Query) -> None:
+@pytest.mark.parametrize(
+    ("provider", "query"),
+    _cases([WINDOW_APPEND, JOIN], heap_too=[WINDOW_APPEND], rocksdb_too=[WINDOW_APPEND]),
+)
+def test_rows_equal_built_in_when_unloaded_on_commit(
+    make_lane: MakeLane, provider: str, query: Query
+) -> None:
     """Catches a provider that needs to stay loaded between batches, or maintenance after close."""
-    _compare(make_lane, query, UNLOAD)
+    _compare(make_lane, query, UNLOAD, provider)
 
 
 def test_rows_equal_built_in_when_format_2_and_unloaded(make_lane: MakeLane) -> None:
@@ -129,6 +180,7 @@ def test_rows_equal_when_providers_run_side_by_side(make_lane: MakeLane) -> None
         make_lane(WINDOW_UPDATE, ROCKSDB),
         make_lane(WINDOW_UPDATE),
         make_lane(WINDOW_UPDATE),
+        make_lane(WINDOW_UPDATE, HEAP if OURS else PROVIDER),
         make_lane(WINDOW_UPDATE, conf=FORMAT_2),
     ]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from .conftest import PROVIDER
+from .conftest import PROVIDER, state_on_heap
 from .harness import HDFS, NUM_PARTITIONS, Lane, run_plan
 from .queries import (
     AGGREGATION,
@@ -123,6 +123,7 @@ def test_change_feed_equals_built_in(lanes: Any) -> None:
     assert found == sorted(map(repr, _changes(reference, 0, last)))
 
 
+@state_on_heap
 @pytest.mark.ours
 def test_state_from_a_snapshot_equals_state(lanes: Any, spark: SparkSession, tmp_path: Any) -> None:
     """Catches a snapshot that differs from the deltas it summarises, or a replay from another."""

@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import PROVIDER
-from .harness import FILESYSTEM, ROCKSDB, ROCKSDB_BACKEND
+from .conftest import OURS, PROVIDER
+from .harness import HEAP, ROCKSDB, ROCKSDB_BACKEND
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.parametrize("provider", [FILESYSTEM, ROCKSDB_BACKEND])
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 6])
+CASES = [pytest.param(PROVIDER, seed, id=str(seed)) for seed in (1, 2, 3, 4, 5, 6)]
+if OURS:
+    CASES.append(pytest.param(HEAP, 7, id="heap-7"))
+    CASES += [pytest.param(ROCKSDB_BACKEND, seed, id=f"rocksdb-{seed}") for seed in (8, 9, 10, 11)]
+
+
+@pytest.mark.parametrize(("provider", "seed"), CASES)
 def test_calls_return_the_same_when_random(
-    spark: SparkSession, tmp_path: Path, seed: int, provider: str
+    spark: SparkSession, tmp_path: Path, provider: str, seed: int
 ) -> None:
     """Column families, multi-values, scans, range deletes, retries, full states, restarts.
 
@@ -26,8 +31,8 @@ def test_calls_return_the_same_when_random(
     """
     contract = spark._jvm.io.statestore.testing.StoreContract
     transcripts = [
-        contract.transcript(spark._jsparkSession, f"file:{tmp_path}/{name}", tested, seed, 25)
-        for name, tested in (("expected", ROCKSDB), ("candidate", provider))
+        contract.transcript(spark._jsparkSession, f"file:{tmp_path}/{name}", used, seed, 25)
+        for name, used in (("expected", ROCKSDB), ("candidate", provider))
     ]
     expected, candidate = (transcript.split("\n") for transcript in transcripts)
 

@@ -40,6 +40,11 @@ def with_merges(chain: tuple[FileRef, ...], merges: Iterable[Merge]) -> tuple[Fi
     return chain
 
 
+def merges_left(chain: tuple[FileRef, ...], merges: Iterable[Merge]) -> tuple[Merge, ...]:
+    """Return the merges that a version's chain could still take in."""
+    return tuple(merge for merge in merges if set(merge.sources) <= set(chain))
+
+
 def files_to_merge(chain: tuple[FileRef, ...], min_files: int) -> tuple[FileRef, ...]:
     """Return the youngest run of files that should become one, empty when it is too short.
 
@@ -67,7 +72,7 @@ def files_to_delete(
     Args:
         files: Listing of the directory.
         needed: For each retained version the paths of the files that make it.
-        pending: Merged files that the next version may name.
+        pending: Merged files that the next version may name, published already or not.
         options: orphan_age_ms is the age from which files of newer versions go: of an attempt that
             lost, or of a merge nobody used.
         now_ms: Now, milliseconds since the Unix epoch.
@@ -81,9 +86,9 @@ def files_to_delete(
         if name is None:
             if is_temporary(info.name) and is_old:
                 delete.append(info)
-        elif info.name not in reachable and name.version <= newest:
-            is_expired = name.kind == "delta" and name.version < oldest
-            # The newest version itself may be the attempt that lost.
-            if is_expired or (is_old and name.version < newest):
-                delete.append(info)
+        # The newest version itself may be the attempt that lost.
+        elif info.name not in reachable and (
+            name.version < oldest or (is_old and name.version < newest)
+        ):
+            delete.append(info)
     return delete

@@ -223,6 +223,11 @@ def read_deletes(file: SealedFile) -> list[bytes]:
         return cast("list[bytes]", stream.read_all().column(0).to_pylist())
 
 
+def encode_key(column_family: int, key: bytes) -> bytes:
+    """Return a key as RocksDB keeps it."""
+    return column_family.to_bytes(FAMILY_BYTES) + key
+
+
 def split_row(key: bytes, value: bytes | None) -> tuple[int, bytes, int, bytes | None]:
     """Return column family, key, key group (0 for a delete) and value of an encoded row."""
     family = int.from_bytes(key[:FAMILY_BYTES])

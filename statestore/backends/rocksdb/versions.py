@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING
 import pyarrow.ipc as ipc
 
 from statestore.backends.rocksdb import sst
-from statestore.backends.rocksdb.chain import Merge, files_to_delete, files_to_merge, with_merges
+from statestore.backends.rocksdb.chain import (
+    Merge,
+    files_to_delete,
+    files_to_merge,
+    merges_left,
+    with_merges,
+)
 from statestore.backends.rocksdb.database import LocalDatabase, local_errors
 from statestore.backends.rocksdb.merging import merge_files, open_sst, read_rows
 from statestore.checkpoint.commit import (
@@ -125,6 +131,8 @@ class RocksDBVersions:
         self._heads: OrderedDict[tuple[int, str], PublishedFile] = OrderedDict()
         self._retained: dict[VersionRef, _Retained] = {}
         self._merges: tuple[Merge, ...] = ()
+        self._announced: frozenset[str] = frozenset()
+        """Names that a merge under way may publish."""
         self._status = SnapshotStatus()
 
     @property
@@ -271,6 +279,8 @@ class RocksDBVersions:
         if options.rocksdb_compact_on_commit:
             database.compact()
         self._remember(published)
+        with self._lock:
+            self._merges = merges_left((*files, published.ref), self._merges)
         return published, replace(times, checksum_ms=times.checksum_ms + encoded_ms)
 
     def view(self, version: VersionRef) -> str | None:
@@ -321,6 +331,12 @@ class RocksDBVersions:
         start_ms = self._clock.elapsed_ms()
         chain = self._chain(head)
         sources = files_to_merge(chain, options.rocksdb_merge_min_files) or chain
+        at = head.trailer.version_ref
+        with self._lock:
+            self._announced = frozenset(
+                self.location.summary_name(kind, at.version, at.checkpoint_id)
+                for kind in ("snapshot", "merged")
+            )
         merged = merge_files(
             self.location,
             head,
@@ -353,7 +369,7 @@ class RocksDBVersions:
         oldest = max(1, head.trailer.version - options.min_versions_to_retain + 1)
         needed = {ref.version: known.paths for ref, known in self._lineage(head, oldest)}
         with self._lock:
-            pending = frozenset(merge.result.path for merge in self._merges)
+            pending = self._announced.union(merge.result.path for merge in self._merges)
             self._retained = {
                 ref: known for ref, known in self._retained.items() if ref.version >= oldest
             }

@@ -10,7 +10,8 @@ import io.statestore.view.{ColumnFamily, CommittedView, ViewVersion}
  * filesystem. Set it as `spark.sql.streaming.stateStore.providerClass`.
  */
 class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
-  override private[statestore] def newLoader(context: StoreContext): ViewLoader =
+  override private[statestore] def newLoader(context: StoreContext): ViewLoader = {
+    ShimOptions.warnOfIgnored(context.storeConf.sqlConfs)
     new ViewLoader(context) {
       override def empty(version: Long, maxParallelism: Int): CommittedView = view(
         ViewVersion(version, null, null, rescalable = true),
@@ -54,4 +55,5 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
         context.options.rocksdbBlockCacheBytes,
         context.options.rocksdbRowCacheBytes)
     }
+  }
 }

@@ -2,11 +2,13 @@ package io.statestore
 
 import java.io.IOException
 import java.nio.charset.StandardCharsets.UTF_8
+import java.util.concurrent.ConcurrentHashMap
 
 import scala.jdk.CollectionConverters._
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.{JsonNodeFactory, ObjectNode}
+import org.slf4j.LoggerFactory
 
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 
@@ -43,8 +45,11 @@ final case class ShimOptions(
 object ShimOptions {
   private val Prefix = "spark.sql.streaming.stateStore."
 
-  /** Keys of Spark's own RocksDB provider, which it reads without declaring them. */
+  /** Keys of Spark's own RocksDB provider, which it reads without declaring them, in any case. */
   private val RocksDBPrefix = Prefix + "rocksdb."
+
+  private val log = LoggerFactory.getLogger(classOf[ShimOptions])
+  private val warned = ConcurrentHashMap.newKeySet[String]()
 
   /**
    * Read the options from a query's explicitly set configuration.
@@ -56,8 +61,9 @@ object ShimOptions {
   def parse(sqlConfs: Map[String, String]): ShimOptions = {
     sqlConfs.keys.toSeq.sorted.foreach(checkKnown)
     val engine = Json.obj()
+    val set = sqlConfs.map { case (key, value) => canonical(key) -> value }
     val values = table.map { option =>
-      val value = sqlConfs.get(option.key).fold(option.default)(option.parse)
+      val value = set.get(option.key).fold(option.default)(option.parse)
       if (option.forEngine) engine.set[JsonNode](option.field, value)
       option.field -> value
     }.toMap
@@ -73,8 +79,24 @@ object ShimOptions {
       engineJson = engine)
   }
 
-  private def checkKnown(key: String): Unit =
-    if (key.startsWith(Prefix) && !key.startsWith(RocksDBPrefix) && !keys.contains(key) &&
+  /**
+   * Says once which options of Spark's RocksDB provider the rocksdb backend does not follow.
+   *
+   * @param sqlConfs as for `parse`
+   */
+  def warnOfIgnored(sqlConfs: Map[String, String]): Unit =
+    sqlConfs.keys.map(canonical).filter(ignored.contains).filter(warned.add).foreach { key =>
+      log.warn(s"option is ignored by the rocksdb backend: key=$key, reason=${ignored(key)}")
+    }
+
+  /** A key as the table has it: Spark's RocksDB provider takes its own in any case. */
+  private def canonical(key: String): String =
+    if (!key.regionMatches(true, 0, RocksDBPrefix, 0, RocksDBPrefix.length)) key
+    else (keys ++ ignored.keys).find(_.equalsIgnoreCase(key)).getOrElse(key)
+
+  private def checkKnown(asked: String): Unit = {
+    val key = canonical(asked)
+    if (key.startsWith(Prefix) && !keys.contains(key) && !ignored.contains(key) &&
       !StateStoreInternals.sqlConfKeys.contains(key)) {
       val known = keys ++ StateStoreInternals.sqlConfKeys.filter(_.startsWith(Prefix))
       val nearest = known.toSeq.sorted.minBy(editDistance(key, _))
@@ -82,6 +104,7 @@ object ShimOptions {
         s"unknown option: key=$key, nearest=$nearest. To fix: use $nearest, or remove it; " +
           "docs/configuration.md lists every option")
     }
+  }
 
   /** Number of characters to insert, delete or replace to get from one text to the other. */
   private def editDistance(from: String, to: String): Int = {
@@ -98,8 +121,11 @@ object ShimOptions {
     previous(to.length)
   }
 
-  private lazy val table: Seq[TableRow] =
-    Json.read(Resources.text("/io/statestore/options.json")).elements().asScala.map(TableRow).toSeq
+  private lazy val (table: Seq[TableRow], ignored: Map[String, String]) = {
+    val rows = Json.read(Resources.text("/io/statestore/options.json")).elements().asScala.toSeq
+    val (others, own) = rows.partition(_.get("type").asText == "ignored")
+    (own.map(TableRow), others.map(row => row.get("key").asText -> row.get("doc").asText).toMap)
+  }
 
   private lazy val keys: Set[String] = table.map(_.key).toSet
 

@@ -10,9 +10,9 @@ import org.apache.spark.{SparkEnv, SparkException}
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 
 /**
- * The heap backend's checkpoint storage: one Python process of the driver's that holds files in its
- * memory, started when the first store asks where it is, ended with the Spark application.
- * Executors ask the driver over Spark's RPC, once, and call the process directly.
+ * The heap backend's checkpoint storage: a Python process of the driver's that holds files in its
+ * memory, started when the first store asks where it is, ended with the Spark application. An
+ * executor asks the driver over Spark's RPC, once, and calls the process directly.
  */
 object CheckpointMemory {
   private val log = LoggerFactory.getLogger(getClass.getName.stripSuffix("$"))
@@ -124,7 +124,8 @@ object CheckpointMemory {
     try {
       val launch = EngineLaunch.prepare(enginePackage, scratch.path)
         .copy(arguments = Seq("-m", Module, listeningHost(env)))
-      new Running(EngineProcess.start(ProcessName, launch, scratch.path, NoCallTimeoutMs), scratch)
+      new Running(
+        EngineProcess.start(ProcessName, launch, scratch.path, None, NoCallTimeoutMs), scratch)
     } catch {
       case e: Throwable =>
         scratch.remove()

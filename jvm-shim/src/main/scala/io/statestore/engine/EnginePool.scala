@@ -8,6 +8,7 @@ import scala.jdk.CollectionConverters._
 
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{Json, ShimErrors}
+import org.apache.hadoop.conf.Configuration
 
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 
@@ -21,15 +22,23 @@ final class EnginePool private[engine] (settings: EngineSettings) {
 
   private[this] lazy val launch = EngineLaunch.prepare(settings.enginePackage, scratch.path)
 
+  private[this] val files = new FileServer
+
   private[this] val engines = Array.tabulate(settings.processes)(index =>
     new Engine(
       index,
-      () => EngineProcess.start(index.toString, launch, scratch.path, settings.callTimeoutMs)))
+      () =>
+        EngineProcess.start(
+          index.toString, launch, scratch.path, Some(files), settings.callTimeoutMs)))
 
   private[this] val counts = new ConcurrentHashMap[String, LongAdder]()
 
   /** A path in the scratch directory that no other file has; the file does not exist. */
   def scratchFile(prefix: String): File = scratch.newFile(prefix)
+
+  /** Let engines open files of a checkpoint with the Hadoop configuration of its query. */
+  def register(checkpoint: String, configuration: Configuration): Unit =
+    files.register(checkpoint, configuration)
 
   /** Begin to start the engines, so that the first call need not wait for it. Does not wait. */
   def startInBackground(): Unit = engines.foreach(_.startInBackground())
@@ -92,6 +101,7 @@ final class EnginePool private[engine] (settings: EngineSettings) {
     val deadlineNanos = System.nanoTime() + TimeUnit.SECONDS.toNanos(EnginePool.StopTimeoutSeconds)
     val stopping = engines.flatMap(_.beginStop())
     stopping.foreach(_.finishStop(deadlineNanos))
+    files.close()
     scratch.remove()
   }
 }

@@ -94,6 +94,7 @@ private[engine] object EngineProcess {
    *
    * @param name the engine, for logs and threads
    * @param scratch directory that the engine may use and removes when its JVM is gone
+   * @param files what serves it the files of Hadoop's file systems, if it needs them
    * @param callTimeoutMs milliseconds a call may take, at least 1
    * @throws EngineUnavailableException it cannot be started, or is of another version; says why
    * @throws EngineKilledAtStartException a signal ended it before it was ready
@@ -102,6 +103,7 @@ private[engine] object EngineProcess {
       name: String,
       launch: EngineLaunch,
       scratch: File,
+      files: Option[FileServer],
       callTimeoutMs: Long): EngineProcess = {
     val startNanos = System.nanoTime()
     val process =
@@ -133,7 +135,7 @@ private[engine] object EngineProcess {
         ()
       }
       val token = newToken()
-      val ready = handshake(process, token, scratch, answer, launch, stderr)
+      val ready = handshake(process, token, scratch, files, answer, launch, stderr)
       val port = ready.get("port").asInt
       val client = new EngineClient(port, token, callTimeoutMs)
       val pid = ready.path("pid").asLong(process.pid())
@@ -151,6 +153,7 @@ private[engine] object EngineProcess {
       process: Process,
       token: String,
       scratch: File,
+      files: Option[FileServer],
       answer: CompletableFuture[String],
       launch: EngineLaunch,
       stderr: LineTail): ObjectNode = {
@@ -160,6 +163,7 @@ private[engine] object EngineProcess {
 
     val hello = Json.obj().put("version", Resources.version).put("protocol", ProtocolVersion)
       .put("scratch", scratch.getPath)
+    files.foreach(offer => hello.putObject("files").put("port", offer.port).put("token", offer.token))
     try {
       process.getOutputStream.write(s"$token\n${Json.write(hello)}\n".getBytes(UTF_8))
       process.getOutputStream.flush()
@@ -215,7 +219,7 @@ private[engine] object EngineProcess {
     try process.getOutputStream.close()
     catch { case _: IOException => () }
 
-  private def newToken(): String = {
+  def newToken(): String = {
     val bytes = new Array[Byte](32)
     new SecureRandom().nextBytes(bytes)
     HexFormat.of().formatHex(bytes)

@@ -34,7 +34,11 @@ private[statestore] final class StoreContext(
   /** Compression of the delta handed to the engine, which writes it anew for RocksDB. */
   val deltaCompression: String = if (keepsRowsByKey) "none" else options.fileCompression
 
-  lazy val engines: EnginePool = Engines.forOptions(options)
+  lazy val engines: EnginePool = {
+    val pool = Engines.forOptions(options)
+    pool.register(storeId.checkpointRootLocation, hadoopConf)
+    pool
+  }
 
   /** State partitions of the running query; None when no query runs (the state data source). */
   def numPartitions: Option[Int] =

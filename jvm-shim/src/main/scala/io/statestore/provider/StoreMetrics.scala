@@ -30,6 +30,8 @@ private[statestore] object StoreMetrics {
   val DeltaRows = sum("statestoreDeltaRows", "rows in the delta")
   val DeltaDeletes = sum("statestoreDeltaDeletes", "rows of the delta that delete a key")
   val DeltaBytes = size("statestoreDeltaBytes", "bytes of the published delta")
+  val VersionBytes = size("statestoreVersionBytes", "bytes of all files that make the version")
+  val EngineRss = size("statestoreEngineRssBytes", "resident memory of the engines")
   val EngineMs = time("statestoreCommitEngineMs", "the engine call of the commit")
   val PublishMs = time("statestoreCommitPublishMs", "publishing the delta, fsync included")
   val ApplyMs = time("statestoreApplyMs", "applying the batch before to the view, after its tasks")
@@ -57,8 +59,8 @@ private[statestore] object StoreMetrics {
   val All: Seq[StateStoreCustomMetric] = Seq(
     GetCount, PutCount, FileSyncMs, DeltaWriteMs, LoadMs, LoadSnapshotMs, ReplayMs, ReplayFiles,
     BytesRead, BytesWritten, InternalKeys, ExternalFamilies, InternalFamilies, ForceSnapshots,
-    DeltaRows, DeltaDeletes, DeltaBytes, EngineMs, PublishMs, ApplyMs, EngineCalls,
-    SnapshotVersion, SnapshotBytes, SnapshotMs, Snapshots, FilesRead, RollBacks, OverlayBytes,
+    DeltaRows, DeltaDeletes, DeltaBytes, VersionBytes, EngineRss, EngineMs, PublishMs, ApplyMs,
+    EngineCalls, SnapshotVersion, SnapshotBytes, SnapshotMs, Snapshots, FilesRead, RollBacks, OverlayBytes,
     SpilledRuns, NotRescalable) ++ Requests.map(_._2)
 
   val SnapshotLastUploaded = StateStoreSnapshotLastUploadInstanceMetric()

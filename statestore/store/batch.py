@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from statestore.backends.filesystem.table import Run
 from statestore.codec.rows import DELETE, MERGE, PUT, Row, batch_from_rows
 from statestore.codec.trailer import ColumnFamily
 from statestore.core.errors import InvalidArgumentError, StoreClosedError
+from statestore.store.table import ArrowRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from statestore.backends.filesystem.store import Store
+    from statestore.store.store import Store
 
 
 class Batch:
@@ -50,7 +50,7 @@ class Batch:
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) in key order as the batch would leave it; errors as `Store.scan`."""
         self._check_open()
-        run = Run([batch_from_rows(self.rows.values(), self._base.max_parallelism)])
+        run = ArrowRun([batch_from_rows(self.rows.values(), self._base.max_parallelism)])
         table = self._base.apply(run, 0)
         return table.scan(family_id(self.column_families, column_family), prefix, key_group)
 

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow.ipc as ipc
 
-from statestore.backends.filesystem.batch import Batch, family_id
-from statestore.backends.filesystem.table import Run, Table
-from statestore.backends.filesystem.versions import BACKEND, StoreVersions
+from statestore.backends.filesystem.versions import StoreVersions
 from statestore.checkpoint.commit import NewVersion
-from statestore.checkpoint.layout import StoreLocation, parse_state_file_name
+from statestore.checkpoint.layout import StateFileName, StoreLocation, parse_state_file_name
 from statestore.checkpoint.placement import read_placement
+from statestore.checkpoint.restore import RestoredVersion
 from statestore.checkpoint.retention import Cleanup
 from statestore.codec.rows import (
     DELETE,
@@ -38,14 +38,19 @@ from statestore.core.errors import InvalidArgumentError, StoreClosedError
 from statestore.core.ids import IdSource, RandomIds
 from statestore.core.options import StateStoreOptions
 from statestore.io.storage import open_storage
+from statestore.store.batch import Batch, family_id
+from statestore.store.table import ArrowRun, Table, ViewRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from statestore.backends.rocksdb.versions import RocksDBVersions
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.rows import Row
     from statestore.io.file_io import FileIO
     from statestore.io.s3_settings import S3Settings
+
+Backend = Literal["filesystem", "rocksdb"]
 
 _DEFAULT_FAMILY = ColumnFamily(0, "default")
 
@@ -60,6 +65,7 @@ def open_store(
     checkpoint_id: str | None = None,
     num_partitions: int | None = None,
     checkpoint_format: int = 1,
+    backend: Backend | None = None,
     options: StateStoreOptions | None = None,
     s3: S3Settings | None = None,
     io: FileIO | None = None,
@@ -78,6 +84,7 @@ def open_store(
         num_partitions: Checked against the checkpoint; None takes the checkpoint's, or 1 in a new
             one.
         checkpoint_format: 1 or 2, for a new store; an existing one keeps its own.
+        backend: State backend; None takes the checkpoint's, or filesystem in a new one.
         options: Defaults when None.
         s3: How to reach S3; what the AWS chain finds when None.
         io: Storage of `checkpoint`, which is then a path of it; what the URI names when None.
@@ -106,28 +113,56 @@ def open_store(
             io, path = open_storage(placement.storage, scratch_directory, s3, clock)
             root = f"{path}/{placement.id}"
         location = StoreLocation(io, root, StoreName(operator, partition, name))
+        files = [parse_state_file_name(info.name) for info in io.list(location.directory)]
+        deltas = [file for file in files if file is not None and file.kind == "delta"]
+        found = _find_version(deltas, version, checkpoint_id)
+        if backend is None:
+            backend = "rocksdb" if any(delta.body == "sst" for delta in deltas) else "filesystem"
         store = Store(
-            StoreVersions(location, clock),
+            backend,
+            _open_versions(backend, location, clock, options, scratch_directory),
             options,
             ids or RandomIds(),
             num_partitions,
             checkpoint_format,
             scratch_directory,
         )
-        store.load(*_find_version(location, version, checkpoint_id))
+        store.load(*found)
     except BaseException:
         shutil.rmtree(scratch_directory, ignore_errors=True)
         raise
     return store
 
 
+def _open_versions(
+    backend: Backend,
+    location: StoreLocation,
+    clock: Clock,
+    options: StateStoreOptions,
+    scratch_directory: str,
+) -> StoreVersions | RocksDBVersions:
+    if backend == "filesystem":
+        return StoreVersions(location, clock)
+    try:
+        # Imported here because it needs a package that is an extra.
+        from statestore.backends.rocksdb.sst import Memory
+        from statestore.backends.rocksdb.versions import RocksDBVersions
+    except ModuleNotFoundError as error:
+        raise InvalidArgumentError(
+            "the rocksdb backend needs a package that is not installed",
+            missing=error.name,
+            to_fix="pip install 'statestore[rocksdb]'",
+        ) from error
+    memory = Memory(options.rocksdb_memory_bytes)
+    location = replace(location, body="sst")
+    return RocksDBVersions(location, clock, f"{scratch_directory}/rocksdb", memory)
+
+
 def _find_version(
-    location: StoreLocation, version: int | None, checkpoint_id: str | None
+    deltas: list[StateFileName], version: int | None, checkpoint_id: str | None
 ) -> tuple[int, str | None]:
     if version is not None and (version == 0 or checkpoint_id is not None):
         return version, checkpoint_id
-    names = [parse_state_file_name(info.name) for info in location.io.list(location.directory)]
-    deltas = [name for name in names if name is not None and name.kind == "delta"]
     if version is None:
         version = max((name.version for name in deltas), default=0)
     attempts = {name.checkpoint_id for name in deltas if name.version == version}
@@ -146,7 +181,8 @@ class Store:
 
     def __init__(
         self,
-        versions: StoreVersions,
+        backend: Backend,
+        versions: StoreVersions | RocksDBVersions,
         options: StateStoreOptions,
         ids: IdSource,
         num_partitions: int | None,
@@ -154,6 +190,7 @@ class Store:
         scratch_directory: str,
     ) -> None:
         """Use `open_store` instead."""
+        self._backend = backend
         self._versions = versions
         self._options = options
         self._ids = ids
@@ -219,7 +256,15 @@ class Store:
             self.table = Table((), max_parallelism, 0)
             return
         restored = self._versions.load(version, checkpoint_id, self._num_partitions, self._options)
-        self.table = Table.from_restored(restored)
+        if isinstance(restored, RestoredVersion):
+            self.table = Table.from_restored(restored)
+        else:
+            # Known to be there: it made the view.
+            from statestore.backends.rocksdb.view import View
+
+            trailer = restored.head.trailer
+            runs = (ViewRun(View.of(restored)),) if restored.view else ()
+            self.table = Table(runs, trailer.max_parallelism, trailer.num_keys)
         self._head = restored.head
         self._families = restored.head.trailer.column_families
 
@@ -319,7 +364,7 @@ class Store:
         finally:
             Path(local_path).unlink(missing_ok=True)
         self._head, self._families = published, batch.column_families
-        self.table = self.table.apply(Run([arrow]), num_keys)
+        self.table = self.table.apply(ArrowRun([arrow]), num_keys)
         return self.version
 
     def _new_version(
@@ -341,6 +386,6 @@ class Store:
             num_partitions=self.num_partitions,
             rescalable=batch.is_rescalable and (head is None or head.rescalable),
             column_families=batch.column_families,
-            backend=BACKEND,
+            backend=self._backend,
         )
         return new, num_keys

@@ -10,20 +10,21 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from statestore.codec.merge import merge_rows
-from statestore.codec.rows import DELETE, MERGE, SCHEMA, from_numpy, to_numpy
+from statestore.codec.rows import DELETE, MERGE, PUT, SCHEMA, from_numpy, to_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
+    from statestore.backends.rocksdb.view import View
     from statestore.checkpoint.restore import RestoredVersion
     from statestore.codec.state_file import StateFile
 
@@ -37,7 +38,19 @@ class FoundRow:
     key_group: int
 
 
-class Run:
+class Run(Protocol):
+    """Sorted rows of one column family and key each, immutable."""
+
+    def find(self, column_family: int, key: bytes) -> FoundRow | None:
+        """Return the row of a key, or None."""
+        ...
+
+    def take_prefix(self, column_family: int, prefix: bytes) -> pa.Table:
+        """Return the rows of a column family whose key begins with a prefix, in key order."""
+        ...
+
+
+class ArrowRun:
     """Rows of one delta or snapshot, immutable.
 
     The index by (column family, key) is made on the first lookup: 8 bytes a row.
@@ -48,7 +61,7 @@ class Run:
         self.rows = pa.Table.from_batches(batches, schema=SCHEMA)
 
     @classmethod
-    def from_file(cls, file: StateFile) -> Run:
+    def from_file(cls, file: StateFile) -> ArrowRun:
         """Map the rows of a state file.
 
         Raises:
@@ -93,6 +106,25 @@ class Run:
         return self.rows.column(1)[row].as_py(), self.rows.column(3)[row].as_py()
 
 
+class ViewRun:
+    """Rows of a version in RocksDB."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def find(self, column_family: int, key: bytes) -> FoundRow | None:
+        """Return the row of a key, or None."""
+        found = self._view.get(column_family, key)
+        return None if found is None else FoundRow(PUT, found[1], found[0])
+
+    def take_prefix(self, column_family: int, prefix: bytes) -> pa.Table:
+        """Return the rows of a column family whose key begins with a prefix, in key order."""
+        rows = list(self._view.scan(column_family, prefix))
+        groups, keys, values = zip(*rows, strict=True) if rows else ((), (), ())
+        constant = ([column_family] * len(rows), [PUT] * len(rows))
+        return pa.table([groups, *constant, keys, values], schema=SCHEMA)
+
+
 def _after_prefix(prefix: bytes) -> bytes | None:
     """Return the least key behind every key with the prefix, None when there is none."""
     stripped = prefix.rstrip(b"\xff")
@@ -117,7 +149,7 @@ class Table:
     def from_restored(cls, restored: RestoredVersion) -> Table:
         """Map the files of a restored version."""
         head = restored.head.trailer
-        runs = tuple(Run.from_file(file) for file in restored.files)
+        runs = tuple(ArrowRun.from_file(file) for file in restored.files)
         if restored.has_foreign_files:
             runs = tuple(
                 _only_partition(run, head.store.partition, head.num_partitions) for run in runs
@@ -185,9 +217,9 @@ class Table:
                 yield row
 
 
-def _only_partition(run: Run, partition: int, num_partitions: int) -> Run:
+def _only_partition(run: ArrowRun, partition: int, num_partitions: int) -> ArrowRun:
     pieces = []
     for batch in run.rows.to_batches():
         mine = to_numpy(batch.column(0), np.uint16) % num_partitions == partition
         pieces.append(batch.take(from_numpy(np.flatnonzero(mine), pa.int64())))
-    return Run(pieces)
+    return ArrowRun(pieces)

@@ -1,0 +1,169 @@
+"""W6: state beyond memory. Loads and updates millions of keys in a JVM and an engine of bounded memory.
+
+    $ python -m benchmarks.large_state [--keys 20000000] [--providers rocksdb-backend,rocksdb]
+
+Every provider has an application of its own (local[2], a heap of 2 GiB, a RocksDB budget of 512 MiB)
+and reads the same generated files: batches of `BATCH_KEYS` new keys with values of 100 random bytes,
+then batches that update random ones. A line is printed for every 2,000,000 keys: the median batch
+since the line before, and the resident memory of JVM and engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.functions import count
+from pyspark.sql.functions import max as max_of
+
+from benchmarks.sessions import start_session
+from benchmarks.soak import engines_of, resident_bytes
+from benchmarks.workloads import STATE_STORE, Provider, find_provider
+
+BATCH_KEYS = 1_000_000
+UPDATE_BATCHES = 10
+UPDATED_KEYS = 100_000
+VALUE_BYTES = 100
+REPORT_KEYS = 2_000_000
+PARTITIONS = 4
+GIB, MIB = 1 << 30, 1 << 20
+HEAP_BYTES, ROCKSDB_BYTES = 2 * GIB, 512 * MIB
+# Beside its heap a JVM has code, threads, network and file buffers, and RocksDB's readers.
+JVM_BOUND_BYTES = HEAP_BYTES + GIB
+# Beside RocksDB an engine has Python, Arrow and the rows of the batches it commits or merges.
+ENGINE_BOUND_BYTES = ROCKSDB_BYTES + GIB
+SETTINGS = {
+    "spark.driver.memory": f"{HEAP_BYTES // GIB}g",
+    "spark.sql.shuffle.partitions": str(PARTITIONS),
+    f"{STATE_STORE}.rocksdb.memoryBytes": str(ROCKSDB_BYTES),
+}
+BUILT_IN_SETTINGS = {
+    "spark.driver.memory": f"{HEAP_BYTES // GIB}g",
+    "spark.sql.shuffle.partitions": str(PARTITIONS),
+    f"{STATE_STORE}.rocksdb.boundedMemoryUsage": "true",
+    f"{STATE_STORE}.rocksdb.maxMemoryUsageMB": str(ROCKSDB_BYTES // MIB),
+}
+
+
+def main() -> int:
+    """Run the workload on every provider; exit status 1 when memory left its bounds."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--keys", type=int, default=20_000_000, help="a multiple of 1,000,000")
+    parser.add_argument("--providers", default="rocksdb-backend,rocksdb,rocksdb-changelog")
+    parser.add_argument("--application", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.application:
+        run(find_provider(arguments.application), arguments.keys)
+        return 0
+    failed = False
+    for name in arguments.providers.split(","):
+        find_provider(name)
+        command = [sys.executable, "-m", "benchmarks.large_state", "--application", name]
+        done = subprocess.run([*command, "--keys", str(arguments.keys)], check=False)
+        failed |= done.returncode != 0
+    return int(failed)
+
+
+def run(provider: Provider, num_keys: int) -> None:
+    """Run the workload in this process and print its lines.
+
+    Raises:
+        SystemExit: Memory left its bounds.
+    """
+    settings = SETTINGS if provider.is_ours else BUILT_IN_SETTINGS
+    bounded = Provider(
+        provider.id, provider.title, provider.provider_class,
+        (*provider.conf, *settings.items()), provider.is_ours,
+    )  # fmt: skip
+    work = Path(tempfile.mkdtemp(prefix="statestore-large-"))
+    spark = start_session(bounded)
+    pid = spark._jvm.java.lang.ProcessHandle.current().pid()
+    folder = work / "input"
+    folder.mkdir()
+    query = (
+        spark.readStream.schema("key long, value binary")
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(folder))
+        .groupBy("key")
+        .agg(count("*"), max_of("value"))
+        .writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", str(work / "checkpoint"))
+        .start()
+    )
+    peaks = [0, 0]
+    times: list[int] = []
+    generator = np.random.default_rng(6)
+    say(f"{provider.title}: {num_keys:,} keys of {VALUE_BYTES} B values", "JVM MiB", "engine MiB")
+    try:
+        for number in range(num_keys // BATCH_KEYS + UPDATE_BATCHES):
+            loaded = min((number + 1) * BATCH_KEYS, num_keys)
+            is_load = number < num_keys // BATCH_KEYS
+            if is_load:
+                keys = np.arange(number * BATCH_KEYS, loaded, dtype=np.int64)
+            else:
+                keys = generator.choice(num_keys, UPDATED_KEYS, replace=False)
+            write_batch(folder / f"{number:05d}.parquet", work, keys, generator)
+            times.append(batch_ms(query, number))
+            engines = engines_of(pid)
+            now = [resident_bytes(pid), sum(map(resident_bytes, engines))]
+            peaks = [max(pair) for pair in zip(peaks, now, strict=True)]
+            (folder / f"{number:05d}.parquet").unlink()
+            if is_load and loaded % REPORT_KEYS == 0:
+                report(f"{loaded:,} keys loaded", times, now)
+                times = []
+        report(f"{UPDATED_KEYS:,} of them updated", times, now)
+        say(json.dumps({"peak_jvm_mib": peaks[0] // MIB, "peak_engine_mib": peaks[1] // MIB}))
+    finally:
+        query.stop()
+        spark.stop()
+        shutil.rmtree(work, ignore_errors=True)
+    if provider.is_ours and (peaks[0] > JVM_BOUND_BYTES or peaks[1] > ENGINE_BOUND_BYTES):
+        raise SystemExit("memory left its bounds")
+
+
+def write_batch(path: Path, work: Path, keys: Any, generator: np.random.Generator) -> None:
+    """Write the rows of a batch; the file appears whole."""
+    data = pa.py_buffer(generator.bytes(len(keys) * VALUE_BYTES))
+    values = pa.Array.from_buffers(pa.binary(VALUE_BYTES), len(keys), [None, data])
+    table = pa.table({"key": keys, "value": values.cast(pa.binary())})
+    pq.write_table(table, work / "partial", compression="none")
+    (work / "partial").rename(path)
+
+
+def batch_ms(query: Any, number: int) -> int:
+    """Wait for a batch and return its duration."""
+    while True:
+        progress = query.lastProgress
+        if progress is not None and progress["batchId"] >= number and progress["numInputRows"]:
+            return int(progress["durationMs"]["triggerExecution"])
+        if query.exception() is not None:
+            raise query.exception()
+        time.sleep(0.02)
+
+
+def report(what: str, times: list[int], resident: list[int]) -> None:
+    """Print a line."""
+    figures = (f"{value // MIB:,}" for value in resident)
+    say(f"{what:>32}  median batch {median(times):8,.0f} ms", *figures)
+
+
+def say(text: str, *figures: str) -> None:
+    """Print at once."""
+    sys.stdout.write("  ".join([text, *(figure.rjust(12) for figure in figures)]) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The shim as a server of files: an engine's only way to file systems that Hadoop alone can open.
+
+One JSON object a line each way over a loopback connection, after a line with the token. A
+connection serves one request at a time and is kept for the next.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import deque
+from typing import Any
+
+from statestore.io.hadoop import HadoopRefusalError
+
+_CONNECT_TIMEOUT_S = 10.0
+
+
+class ShimFiles:
+    """HadoopFiles of the shim that started this engine. Thread-safe."""
+
+    def __init__(self, port: int, token: str) -> None:
+        self._port = port
+        self._token = token
+        self._idle: deque[_Connection] = deque()
+
+    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """See HadoopFiles; a shim that cannot be reached is a refusal of kind storage."""
+        try:
+            connection = self._connection()
+            reply = connection.ask({"op": op, **arguments})
+        except (OSError, ValueError) as error:
+            raise HadoopRefusalError("storage", f"the shim does not answer: {error}") from error
+        self._idle.append(connection)
+        if "error" in reply:
+            raise HadoopRefusalError(reply["error"]["kind"], reply["error"]["reason"])
+        return dict(reply["ok"])
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _connection(self) -> _Connection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _Connection(self._port, self._token)
+
+
+class _Connection:
+    def __init__(self, port: int, token: str) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), _CONNECT_TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The shim gives up on a call of its own, and on the engine with it.
+        self._socket.settimeout(None)
+        self._stream = self._socket.makefile("rb")
+        self._socket.sendall(f"{token}\n".encode())
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            return dict(json.loads(self._stream.readline()))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._stream.close()
+        self._socket.close()

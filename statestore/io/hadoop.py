@@ -1,0 +1,199 @@
+"""Storage on whatever Hadoop can open, through the shim: HDFS, ABFS, GS and their like.
+
+Requests are small and go to the JVM; bytes travel in local files, which the JVM reads or writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from statestore.core.errors import (
+    FencedError,
+    InvalidArgumentError,
+    NotFoundError,
+    StorageError,
+)
+from statestore.io.fetch_cache import FetchCache
+from statestore.io.file_io import FileInfo
+from statestore.io.local import named_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WHOLE = (1 << 63) - 1
+
+
+class HadoopRefusalError(Exception):
+    """The JVM could not do what it was asked; `kind` is a kind of error of this package."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+
+
+class HadoopFiles(Protocol):
+    """The JVM's side: the operations of docs/protocol.md. Thread-safe."""
+
+    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """Carry out an operation and return what it answered.
+
+        Raises:
+            HadoopRefusalError: It failed.
+        """
+        ...
+
+
+def split_hadoop_uri(uri: str) -> tuple[str, str]:
+    """Return a URI's file system (`scheme://authority`, `scheme:` without one) and its path."""
+    scheme, _, rest = uri.partition(":")
+    authority = ""
+    if rest.startswith("//"):
+        authority, _, rest = rest[2:].partition("/")
+        authority = f"//{authority}"
+    return f"{scheme}:{authority}", "/" + rest.strip("/")
+
+
+class HadoopFileIO:
+    """FileIO whose paths are those of one Hadoop file system.
+
+    Args:
+        files: The JVM's side.
+        file_system: As `split_hadoop_uri` returns it.
+        checkpoint: Whose query's Hadoop configuration is used: the checkpoint's `state` directory.
+        cache_directory: Local directory for files on their way; owned by the caller.
+        cache_bytes: Fetched files kept there.
+    """
+
+    def __init__(
+        self,
+        files: HadoopFiles,
+        file_system: str,
+        checkpoint: str,
+        cache_directory: str,
+        cache_bytes: int,
+    ) -> None:
+        self._files = files
+        self._file_system = file_system
+        self._checkpoint = checkpoint
+        self._directory = cache_directory
+        self._cache = FetchCache(cache_directory, cache_bytes)
+
+    def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:  # noqa: ARG002
+        """See FileIO; a file that was closed is as durable as its file system makes it."""
+        self._ask("publish a file", "publish", path, local_path=local_path, overwrite=overwrite)
+        os.unlink(local_path)
+        return 0.0
+
+    def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:
+        """See FileIO."""
+        with self._local_file() as local_path:
+            Path(local_path).write_bytes(data)
+            self.publish(local_path, path, sync=sync, overwrite=overwrite)
+
+    def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
+        """See FileIO."""
+        return self._read(path, -num_bytes, num_bytes)
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        """See FileIO."""
+        return self._read(path, offset, length)[0]
+
+    def fetch(self, path: str) -> str:
+        """See FileIO; one local file for each size and time of modification."""
+        found = self._ask("read a file", "stat", path)
+        identity = f"{self._file_system}{path} {found['size']} {found['modified_ms']}"
+        digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+
+        def write(local_path: str) -> None:
+            self._ask("read a file", "read", path, offset=0, length=WHOLE, local_path=local_path)
+
+        with named_errors("fetch a file", path):
+            return self._cache.get(f"{digest}-{os.path.basename(path)}", found["size"], write)
+
+    def delete(self, path: str) -> None:
+        """See FileIO."""
+        self._ask("delete a file", "delete", path)
+
+    def list(self, directory: str) -> list[FileInfo]:
+        """See FileIO."""
+        found = self._ask("list a directory", "list", directory)["files"]
+        return [FileInfo(file["name"], file["size"], file["modified_ms"]) for file in found]
+
+    def make_directory(self, directory: str) -> None:
+        """See FileIO."""
+        self._ask("make a directory", "make_directory", directory)
+
+    def _read(self, path: str, offset: int, length: int) -> tuple[bytes, int]:
+        with self._local_file() as local_path:
+            found = self._ask(
+                "read a file", "read", path, offset=offset, length=length, local_path=local_path
+            )
+            return Path(local_path).read_bytes(), int(found["size"])
+
+    @contextmanager
+    def _local_file(self) -> Iterator[str]:
+        with named_errors("make a local file", self._directory):
+            descriptor, local_path = tempfile.mkstemp(dir=self._directory)
+        os.close(descriptor)
+        try:
+            yield local_path
+        finally:
+            Path(local_path).unlink(missing_ok=True)
+
+    def _ask(self, action: str, op: str, path: str, **arguments: Any) -> dict[str, Any]:
+        uri = f"{self._file_system}{path}"
+        try:
+            return self._files.ask(op, checkpoint=self._checkpoint, path=uri, **arguments)
+        except HadoopRefusalError as error:
+            _raise_named(error, action, uri, creates=op == "publish")
+
+
+def _raise_named(error: HadoopRefusalError, action: str, uri: str, *, creates: bool) -> NoReturn:
+    if error.kind == "file-exists":
+        raise FencedError(
+            "a file that must not be replaced exists",
+            kind="file-exists",
+            file=uri,
+            to_fix="read the file that is there",
+        ) from error
+    if error.kind == "file-not-found" and creates:
+        raise StorageError(
+            f"cannot {action}: its directory is gone",
+            kind="directory-gone",
+            file=uri,
+            reason=error.reason,
+            to_fix="put the checkpoint directory back, or start the query with a new one; "
+            "nothing may delete it while the query runs",
+        ) from error
+    if error.kind == "file-not-found":
+        raise NotFoundError(
+            f"cannot {action}: it is not there",
+            kind="file-not-found",
+            file=uri,
+            to_fix="check that nothing but statestore deletes files of the checkpoint",
+        ) from error
+    if error.kind == "unsupported-scheme":
+        raise InvalidArgumentError(
+            "Hadoop has no file system of this scheme",
+            kind="unsupported-scheme",
+            uri=uri,
+            reason=error.reason,
+            to_fix="add its jar to spark.jars, or correct the URI",
+        ) from error
+    fixes = {
+        "permission-denied": "let the user that runs the executors write to this path",
+        "storage-full": "free space on the file system, or raise its quota",
+    }
+    raise StorageError(
+        f"cannot {action}",
+        kind=error.kind if error.kind in fixes else "storage",
+        file=uri,
+        reason=error.reason,
+        to_fix=fixes.get(error.kind, "check the file system; the batch can be retried"),
+    ) from error

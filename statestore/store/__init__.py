@@ -1,0 +1,1 @@
+"""State stores from Python, without Spark: open one at a version, read, apply a batch, commit."""

@@ -1,0 +1,246 @@
+"""The rocksdb backend when something dies, is damaged or is full; what it fetches and writes."""
+
+import os
+import resource
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import statestore
+from statestore.backends.rocksdb.view import View
+from statestore.codec.rows import PUT, Row
+from statestore.codec.sealed_file import SealedFile
+from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
+from statestore.core.options import StateStoreOptions
+from statestore.testing.engine_process import EngineGoneError, EngineProcess
+from tests.shim import G, Shim, rows
+
+OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=4)
+
+
+class RocksDBShim(Shim):
+    """The shim's calls about a store of the rocksdb backend."""
+
+    backend = "rocksdb"
+
+
+def in_view(reply):
+    """Every row of the view that a reply names."""
+    return {key: value for _, key, value in View(reply["view"]).scan(0, b"")}
+
+
+def load(root, version):
+    """Rows of a version by a handle that has nothing on its local disk."""
+    with statestore.open_store(str(root), version=version, options=OPTIONS) as store:
+        return list(store.scan())
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Versions 1 to 7, of which 5 names a merged file; returns (root, rows of each version)."""
+    versions = {}
+    with statestore.open_store(str(tmp_path), options=OPTIONS, backend="rocksdb") as store:
+        for number in range(1, 8):
+            batch = store.begin()
+            batch.put(b"n", b"%d" % number)
+            batch.put(b"%d" % number, os.urandom(200))
+            batch.delete(b"%d" % (number - 2))
+            batch.commit()
+            versions[number] = list(store.scan())
+            if number == 4:
+                store.snapshot()
+    return tmp_path, versions
+
+
+def damage(path, how):
+    """Damage a file."""
+    raw = bytearray(path.read_bytes())
+    if how == "flip":
+        raw[len(raw) // 3] ^= 0x10
+        path.write_bytes(raw)
+    elif how == "cut":
+        path.write_bytes(raw[:-30])
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "delete"])
+@pytest.mark.parametrize("pattern", ["6.delta.sst", "4_*.sst"])
+def test_damaged_sst_is_named_and_never_read(checkpoint, pattern, how):
+    """Catches a wrong or missing row where an SST is not what was written."""
+    root, versions = checkpoint
+    (path,) = (root / "state/0/0").glob(pattern)
+    damage(path, how)
+
+    with pytest.raises(NotFoundError if how == "delete" else CorruptionError) as raised:
+        load(root, 7)
+
+    assert str(path) in str(raised.value)
+    # A version before it is made of other files.
+    assert load(root, 3) == versions[3]
+
+
+@pytest.mark.parametrize("delay_ms", [0, 2, 5, 10, 20, 40, 80])
+def test_engine_killed_in_a_commit_answers_the_repeated_one(tmp_path, delay_ms):
+    """Catches half of a version in the local database, or a version applied twice."""
+    shim = RocksDBShim(tmp_path)
+    expected = {}
+    with EngineProcess(shim.scratch) as engine:
+        shim.commit(engine, rows(*range(1000)))
+        expected.update({row.key: row.value for row in rows(*range(1000))})
+        request = shim.request([Row(n % G, 0, PUT, b"%08d" % n, b"w" * 50) for n in range(20_000)])
+        request["num_keys"] = 20_000
+        threading.Timer(delay_ms / 1000, engine.process.kill).start()
+        with suppress(EngineGoneError, OSError):
+            engine.call("commit", **request)
+        engine.process.wait()
+
+    with EngineProcess(shim.scratch) as engine:
+        reply = engine.call("commit", **request)
+        shim.committed(request, reply)
+
+        assert in_view(reply) == {b"%08d" % n: b"w" * 50 for n in range(20_000)}
+        reply = shim.commit(engine, rows(20_000))
+        assert len(in_view(reply)) == 20_001
+
+
+@pytest.mark.parametrize("delay_ms", [0, 5, 20, 60])
+def test_engine_killed_in_a_merge_loses_nothing(tmp_path, delay_ms):
+    """Catches a merged file that is named before it is whole, or sources deleted too early."""
+    shim = RocksDBShim(tmp_path, rocksdb_merge_min_files=2)
+    with EngineProcess(shim.scratch) as engine:
+        for number in range(6):
+            shim.commit(engine, rows(*range(number * 3000, (number + 1) * 3000)))
+        arguments = {**shim.load(), "snapshot": True, "cleanup": True}
+        threading.Timer(delay_ms / 1000, engine.process.kill).start()
+        with suppress(EngineGoneError, OSError):
+            engine.call("maintain", **arguments)
+        engine.process.wait()
+
+    with EngineProcess(shim.scratch) as engine:
+        engine.call("maintain", **arguments)
+        reply = shim.commit(engine, rows(18_000))
+        assert len(in_view(reply)) == 18_001
+    assert len(load(tmp_path / "ck", 7)) == 18_001
+
+
+def test_local_disk_that_is_full_is_named_and_left(tmp_path):
+    """Catches a full disk of the executor taking a version with it, or ending the engine."""
+    shim = RocksDBShim(tmp_path)
+    with EngineProcess(shim.scratch) as engine:
+        shim.commit(engine, rows(*range(10)))
+        big = [Row(n % G, 0, PUT, b"k%08d" % n, os.urandom(200)) for n in range(5000)]
+        request = shim.request(big)
+        # No file of the engine may grow beyond this: what a disk without space does to it.
+        pid = engine.process.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (100_000, limits[1]))
+
+        with pytest.raises(AssertionError, match=r"\[storage\]|\[storage-full\]"):
+            engine.call("commit", **request)
+
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+        assert len(in_view(engine.call("load", **shim.load(1)))) == 10
+        shim.committed(request, engine.call("commit", **request))
+        assert len(in_view(engine.call("load", **shim.load()))) == 5010
+
+
+def test_load_fetches_only_what_the_local_disk_does_not_hold(tmp_path):
+    """Catches a whole download after a failed batch, a restarted engine or a moved store."""
+    here, there = RocksDBShim(tmp_path), RocksDBShim(tmp_path)
+    other_scratch = str(tmp_path / "statestore-scratch-2")
+    with EngineProcess(here.scratch) as engine:
+        for number in range(4):
+            here.commit(engine, rows(number))
+        assert engine.call("load", **here.load())["files_read"] == 0
+        before = engine.call("load", **here.load(3))
+        assert (before["files_read"], len(in_view(before))) == (0, 3)
+
+        engine.process.kill()
+        engine.process.wait()
+
+    with EngineProcess(here.scratch) as engine, EngineProcess(other_scratch) as other:
+        assert engine.call("load", **here.load())["files_read"] == 0
+        there.parent, there.num_keys = here.parent, here.num_keys
+        assert other.call("load", **here.load())["files_read"] == 4
+        for number in (4, 5):
+            there.commit(other, rows(number))
+        moved = engine.call("load", **there.load())
+
+        assert (moved["files_read"], len(in_view(moved))) == (2, 6)
+
+
+def test_view_can_be_read_when_its_directory_is_gone(tmp_path):
+    """Catches a reader of a version that fails when the engine removes it."""
+    shim = RocksDBShim(tmp_path)
+    with EngineProcess(shim.scratch) as engine:
+        view = View(shim.commit(engine, rows(*range(1000)))["view"])
+        directories = [shim.commit(engine, rows(1000 + n))["view"] for n in range(8)]
+
+        assert sum(Path(path).exists() for path in directories) < 8
+        assert len(list(view.scan(0, b""))) == 1000
+
+
+@pytest.mark.parametrize("incremental", [True, False])
+def test_bytes_of_a_commit(tmp_path, incremental):
+    """Catches a commit that writes more than its batch, and a full one that leans on others."""
+    options = StateStoreOptions(fsync_enabled=False, rocksdb_incremental=incremental)
+    num_keys, num_updates = 40_000, 2_000
+    root = str(tmp_path)
+    with statestore.open_store(root, options=options, backend="rocksdb") as store:
+        batch = store.begin()
+        for number in range(num_keys):
+            batch.put(b"key-%012d" % number, os.urandom(100))
+        batch.commit()
+        batch = store.begin()
+        for number in range(0, num_keys, num_keys // num_updates):
+            batch.put(b"key-%012d" % number, os.urandom(100))
+        batch.commit()
+        expected = list(store.scan())
+    first, second = (SealedFile(f"{root}/state/0/0/{version}.delta.sst") for version in (1, 2))
+    changed = num_updates * (16 + 100)
+
+    if incremental:
+        assert second.size <= 1.1 * changed + 4096
+        assert second.size <= 0.1 * first.size
+        assert [ref.version for ref in second.trailer.files] == [1]
+    else:
+        assert second.size >= 0.9 * first.size
+        assert second.trailer.files == ()
+        Path(first.path).unlink()
+    assert load(root, 2) == expected
+
+
+def test_commit_of_another_backends_checkpoint_is_refused(tmp_path):
+    """Catches one backend going on where another one stopped, with half of the state."""
+    with statestore.open_store(str(tmp_path), options=OPTIONS) as store:
+        batch = store.begin()
+        batch.put(b"a", b"1")
+        batch.commit()
+
+    with pytest.raises(StateStoreError, match="backend-changed"):
+        statestore.open_store(str(tmp_path), version=1, options=OPTIONS, backend="rocksdb")
+
+
+def test_merge_does_not_hold_up_commits(tmp_path):
+    """Catches a commit that waits for the merging of durable files: all of them are made first."""
+    shim = RocksDBShim(tmp_path, rocksdb_merge_min_files=2)
+    with EngineProcess(shim.scratch) as engine:
+        shim.commit(engine, [Row(n % G, 0, PUT, b"%08d" % n, b"w" * 50) for n in range(150_000)])
+        request = shim.request(rows(999_999_99))
+        request["force_snapshot"] = True
+        shim.committed(request, engine.call("commit", **request))
+        in_flight = 0
+        for number in range(5):
+            shim.commit(engine, rows(200_000 + number))
+            in_flight += engine.call("status")["snapshots_in_flight"]
+        assert in_flight > 0, "the merge was over before a commit: the test tests nothing"
+        deadline = time.monotonic() + 60
+        while engine.call("status")["snapshots_in_flight"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        reply = shim.commit(engine, rows(300_000))
+        assert len(in_view(reply)) == 150_007

@@ -1,0 +1,211 @@
+"""The heap backend: state as durable as its driver, not less and not more, and of bounded size."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from statestore.checkpoint.layout import StoreLocation
+from statestore.checkpoint.restore import restore_version
+from statestore.codec.trailer import StoreName
+from statestore.io.driver_memory import DriverMemoryFileIO
+from statestore.io.memory_address import MemoryAddress
+from statestore.store.table import Table
+
+from .conftest import MakeLane
+from .harness import HDFS, HEAP, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan, wait_for
+from .job import ENDLESS, SHORT
+from .job_process import Job
+from .processes import checkpoint_memories, descendants
+from .queries import AGGREGATION, WATERMARK_DEDUP, generate_events, one_input
+
+pytestmark = pytest.mark.ours
+
+EMPTY = {f"{STATE_STORE}.heap.onDriverLoss": "empty"}
+
+
+@pytest.fixture
+def memory(spark: SparkSession, tmp_path: Path) -> Callable[[], DriverMemoryFileIO]:
+    """Returns a function that opens the memory of the shared application's driver."""
+
+    def open_memory() -> DriverMemoryFileIO:
+        address = spark._jvm.io.statestore.engine.CheckpointMemory.address("embedded")
+        cache = tmp_path / "cache"
+        cache.mkdir(exist_ok=True)
+        fields = (address.get(name) for name in ("host", "port", "token"))
+        host, port, token = (field.asText() for field in fields)
+        return DriverMemoryFileIO(MemoryAddress(host, int(port), token), str(cache))
+
+    return open_memory
+
+
+def _kill_memory() -> None:
+    (pid,) = checkpoint_memories(descendants(os.getpid()))
+    os.kill(pid, signal.SIGKILL)
+
+
+def _refusal(lane: Lane) -> str:
+    with pytest.raises(StreamingQueryException) as raised:
+        lane.run()
+    text = str(raised.value)
+    assert "To fix: " in text, text
+    return text
+
+
+def _location(io: DriverMemoryFileIO, lane: Lane, partition: int) -> StoreLocation:
+    return StoreLocation(io, str(lane.checkpoint / "state"), StoreName(0, partition))
+
+
+def _state_bytes(location: StoreLocation, version: int) -> int:
+    table = Table.from_restored(restore_version(location, version, None))
+    return sum(len(key) + len(value) for key, value in table.scan(0))
+
+
+def _num_batches(lane: Lane) -> int:
+    return len(list((lane.checkpoint / "commits").glob("[0-9]*")))
+
+
+def test_state_may_grow_to_the_limit_and_not_beyond(
+    make_lane: MakeLane, memory: Callable[[], DriverMemoryFileIO]
+) -> None:
+    """Catches a size that drifts from what the state holds, over updates, evictions and loads, and
+    a refused commit that takes the version before with it.
+    """
+    batches = [
+        {"events": generate_events("events", batch, num_rows=num_rows)}
+        for batch, num_rows in enumerate((20, 30, 120, 10))
+    ]
+    query = replace(WATERMARK_DEDUP, plan=[batches[:2], batches[2:]])
+    first = make_lane(query, HEAP)
+    run_plan(first)
+    locations = [_location(memory(), first, partition) for partition in range(NUM_PARTITIONS)]
+    sizes = [
+        max(_state_bytes(location, version) for location in locations)
+        for version in range(1, _num_batches(first) + 1)
+    ]
+    largest = max(sizes)
+    assert sizes[0] < largest > sizes[-1], "the state only grew: the test tests nothing"
+
+    limit = f"{STATE_STORE}.heap.maxStateBytes"
+    lane = make_lane(query, HEAP, {limit: str(largest - 1)})
+    lane.run(*query.plan[0])
+    lane.feed(*query.plan[1])
+    text = _refusal(lane)
+    assert "[state-too-large]" in text
+    assert f"state_bytes={largest}, max_state_bytes={largest - 1}" in text
+    assert "filesystem or rocksdb" in text
+    assert limit in text
+    lane.conf[limit] = str(largest)
+    lane.run()
+
+    assert lane.batches == first.batches
+
+
+def test_killed_memory_is_told_by_name(make_lane: MakeLane, application_root: Path) -> None:
+    """Catches a query that hangs, goes on from nothing, or cannot be told to."""
+    query = replace(AGGREGATION, plan=one_input(2, 2))
+    lane, unharmed = make_lane(query, HEAP), make_lane(query, HDFS)
+    run_plan(unharmed)
+    lane.run(*query.plan[0])
+    lane.feed(*query.plan[1])
+
+    lane.before_batch = lambda batch_id: _kill_memory()
+    during = _refusal(lane)
+    lane.before_batch = lambda batch_id: None
+    restarted = _refusal(lane)
+
+    for text in (during, restarted):
+        assert "[driver-lost]" in text
+        assert "filesystem or rocksdb" in text
+        assert "heap.onDriverLoss" in text
+    assert lane.batches == {batch: unharmed.batches[batch] for batch in (0, 1)}
+    lane.conf |= EMPTY
+    lane.run()
+    fresh = make_lane(replace(query, plan=query.plan[1:]), HDFS)
+    run_plan(fresh)
+    assert [lane.batches[batch] for batch in (2, 3)] == [fresh.batches[batch] for batch in (0, 1)]
+    assert "the query goes on from empty state" in (application_root / "spark.log").read_text()
+
+
+def test_new_query_runs_after_the_memory_was_killed(make_lane: MakeLane) -> None:
+    """Catches an application whose heap backend never recovers."""
+    query = replace(AGGREGATION, plan=one_input(1, 1))
+    run_plan(make_lane(query, HEAP))
+    _kill_memory()
+    lanes = make_lane(query, HDFS), make_lane(query, HEAP)
+
+    run_plan(*lanes)
+
+    assert_same(*lanes)
+
+
+def test_memory_keeps_what_is_retained_only(
+    make_lane: MakeLane, memory: Callable[[], DriverMemoryFileIO]
+) -> None:
+    """Catches a driver that fills up: no snapshot, or nothing deleted."""
+    conf = {
+        f"{STATE_STORE}.unloadOnCommit": "true",
+        f"{STATE_STORE}.snapshot.maxChainLength": "3",
+        "spark.sql.streaming.minBatchesToRetain": "2",
+    }
+    lane = make_lane(replace(AGGREGATION, plan=one_input(12)), HEAP, conf)
+
+    run_plan(lane)
+
+    for partition in range(NUM_PARTITIONS):
+        location = _location(memory(), lane, partition)
+        names = [info.name for info in location.io.list(location.directory)]
+        assert any("snapshot" in name for name in names)
+        assert min(int(name.split(".")[0].split("_")[0]) for name in names) > 1
+        assert not list(Path(location.directory).rglob("*.arrows"))
+
+
+def test_rows_equal_built_in_when_an_executor_is_killed(
+    start_job: Callable[..., Job], make_lane: MakeLane
+) -> None:
+    """Catches state that is with an executor, executors that do not find the driver's memory, and
+    a token that others can read.
+    """
+    job = start_job("heap_cluster")
+    reference = make_lane(SHORT, HDFS)
+    run_plan(reference)
+
+    report = job.report()
+
+    batches = {int(batch): rows for batch, rows in report["batches"].items()}
+    assert batches == reference.batches
+    assert all(report["killed"]), report["killed"]
+    assert report["state_rows"] == reference.counts("numRowsTotal")[max(batches)][0]
+    assert len(report["memories"]) == 1
+    assert report["token_in_processes"] == []
+    assert report["token_in_logs"] == []
+    assert report["left"] == []
+    assert report["scratch_left"] == []
+
+
+def test_killed_driver_is_told_by_name(start_job: Callable[..., Job], make_lane: MakeLane) -> None:
+    """Catches a restart that starts from nothing unasked, and one that cannot when asked."""
+    job = start_job("endless", provider=HEAP, master="local[2]")
+    wait_for(lambda: job.num_batches() > 3, "the third batch", timeout_s=60)
+    assert checkpoint_memories(job.pids())
+    os.kill(job.driver(), signal.SIGKILL)
+    wait_for(lambda: not checkpoint_memories(job.pids()), "the end of the memory", timeout_s=10)
+
+    report: dict[str, Any] = start_job("resume_lost").report()
+
+    assert "[driver-lost]" in report["error"]
+    assert report["batches_before"] == {}
+    batches = {int(batch): rows for batch, rows in report["batches"].items()}
+    first, last = min(batches), max(batches)
+    assert first >= 3
+    fresh = make_lane(replace(ENDLESS, plan=[ENDLESS.plan[0][first : last + 1]]), HDFS)
+    run_plan(fresh)
+    assert [batches[batch] for batch in sorted(batches)] == list(fresh.batches.values())
