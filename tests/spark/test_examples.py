@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.store_comparison import STORES
 from statestore.spark.jar import find_jar
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,10 +94,13 @@ def test_edit_diffs_go_on_when_restarted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(620)
 def test_demo_compares_equal_when_killed_twice() -> None:
     """Catches whatever the demo would: a query that dies with its engine, a wrong row."""
-    output = run_example("demo.py", timeout_s=400)
+    output = run_example("demo.py", timeout_s=600)
 
     assert "killed the query with -9" in output
+    for store in STORES:
+        (row,) = [line for line in output.splitlines() if line.startswith(f"  {store.title}  ")]
+        assert row.split()[-2:] == ["16,119", "0"]
     assert output.splitlines()[-1].startswith("every result row equals the batch computation's")
