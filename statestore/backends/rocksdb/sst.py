@@ -69,8 +69,8 @@ class Memory:
         made.create_if_missing(True)
         table = BlockBasedOptions()
         table.set_block_cache(self.cache)
-        # In pieces, so that a cache smaller than all filters still serves a lookup by reading blocks
-        # of the usual size.
+        # In pieces, so that a cache smaller than all filters still serves a lookup by reading a few
+        # small blocks.
         table.set_index_type(BlockBasedIndexType.two_level_index_search())
         table.set_partition_filters(True)
         table.set_cache_index_and_filter_blocks(True)

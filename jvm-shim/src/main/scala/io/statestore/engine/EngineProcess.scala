@@ -163,7 +163,9 @@ private[engine] object EngineProcess {
 
     val hello = Json.obj().put("version", Resources.version).put("protocol", ProtocolVersion)
       .put("scratch", scratch.getPath)
-    files.foreach(offer => hello.putObject("files").put("port", offer.port).put("token", offer.token))
+    files.foreach { offer =>
+      hello.putObject("files").put("port", offer.port).put("token", offer.token)
+    }
     try {
       process.getOutputStream.write(s"$token\n${Json.write(hello)}\n".getBytes(UTF_8))
       process.getOutputStream.flush()

@@ -60,8 +60,8 @@ private[statestore] object StoreMetrics {
     GetCount, PutCount, FileSyncMs, DeltaWriteMs, LoadMs, LoadSnapshotMs, ReplayMs, ReplayFiles,
     BytesRead, BytesWritten, InternalKeys, ExternalFamilies, InternalFamilies, ForceSnapshots,
     DeltaRows, DeltaDeletes, DeltaBytes, VersionBytes, EngineRss, EngineMs, PublishMs, ApplyMs,
-    EngineCalls, SnapshotVersion, SnapshotBytes, SnapshotMs, Snapshots, FilesRead, RollBacks, OverlayBytes,
-    SpilledRuns, NotRescalable) ++ Requests.map(_._2)
+    EngineCalls, SnapshotVersion, SnapshotBytes, SnapshotMs, Snapshots, FilesRead, RollBacks,
+    OverlayBytes, SpilledRuns, NotRescalable) ++ Requests.map(_._2)
 
   val SnapshotLastUploaded = StateStoreSnapshotLastUploadInstanceMetric()
 }
