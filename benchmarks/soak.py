@@ -43,7 +43,7 @@ CHAIN_LENGTH = 10
 MAINTENANCE_S = 2
 POLL_S = 0.02
 STALL_S = 300
-MAX_SAMPLE_EVERY = 100
+SAMPLE_EVERY = 100
 MIN_SAMPLES = 15
 
 GROWTH = 1.1
@@ -121,10 +121,11 @@ def soak(backend: str, num_batches: int, work: Path) -> dict[str, Any]:
     """
     spark = start_session(backend, work)
     query = start_query(spark, work)
-    every = max(1, min(MAX_SAMPLE_EVERY, num_batches // MIN_SAMPLES))
+    num_samples = max(MIN_SAMPLES, num_batches // SAMPLE_EVERY)
     samples = []
     started, before = time.monotonic(), 0
-    for batch in range(every, num_batches + 1, every):
+    for number in range(1, num_samples + 1):
+        batch = num_batches * number // num_samples
         wait_for_batch(query, batch)
         now = time.monotonic()
         figures = sample(spark, work)

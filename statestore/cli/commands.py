@@ -81,7 +81,7 @@ def doctor(
         if output == "text":
             fix = f". To fix: {check.to_fix}" if check.to_fix else ""
             click.echo(f"{check.status.upper():<5}{check.name}: {check.detail}{fix}")
-    is_ok = all(check.status == "ok" for check in checks)
+    is_ok = all(check.status != "fail" for check in checks)
     if output == "json":
         click.echo(json.dumps({"ok": is_ok, "checks": [asdict(check) for check in checks]}))
     ctx.exit(0 if is_ok else 1)

@@ -57,7 +57,8 @@ class Check:
 
     Attributes:
         name: What was checked.
-        status: `skip` when it could not be tried, because of a check that failed.
+        status: `skip` when it could not be tried, because of a check that failed, or because only
+            a running Spark can.
         detail: What was found.
         to_fix: What the reader should do; "" unless it failed.
     """
@@ -107,7 +108,12 @@ class Diagnosis:
         yield self._check("jar", check_jar)
         yield self._check("python", self._check_python)
         yield self._check("engine", self._check_engine, needs=("spark", "jar", "python"))
-        if self._storage is not None:
+        if self._storage is None:
+            return
+        scheme = scheme_of(self._storage)
+        if scheme not in ("file", "s3"):
+            yield Check("storage", "skip", f"not tried: {scheme} is opened by Spark's Hadoop only")
+        else:
             with StorageProbe(self._storage, self._options, self._clock) as probe:
                 for step in probe.steps:
                     yield self._check(f"storage {step.name}", step.run, needs=step.needs)

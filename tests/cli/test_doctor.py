@@ -136,12 +136,14 @@ def test_directory_that_cannot_be_written_fails_with_its_path(tmp_path: Path) ->
     assert "To fix: " in line
 
 
-def test_scheme_that_is_not_supported_fails(tmp_path: Path) -> None:
-    """Catches a traceback where the storage cannot even be opened."""
-    result = doctor("--storage=nosuch://host/state", "--output=json")
+def test_storage_that_only_spark_opens_is_not_tried_and_says_so() -> None:
+    """Catches a failure that nobody can fix, and a storage that is called well unseen."""
+    result = doctor("--storage=hdfs://host/state", "--output=json")
 
-    assert result.exit_code == 1
-    assert failed(result) == ["storage write"]
+    assert result.exit_code == 0, result.output
+    assert list(checks(result)) == [*ALL[:5], "storage"]
+    assert checks(result)["storage"]["status"] == "skip"
+    assert "hdfs" in checks(result)["storage"]["detail"]
 
 
 def test_python_without_packages_fails_with_the_pip_line(tmp_path: Path) -> None:
