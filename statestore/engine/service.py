@@ -68,6 +68,7 @@ class EngineService:
         self._lock = threading.Lock()
         self._sessions: dict[tuple[str, StoreLocation], Session] = {}
         self._rocksdb_memory: Memory | None = None
+        self._rocksdb_names: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
         self._operations = {
             "load": self._load,
@@ -157,6 +158,10 @@ class EngineService:
                 self._rocksdb_memory = Memory(request.options().rocksdb_memory_bytes)
         place = f"{request.options().checkpoint_storage} {request.root()} {location.path('')}"
         name = hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
+        with self._lock:
+            # The same store by other credentials is another session, with a database of its own.
+            self._rocksdb_names[name] += 1
+            name = f"{name}-{self._rocksdb_names[name]}"
         directory = f"{self._scratch_directory}/rocksdb/{name}"
         return RocksDBVersions(location, self._clock, directory, self._rocksdb_memory)
 
@@ -229,7 +234,7 @@ class EngineService:
         if request.get_optional("parent", dict) is None:
             self._storages.claim(request)
         session = self._session(request)
-        published, times, snapshot = session.commit(
+        published, times, snapshot, view = session.commit(
             request.new_version(),
             delta.get("path", str),
             delta.get("length", int),
@@ -245,7 +250,7 @@ class EngineService:
             "rss_share_bytes": self._rss_share_bytes(),
             "requests": self._requests(session),
             "snapshot": _snapshot(snapshot),
-            "view": session.versions.view(published.trailer.version_ref),
+            "view": view,
         }
 
     def _rss_share_bytes(self) -> int:
@@ -275,9 +280,13 @@ class EngineService:
             request.get("end_version", int),
             request.get_optional("checkpoint_id", str),
         )
+        is_copied = request.backend(BACKENDS) == "rocksdb"
         return {
             "column_families": _families(head.trailer.column_families),
-            "files": [{"version": version, **_file(file)} for version, file in files],
+            "files": [
+                {"version": version, "temporary": is_copied, **_file(file)}
+                for version, file in files
+            ],
         }
 
     def _close(self, request: Request) -> Reply:

@@ -96,15 +96,16 @@ class Session:
         options: StateStoreOptions,
         *,
         force_snapshot: bool,
-    ) -> tuple[PublishedFile, CommitTimes, SnapshotStatus]:
+    ) -> tuple[PublishedFile, CommitTimes, SnapshotStatus, str | None]:
         """Make a version durable, start a snapshot when it is due; see StoreVersions.commit."""
         with self._turn:
             published, times = self.versions.commit(new, local_path, arrow_length, options)
+            view = self.versions.view(published.trailer.version_ref)
         if force_snapshot or self.versions.is_snapshot_due(published, options):
             flight = self._start_snapshot(published, options)
             if flight is not None:
                 flight.add_done_callback(_log_failure)
-        return published, times, self.versions.snapshot_status
+        return published, times, self.versions.snapshot_status, view
 
     def maintain(
         self,
@@ -131,10 +132,11 @@ class Session:
     def close(self) -> None:
         """Let go of what takes memory; a later call opens the store again.
 
-        Calls and a snapshot that are under way go on: another provider instance of the store may
-        have made them. The newest snapshot stays known, so that the next commit can name it.
+        Waits for a call that is under way, which another provider instance of the store may have
+        made; a snapshot goes on. The newest snapshot stays known, for the next commit to name.
         """
-        self.versions.forget_heads()
+        with self._turn:
+            self.versions.forget_heads()
 
     def _start_snapshot(
         self, head: PublishedFile, options: StateStoreOptions

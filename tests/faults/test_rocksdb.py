@@ -173,6 +173,48 @@ def test_load_fetches_only_what_the_local_disk_does_not_hold(tmp_path):
         assert (moved["files_read"], len(in_view(moved))) == (2, 6)
 
 
+def test_store_closed_beside_its_commits_keeps_every_row(tmp_path):
+    """Catches a provider of an older run closing the database under a commit of the next one."""
+    shim = RocksDBShim(tmp_path)
+    is_over = threading.Event()
+    num_closed = []
+
+    def close():
+        while not is_over.wait(0.001):
+            engine.call("close", store=shim.store, backend="rocksdb")
+            num_closed.append(1)
+
+    with EngineProcess(shim.scratch) as engine:
+        shim.commit(engine, rows(*range(100)))
+        closer = threading.Thread(target=close)
+        closer.start()
+        try:
+            for number in range(100, 140):
+                reply = shim.commit(engine, rows(number))
+                assert len(in_view(reply)) == number + 1
+        finally:
+            is_over.set()
+            closer.join()
+        assert num_closed
+
+
+def test_changes_of_versions_written_whole_are_refused(tmp_path):
+    """Catches a change feed that shows the state as changes."""
+    shim = RocksDBShim(tmp_path, rocksdb_incremental=False)
+    with EngineProcess(shim.scratch) as engine:
+        for number in range(3):
+            shim.commit(engine, rows(number))
+        with pytest.raises(AssertionError, match="written whole"):
+            engine.call(
+                "changes",
+                store=shim.store,
+                backend="rocksdb",
+                start_version=1,
+                end_version=3,
+                options=shim.options,
+            )
+
+
 def test_view_can_be_read_when_its_directory_is_gone(tmp_path):
     """Catches a reader of a version that fails when the engine removes it."""
     shim = RocksDBShim(tmp_path)

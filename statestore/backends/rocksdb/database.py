@@ -73,19 +73,19 @@ class LocalDatabase:
         It stays at least until three other views were made or returned.
         """
         path = self._views.pop(version, None)
-        if path is not None:
-            self._views[version] = path
+        if path is None or not Path(path, _VERSION_FILE).exists():
+            return None
+        self._views[version] = path
         return path
 
     def get(self, key: bytes) -> bytes | None:
         """Return the encoded value of an encoded key at the database's version."""
-        value: bytes | None = None if self._db is None else self._db.get(key)
+        value: bytes | None = self._require().get(key)
         return value
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield every encoded row in key order, at the database's version."""
-        if self._db is not None:
-            yield from self._db.items()
+        yield from self._require().items()
 
     def begin_empty(self) -> None:
         """Go to the empty state.
@@ -100,11 +100,14 @@ class LocalDatabase:
         """Go to a version that has a view.
 
         Raises:
-            StorageError: The local disk failed; the database is at no version.
+            StorageError: The local disk failed; the database is at no version, and the view is
+                given up.
         """
+        path = self._views.pop(version)
         with local_errors("rewind the local database", str(self.directory)):
-            self._open(self._views[version])
-            self._at = version
+            self._open(path)
+        self._views[version] = path
+        self._at = version
 
     def ingest(self, sst_paths: Sequence[str], version: VersionRef) -> str:
         """Bring the database to a version and return the directory of its view.
@@ -116,8 +119,8 @@ class LocalDatabase:
         Raises:
             StorageError: The local disk failed; the database is at no version.
         """
+        database = self._require()
         with local_errors("ingest into the local database", str(self.directory)):
-            database = self._db or self._open(None)
             self._at = None
             if sst_paths:
                 move = IngestExternalFileOptions()
@@ -132,11 +135,18 @@ class LocalDatabase:
 
     def compact(self) -> None:
         """Compact the whole database; views are not touched."""
-        if self._db is not None:
-            self._db.compact_range(None, None)
+        self._require().compact_range(None, None)
+
+    def shrink(self) -> None:
+        """Close the database and keep of what is on disk only the view last used."""
+        self.close()
+        for version in list(self._views)[:-1]:
+            shutil.rmtree(self._views.pop(version), ignore_errors=True)
+        if self._path is not None:
+            shutil.rmtree(self._path, ignore_errors=True)
 
     def close(self) -> None:
-        """Close the database; what is on disk stays and can be opened again."""
+        """Close the database; what is on disk stays."""
         database, self._db, self._at = self._db, None, None
         if database is not None:
             with suppress(DbClosedError):
@@ -148,14 +158,26 @@ class LocalDatabase:
         self._views.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    def _require(self) -> Rdict:
+        if self._db is None:
+            raise StorageError(
+                "the local database is not open",
+                directory=str(self.directory),
+                to_fix="let the batch run again; the local database is built anew",
+            )
+        return self._db
+
     def _adopt(self) -> None:
         """Take over the views of an engine that died; its database may be in any state."""
         found: list[tuple[VersionRef, str]] = []
         for path in self.directory.iterdir():
             try:
                 version = VersionRef(**json.loads((path / _VERSION_FILE).read_text()))
-                found.append((version, str(path)))
             except (OSError, ValueError, TypeError):
+                version = None
+            if version is not None and path.name.startswith("view-"):
+                found.append((version, str(path)))
+            else:
                 shutil.rmtree(path, ignore_errors=True)
         self._views = dict(sorted(found, key=lambda view: view[0].version))
 

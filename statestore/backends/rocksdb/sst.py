@@ -85,6 +85,8 @@ class Memory:
         made.set_max_background_jobs(2)
         made.set_keep_log_file_num(1)
         made.set_max_log_file_size(1 << 20)
+        # Every view has a copy.
+        made.set_max_manifest_file_size(1 << 20)
         return made
 
 

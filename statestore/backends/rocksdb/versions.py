@@ -8,6 +8,7 @@ when it cannot be brought to a version.
 from __future__ import annotations
 
 import logging
+import tempfile
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +51,7 @@ from statestore.codec.rows import SCHEMA, batch_from_rows, split_for_blocks
 from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import StateFile, describe_stream
 from statestore.codec.trailer import Block, VersionRef, compute_lineage
-from statestore.core.errors import FencedError, NotFoundError, StorageError
+from statestore.core.errors import FencedError, IncompatibleError, NotFoundError, StorageError
 from statestore.core.key_groups import resolve_max_parallelism
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class RocksDBVersions:
         self._heads: OrderedDict[tuple[int, str], PublishedFile] = OrderedDict()
         self._retained: dict[VersionRef, _Retained] = {}
         self._merges: tuple[Merge, ...] = ()
+        self._num_loads = 0
         self._announced: frozenset[str] = frozenset()
         """Names that a merge under way may publish."""
         self._status = SnapshotStatus()
@@ -182,8 +184,9 @@ class RocksDBVersions:
                 pass
         loaded = self._bring_to(head, options)
         with self._lock:
-            # Whoever had the store in between may have deleted what was merged here.
+            # Whoever had the store in between may have deleted what was merged here, or is now.
             self._merges = ()
+            self._num_loads += 1
         self._remember(head)
         return loaded
 
@@ -304,7 +307,7 @@ class RocksDBVersions:
         with self._lock:
             self._heads.clear()
         if self._database is not None:
-            self._database.close()
+            self._database.shrink()
 
     def is_snapshot_due(self, head: PublishedFile, options: StateStoreOptions) -> bool:
         """Return whether files of a version should be merged."""
@@ -333,6 +336,7 @@ class RocksDBVersions:
         sources = files_to_merge(chain, options.rocksdb_merge_min_files) or chain
         at = head.trailer.version_ref
         with self._lock:
+            num_loads = self._num_loads
             self._announced = frozenset(
                 self.location.summary_name(kind, at.version, at.checkpoint_id)
                 for kind in ("snapshot", "merged")
@@ -347,7 +351,8 @@ class RocksDBVersions:
             sync=options.fsync_enabled,
         )
         with self._lock:
-            self._merges = (*self._merges, Merge(sources, merged.ref))
+            if num_loads == self._num_loads:
+                self._merges = (*self._merges, Merge(sources, merged.ref))
             self._status = SnapshotStatus(
                 merged.ref.version,
                 merged.ref.size,
@@ -391,18 +396,29 @@ class RocksDBVersions:
         """
         head = read_delta_trailer(self.location, end_version, checkpoint_id)
         found = []
+        parent = Path(self._local_directory).parent
+        with local_errors("write to the local disk", str(parent)):
+            parent.mkdir(parents=True, exist_ok=True)
+            directory = tempfile.mkdtemp(prefix="changes-", dir=parent)
         for version, _ in self._lineage(head, start_version, is_whole=True):
             file = read_delta_trailer(self.location, version.version, version.checkpoint_id)
-            path = f"{self._local_directory}/changes-{version.version}.arrows"
-            found.append((version.version, self._write_changes(file, path)))
+            if file.trailer.parent is not None and not file.trailer.files:
+                raise IncompatibleError(
+                    "a version was written whole: its changes are not known",
+                    store=str(self.location.store),
+                    version=version.version,
+                    to_fix="leave out spark.sql.streaming.stateStore.rocksdb.incremental=false for "
+                    "a query whose change feed is to be read",
+                )
+            found.append((version.version, self._write_changes(file, directory)))
         return head, found[::-1]
 
-    def _write_changes(self, file: PublishedFile, path: str) -> StateFile:
-        """Write the rows of a delta as an Arrow file, sorted by key, and open it."""
+    def _write_changes(self, file: PublishedFile, directory: str) -> StateFile:
+        """Write the rows of a delta as an Arrow file, which its reader deletes, and open it."""
         trailer = file.trailer
+        path = f"{directory}/{trailer.version}.arrows"
         with local_errors("write to the local disk", path):
-            Path(self._local_directory).mkdir(parents=True, exist_ok=True)
-            rows = list(read_rows(self.location, file.ref, self._memory, self._local_directory))
+            rows = list(read_rows(self.location, file.ref, self._memory, directory))
             batch = batch_from_rows(rows, trailer.max_parallelism)
             with ipc.new_stream(path, SCHEMA) as stream:
                 for block in split_for_blocks(batch):
@@ -421,9 +437,7 @@ class RocksDBVersions:
         if parent is None:
             database.begin_empty()
         elif database.at != parent.trailer.version_ref:
-            self._bring_to(parent, options)
-            if database.at != parent.trailer.version_ref:
-                database.rewind(parent.trailer.version_ref)
+            self._advance(database, parent)
         return database
 
     def _open_database(self, options: StateStoreOptions) -> LocalDatabase:
@@ -439,19 +453,34 @@ class RocksDBVersions:
         view = database.view(target)
         if view is not None:
             return LocalVersion(head, view, refs, 0, 0)
+        return self._advance(database, head)
+
+    def _advance(self, database: LocalDatabase, head: PublishedFile) -> LocalVersion:
+        """Bring the database itself to a version, from the nearest state that is there."""
+        target = head.trailer.version_ref
+        refs = (*head.trailer.files, head.ref)
         try:
             start = self._go_near(database, refs)
-            view = self._ingest(database, refs[start:], target)
+        except StorageError as error:
+            start = self._begin_anew(database, error)
+        paths = self._fetch_all(database, refs[start:])
+        try:
+            view = database.ingest(paths, target)
         except StorageError as error:
             if start == 0:
                 raise
-            logger.warning("local database is built anew: store=%s, error=%s",
-                           self.location.store, error)  # fmt: skip
-            database.forget()
-            start = 0
-            view = self._ingest(database, refs, target)
+            start = self._begin_anew(database, error)
+            view = database.ingest(self._fetch_all(database, refs), target)
         read = refs[start:]
         return LocalVersion(head, view, refs, len(read), sum(ref.size for ref in read))
+
+    def _begin_anew(self, database: LocalDatabase, error: StorageError) -> int:
+        logger.warning(
+            "local database is built anew: store=%s, error=%s", self.location.store, error
+        )
+        database.forget()
+        database.begin_empty()
+        return 0
 
     def _go_near(self, database: LocalDatabase, refs: tuple[FileRef, ...]) -> int:
         """Bring the database to the newest version on a chain that it holds.
@@ -475,22 +504,15 @@ class RocksDBVersions:
         database.begin_empty()
         return 0
 
-    def _ingest(
-        self, database: LocalDatabase, refs: tuple[FileRef, ...], target: VersionRef
-    ) -> str:
+    def _fetch_all(self, database: LocalDatabase, refs: tuple[FileRef, ...]) -> list[str]:
+        """Fetch, verify and lay out the SSTs of files, side by side; a file may have none."""
         directory = database.directory
-        with local_errors("write to the local disk", str(directory)):
-            directory.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(PARALLEL_FETCHES, "fetch") as pool:
-            found = list(
-                pool.map(
-                    lambda numbered: self._fetch(
-                        numbered[1], f"{directory}/.tmp-{numbered[0]}.sst"
-                    ),
-                    enumerate(refs),
-                )
+            found = pool.map(
+                lambda numbered: self._fetch(numbered[1], f"{directory}/.tmp-{numbered[0]}.sst"),
+                enumerate(refs),
             )
-        return database.ingest([path for path in found if path is not None], target)
+            return [path for path in found if path is not None]
 
     def _fetch(self, ref: FileRef, path: str) -> str | None:
         file = open_sst(self.location, ref)

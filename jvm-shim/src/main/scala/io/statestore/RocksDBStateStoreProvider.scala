@@ -29,7 +29,7 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
           counters: HandleCounters): CommittedView = view(
         version,
         reply.get("max_parallelism").asInt,
-        Option(reply.get("view")).filterNot(_.isNull).map(_.asText).orNull,
+        reply.get("view").asText,
         if (families.exists(_.name == context.defaultFamily.name)) families
         else families :+ context.defaultFamily,
         reply.get("num_keys").asLong,

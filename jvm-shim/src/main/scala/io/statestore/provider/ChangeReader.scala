@@ -27,6 +27,7 @@ private[statestore] final class ChangeReader(reply: ObjectNode, familyName: Stri
   private val codec = family.map(new KeyCodec(_)).orNull
   private val files = reply.get("files").elements.asScala
   private var open: StateFileReader = _
+  private var temporary: File = _ // the open file, where it is this reader's to delete
   private var changes: Iterator[Change] = Iterator.empty
 
   override protected def getNext(): Change = {
@@ -47,12 +48,16 @@ private[statestore] final class ChangeReader(reply: ObjectNode, familyName: Stri
   private def closeFile(): Unit = if (open != null) {
     open.close()
     open = null
+    if (temporary != null) temporary.delete()
+    temporary = null
   }
 
   private def read(file: JsonNode): Iterator[Change] = {
     val batchId = file.get("version").asLong - 1
-    val reader = new StateFileReader(new File(file.get("path").asText))
+    val path = new File(file.get("path").asText)
+    val reader = new StateFileReader(path)
     open = reader
+    if (file.get("temporary").asBoolean) temporary = path
     Iterator
       .continually(reader.nextBatch())
       .takeWhile(identity)

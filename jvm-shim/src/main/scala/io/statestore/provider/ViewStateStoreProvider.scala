@@ -251,9 +251,9 @@ abstract class ViewStateStoreProvider(backend: String)
       readOnly: Boolean,
       loadEmpty: Boolean): StoreHandle = loading(version) {
     if (version < 0) throw StateStoreInternals.unexpectedStateStoreVersion(version)
-    checkNotClosed("getStore")
     val counters = new HandleCounters
     lock.synchronized {
+      checkNotClosed("getStore")
       val view =
         if (loadEmpty) {
           forget(current) // it may show the very version that this store replaces

@@ -32,8 +32,8 @@ private[statestore] final class RocksDBView(
   import RocksDBView._
 
   private val settings = ReaderSettings.of(blockCacheBytes)
-  private val cache = new RowCache(rowCacheBytes)
   private var reader: VersionReader = open(path)
+  private val cache = new RowCache(rowCacheBytes)
   private val byName = mutable.LinkedHashMap.empty[String, Family]
   stored.foreach(add)
 
@@ -55,6 +55,7 @@ private[statestore] final class RocksDBView(
   override def heapBytes: Long = synchronized(cache.heapBytes)
 
   override def advance(to: ViewAdvance): Unit = synchronized {
+    if (to.path == null) throw new IllegalStateException("the engine kept no view of the version")
     val next = open(to.path)
     if (reader != null) reader.close()
     reader = next
@@ -183,6 +184,8 @@ private[statestore] final class RocksDBView(
       }
       false
     }
+
+    override def close(): Unit = rows.close()
 
     private def isBelow(bytes: Array[Byte]): Boolean = until == null ||
       RecordOrder.compareKeys(

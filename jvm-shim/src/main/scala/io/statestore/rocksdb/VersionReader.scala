@@ -43,6 +43,8 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
   final class RowIterator(rows: RocksIterator, from: Array[Byte]) {
     private var started = false
     private var ended = false
+    private var currentKey: Array[Byte] = _
+    private var currentValue: Array[Byte] = _
 
     /** Goes to the next row; false when there is none, and after the task's end. */
     def advance(): Boolean = VersionReader.this.synchronized {
@@ -52,14 +54,17 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
         if (!rows.isValid) {
           rows.status() // raises what made it invalid
           close()
+        } else {
+          currentKey = rows.key()
+          currentValue = rows.value()
         }
       }
       !ended
     }
 
-    def key: Array[Byte] = VersionReader.this.synchronized(rows.key())
+    def key: Array[Byte] = currentKey
 
-    def value: Array[Byte] = VersionReader.this.synchronized(rows.value())
+    def value: Array[Byte] = currentValue
 
     def close(): Unit = VersionReader.this.synchronized {
       if (!ended) rows.close()

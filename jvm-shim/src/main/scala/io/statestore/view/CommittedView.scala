@@ -85,4 +85,7 @@ private[statestore] abstract class CommittedCursor {
   val value = new BytesRef
 
   def advance(): Boolean
+
+  /** Gives up what the cursor holds beside memory; `advance` is not called again. */
+  def close(): Unit = ()
 }

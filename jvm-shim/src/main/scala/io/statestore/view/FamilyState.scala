@@ -151,18 +151,20 @@ private[statestore] final class FamilyState(
     }
 
   private def firstValues(cursor: PairCursor): StateStoreIterator[UnsafeRowPair] =
-    new StateStoreIterator(new Iterator[UnsafeRowPair] {
-      private var ready = cursor.advance()
+    new StateStoreIterator(
+      new Iterator[UnsafeRowPair] {
+        private var ready = cursor.advance()
 
-      override def hasNext: Boolean = ready
+        override def hasNext: Boolean = ready
 
-      override def next(): UnsafeRowPair = {
-        if (!ready) throw new NoSuchElementException("no more rows")
-        val pair = new UnsafeRowPair(cursor.key, cursor.values.next())
-        ready = cursor.advance()
-        pair
-      }
-    })
+        override def next(): UnsafeRowPair = {
+          if (!ready) throw new NoSuchElementException("no more rows")
+          val pair = new UnsafeRowPair(cursor.key, cursor.values.next())
+          ready = cursor.advance()
+          pair
+        }
+      },
+      () => cursor.close())
 
   private def everyValue(cursor: PairCursor): StateStoreIterator[UnsafeRowPair] =
     new StateStoreIterator(
@@ -172,7 +174,8 @@ private[statestore] final class FamilyState(
         .flatMap { at =>
           val key = at.key
           at.values.map(new UnsafeRowPair(key, _))
-        })
+        },
+      () => cursor.close())
 
   /** Every key, ordered where the family is. */
   private def allPairs(): PairCursor =
@@ -213,6 +216,8 @@ private[statestore] final class FamilyState(
         }
       if (own == 0) first else first ++ ownRows(ownPages, own)
     }
+
+    def close(): Unit = if (below != null) below.close()
 
     protected def isDelete(address: Int): Boolean = (ownPages.flags(address) & OpMask) == Delete
   }
