@@ -29,12 +29,21 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
           counters: HandleCounters): CommittedView = view(
         version,
         reply.get("max_parallelism").asInt,
-        reply.get("view").asText,
+        viewOf(version, reply),
         if (families.exists(_.name == context.defaultFamily.name)) families
         else families :+ context.defaultFamily,
         reply.get("num_keys").asLong,
         reply.get("num_internal_keys").asLong,
         keyGroupFilter(reply))
+
+      /** Directory of a version's view, null for version 0 only, which has none. */
+      private def viewOf(version: ViewVersion, reply: ObjectNode): String = {
+        val path = Option(reply.get("view")).filterNot(_.isNull).map(_.asText).orNull
+        if (path == null && version.number > 0L) {
+          throw new IllegalStateException(s"the engine kept no view of version ${version.number}")
+        }
+        path
+      }
 
       private def view(
           version: ViewVersion,
