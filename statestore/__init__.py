@@ -15,7 +15,9 @@ from statestore.core.version import __version__
 if TYPE_CHECKING:
     from statestore.core.errors import StateStoreError
     from statestore.core.options import StateStoreOptions
+    from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
     from statestore.spark.configuration import configure
+    from statestore.spark.driver_memory import driver_memory
     from statestore.store.batch import Batch
     from statestore.store.store import Store, open_store
 
@@ -27,14 +29,24 @@ __all__ = [
     "Store",
     "__version__",
     "configure",
+    "driver_memory",
     "open_store",
+    "plan_rescale",
+    "plan_undo",
+    "rescale",
+    "undo_rescale",
 ]
 
 _HOMES = {
     "Batch": "statestore.store.batch",
     "Store": "statestore.store.store",
     "open_store": "statestore.store.store",
+    "plan_rescale": "statestore.operations.rescale",
+    "plan_undo": "statestore.operations.rescale",
+    "rescale": "statestore.operations.rescale",
+    "undo_rescale": "statestore.operations.rescale",
     "configure": "statestore.spark.configuration",
+    "driver_memory": "statestore.spark.driver_memory",
     "StateStoreError": "statestore.core.errors",
     "StateStoreOptions": "statestore.core.options",
 }

@@ -55,6 +55,7 @@ KINDS: dict[str, str] = {
     "checkpoint-exists": "a checkpoint that must not be replaced exists",
     "checkpoint-in-use": "a query is writing the checkpoint",
     "unfinished-operation": "an operation on the checkpoint was begun and not finished",
+    "unfinished-batch": "a batch of the query is planned and not committed",
     "not-rescalable": "a store's rows do not follow their key groups",
 }
 

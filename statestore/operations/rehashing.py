@@ -11,7 +11,7 @@ import hashlib
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -168,9 +168,7 @@ def _read_rows(
     """Yield the live rows of a version, each batch at most a few slices."""
     checkpoint_id = trailer.checkpoint_id if trailer.checkpoint_format >= 2 else None
     any_parallelism = replace(options, max_parallelism=0)
-    loaded = versions.load(
-        trailer.version, checkpoint_id, trailer.num_partitions, any_parallelism
-    )
+    loaded = versions.load(trailer.version, checkpoint_id, trailer.num_partitions, any_parallelism)
     if isinstance(loaded, RestoredVersion):
         yield from merge_runs(loaded.files, trailer.max_parallelism)
     else:
@@ -235,7 +233,8 @@ def _hashed_anew(batch: pa.RecordBatch, trailer: Trailer, max_parallelism: int) 
                 to_fix="report it with the query's stateful operators; nothing was changed",
             )
         groups[of_family] = compute_key_groups(keys, name, family, max_parallelism)
-    columns = [from_numpy(groups, pa.uint16()), *batch.columns[1:]]
+    hashed: pa.Array[Any] = from_numpy(groups, pa.uint16())
+    columns: list[pa.Array[Any]] = [hashed, *batch.columns[1:]]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
@@ -318,9 +317,7 @@ class _Runs:
         rows = pa.Table.from_batches(batches)
         groups = np.concatenate([sort_group(batch, self._max_parallelism) for batch in batches])
         keys = pa.table([from_numpy(groups, pa.uint32()), rows.column(3)], names=["group", "key"])
-        order = pc.sort_indices(
-            keys, sort_keys=[("group", "ascending"), ("key", "ascending")]
-        )
+        order = pc.sort_indices(keys, sort_keys=[("group", "ascending"), ("key", "ascending")])
         path = f"{self._directory}/run-{self._num_runs}"
         self._num_runs += 1
         with named_errors("write a sorted run to the scratch directory", path):

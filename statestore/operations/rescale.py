@@ -17,16 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from statestore.checkpoint import rescaling
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.rescale_refs import find_refs
-from statestore.checkpoint.rescaling import (
-    RescaledStore,
-    estimate_reads,
-    plan_rescale as plan_store,
-    read_trailers,
-    undo_rescaled_version,
-    write_rescaled_version,
-)
 from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.trailer import StoreName
 from statestore.core.errors import InvalidArgumentError
@@ -194,7 +187,11 @@ def rescale(
     """Change the number of state partitions of a query that does not run.
 
     Args:
-        uri, num_partitions, options, io, memory: As `plan_rescale`.
+        uri: Checkpoint directory, as `plan_rescale` takes it.
+        num_partitions: Number of state partitions to have, 1 to 32768.
+        options: Options of the query, for its storage; defaults when None.
+        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+        memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
         report: Called with the number of stores done and of all of them.
 
     Returns:
@@ -222,7 +219,10 @@ def plan_undo(
     """Return what the undo of the newest rescale would do; changes nothing.
 
     Args:
-        uri, options, io, memory: As `plan_rescale`.
+        uri: Checkpoint directory, as `plan_rescale` takes it.
+        options: Options of the query, for its storage; defaults when None.
+        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+        memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
 
     Raises:
         InvalidArgumentError: The newest batch is not a rescale's: nothing can be undone, or no more
@@ -243,7 +243,10 @@ def undo_rescale(
     """Go back to the state partitions before the newest rescale, finished or not.
 
     Args:
-        uri, options, io, memory: As `plan_rescale`.
+        uri: Checkpoint directory, as `plan_rescale` takes it.
+        options: Options of the query, for its storage; defaults when None.
+        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+        memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
 
     Returns:
         What was done.
@@ -276,7 +279,7 @@ class _StoreChange:
     heads: Mapping[int, PublishedFile]
     way: Way
     max_parallelism: int
-    made_of: Mapping[int, RescaledStore] | None
+    made_of: Mapping[int, rescaling.RescaledStore] | None
 
 
 class _Rescale:
@@ -352,7 +355,7 @@ class _Rescale:
         if not is_whole and max_parallelism % self._num_partitions:
             way, max_parallelism = "rehash", default_max_parallelism(self._num_partitions)
         else:
-            made_of = plan_store(heads, self._num_partitions, is_whole=is_whole)
+            made_of = rescaling.plan_rescale(heads, self._num_partitions, is_whole=is_whole)
         operator_name = self._checkpoint.operator(operator).name
         return _StoreChange(operator, operator_name, name, heads, way, max_parallelism, made_of)
 
@@ -360,11 +363,12 @@ class _Rescale:
         if change.made_of is None:
             partitions = self._rehashed(change)
         else:
+
+            def read(item: tuple[int, rescaling.RescaledStore]) -> PartitionRead:
+                return self._read(change, *item, with_estimates)
+
             with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
-                made_of = change.made_of.items()
-                partitions = tuple(
-                    pool.map(lambda item: self._read(change, *item, with_estimates), made_of)
-                )
+                partitions = tuple(pool.map(read, change.made_of.items()))
         return StoreRescale(
             change.operator,
             change.operator_name,
@@ -375,13 +379,19 @@ class _Rescale:
         )
 
     def _read(
-        self, change: _StoreChange, partition: int, store: RescaledStore, with_estimates: bool
+        self,
+        change: _StoreChange,
+        partition: int,
+        store: rescaling.RescaledStore,
+        with_estimates: bool,
     ) -> PartitionRead:
         sources = tuple(source for source in store.sources if source in change.heads)
         if not with_estimates:
             return PartitionRead(partition, sources, None, None)
         location = self._checkpoint.location(StoreName(change.operator, partition, change.name))
-        reads = estimate_reads(store, change.heads, read_trailers(location, store.files))
+        reads = rescaling.estimate_reads(
+            store, change.heads, rescaling.read_trailers(location, store.files)
+        )
         return PartitionRead(partition, sources, reads.num_bytes, reads.num_rows)
 
     def _rehashed(self, change: _StoreChange) -> tuple[PartitionRead, ...]:
@@ -406,28 +416,25 @@ class _Rescale:
     ) -> CheckpointIds:
         """Make the rescaled version of every store; return its checkpoint IDs in format v2."""
         made: dict[StoreName, PublishedFile] = {}
-        total = sum(
-            self._num_partitions if change.made_of is None else len(change.made_of)
+        jobs = [
+            (StoreName(change.operator, partition, change.name), made_of)
             for change in changes
-        )
-        for change in changes:
-            if change.made_of is None:
-                made |= self._rehash(change)
+            for partition, made_of in (change.made_of or {}).items()
+        ]
+        to_rehash = [change for change in changes if change.made_of is None]
+        total = len(jobs) + len(to_rehash) * self._num_partitions
+        with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
+            for published in pool.map(self._write, *zip(*jobs, strict=True)) if jobs else ():
+                made[published.trailer.store] = published
                 report(len(made), total)
-                continue
-            with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
-                items = change.made_of.items()
-                for store, published in pool.map(lambda item: self._write(change, *item), items):  # noqa: B023
-                    made[store] = published
-                    report(len(made), total)
+        for change in to_rehash:
+            made |= self._rehash(change)
+            report(len(made), total)
         return self._checkpoint_ids(made)
 
-    def _write(
-        self, change: _StoreChange, partition: int, made_of: RescaledStore
-    ) -> tuple[StoreName, PublishedFile]:
-        store = StoreName(change.operator, partition, change.name)
+    def _write(self, store: StoreName, made_of: rescaling.RescaledStore) -> PublishedFile:
         location, home = _locations(self._checkpoint, store)
-        published = write_rescaled_version(
+        return rescaling.write_rescaled_version(
             location,
             made_of,
             self._checkpoint.scratch_directory,
@@ -435,7 +442,6 @@ class _Rescale:
             clock=self._checkpoint.clock,
             home=home,
         )
-        return store, published
 
     def _rehash(self, change: _StoreChange) -> dict[StoreName, PublishedFile]:
         stores = [
@@ -524,7 +530,7 @@ class _Undo:
             checkpoint.offsets.delete(found.batch)
 
     def _take_away(self, store: StoreName) -> None:
-        undo_rescaled_version(self._checkpoint.location(store), self._version)
+        rescaling.undo_rescaled_version(self._checkpoint.location(store), self._version)
 
     def _left_over(self) -> list[StoreName]:
         """Return what a rescale left that was killed before it planned its batch.
