@@ -77,8 +77,6 @@ def merge_runs(
     runs: Sequence[StateFile],
     max_parallelism: int,
     *,
-    partition: int | None = None,
-    num_partitions: int = 1,
     slice_bytes: int = SLICE_BYTES,
 ) -> Iterator[pa.RecordBatch]:
     """Merge runs into the live rows of the state, in file order.
@@ -86,8 +84,6 @@ def merge_runs(
     Args:
         runs: Oldest first; each sorted by (rank, column family, key).
         max_parallelism: Number of key groups.
-        partition: When given, rows whose key group is not of this state partition are skipped.
-        num_partitions: Number of state partitions.
         slice_bytes: About how many bytes of rows are merged at a time.
 
     Yields:
@@ -104,16 +100,9 @@ def merge_runs(
             for piece in cursor.take_until(end):
                 pieces.append(piece)
                 ages.append(age)
-        if partition is not None:
-            pieces = [_of_partition(piece, partition, num_partitions) for piece in pieces]
         merged = merge_rows(pieces, ages, max_parallelism)
         if merged.num_rows:
             yield merged
-
-
-def _of_partition(batch: pa.RecordBatch, partition: int, num_partitions: int) -> pa.RecordBatch:
-    mine = to_numpy(batch.column(0), np.uint16) % num_partitions == partition
-    return batch if mine.all() else _pick(batch, mine)
 
 
 def _slice_ends(runs: Sequence[StateFile], max_parallelism: int, slice_bytes: int) -> list[RowKey]:
@@ -122,6 +111,8 @@ def _slice_ends(runs: Sequence[StateFile], max_parallelism: int, slice_bytes: in
     for run in runs:
         for index in range(run.num_batches):
             batch = run.batch(index)
+            if batch.num_rows == 0:
+                continue
             groups = sort_group(batch, max_parallelism)
             num_pieces = max(1, -(-16 * int(batch.nbytes) // slice_bytes))
             step = -(-batch.num_rows // num_pieces)

@@ -121,7 +121,9 @@ def _is_number(kind: SparkType) -> bool:
     return kind.kind in _NUMBERS and kind.precision <= _MAX_WORD_DIGITS
 
 
-def numbers(values: npt.NDArray[Any], kind: SparkType, is_null: Bools | None) -> pa.Array[Any]:
+def numbers(
+    values: npt.NDArray[Any], kind: SparkType, is_null: Bools | None
+) -> pa.Array[Any]:
     validity = None if is_null is None else bits(~is_null)
     if kind.kind == "boolean":
         data = bits(values != 0)
@@ -227,7 +229,9 @@ def _list_offsets(counts: Int64s) -> pa.Buffer:
 def _among_nulls(column: pa.Array[Any], is_null: Bools) -> pa.Array[Any]:
     """Return a column with nulls put in where they belong."""
     places: npt.NDArray[np.int64] = np.cumsum(~is_null) - 1
-    index = pa.Array.from_buffers(pa.int64(), len(places), [bits(~is_null), pa.py_buffer(places)])
+    index = pa.Array.from_buffers(
+        pa.int64(), len(places), [bits(~is_null), pa.py_buffer(places)]
+    )
     return column.take(index)
 
 

@@ -214,13 +214,13 @@ class EngineService:
             "lineage": head.lineage,
             "max_parallelism": head.max_parallelism,
             "rescalable": head.rescalable,
-            "num_keys": head.num_keys,
-            "num_internal_keys": head.num_internal_keys,
+            "num_keys": restored.num_keys,
+            "num_internal_keys": restored.num_internal_keys,
             "num_partitions": head.num_partitions,
             "column_families": _families(head.column_families),
             "files": [_file(file) for file in restored.files],
             "view": restored.view,
-            "key_group_filter": restored.has_foreign_files,
+            "key_group_filter": restored.has_foreign_rows,
             "snapshot_version": restored.snapshot_version,
             "files_read": restored.files_read,
             "bytes_read": restored.bytes_read,
@@ -347,6 +347,8 @@ def _file(file: StateFile) -> Reply:
         "kind": file.trailer.kind,
         "rows": file.trailer.rows.total,
         "arrow_length": file.trailer.body_length,
+        "clip": file.clip and [file.clip.modulus, file.clip.remainder],
+        "slices": file.slices,
     }
 
 

@@ -12,7 +12,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
 
-from statestore.checkpoint.retention import Cleanup
+from statestore.checkpoint.rescale_refs import Cleanup
 
 if TYPE_CHECKING:
     from statestore.backends.filesystem.versions import StoreVersions

@@ -6,7 +6,10 @@ Paths are absolute and use `/`. Every implementation is thread-safe.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,16 @@ class FileIO(Protocol):
 
         Guarantee: the bytes do not change once the returned path is open; the name may be replaced
         or deleted.
+        """
+        ...
+
+    def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
+        """Return a local path as `fetch` does, of which only some bytes are sure to be the file's.
+
+        Args:
+            path: The file.
+            size: Bytes of the whole file, and of the local one.
+            slices: Offset and length of the bytes wanted, ascending; all others may be zero.
         """
         ...
 

@@ -21,7 +21,7 @@ from statestore.core.ids import IdSource, RandomIds
 from statestore.io.file_io import FileInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 TEMPORARY_PREFIX = ".tmp-"
 
@@ -122,6 +122,10 @@ class LocalFileIO:
         with named_errors("read a file", path):
             os.stat(path)
         return path
+
+    def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:  # noqa: ARG002
+        """See FileIO; the file itself."""
+        return self.fetch(path)
 
     def delete(self, path: str) -> None:
         """See FileIO."""

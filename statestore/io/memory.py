@@ -6,10 +6,14 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import FencedError, NotFoundError
 from statestore.io.file_io import FileInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,10 @@ class MemoryFileIO:
         if not os.path.exists(local_path):
             Path(local_path).write_bytes(file.data)
         return local_path
+
+    def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:  # noqa: ARG002
+        """See FileIO; the whole file."""
+        return self.fetch(path)
 
     def delete(self, path: str) -> None:
         """See FileIO."""

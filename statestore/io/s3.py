@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
 import boto3
@@ -30,13 +31,13 @@ from botocore.exceptions import (
 from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
 from statestore.core.ids import IdSource, RandomIds
 from statestore.io.counting import count_request
-from statestore.io.fetch_cache import FetchCache
+from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size, write_slices
 from statestore.io.file_io import FileInfo
 from statestore.io.local import named_errors
 from statestore.io.s3_settings import S3Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -141,6 +142,30 @@ class S3FileIO:
 
         with named_errors("fetch a file", path):
             return self._cache.get(name, size, write)
+
+    def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
+        """See FileIO; one local file for each content and slices."""
+        parts = [
+            (start, min(PART_BYTES, offset + length - start))
+            for offset, length in slices
+            for start in range(offset, offset + length, PART_BYTES)
+        ]
+
+        def read(part: tuple[int, int], **conditions: str) -> tuple[bytes, str]:
+            start, length = part
+            data, _, etag = self._read(path, f"bytes={start}-{start + length - 1}", **conditions)
+            return data, etag
+
+        first, etag = read(parts[0])
+        rest = self._in_parallel(lambda part: read(part, IfMatch=etag)[0], parts[1:])
+
+        def write(local_path: str) -> None:
+            found = chain([first], rest)
+            write_slices(local_path, size, parts, lambda *_: next(found))
+
+        name = sliced_name(f"{etag.strip(chr(34))}-{os.path.basename(path)}", slices)
+        with named_errors("fetch a file", path):
+            return self._cache.get(name, slices_size(slices), write)
 
     def delete(self, path: str) -> None:
         """See FileIO."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from statestore.core.errors import StateStoreError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from statestore.io.file_io import FileInfo, FileIO
 
@@ -85,6 +85,10 @@ class FaultFileIO:
     def fetch(self, path: str) -> str:
         """See FileIO."""
         return self._run("fetch", path, lambda: self._inner.fetch(path))
+
+    def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
+        """See FileIO."""
+        return self._run("fetch_slices", path, lambda: self._inner.fetch_slices(path, size, slices))
 
     def delete(self, path: str) -> None:
         """See FileIO."""

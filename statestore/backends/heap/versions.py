@@ -131,7 +131,8 @@ class HeapVersions(StoreVersions):
         if not deltas or oldest <= version:
             return not deltas
         # The oldest version is a full state exactly where this memory began after a loss.
-        return read_trailer(self.location, file_name).trailer.parent is None
+        trailer = read_trailer(self.location, file_name).trailer
+        return trailer.parent is None and not trailer.files
 
     def _lost(
         self, error_class: type[NotFoundError] | type[StorageError], version: int

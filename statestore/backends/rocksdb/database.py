@@ -2,6 +2,7 @@
 
     <directory>/db-<n>/                      the database, at the version last committed or loaded
     <directory>/view-<version>-<id>/         a version as hard links, immutable; `VERSION` names it
+                                             and says whether rows of other state partitions are in
     <directory>/.tmp-view/                   a view being made
 
 Everything here is a cache of durable files: on doubt it is thrown away. Rows come in by ingesting
@@ -51,8 +52,10 @@ class LocalDatabase:
         self._db: Rdict | None = None
         self._path: Path | None = None
         self._at: VersionRef | None = None
+        self._is_mixed = False
         self._views: dict[VersionRef, str] = {}
         """Least recently used first."""
+        self._mixed: set[VersionRef] = set()
         with local_errors("open the local database", directory):
             self.directory.mkdir(parents=True, exist_ok=True)
             self._adopt()
@@ -78,6 +81,10 @@ class LocalDatabase:
         self._views[version] = path
         return path
 
+    def is_mixed(self, version: VersionRef) -> bool:
+        """Return whether a version's view has rows of other state partitions."""
+        return version in self._mixed
+
     def get(self, key: bytes) -> bytes | None:
         """Return the encoded value of an encoded key at the database's version."""
         value: bytes | None = self._require().get(key)
@@ -95,6 +102,7 @@ class LocalDatabase:
         """
         with local_errors("empty the local database", str(self.directory)):
             self._open(None)
+            self._is_mixed = False
 
     def rewind(self, version: VersionRef) -> None:
         """Go to a version that has a view.
@@ -108,18 +116,24 @@ class LocalDatabase:
             self._open(path)
         self._views[version] = path
         self._at = version
+        self._is_mixed = version in self._mixed
 
-    def ingest(self, sst_paths: Sequence[str], version: VersionRef) -> str:
+    def ingest(
+        self, sst_paths: Sequence[str], version: VersionRef, *, is_mixed: bool = False
+    ) -> str:
         """Bring the database to a version and return the directory of its view.
 
         Args:
             sst_paths: SSTs that lead there from where the database is, oldest first; moved away.
             version: The version.
+            is_mixed: Whether they hold rows of other state partitions; once in, those stay until
+                the database is emptied.
 
         Raises:
             StorageError: The local disk failed; the database is at no version.
         """
         database = self._require()
+        self._is_mixed = self._is_mixed or is_mixed
         with local_errors("ingest into the local database", str(self.directory)):
             self._at = None
             if sst_paths:
@@ -156,6 +170,7 @@ class LocalDatabase:
         """Close the database and remove everything; readers of a view that is open go on."""
         self.close()
         self._views.clear()
+        self._mixed.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _require(self) -> Rdict:
@@ -171,12 +186,17 @@ class LocalDatabase:
         """Take over the views of an engine that died; its database may be in any state."""
         found: list[tuple[VersionRef, str]] = []
         for path in self.directory.iterdir():
+            is_mixed = False
             try:
-                version = VersionRef(**json.loads((path / _VERSION_FILE).read_text()))
-            except (OSError, ValueError, TypeError):
+                fields = json.loads((path / _VERSION_FILE).read_text())
+                is_mixed = fields.pop("is_mixed")
+                version = VersionRef(**fields)
+            except (OSError, ValueError, TypeError, KeyError, AttributeError):
                 version = None
             if version is not None and path.name.startswith("view-"):
                 found.append((version, str(path)))
+                if is_mixed:
+                    self._mixed.add(version)
             else:
                 shutil.rmtree(path, ignore_errors=True)
         self._views = dict(sorted(found, key=lambda view: view[0].version))
@@ -205,12 +225,16 @@ class LocalDatabase:
         temporary = self.directory / ".tmp-view"
         shutil.rmtree(temporary, ignore_errors=True)
         Checkpoint(database).create_checkpoint(str(temporary))
-        (temporary / _VERSION_FILE).write_text(json.dumps(asdict(version)))
+        fields = {**asdict(version), "is_mixed": self._is_mixed}
+        (temporary / _VERSION_FILE).write_text(json.dumps(fields))
         path = str(self.directory / f"view-{version.version}-{version.checkpoint_id}")
         shutil.rmtree(path, ignore_errors=True)
         temporary.rename(path)
         self._views.pop(version, None)
         self._views[version] = path
+        self._mixed.discard(version)
+        if self._is_mixed:
+            self._mixed.add(version)
         while len(self._views) > NUM_VIEWS:
             oldest = next(iter(self._views))
             shutil.rmtree(self._views.pop(oldest), ignore_errors=True)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from statestore.codec.sealed_file import SealedFile
+    from statestore.core.key_groups import KeyGroupSet
     from statestore.core.options import StateStoreOptions
 
 FAMILY_BYTES = 2
@@ -233,6 +234,23 @@ def read_deletes(file: SealedFile) -> list[bytes]:
 def encode_key(column_family: int, key: bytes) -> bytes:
     """Return a key as RocksDB keeps it."""
     return column_family.to_bytes(FAMILY_BYTES) + key
+
+
+def family_of(key: bytes) -> int:
+    """Return the column family of an encoded key."""
+    return int.from_bytes(key[:FAMILY_BYTES])
+
+
+def rows_in(
+    rows: Iterable[tuple[bytes, bytes]], key_groups: KeyGroupSet | None
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the encoded rows whose key group is in a set; all where it is None."""
+    if key_groups is None:
+        yield from rows
+        return
+    for key, value in rows:
+        if int.from_bytes(value[:KEY_GROUP_BYTES]) in key_groups:
+            yield key, value
 
 
 def split_row(key: bytes, value: bytes | None) -> tuple[int, bytes, int, bytes | None]:

@@ -9,9 +9,11 @@ from rocksdict import AccessType, Options, Rdict
 from statestore.backends.rocksdb import sst
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from statestore.backends.rocksdb.versions import LocalVersion
+    from statestore.codec.trailer import ColumnFamily
+    from statestore.core.key_groups import KeyGroupSet
 
 
 class View:
@@ -19,23 +21,42 @@ class View:
 
     Args:
         path: Directory of the view.
-        partition: State partition of the store.
-        num_partitions: Rows of other partitions of so many are passed over; 0 shows all.
+        owned: Rows of other key groups are passed over; None shows all.
     """
 
-    def __init__(self, path: str, partition: int = 0, num_partitions: int = 0) -> None:
+    def __init__(self, path: str, owned: KeyGroupSet | None = None) -> None:
         options = Options(raw_mode=True)
         options.set_max_open_files(-1)
         self._database = Rdict(path, options, access_type=AccessType.read_only())
-        self._partition = partition
-        self._num_partitions = num_partitions
+        self._owned = owned
 
     @classmethod
     def of(cls, local: LocalVersion) -> View:
         """Open the view of a loaded version that has one."""
-        trailer = local.head.trailer
-        num_partitions = trailer.num_partitions if local.has_foreign_files else 0
-        return cls(local.view or "", trailer.store.partition, num_partitions)
+        owned = local.head.trailer.key_groups if local.has_foreign_rows else None
+        return cls(local.view or "", owned)
+
+    def count(self, column_families: Sequence[ColumnFamily]) -> tuple[int, int]:
+        """Return how many rows there are, and how many of them in internal column families."""
+        internal = [family.id for family in column_families if family.internal]
+        if not internal:
+            # Half the time of reading keys as well.
+            values = cast("Iterator[bytes]", self._database.values())
+            owned = self._owned
+            if owned is None:
+                return sum(1 for _ in values), 0
+            modulus, remainder = owned.modulus, owned.remainder
+            return sum((v[0] << 8 | v[1]) % modulus == remainder for v in values), 0
+        rows = cast("Iterator[tuple[bytes, bytes]]", self._database.items())
+        num_rows = num_internal = 0
+        for key, _ in sst.rows_in(rows, self._owned):
+            num_rows += 1
+            num_internal += sst.family_of(key) in internal
+        return num_rows, num_internal
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
 
     def get(self, column_family: int, key: bytes) -> tuple[int, bytes] | None:
         """Return key group and value of a key, or None."""
@@ -43,7 +64,7 @@ class View:
         if value is None:
             return None
         _, _, group, found = sst.split_row(b"\0\0", value)
-        return group, found or b""
+        return (group, found or b"") if self._shows(group) else None
 
     def scan(self, column_family: int, prefix: bytes) -> Iterator[tuple[int, bytes, bytes]]:
         """Yield (key group, key, value) of keys with a prefix, in key order."""
@@ -53,5 +74,8 @@ class View:
             if not key.startswith(first):
                 return
             _, short_key, group, found = sst.split_row(key, value)
-            if self._num_partitions == 0 or group % self._num_partitions == self._partition:
+            if self._shows(group):
                 yield group, short_key, found or b""
+
+    def _shows(self, group: int) -> bool:
+        return self._owned is None or group in self._owned
