@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
-from rocksdict import AccessType, Options, Rdict
+import numpy as np
+import pyarrow as pa
+from rocksdict import AccessType, Options, Rdict, ReadOptions
 
 from statestore.backends.rocksdb import sst
+from statestore.codec.byte_ranges import ByteRanges
+from statestore.codec.rows import PUT, SCHEMA, from_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from statestore.backends.rocksdb.versions import LocalVersion
+
+
+_BATCH_ROWS = 16_384
+_READAHEAD_BYTES = 4 * 1024 * 1024
 
 
 class View:
@@ -55,3 +64,37 @@ class View:
             _, short_key, group, found = sst.split_row(key, value)
             if self._num_partitions == 0 or group % self._num_partitions == self._partition:
                 yield group, short_key, found or b""
+
+    def batches(self, column_family: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield all rows, or those of a column family, in order of column family and key.
+
+        Yields:
+            Record batches of SCHEMA, puts only.
+        """
+        options = ReadOptions()
+        options.set_readahead_size(_READAHEAD_BYTES)
+        if column_family is not None:
+            options.set_iterate_lower_bound(sst.encode_key(column_family, b""))
+            options.set_iterate_upper_bound(sst.encode_key(column_family + 1, b""))
+        items = cast("Iterator[tuple[bytes, bytes]]", self._database.items(read_opt=options))
+        while rows := list(islice(items, _BATCH_ROWS)):
+            keys, values = (_joined(column) for column in zip(*rows, strict=True))
+            families = keys.read(">u2", keys.starts).astype(np.uint16)
+            groups = values.read(">u2", values.starts).astype(np.uint16)
+            columns = [
+                from_numpy(groups, pa.uint16()),
+                from_numpy(families, pa.uint16()),
+                from_numpy(np.full(len(rows), PUT, np.uint8), pa.uint8()),
+                keys.skip(sst.FAMILY_BYTES).to_arrow(pa.binary()),
+                values.skip(sst.KEY_GROUP_BYTES).to_arrow(pa.binary()),
+            ]
+            batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+            if self._num_partitions:
+                own = np.flatnonzero(groups % self._num_partitions == self._partition)
+                batch = batch.take(from_numpy(own, pa.int64()))
+            yield batch
+
+
+def _joined(values: tuple[bytes, ...]) -> ByteRanges:
+    sizes = np.fromiter(map(len, values), np.int64, len(values))
+    return ByteRanges(np.frombuffer(b"".join(values), np.uint8), np.cumsum(sizes) - sizes, sizes)
