@@ -374,7 +374,7 @@ def write_rescaled_version(
     lineage = compute_lineage(None, blocks, store.files)
     existing = _find(location, store.new, lineage)
     write_refs(location, store.new.version, store.sources, sync=sync)
-    _mark_home(location, home, store.new.backend)
+    mark_home(location, home, store.new.backend)
     if existing is not None:
         return existing
     name = f"{location.store.operator}-{location.store.partition}-{location.store.name}"
@@ -404,8 +404,17 @@ def _find(location: StoreLocation, new: NewVersion, lineage: str) -> PublishedFi
     )
 
 
-def _mark_home(location: StoreLocation, home: StoreLocation | None, backend: str) -> None:
-    """Let Spark's state reader, and other providers, find the state partition."""
+def mark_home(location: StoreLocation, home: StoreLocation | None, backend: str) -> None:
+    """Let Spark's state reader, and other providers, find a state partition.
+
+    Args:
+        location: The store.
+        home: The store in the checkpoint directory; None where it is not told.
+        backend: Name of the state backend.
+
+    Raises:
+        StorageError: The storage failed.
+    """
     if home is None:
         return
     home.io.make_directory(home.directory)

@@ -257,6 +257,10 @@ class Checkpoint:
             )
         return StoreLocation(self.memory, self.state_directory, store)
 
+    def home(self, store: StoreName) -> StoreLocation:
+        """Return the place of a store in the checkpoint directory, wherever its files are."""
+        return StoreLocation(self.io, self.state_directory, store)
+
     def checkpoint_id(self, store: StoreName, version: int) -> str | None:
         """Return the checkpoint ID of a store's committed version, None in checkpoint format v1.
 
@@ -280,11 +284,18 @@ class Checkpoint:
         """
         return read_delta_trailer(self.location(store), version, self.checkpoint_id(store, version))
 
-    def heads(self, version: int) -> dict[StoreName, PublishedFile]:
+    def heads(
+        self, version: int, *, operator: int | None = None, name: str | None = None
+    ) -> dict[StoreName, PublishedFile]:
         """Return the delta of every store that has state at a version, read in parallel.
 
         A store of an operator that has one state partition only (a global aggregation, a global
         limit) is there in partition 0.
+
+        Args:
+            version: A committed version.
+            operator: Only stores of this operator, None for all.
+            name: Only stores of this name, None for all.
 
         Raises:
             NotFoundError: A store lacks the version, in some state partitions but not in all above
@@ -293,9 +304,10 @@ class Checkpoint:
         """
         num_partitions = self.num_partitions_at(version)
         stores = [
-            StoreName(operator.id, partition, info.name)
-            for operator in self.operators
-            for info in operator.stores
+            StoreName(found.id, partition, info.name)
+            for found in self.operators
+            for info in found.stores
+            if operator in (None, found.id) and name in (None, info.name)
             for partition in range(num_partitions)
         ]
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:

@@ -22,11 +22,10 @@ from statestore.backends.filesystem.versions import StoreVersions
 from statestore.backends.heap.versions import HeapVersions
 from statestore.checkpoint.commit import NewVersion
 from statestore.checkpoint.rescale_refs import write_refs
-from statestore.checkpoint.restore import RestoredVersion
+from statestore.checkpoint.rescaling import mark_home
 from statestore.codec.merge import merge_runs
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import (
-    PUT,
     SCHEMA,
     from_numpy,
     sort_group,
@@ -37,54 +36,42 @@ from statestore.codec.rows import (
 from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import StateFile, describe_stream
 from statestore.codec.trailer import RowCounts, compute_lineage
-from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.core.errors import IncompatibleError
 from statestore.core.key_groups import default_max_parallelism
 from statestore.io.local import named_errors
+from statestore.operations.rows import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
-    from statestore.backends.rocksdb.versions import LocalVersion, RocksDBVersions
+    from statestore.backends.rocksdb.versions import RocksDBVersions
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.trailer import Block, ColumnFamily, StoreName, Trailer
-    from statestore.core.clock import Clock
+    from statestore.codec.trailer import Block, StoreName, Trailer
     from statestore.core.options import StateStoreOptions
+    from statestore.operations.checkpoint import Checkpoint
 
 RUN_BYTES = 256 * 1024 * 1024
 """Bytes of rows held in memory before they are sorted and written as runs."""
-_BATCH_ROWS = 65_536
-
-Places = tuple["StoreLocation", "StoreLocation"]
-"""Where a store's files are, and its place in the checkpoint directory."""
 
 
 def rehash_store(
-    places: Mapping[int, Places],
-    heads: Mapping[int, PublishedFile],
-    num_partitions: int,
-    *,
-    scratch_directory: str,
-    options: StateStoreOptions,
-    clock: Clock,
+    checkpoint: Checkpoint, heads: Mapping[int, PublishedFile], num_partitions: int
 ) -> dict[StoreName, PublishedFile]:
     """Make the next version of a store in another number of state partitions, row by row.
 
-    Needs the memory of RUN_BYTES and the local disk of the whole state.
+    Needs the memory of RUN_BYTES, and local disk for the whole state.
 
     Args:
-        places: The store in every state partition, until now and then.
-        heads: Its newest version in every state partition until now.
+        checkpoint: The checkpoint.
+        heads: The newest version of the store in every state partition until now.
         num_partitions: State partitions of the new layout, 1 to 32768.
-        scratch_directory: Local directory for runs.
-        options: file_compression, fsync_enabled and those of the rocksdb backend are used.
-        clock: Source of time.
 
     Returns:
         The version of each new state partition, a full state with as many key groups as a new
         checkpoint would have.
 
-    Guarantee: on return the versions are durable. Repeating it, also after a kill, makes them anew.
+    Guarantee: on return the versions are durable. Repeating it, also after a kill, makes the same.
 
     Raises:
         IncompatibleError: A row is not where its key belongs (kind not-rescalable), or a column of
@@ -92,25 +79,29 @@ def rehash_store(
         NotFoundError, CorruptionError, FencedError, StorageError: As the backend's load and commit.
     """
     max_parallelism = default_max_parallelism(num_partitions)
+    options = replace(checkpoint.options, fsync_enabled=True)
     made: dict[StoreName, PublishedFile] = {}
-    with tempfile.TemporaryDirectory(prefix="rehash-", dir=scratch_directory) as directory:
-        runs = _Runs(directory, heads[min(heads)].trailer, max_parallelism, num_partitions)
-        for partition, head in heads.items():
-            backend = head.trailer.backend
-            versions = _open_versions(places[partition], backend, directory, options, clock)
-            for batch in _read_rows(versions, head.trailer, options):
+    with tempfile.TemporaryDirectory(
+        prefix="rehash-", dir=checkpoint.scratch_directory
+    ) as directory:
+        of = heads[min(heads)].trailer
+        runs = _Runs(directory, of, max_parallelism, num_partitions)
+        for head in heads.values():
+            for batch in read_rows(checkpoint, head):
                 runs.add(_hashed_anew(batch, head.trailer, max_parallelism))
         runs.end()
         new = _new_version(heads, num_partitions, max_parallelism)
         for partition in range(num_partitions):
-            location, _ = places[partition]
+            store = replace(of.store, partition=partition)
+            location = checkpoint.location(store)
             # What is no state partition any more has no maintenance: whoever lets go of the
             # reference deletes its files. A reference in one that stays tells an undo.
             abandoned = range(num_partitions + partition, len(heads), num_partitions)
             sources = [partition % len(heads), *abandoned]
-            write_refs(location, new.version, sources, sync=options.fsync_enabled)
-            versions = _open_versions(places[partition], new.backend, directory, options, clock)
-            made[location.store] = runs.publish(partition, versions, new, options)
+            write_refs(location, new.version, sources, sync=True)
+            mark_home(location, checkpoint.home(store), new.backend)
+            versions = _open_versions(checkpoint, location, directory)
+            made[store] = runs.publish(partition, versions, new, options)
     return made
 
 
@@ -138,70 +129,19 @@ def _new_version(
 
 
 def _open_versions(
-    places: Places,
-    backend: str,
-    scratch_directory: str,
-    options: StateStoreOptions,
-    clock: Clock,
+    checkpoint: Checkpoint, location: StoreLocation, scratch_directory: str
 ) -> StoreVersions | RocksDBVersions:
-    location, home = places
-    if backend == "heap":
-        return HeapVersions(location, home, clock)
-    if backend == "filesystem":
-        return StoreVersions(location, clock)
-    try:
-        from statestore.backends.rocksdb.sst import Memory
-        from statestore.backends.rocksdb.versions import RocksDBVersions
-    except ModuleNotFoundError as error:
-        raise InvalidArgumentError(
-            "the rocksdb backend needs a package that is not installed",
-            missing=error.name,
-            to_fix="pip install 'statestore[rocksdb]'",
-        ) from error
+    if checkpoint.backend == "heap":
+        return HeapVersions(location, checkpoint.home(location.store), checkpoint.clock)
+    if checkpoint.backend == "filesystem":
+        return StoreVersions(location, checkpoint.clock)
+    # Imported here because they need a package that is an extra.
+    from statestore.backends.rocksdb.sst import Memory
+    from statestore.backends.rocksdb.versions import RocksDBVersions
+
     directory = tempfile.mkdtemp(prefix="rocksdb-", dir=scratch_directory)
-    return RocksDBVersions(location, clock, directory, Memory(options.rocksdb_memory_bytes))
-
-
-def _read_rows(
-    versions: StoreVersions | RocksDBVersions, trailer: Trailer, options: StateStoreOptions
-) -> Iterator[pa.RecordBatch]:
-    """Yield the live rows of a version, each batch at most a few slices."""
-    checkpoint_id = trailer.checkpoint_id if trailer.checkpoint_format >= 2 else None
-    any_parallelism = replace(options, max_parallelism=0)
-    loaded = versions.load(trailer.version, checkpoint_id, trailer.num_partitions, any_parallelism)
-    if isinstance(loaded, RestoredVersion):
-        yield from merge_runs(loaded.files, trailer.max_parallelism)
-    else:
-        yield from _read_view(loaded)
-
-
-def _read_view(loaded: LocalVersion) -> Iterator[pa.RecordBatch]:
-    from statestore.backends.rocksdb.view import View
-
-    if loaded.view is None:
-        return
-    view = View.of(loaded)
-    for family in loaded.head.trailer.column_families:
-        rows: list[tuple[int, bytes, bytes]] = []
-        for row in view.scan(family.id, b""):
-            rows.append(row)
-            if len(rows) == _BATCH_ROWS:
-                yield _batch(rows, family)
-                rows = []
-        if rows:
-            yield _batch(rows, family)
-
-
-def _batch(rows: list[tuple[int, bytes, bytes]], family: ColumnFamily) -> pa.RecordBatch:
-    groups, keys, values = zip(*rows, strict=True)
-    columns = [
-        pa.array(groups, pa.uint16()),
-        pa.array([family.id] * len(rows), pa.uint16()),
-        pa.array([PUT] * len(rows), pa.uint8()),
-        pa.array(keys, pa.binary()),
-        pa.array(values, pa.binary()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    memory = Memory(checkpoint.options.rocksdb_memory_bytes)
+    return RocksDBVersions(location, checkpoint.clock, directory, memory)
 
 
 def _hashed_anew(batch: pa.RecordBatch, trailer: Trailer, max_parallelism: int) -> pa.RecordBatch:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from statestore.checkpoint import rescaling
-from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.rescale_refs import find_refs
 from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.trailer import StoreName
@@ -263,12 +262,6 @@ def undo_rescale(
         return undo.plan
 
 
-def _locations(checkpoint: Checkpoint, store: StoreName) -> tuple[StoreLocation, StoreLocation]:
-    """Return where a store's files are, and its place in the checkpoint directory."""
-    home = StoreLocation(checkpoint.io, checkpoint.state_directory, store)
-    return checkpoint.location(store), home
-
-
 @dataclass(frozen=True, slots=True)
 class _StoreChange:
     """A store with what it is made of now and then; `made_of` is None where it is re-hashed."""
@@ -428,33 +421,18 @@ class _Rescale:
                 made[published.trailer.store] = published
                 report(len(made), total)
         for change in to_rehash:
-            made |= self._rehash(change)
+            made |= rehash_store(self._checkpoint, change.heads, self._num_partitions)
             report(len(made), total)
         return self._checkpoint_ids(made)
 
     def _write(self, store: StoreName, made_of: rescaling.RescaledStore) -> PublishedFile:
-        location, home = _locations(self._checkpoint, store)
         return rescaling.write_rescaled_version(
-            location,
+            self._checkpoint.location(store),
             made_of,
             self._checkpoint.scratch_directory,
-            sync=self._checkpoint.options.fsync_enabled,
+            sync=True,
             clock=self._checkpoint.clock,
-            home=home,
-        )
-
-    def _rehash(self, change: _StoreChange) -> dict[StoreName, PublishedFile]:
-        stores = [
-            StoreName(change.operator, partition, change.name)
-            for partition in range(max(self._num_partitions, self._checkpoint.num_partitions))
-        ]
-        return rehash_store(
-            {store.partition: _locations(self._checkpoint, store) for store in stores},
-            change.heads,
-            self._num_partitions,
-            scratch_directory=self._checkpoint.scratch_directory,
-            options=self._checkpoint.options,
-            clock=self._checkpoint.clock,
+            home=self._checkpoint.home(store),
         )
 
     def _checkpoint_ids(self, made: Mapping[StoreName, PublishedFile]) -> CheckpointIds:

@@ -25,6 +25,7 @@ from statestore.core.providers import PROVIDERS
 from statestore.engine.service import EngineService
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.rows import read_rows
 from statestore.store.store import open_store
 from statestore.testing.deltas import write_stream
 
@@ -297,17 +298,10 @@ def read_checkpoint(path: str, io: FileIO | None = None) -> dict[tuple[int, str]
         version = checkpoint.newest_version
         for store, head in checkpoint.heads(version).items():
             rows = found.setdefault((store.operator, store.name), {})
-            with open_store(
-                path,
-                store.operator,
-                store.partition,
-                store.name,
-                version=version,
-                checkpoint_id=checkpoint.checkpoint_id(store, version),
-                num_partitions=checkpoint.num_partitions,
-                io=io,
-            ) as opened:
-                mine = dict(opened.scan())
+            mine: Rows = {}
+            for batch in read_rows(checkpoint, head):
+                for row in batch.select(["key", "value"]).to_pylist():
+                    mine[row["key"]] = row["value"]
             family = head.trailer.column_families[0]
             keys = pa.array(mine, pa.binary())
             groups = compute_key_groups(keys, store.name, family, head.trailer.max_parallelism)

@@ -77,11 +77,15 @@ def assert_old_new_or_refused(path, expected, before, after):
     return num_partitions
 
 
-@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
-@pytest.mark.parametrize("checkpoint_format", [1, 2])
-def test_query_goes_on_when_rescaled_again_and_again(tmp_path, backend, checkpoint_format):
+@pytest.mark.parametrize(
+    ("backend", "checkpoint_format", "operators"),
+    [("filesystem", 1, OPERATORS), ("filesystem", 2, OPERATORS), ("rocksdb", 2, OPERATORS[::2])],
+)
+def test_query_goes_on_when_rescaled_again_and_again(
+    tmp_path, backend, checkpoint_format, operators
+):
     """Catches rows lost, doubled or in a wrong state partition, of any operator, up and down."""
-    made = make(tmp_path, backend=backend, checkpoint_format=checkpoint_format)
+    made = make(tmp_path, backend=backend, checkpoint_format=checkpoint_format, operators=operators)
 
     for num_partitions, way in ((8, "key-groups"), (2, "key-groups"), (6, "rehash"), (1, None)):
         done = rescale(made.path, num_partitions)
@@ -93,7 +97,7 @@ def test_query_goes_on_when_rescaled_again_and_again(tmp_path, backend, checkpoi
             made.take_snapshots()
         assert read_checkpoint(made.path) == made.expected()
     rescale(made.path, 3)
-    rescale(made.path, 12)
+    rescale(made.path, 4)
     assert read_checkpoint(made.path) == made.expected()
     made.run_batch({5: 5})
 
@@ -106,7 +110,11 @@ def test_rescale_by_key_groups_reads_and_writes_no_row(tmp_path):
     sizes = {path.stat().st_size for path in Path(made.path).rglob("*.delta.arrows")}
     requests = RequestCounts()
 
-    rescale(made.path, 8, io=CountingFileIO(LocalFileIO(), requests, RequestCounts()))
+    rescale(
+        made.path,
+        8,
+        io=CountingFileIO(LocalFileIO(), requests, RequestCounts(), is_counted_inside=False),
+    )
 
     written = [path.stat() for path in Path(made.path).rglob("4.delta.arrows")]
     assert len(written) == 8 * 3 + 1
@@ -136,8 +144,7 @@ def test_plan_changes_nothing_and_names_every_move(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("num_partitions", [8, 2, 6])
-@pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.parametrize(("checkpoint_format", "num_partitions"), [(1, 8), (2, 2), (2, 6)])
 def test_undo_takes_everything_back(tmp_path, checkpoint_format, num_partitions):
     """Catches a file, an entry or a number that an undo leaves behind."""
     made = make(tmp_path, checkpoint_format=checkpoint_format)
@@ -156,14 +163,13 @@ def test_undo_takes_everything_back(tmp_path, checkpoint_format, num_partitions)
         undo_rescale(made.path)
 
 
-@pytest.mark.parametrize("num_partitions", [8, 2, 6])
+@pytest.mark.parametrize(("checkpoint_format", "num_partitions"), [(1, 4), (2, 1), (1, 3)])
 @pytest.mark.parametrize("happens", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("checkpoint_format", [1, 2])
 def test_fault_at_every_step_leaves_old_or_new_state(
     tmp_path, checkpoint_format, happens, num_partitions
 ):
     """Catches a step after whose failure a checkpoint cannot be finished, undone, or started."""
-    made = make(tmp_path, checkpoint_format=checkpoint_format, operators=KEYED)
+    made = make(tmp_path, checkpoint_format=checkpoint_format, operators=KEYED, num_partitions=2)
     original, expected = listing(made.path), made.expected()
     copy = tmp_path / "copy"
     seen = set()
@@ -179,7 +185,7 @@ def test_fault_at_every_step_leaves_old_or_new_state(
                 assert io.has_failed
             if not io.has_failed:
                 break
-            state = assert_old_new_or_refused(copy, expected, 4, num_partitions)
+            state = assert_old_new_or_refused(copy, expected, 2, num_partitions)
             seen.add(state)
             if repair == "finish":
                 rescale(str(copy), num_partitions)
@@ -189,21 +195,22 @@ def test_fault_at_every_step_leaves_old_or_new_state(
             try:
                 undo_rescale(str(copy))
             except InvalidArgumentError:
-                assert state == 4
+                assert state == 2
             stray = {name for name in listing(copy).keys() - original if ".tmp-" not in name}
             assert all(name.endswith(".ref") for name in stray), stray
             assert {name: listing(copy)[name] for name in original} == original
         if not io.has_failed:
             break
-    assert seen == {4, "refused", num_partitions}
+    # Only when the last step took effect is the rescale done.
+    assert seen == {2, "refused"} | ({num_partitions} if happens else set())
 
 
 @pytest.mark.parametrize("happens", [False, True], ids=["before", "after"])
 def test_fault_at_every_step_of_undo_can_be_gone_on_from(tmp_path, happens):
     """Catches an undo after whose failure neither side is whole."""
-    made = make(tmp_path, operators=KEYED, checkpoint_format=2)
+    made = make(tmp_path, operators=KEYED, num_partitions=2, checkpoint_format=2)
     original, expected = listing(made.path), made.expected()
-    rescale(made.path, 8)
+    rescale(made.path, 3)
     copy = tmp_path / "copy"
     seen = set()
     for index in range(200):
@@ -218,17 +225,17 @@ def test_fault_at_every_step_of_undo_can_be_gone_on_from(tmp_path, happens):
                 assert io.has_failed
             if not io.has_failed:
                 break
-            state = assert_old_new_or_refused(copy, expected, 4, 8)
+            state = assert_old_new_or_refused(copy, expected, 2, 3)
             seen.add(state)
             if repair == "finish":
-                rescale(str(copy), 8)
+                rescale(str(copy), 3)
                 assert read_checkpoint(str(copy)) == expected
-            elif state != 4:
+            elif state != 2:
                 undo_rescale(str(copy))
                 assert listing(copy) == original
         if not io.has_failed:
             break
-    assert {"refused", 4} <= seen
+    assert seen == {3, "refused"} | ({2} if happens else set())
 
 
 KILLED = """
@@ -285,9 +292,9 @@ def test_power_loss_at_every_step_leaves_old_or_new_state(tmp_path):
     """Catches an entry of a log that reaches the disk before the state it stands for."""
     made = make(tmp_path, operators=KEYED, num_partitions=2)
     files = listing(made.path)
-    cache = tmp_path / "cache"
-    cache.mkdir()
     for index in range(100):
+        cache = tmp_path / f"cache-{index}"
+        cache.mkdir()
         memory = CrashFileIO(str(cache))
         for name, data in files.items():
             memory.write(f"/ck/{name}", data, sync=True, overwrite=True)

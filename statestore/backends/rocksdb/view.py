@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
-from rocksdict import AccessType, Options, Rdict
+import numpy as np
+import pyarrow as pa
+from rocksdict import AccessType, Options, Rdict, ReadOptions
 
 from statestore.backends.rocksdb import sst
+from statestore.codec.byte_ranges import ByteRanges
+from statestore.codec.rows import PUT, SCHEMA, from_numpy, rows_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -14,6 +19,10 @@ if TYPE_CHECKING:
     from statestore.backends.rocksdb.versions import LocalVersion
     from statestore.codec.trailer import ColumnFamily
     from statestore.core.key_groups import KeyGroupSet
+
+
+_BATCH_ROWS = 16_384
+_READAHEAD_BYTES = 4 * 1024 * 1024
 
 
 class View:
@@ -79,3 +88,34 @@ class View:
 
     def _shows(self, group: int) -> bool:
         return self._owned is None or group in self._owned
+
+    def batches(self, column_family: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield all rows, or those of a column family, in order of column family and key.
+
+        Yields:
+            Record batches of SCHEMA, puts only.
+        """
+        options = ReadOptions()
+        options.set_readahead_size(_READAHEAD_BYTES)
+        if column_family is not None:
+            options.set_iterate_lower_bound(sst.encode_key(column_family, b""))
+            options.set_iterate_upper_bound(sst.encode_key(column_family + 1, b""))
+        items = cast("Iterator[tuple[bytes, bytes]]", self._database.items(read_opt=options))
+        while rows := list(islice(items, _BATCH_ROWS)):
+            keys, values = (_joined(column) for column in zip(*rows, strict=True))
+            families = keys.read(">u2", keys.starts).astype(np.uint16)
+            groups = values.read(">u2", values.starts).astype(np.uint16)
+            columns = [
+                from_numpy(groups, pa.uint16()),
+                from_numpy(families, pa.uint16()),
+                from_numpy(np.full(len(rows), PUT, np.uint8), pa.uint8()),
+                keys.skip(sst.FAMILY_BYTES).to_arrow(pa.binary()),
+                values.skip(sst.KEY_GROUP_BYTES).to_arrow(pa.binary()),
+            ]
+            batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+            yield batch if self._owned is None else rows_in(batch, self._owned)
+
+
+def _joined(values: tuple[bytes, ...]) -> ByteRanges:
+    sizes = np.fromiter(map(len, values), np.int64, len(values))
+    return ByteRanges(np.frombuffer(b"".join(values), np.uint8), np.cumsum(sizes) - sizes, sizes)

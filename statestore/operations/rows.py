@@ -1,0 +1,173 @@
+"""The rows of a store at a version as bytes, whatever the state backend: record batches of puts.
+
+What reading, diff and inspection stand on. A version is restored the way an engine does it, into
+the scratch directory of the opened checkpoint, and passes by in bounded memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from statestore.checkpoint.restore import restore_version
+from statestore.codec.merge import merge_runs
+from statestore.codec.rows import from_numpy, to_numpy
+from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.operations.checkpoint import Checkpoint, open_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.trailer import ColumnFamily, StoreName
+    from statestore.core.options import StateStoreOptions
+
+Heads = dict["StoreName", "PublishedFile"]
+
+
+@contextmanager
+def opened(
+    checkpoint: str | Checkpoint, options: StateStoreOptions | None = None
+) -> Iterator[Checkpoint]:
+    """Open a checkpoint by its URI; one that is open already is passed through and stays open."""
+    if isinstance(checkpoint, Checkpoint):
+        yield checkpoint
+        return
+    with open_checkpoint(checkpoint, options=options) as made:
+        yield made
+
+
+def find_heads(
+    checkpoint: Checkpoint,
+    operator: int,
+    store: str,
+    version: int | None,
+    partitions: Iterable[int] | None = None,
+) -> Heads:
+    """Return the deltas that make a version of a store, one a state partition.
+
+    Args:
+        checkpoint: The checkpoint.
+        operator: Operator ID.
+        store: Store name.
+        version: State version, which is batch + 1; None for the newest committed.
+        partitions: Only these state partitions, None for all.
+
+    Raises:
+        NotFoundError: No batch is committed, or the version was expired.
+        InvalidArgumentError: There is no such operator, store or state partition.
+        IncompatibleError, CorruptionError, FencedError, StorageError: As `Checkpoint.head`.
+    """
+    known = [info.name for info in checkpoint.operator(operator).stores]
+    if store not in known:
+        raise InvalidArgumentError(
+            "the operator has no such store",
+            operator=operator,
+            store=store,
+            known=", ".join(known),
+            to_fix="use one of these",
+        )
+    version = checkpoint.newest_version if version is None else version
+    if version not in range(1, checkpoint.newest_version + 1):
+        raise NotFoundError(
+            "the version is not committed",
+            kind="version-not-found",
+            checkpoint=checkpoint.uri,
+            version=version,
+            newest_version=checkpoint.newest_version,
+            to_fix="ask for a version from 1 to the newest; batch b makes version b + 1",
+        )
+    heads = checkpoint.heads(version, operator=operator, name=store)
+    if partitions is None:
+        return heads
+    wanted = set(partitions)
+    num_partitions = checkpoint.num_partitions_at(version)
+    unknown = wanted - set(range(num_partitions))
+    if unknown:
+        raise InvalidArgumentError(
+            "there is no such state partition",
+            partitions=", ".join(map(str, sorted(unknown))),
+            num_partitions=num_partitions,
+            to_fix=f"use numbers from 0 to {num_partitions - 1}",
+        )
+    return {name: head for name, head in heads.items() if name.partition in wanted}
+
+
+def find_family(heads: Heads, name: str) -> ColumnFamily:
+    """Return a column family by its name.
+
+    Raises:
+        InvalidArgumentError: There is none of that name; names those there are.
+    """
+    families = next(iter(heads.values())).trailer.column_families if heads else ()
+    for family in families:
+        if family.name == name:
+            return family
+    raise InvalidArgumentError(
+        "the store has no such column family",
+        column_family=name,
+        known=", ".join(family.name for family in families),
+        to_fix="use one of these",
+    )
+
+
+def read_rows(
+    checkpoint: Checkpoint, head: PublishedFile, column_family: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a store's version.
+
+    Args:
+        checkpoint: The checkpoint.
+        head: The delta of the version, as `find_heads` returns it.
+        column_family: ID of the column family, None for all.
+
+    Yields:
+        Record batches of the state file schema, puts only, each key once and only keys of the
+        store's own state partition. In file order, of the rocksdb backend in order of column family
+        and key.
+
+    Raises:
+        NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError: As
+            `restore_version`.
+    """
+    of = head.trailer
+    location = checkpoint.location(of.store)
+    checkpoint_id = checkpoint.checkpoint_id(of.store, of.version)
+    if location.body == "sst":
+        yield from _read_sst(checkpoint, head, checkpoint_id, column_family)
+        return
+    restored = restore_version(location, of.version, checkpoint_id)
+    for batch in merge_runs(restored.files, of.max_parallelism):
+        yield batch if column_family is None else _of_family(batch, column_family)
+
+
+def _of_family(batch: pa.RecordBatch, column_family: int) -> pa.RecordBatch:
+    is_wanted = to_numpy(batch.column(1), np.uint16) == column_family
+    if is_wanted.all():
+        return batch
+    return batch.take(from_numpy(np.flatnonzero(is_wanted), pa.int64()))
+
+
+def _read_sst(
+    checkpoint: Checkpoint,
+    head: PublishedFile,
+    checkpoint_id: str | None,
+    column_family: int | None,
+) -> Iterator[pa.RecordBatch]:
+    # Imported here because they need a package that is an extra.
+    from statestore.backends.rocksdb.sst import Memory
+    from statestore.backends.rocksdb.versions import RocksDBVersions
+    from statestore.backends.rocksdb.view import View
+
+    options = checkpoint.options
+    location = checkpoint.location(head.trailer.store)
+    with tempfile.TemporaryDirectory(prefix="rows-", dir=checkpoint.scratch_directory) as directory:
+        memory = Memory(options.rocksdb_memory_bytes)
+        versions = RocksDBVersions(location, checkpoint.clock, directory, memory)
+        local = versions.load(head.trailer.version, checkpoint_id, None, options)
+        if local.view is not None:
+            yield from View.of(local).batches(column_family)
