@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from statestore.codec.state_file import StateFile
 
-from .conftest import OURS, PROVIDER, MakeLane
+from .conftest import OURS, PROVIDER, MakeLane, RunReference
 from .harness import (
     FILESYSTEM,
     HDFS,
@@ -59,12 +60,16 @@ def _cases(
 
 def _compare(
     make_lane: MakeLane,
+    run_reference: RunReference,
     query: Query,
     conf: Mapping[str, str] | None = None,
     provider: str = PROVIDER,
 ) -> Lane:
-    expected, candidate = make_lane(query, HDFS), make_lane(query, provider, conf)
-    run_plan(expected, candidate)
+    candidate = make_lane(query, provider, conf)
+    with ThreadPoolExecutor(1) as pool:
+        reference = pool.submit(run_reference, query)
+        run_plan(candidate)
+        expected = reference.result()
     assert any(candidate.batches.values()), "the query returned nothing: the test tests nothing"
     assert_same(expected, candidate)
     if provider in (FILESYSTEM, ROCKSDB_BACKEND):
@@ -102,13 +107,13 @@ def _assert_key_groups(lane: Lane) -> None:
     ),
 )
 def test_rows_equal_built_in_when_restarted(
-    make_lane: MakeLane, provider: str, query: Query
+    make_lane: MakeLane, run_reference: RunReference, provider: str, query: Query
 ) -> None:
     """Catches a lost, stale or foreign row of any operator, batch by batch."""
     if query is AGGREGATION_THEN_DEDUP and PROVIDER == ROCKSDB:
         pytest.skip("Spark's RocksDB provider asserts on another operator's read store")
 
-    _compare(make_lane, query, provider=provider)
+    _compare(make_lane, run_reference, query, provider=provider)
 
 
 @pytest.mark.parametrize(
@@ -120,10 +125,10 @@ def test_rows_equal_built_in_when_restarted(
     ),
 )
 def test_rows_equal_built_in_when_checkpoint_format_is_2(
-    make_lane: MakeLane, provider: str, query: Query
+    make_lane: MakeLane, run_reference: RunReference, provider: str, query: Query
 ) -> None:
     """Catches a version loaded by its number where the checkpoint ID names another attempt."""
-    candidate = _compare(make_lane, query, FORMAT_2, provider)
+    candidate = _compare(make_lane, run_reference, query, FORMAT_2, provider)
 
     last = max((int(path.name), path) for path in (candidate.checkpoint / "commits").glob("[0-9]*"))
     ids = json.loads(last[1].read_text().splitlines()[1])["stateUniqueIds"]["0"]
@@ -141,33 +146,43 @@ def test_rows_equal_built_in_when_checkpoint_format_is_2(
     _cases([WINDOW_APPEND, JOIN], heap_too=[WINDOW_APPEND], rocksdb_too=[WINDOW_APPEND]),
 )
 def test_rows_equal_built_in_when_unloaded_on_commit(
-    make_lane: MakeLane, provider: str, query: Query
+    make_lane: MakeLane, run_reference: RunReference, provider: str, query: Query
 ) -> None:
     """Catches a provider that needs to stay loaded between batches, or maintenance after close."""
-    _compare(make_lane, query, UNLOAD, provider)
+    _compare(make_lane, run_reference, query, UNLOAD, provider)
 
 
-def test_rows_equal_built_in_when_format_2_and_unloaded(make_lane: MakeLane) -> None:
+def test_rows_equal_built_in_when_format_2_and_unloaded(
+    make_lane: MakeLane, run_reference: RunReference
+) -> None:
     """Catches a lineage kept only in the loaded provider."""
-    _compare(make_lane, AGGREGATION, {**FORMAT_2, **UNLOAD})
+    _compare(make_lane, run_reference, AGGREGATION, {**FORMAT_2, **UNLOAD})
 
 
 @pytest.mark.ours
-def test_rows_equal_built_in_when_compressed(make_lane: MakeLane) -> None:
+def test_rows_equal_built_in_when_compressed(
+    make_lane: MakeLane, run_reference: RunReference
+) -> None:
     """Catches an option that is read but not applied, or compressed files that cannot be read."""
-    candidate = _compare(make_lane, WINDOW_UPDATE, {f"{STATE_STORE}.file.compression": "zstd"})
+    candidate = _compare(
+        make_lane, run_reference, WINDOW_UPDATE, {f"{STATE_STORE}.file.compression": "zstd"}
+    )
 
     deltas = sorted((candidate.checkpoint / "state").rglob("*.delta.arrows"))
     assert any(ZSTD_MAGIC in path.read_bytes() for path in deltas)
 
 
 @pytest.mark.ours
-def test_rows_equal_built_in_when_a_batch_outgrows_memory(make_lane: MakeLane) -> None:
+def test_rows_equal_built_in_when_a_batch_outgrows_memory(
+    make_lane: MakeLane, run_reference: RunReference
+) -> None:
     """Catches a spilled overlay that loses, repeats or reorders writes of its batch."""
     plan = one_input(1, 1, num_rows=40_000, num_keys=30_000)
     query = replace(AGGREGATION, name="aggregation-spilled", plan=plan)
 
-    candidate = _compare(make_lane, query, {f"{STATE_STORE}.overlay.maxBytes": str(1 << 20)})
+    candidate = _compare(
+        make_lane, run_reference, query, {f"{STATE_STORE}.overlay.maxBytes": str(1 << 20)}
+    )
 
     spilled = [metrics["statestoreSpilledRuns"] for metrics in candidate.custom_metrics()]
     assert min(spilled) > 0, "no state partition outgrew the overlay: the test tests nothing"
