@@ -160,7 +160,7 @@ def test_spark_refuses_what_is_unfinished_and_goes_on_after_it(
 def test_state_reader_finds_the_new_state_partitions(
     make_lane: MakeLane, spark: SparkSession
 ) -> None:
-    """Catches a rescale that only a query can read, or that leaves its old partitions to be read."""
+    """Catches a rescale that only a query can read, or old state partitions that are read too."""
     lane = make_lane(AGGREGATION, conf=FOUR)
     lane.run(*AGGREGATION.plan[0])
     num_rows = lane.counts("numRowsTotal")[1][0]
