@@ -18,9 +18,14 @@ from statestore.core.version import __version__
 from statestore.spark.jar import find_jar
 
 _ELSEWHERE: dict[str, str] = {
+    "expire": "statestore.cli.upkeep",
+    "list": "statestore.cli.upkeep:list_command",
+    "repair": "statestore.cli.upkeep",
+    "verify": "statestore.cli.upkeep",
     "rescale": "statestore.cli.rescale",
 }
-"""Module of every command that is not in this one, imported when it is used."""
+"""Module of every command that is not in this one, imported when it is used; `module:name` where
+the function is not called as the command is."""
 
 
 class _Group(click.Group):
@@ -32,7 +37,8 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
-        command: click.Command = getattr(import_module(_ELSEWHERE[cmd_name]), cmd_name)
+        module, _, name = _ELSEWHERE[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), name or cmd_name)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

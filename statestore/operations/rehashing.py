@@ -100,7 +100,7 @@ def rehash_store(
             sources = [partition % len(heads), *abandoned]
             write_refs(location, new.version, sources, sync=True)
             mark_home(location, checkpoint.home(store), new.backend)
-            versions = _open_versions(checkpoint, location, directory)
+            versions = open_versions(checkpoint, location, directory)
             made[store] = runs.publish(partition, versions, new, options)
     return made
 
@@ -128,9 +128,10 @@ def _new_version(
     )
 
 
-def _open_versions(
+def open_versions(
     checkpoint: Checkpoint, location: StoreLocation, scratch_directory: str
 ) -> StoreVersions | RocksDBVersions:
+    """Return the versions of a store, by the state backend of its checkpoint."""
     if checkpoint.backend == "heap":
         return HeapVersions(location, checkpoint.home(location.store), checkpoint.clock)
     if checkpoint.backend == "filesystem":
