@@ -454,4 +454,5 @@ def undo_rescaled_version(location: StoreLocation, version: int) -> None:
         if name is not None and name.version == version:
             location.io.delete(location.path(text))
     # The sources are the state partitions again, so the release must delete none of them.
-    release(location, RescaleRefName(version, location.store.partition), MAX_PARALLELISM_LIMIT)
+    ref = RescaleRefName(version, location.store.partition)
+    release(location, (ref,), MAX_PARALLELISM_LIMIT)

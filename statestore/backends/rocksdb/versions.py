@@ -390,9 +390,7 @@ class RocksDBVersions:
             head.trailer.num_partitions,
             0 if is_foreign else min(needed),
         )
-        cleaned = Cleanup()
-        for ref in done:
-            cleaned += release(self.location, ref, head.trailer.num_partitions)
+        cleaned = release(self.location, done, head.trailer.num_partitions)
         now_ms = self._clock.now_ms()
         for info in files_to_delete(files, needed, pending, held_below, options, now_ms):
             self.location.io.delete(self.location.path(info.name))
