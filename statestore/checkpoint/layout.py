@@ -1,6 +1,9 @@
 """Every path of a checkpoint; nothing else builds or takes apart a file name.
 
 <root>/../statestore.json                  placement: where else state is kept
+<root>/../statestore-leases/               leases: who writes into the checkpoint now
+  query-<id>.json                              an executor of a running query
+  operation-<id>.json                          an operation
 <root>/<operator>/<partition>/             store "default"
 <root>/<operator>/<partition>/<store>/     every other store
   <version>.delta.<body>                       delta, checkpoint format v1
@@ -35,9 +38,12 @@ TEMPORARY_PREFIX = ".tmp-"
 HEAP_MARKER = "heap-backend"
 OWNER_NAME = "checkpoint.json"
 """File of a directory outside of its checkpoint that names the checkpoint, for people."""
+LeaseKind = Literal["query", "operation"]
 _PLACEMENT_NAME = "statestore.json"
+_LEASES_NAME = "statestore-leases"
 _PLACEHOLDER_NAME = ".statestore"
 
+_LEASE_FILE = re.compile(r"(query|operation)-[0-9a-f]{32}\.json")
 _STATE_FILE = re.compile(
     r"([1-9][0-9]*)(?:_([0-9a-f]{32}))?\.(delta|snapshot|merged)\.(arrows|sst)"
 )
@@ -127,6 +133,22 @@ class StoreLocation:
 def placement_path(root: str) -> str:
     """Return the path of the placement of a checkpoint, by the checkpoint's `state` directory."""
     return f"{posixpath.dirname(root)}/{_PLACEMENT_NAME}"
+
+
+def lease_directory(root: str) -> str:
+    """Return the directory of a checkpoint's leases, by the checkpoint's `state` directory."""
+    return f"{posixpath.dirname(root)}/{_LEASES_NAME}"
+
+
+def lease_name(kind: LeaseKind, lease_id: str) -> str:
+    """Return the file name of a lease."""
+    return f"{kind}-{lease_id}.json"
+
+
+def parse_lease_name(name: str) -> LeaseKind | None:
+    """Return who holds the lease of a file name, None when it is not a lease's."""
+    match = _LEASE_FILE.fullmatch(name)
+    return None if match is None else cast("LeaseKind", match[1])
 
 
 def placeholder_path(root: str, store: StoreName) -> str:

@@ -5,6 +5,7 @@
     ├── NotFoundError (LookupError)        a version or file is not there: ask for another one
     ├── IncompatibleError                  the checkpoint has other settings: change them back
     ├── FencedError                        another attempt wrote this version: reload, do not retry
+    ├── InUseError                         somebody else changes the checkpoint: let them end first
     ├── StoreClosedError                   the handle was committed, aborted or closed: begin anew
     ├── CorruptionError                    a file is damaged: file, offset, expected, found
     ├── StorageError                       the storage failed: `retryable` says whether to retry
@@ -54,6 +55,7 @@ KINDS: dict[str, str] = {
     "internal": "a bug of this package",
     "checkpoint-exists": "a checkpoint that must not be replaced exists",
     "checkpoint-in-use": "a query is writing the checkpoint",
+    "checkpoint-under-operation": "an operation is changing the checkpoint",
     "unfinished-operation": "an operation on the checkpoint was begun and not finished",
     "unfinished-batch": "a batch of the query is planned and not committed",
     "not-rescalable": "a store's rows do not follow their key groups",
@@ -133,6 +135,12 @@ class FencedError(StateStoreError):
     """Another attempt wrote this version; reload instead of retrying."""
 
     default_kind = "fenced"
+
+
+class InUseError(StateStoreError):
+    """Somebody else changes the checkpoint; `fields` say who, and how that is known."""
+
+    default_kind = "checkpoint-in-use"
 
 
 class StoreClosedError(StateStoreError):

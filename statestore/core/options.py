@@ -200,6 +200,13 @@ TABLE: tuple[Option, ...] = (
         "installed in its Python.",
     ),
     Option(
+        "lease.intervalMs", "lease_interval_ms", "long", 10000, scope="both",
+        unit="ms", minimum=100, maximum=3600000,
+        doc="How often an executor of a running query renews the query's lease on its checkpoint. "
+        "An executor that was killed counts as one that writes for three times as long, unless "
+        "who asks is on its machine.",
+    ),
+    Option(
         "fsync.enabled", "fsync_enabled", "boolean", True, scope="engine",
         doc="Whether a commit waits until its file has reached the disk. false survives a killed "
         "process but not a power failure.",
@@ -330,6 +337,7 @@ class StateStoreOptions:
     engine_processes: int = 0
     engine_call_timeout_ms: int = 600000
     engine_package: str = "embedded"
+    lease_interval_ms: int = 10000
     fsync_enabled: bool = True
     orphan_age_ms: int = 3600000
     heap_max_state_bytes: int = 5242880

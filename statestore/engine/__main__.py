@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from py4j.clientserver import (
@@ -38,9 +39,10 @@ class _Gateway(ClientServer):  # type: ignore[misc]
         )
 
 
-def serve(handshake: Handshake) -> int:
-    """Accept calls on a loopback port in the background; return the port once it listens."""
+def serve(handshake: Handshake) -> tuple[int, Callable[[], None]]:
+    """Accept calls on a loopback port in the background; return it once the service listens."""
     token = handshake.token
+    service = EngineService(handshake.scratch, hadoop=handshake.files)
     started = threading.Event()
     server_started.connect(lambda **_: started.set())
     gateway = _Gateway(
@@ -48,7 +50,7 @@ def serve(handshake: Handshake) -> int:
         python_parameters=PythonParameters(
             port=0, auth_token=token, daemonize=True, daemonize_connections=True
         ),
-        python_server_entry_point=EngineService(handshake.scratch, hadoop=handshake.files),
+        python_server_entry_point=service,
     )
     # The port is bound before the server listens; a connection between the two would be refused.
     if not started.wait(_START_TIMEOUT_S):
@@ -56,7 +58,7 @@ def serve(handshake: Handshake) -> int:
             "the engine's loopback server did not start",
             to_fix="check that the executor may listen on 127.0.0.1",
         )
-    return int(gateway.get_callback_server().get_listening_port())
+    return int(gateway.get_callback_server().get_listening_port()), service.end
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from statestore.core.errors import (
     StateStoreError,
 )
 from statestore.core.version import __version__
+from statestore.engine.query_leases import QueryLeases
 from statestore.engine.requests import Request
 from statestore.engine.session import Session, Versions, snapshot_pool
 from statestore.engine.storages import Storages
@@ -63,6 +64,7 @@ class EngineService:
     ) -> None:
         self._clock = clock or SystemClock()
         self._storages = Storages(scratch_directory, self._clock, io, hadoop)
+        self._leases = QueryLeases(self._storages, self._clock)
         self._scratch_directory = scratch_directory
         self._pool = snapshot_pool()
         self._lock = threading.Lock()
@@ -76,8 +78,13 @@ class EngineService:
             "maintain": self._maintain,
             "changes": self._changes,
             "close": self._close,
+            "lease": self._lease,
             "status": self._status,
         }
+
+    def end(self) -> None:
+        """Let go of what others can see: no call comes any more. Never raises."""
+        self._leases.drop_all()
 
     def call(self, request: str) -> str:
         """Answer one call; never raises.
@@ -294,6 +301,10 @@ class EngineService:
             session.close()
         return {}
 
+    def _lease(self, request: Request) -> Reply:
+        self._leases.serve(request)
+        return {}
+
     def _status(self, _request: Request) -> Reply:
         with self._lock:
             sessions = list(self._sessions.values())
@@ -305,6 +316,7 @@ class EngineService:
             "stores": len(sessions),
             "calls": calls,
             "requests": self._storages.requests.total(),
+            "lease_requests": self._storages.lease_requests.total(),
             "snapshots_in_flight": sum(session.is_snapshot_in_flight for session in sessions),
         }
 

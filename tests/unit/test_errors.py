@@ -15,6 +15,7 @@ def test_tree_is_the_one_the_shim_maps():
         "NotFoundError",
         "IncompatibleError",
         "FencedError",
+        "InUseError",
         "StoreClosedError",
         "CorruptionError",
         "StorageError",

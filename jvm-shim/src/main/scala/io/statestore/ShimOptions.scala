@@ -21,6 +21,7 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
  * @param fileCompression `none` or `zstd`
  * @param rocksdbBlockCacheBytes block cache of RocksDB readers in this JVM
  * @param rocksdbRowCacheBytes bytes of rows that all stores of the rocksdb backend keep on the heap
+ * @param leaseIntervalMs milliseconds between two renewals of a lease
  * @param engineProcesses engine processes in this JVM, 0 to choose from its cores
  * @param engineCallTimeoutMs milliseconds after which a call's engine counts as hung
  * @param enginePackage `embedded` or `installed`
@@ -33,6 +34,7 @@ final case class ShimOptions(
     fileCompression: String,
     rocksdbBlockCacheBytes: Long,
     rocksdbRowCacheBytes: Long,
+    leaseIntervalMs: Long,
     engineProcesses: Int,
     engineCallTimeoutMs: Long,
     enginePackage: String,
@@ -73,6 +75,7 @@ object ShimOptions {
       fileCompression = values("file_compression").asText,
       rocksdbBlockCacheBytes = values("rocksdb_block_cache_size_mb").asLong << 20,
       rocksdbRowCacheBytes = values("rocksdb_row_cache_bytes").asLong,
+      leaseIntervalMs = values("lease_interval_ms").asLong,
       engineProcesses = values("engine_processes").asInt,
       engineCallTimeoutMs = values("engine_call_timeout_ms").asLong,
       enginePackage = values("engine_package").asText,

@@ -37,6 +37,7 @@ private[statestore] final class StoreCommit(
 
   /** Makes the next version durable, or raises what the engine said. */
   def run(): Committed = {
+    Leases.hold(context)
     // Also the attempt's identity: a call that is repeated is recognised by it.
     val checkpointId = UUID.randomUUID().toString.replace("-", "")
     val file = context.engines.scratchFile("delta")
