@@ -24,6 +24,7 @@ from statestore.codec.trailer import StoreName
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT, default_max_parallelism
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint, open_checkpoint
+from statestore.operations.in_use import ExclusiveUse, exclusive_use
 from statestore.operations.rehashing import rehash_store
 from statestore.operations.rescale_log import (
     CheckpointIds,
@@ -202,10 +203,12 @@ def rescale(
     takes it back.
 
     Raises:
-        As `plan_rescale`; FencedError where a query or another rescale came in between.
+        InUseError: A query, or another operation, is writing the checkpoint; or as `plan_rescale`.
     """
     with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
-        return _Rescale(checkpoint, num_partitions).run(report or (lambda _done, _total: None))
+        planned = _Rescale(checkpoint, num_partitions)
+        with exclusive_use(checkpoint, "rescale") as use:
+            return planned.run(use, report or (lambda _done, _total: None))
 
 
 def plan_undo(
@@ -254,11 +257,12 @@ def undo_rescale(
     Spark refuses to start the query, and the same call again goes on; so does `rescale`.
 
     Raises:
-        As `plan_undo`.
+        InUseError: A query, or another operation, is writing the checkpoint; or as `plan_undo`.
     """
     with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
         undo = _Undo(checkpoint)
-        undo.run()
+        with exclusive_use(checkpoint, "undo of a rescale") as use:
+            undo.run(use)
         return undo.plan
 
 
@@ -307,12 +311,13 @@ class _Rescale:
             stores = [self._describe(store, with_estimates) for store in self._changes()]
         return self._as_plan(stores)
 
-    def run(self, report: Callable[[int, int], None]) -> RescalePlan:
+    def run(self, use: ExclusiveUse, report: Callable[[int, int], None]) -> RescalePlan:
         """Do it."""
         if self._is_done:
             return self._as_plan([])
         changes = self._changes()
         ids = self._write_state(changes, report)
+        use.require_held()
         if self._begun is None:
             add_offsets(self._checkpoint, self._batch, self._num_partitions)
         write_operators(self._checkpoint, self._num_partitions)
@@ -496,9 +501,10 @@ class _Undo:
             num_stores=len(self._stores),
         )
 
-    def run(self) -> None:
+    def run(self, use: ExclusiveUse) -> None:
         """Do it."""
         checkpoint, found = self._checkpoint, self._found
+        use.require_held()
         if found is not None:
             checkpoint.commits.delete(found.batch)
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from statestore.checkpoint.layout import lease_directory
 from statestore.core.errors import InvalidArgumentError, StorageError
 from statestore.io.local import LocalFileIO
 from statestore.operations.rescale import rescale, undo_rescale
@@ -26,7 +27,7 @@ steps = st.one_of(
 )
 
 
-def attempt(operation, fault):
+def attempt(path, operation, fault):
     """Do something, once more after a failure."""
     io = FaultFileIO(LocalFileIO())
     io.arm(fault)
@@ -35,6 +36,9 @@ def attempt(operation, fault):
     except StorageError:
         assert io.has_failed
         io.arm(None)
+        directory = lease_directory(f"{path}/state")
+        for info in io.list(directory):  # its holder's end lets a lease go
+            io.delete(f"{directory}/{info.name}")
         operation(io)
 
 
@@ -62,10 +66,10 @@ def test_rows_are_those_of_the_batches(history, checkpoint_format, num_partition
                 case "batch":
                     made.run_batch(argument)
                 case "rescale":
-                    attempt(lambda io, n=argument: rescale(made.path, n, io=io), fault)
+                    attempt(made.path, lambda io, n=argument: rescale(made.path, n, io=io), fault)
                 case "undo":
                     with suppress(InvalidArgumentError):
-                        attempt(lambda io: undo_rescale(made.path, io=io), fault)
+                        attempt(made.path, lambda io: undo_rescale(made.path, io=io), fault)
             assert read_checkpoint(made.path) == made.expected()
         made.run_batch({2: 2})
 
