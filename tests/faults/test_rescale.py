@@ -385,9 +385,12 @@ def test_checkpoint_in_use_is_refused(tmp_path):
     """Catches a rescale under a query that goes on writing the old state partitions."""
     made = make(tmp_path, operators=KEYED)
     before = listing(made.path)
-    with open_checkpoint(made.path) as checkpoint, exclusive_use(checkpoint, "something else"):
-        with pytest.raises(InUseError, match="something else"):
-            rescale(made.path, 8)
+    with (
+        open_checkpoint(made.path) as checkpoint,
+        exclusive_use(checkpoint, "something else"),
+        pytest.raises(InUseError, match="something else"),
+    ):
+        rescale(made.path, 8)
 
     assert listing(made.path) == before
 
