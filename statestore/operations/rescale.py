@@ -133,7 +133,6 @@ class UndoPlan:
         was_committed: Whether the rescale was finished.
         num_partitions_before: Number of state partitions until now; that of the rescale.
         num_partitions: Number of state partitions afterwards.
-        num_stores: Stores of the rescale's state partitions to take away.
     """
 
     checkpoint: str
@@ -141,7 +140,6 @@ class UndoPlan:
     was_committed: bool
     num_partitions_before: int
     num_partitions: int
-    num_stores: int
 
 
 def plan_rescale(
@@ -498,7 +496,6 @@ class _Undo:
             was_committed=found is not None and found.is_committed,
             num_partitions_before=now,
             num_partitions=before,
-            num_stores=len(self._stores),
         )
 
     def run(self, use: ExclusiveUse) -> None:
