@@ -22,7 +22,7 @@ from statestore.cli.output import (
 
 if TYPE_CHECKING:
     from statestore.core.options import StateStoreOptions
-    from statestore.operations.rescale import RescalePlan, StoreRescale, UndoPlan
+    from statestore.operations.rescale_plan import RescalePlan, StoreRescale, UndoPlan
 
 _WAYS = {
     "key-groups": "state files stay as they are, each state partition reads its key groups of them",
@@ -153,8 +153,8 @@ def _print_undo(plan: UndoPlan, *, yes: bool) -> None:
     verb = "Took" if yes else "To take"
     if plan.batch is None:
         click.echo(
-            f"{verb} away the state files of a rescale that was killed before it planned its batch; "
-            f"the checkpoint has {plan.num_partitions} state partitions."
+            f"{verb} away the state files of a rescale that was killed before it planned its "
+            f"batch; the checkpoint has {plan.num_partitions} state partitions."
         )
         return
     kind = "finished" if plan.was_committed else "unfinished"
