@@ -330,6 +330,22 @@ def test_power_loss_at_every_step_leaves_old_or_new_state(tmp_path):
         pytest.fail("the rescale made more calls than this test knows")
 
 
+def test_state_kept_elsewhere_is_rescaled_there(tmp_path):
+    """Catches state written into the checkpoint, or partitions that the state reader misses."""
+    elsewhere = tmp_path / "elsewhere"
+    made = make(tmp_path, options={"checkpoint_storage": str(elsewhere)}, operators=KEYED)
+
+    for num_partitions in (8, 6):
+        rescale(made.path, num_partitions)
+        assert read_checkpoint(made.path) == made.expected()
+        placeholders = {path.parent.name for path in Path(made.path, "state/0").glob("*/.stat*")}
+        assert {str(partition) for partition in range(num_partitions)} <= placeholders
+    made.run_batch({7: 8})
+
+    assert read_checkpoint(made.path) == made.expected()
+    assert not list(Path(made.path).rglob("*.arrows"))
+
+
 def stray_offsets(made, num_partitions):
     """What Spark's own repartition leaves when it finds another provider than its RocksDB's."""
     entry = OffsetsEntry.parse(Path(made.path, "offsets/2").read_text(), "offsets/2")
