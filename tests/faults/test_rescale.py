@@ -19,6 +19,7 @@ from statestore.core.errors import (
 )
 from statestore.io.counting import CountingFileIO, RequestCounts
 from statestore.io.local import LocalFileIO
+from statestore.operations import rehashing
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
 from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
@@ -111,6 +112,16 @@ def test_query_goes_on_when_rescaled_again_and_again(
     rescale(made.path, 4)
     assert read_checkpoint(made.path) == made.expected()
     made.run_batch({5: 5})
+
+    assert read_checkpoint(made.path) == made.expected()
+
+
+def test_rehash_of_more_rows_than_memory_holds(tmp_path, monkeypatch):
+    """Catches rows lost between the pieces that are laid by on the local disk."""
+    monkeypatch.setattr(rehashing, "LAID_BY_BYTES", 300)
+    made = make(tmp_path, operators=OPERATORS[:2])
+
+    rescale(made.path, 5)
 
     assert read_checkpoint(made.path) == made.expected()
 
