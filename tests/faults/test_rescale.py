@@ -19,6 +19,7 @@ from statestore.core.errors import (
 )
 from statestore.io.counting import CountingFileIO, RequestCounts
 from statestore.io.local import LocalFileIO
+from statestore.io.s3 import S3FileIO
 from statestore.operations import rehashing
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
@@ -355,6 +356,24 @@ def test_state_kept_elsewhere_is_rescaled_there(tmp_path):
 
     assert read_checkpoint(made.path) == made.expected()
     assert not list(Path(made.path).rglob("*.arrows"))
+
+
+def test_checkpoint_on_s3_is_rescaled_and_undone(s3_server, bucket, tmp_path):
+    """Catches a rescale that needs what only a disk can do."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "scratch").mkdir()
+    io = S3FileIO(str(tmp_path / "cache"), s3_server.settings())
+    path = f"/{bucket}/checkpoint"
+    made = MadeCheckpoint(path, tmp_path / "scratch", 2, operators=KEYED, io=io)
+    made.run_batch({key: key for key in range(20)})
+
+    rescale(path, 4, io=io)
+    assert read_checkpoint(path, io=io) == made.expected()
+    undo_rescale(path, io=io)
+    rescale(path, 3, io=io)
+    made.run_batch({3: 4})
+
+    assert read_checkpoint(path, io=io) == made.expected()
 
 
 def stray_offsets(made, num_partitions):
