@@ -32,6 +32,7 @@ FileBody = Literal["arrows", "sst"]
 DEFAULT_STORE_NAME = "default"
 TEMPORARY_PREFIX = ".tmp-"
 HEAP_MARKER = "heap-backend"
+HEAP_MARKER_TEXT = b"The state of this store is in the memory of the driver (heap backend).\n"
 FILESYSTEM_PROVIDER = "io.statestore.FileSystemStateStoreProvider"
 HEAP_PROVIDER = "io.statestore.HeapStateStoreProvider"
 OWNER_NAME = "checkpoint.json"

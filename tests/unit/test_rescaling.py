@@ -282,6 +282,29 @@ def test_only_the_slices_of_a_large_file_are_fetched(tmp_path, monkeypatch):
     assert asked[0][0] > restore.PARTIAL_FETCH_BYTES
 
 
+@pytest.mark.parametrize(
+    ("backend", "root", "expected"),
+    [("heap", "/ck/state", "/home/state/0/6/heap-backend"),
+     ("filesystem", "/elsewhere", "/home/state/0/6/.statestore")],
+)  # fmt: skip
+def test_new_state_partitions_are_found_in_the_checkpoint_directory(
+    tmp_path, backend, root, expected
+):
+    """Catches a state reader that sees only the state partitions before the rescale."""
+    made = Checkpoint(tmp_path)
+    made.commit(4, range(8), b"one")
+    store = plan_rescale(made.heads(4, 1), 8)[6]
+    store = replace(store, new=replace(store.new, backend=backend))
+    location = replace(made.location(6), root=root)
+    home = replace(made.location(6), root="/home/state")
+
+    write_rescaled_version(
+        location, store, str(tmp_path), sync=False, clock=SystemClock(), home=home
+    )
+
+    assert [path for path in made.io.paths() if path.startswith("/home")] == [expected]
+
+
 def test_another_version_in_its_place_is_not_replaced(checkpoint):
     """Catches a rescale that writes over a batch the old layout went on with."""
     plan = plan_rescale(checkpoint.heads(4, 2), 8)
