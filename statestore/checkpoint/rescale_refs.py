@@ -22,7 +22,7 @@ from statestore.checkpoint.layout import (
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.io.file_io import FileInfo
@@ -107,31 +107,34 @@ def plan_release(
     return done, max((ref.version for ref in known if ref not in done), default=0)
 
 
-def release(location: StoreLocation, ref: RescaleRefName, num_partitions: int) -> Cleanup:
-    """Let go of the sources of a rescaled version, and delete those that nobody has any more.
+def release(
+    location: StoreLocation, refs: Sequence[RescaleRefName], num_partitions: int
+) -> Cleanup:
+    """Let go of the sources of rescaled versions, and delete those that nobody has any more.
 
     Args:
-        location: A store whose directory has the reference file.
-        ref: One of its own, or one of a state partition that is no more; one that is gone is no
-            error.
+        location: A store whose directory has the reference files.
+        refs: Its own, or of state partitions that are no more; what is gone is no error.
         num_partitions: State partitions that the checkpoint has now: a source beyond them has no
             maintenance of its own, so whoever lets go of it last deletes its files.
 
     Guarantee: can be repeated after a raise.
 
     Raises:
-        CorruptionError, IncompatibleError: The reference cannot be read.
+        CorruptionError, IncompatibleError: A reference cannot be read.
         StorageError: The storage failed.
     """
-    cleaned = Cleanup()
     own = location.store.partition
-    sources = _read_sources(location, ref) if ref.partition == own else ()
-    for partition in sources:
-        if partition != own:
-            source = location.sibling(partition)
-            source.io.delete(source.path(str(ref)))
-            cleaned += _delete_abandoned(source, ref.version, num_partitions, {own})
-    location.io.delete(location.path(str(ref)))
+    below = max((ref.version for ref in refs if ref.partition == own), default=0)
+    cleaned = Cleanup()
+    for ref in refs:
+        sources = _read_sources(location, ref) if ref.partition == own else ()
+        for partition in sources:
+            if partition != own:
+                source = location.sibling(partition)
+                source.io.delete(source.path(str(ref)))
+                cleaned += _delete_abandoned(source, below, num_partitions, {own})
+        location.io.delete(location.path(str(ref)))
     return cleaned
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from statestore.checkpoint.commit import Body, NewVersion, publish_delta
 from statestore.checkpoint.layout import (
     HEAP_MARKER,
+    HEAP_MARKER_TEXT,
     RescaleRefName,
     StoreLocation,
     parse_state_file_name,
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
 
 Heads = Mapping[int, PublishedFile]
 """The delta of one version of a store, by state partition."""
-
-_MARKER_TEXT = b"The state of this store is in the memory of the driver (heap backend).\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +418,7 @@ def mark_home(location: StoreLocation, home: StoreLocation | None, backend: str)
         return
     home.io.make_directory(home.directory)
     if backend == "heap":
-        home.io.write(home.path(HEAP_MARKER), _MARKER_TEXT, sync=False, overwrite=True)
+        home.io.write(home.path(HEAP_MARKER), HEAP_MARKER_TEXT, sync=False, overwrite=True)
     elif home.root != location.root:
         home.io.write(placeholder_path(home.root, home.store), b"", sync=False, overwrite=True)
 
@@ -454,4 +453,5 @@ def undo_rescaled_version(location: StoreLocation, version: int) -> None:
         if name is not None and name.version == version:
             location.io.delete(location.path(text))
     # The sources are the state partitions again, so the release must delete none of them.
-    release(location, RescaleRefName(version, location.store.partition), MAX_PARALLELISM_LIMIT)
+    ref = RescaleRefName(version, location.store.partition)
+    release(location, (ref,), MAX_PARALLELISM_LIMIT)

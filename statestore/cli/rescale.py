@@ -22,7 +22,7 @@ from statestore.cli.output import (
 
 if TYPE_CHECKING:
     from statestore.core.options import StateStoreOptions
-    from statestore.operations.rescale import RescalePlan, StoreRescale, UndoPlan
+    from statestore.operations.rescale_plan import RescalePlan, StoreRescale, UndoPlan
 
 _WAYS = {
     "key-groups": "state files stay as they are, each state partition reads its key groups of them",
@@ -153,12 +153,12 @@ def _print_undo(plan: UndoPlan, *, yes: bool) -> None:
     verb = "Took" if yes else "To take"
     if plan.batch is None:
         click.echo(
-            f"{verb} away {plan.num_stores} state files of a rescale that was killed before it "
-            f"planned its batch; the checkpoint has {plan.num_partitions} state partitions."
+            f"{verb} away the state files of a rescale that was killed before it planned its "
+            f"batch; the checkpoint has {plan.num_partitions} state partitions."
         )
         return
     kind = "finished" if plan.was_committed else "unfinished"
     click.echo(
         f"{verb} back the {kind} rescale of batch {plan.batch}: from {plan.num_partitions_before} "
-        f"to {plan.num_partitions} state partitions, {plan.num_stores} state files away."
+        f"to {plan.num_partitions} state partitions."
     )

@@ -6,13 +6,15 @@ import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from statestore.backends.filesystem.versions import StoreVersions
 from statestore.core.errors import InvalidArgumentError
 from statestore.io.deferred import DeferredDeletes
 from statestore.operations.in_use import exclusive_use
-from statestore.operations.rehashing import open_versions
 from statestore.operations.rows import opened
 
 if TYPE_CHECKING:
+    from statestore.backends.rocksdb.versions import RocksDBVersions
+    from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.trailer import StoreName
     from statestore.core.options import StateStoreOptions
     from statestore.operations.checkpoint import Checkpoint
@@ -116,8 +118,22 @@ def _expire(checkpoint: Checkpoint, keep: int, *, is_planned: bool) -> ExpiryPla
         for store, head in checkpoint.heads(newest).items() if newest else ():
             location = checkpoint.location(store)
             io = DeferredDeletes(location.io, is_deferred=is_planned)
-            versions = open_versions(checkpoint, replace(location, io=io), directory)
+            versions = _open_versions(checkpoint, replace(location, io=io), directory)
             cleaned = versions.clean_up(head, options)
             if io.deleted:
                 stores.append(StoreExpiry(store, tuple(sorted(io.deleted)), cleaned.num_bytes))
     return ExpiryPlan(checkpoint.uri, keep, max(newest - keep + 1, 1), tuple(stores))
+
+
+def _open_versions(
+    checkpoint: Checkpoint, location: StoreLocation, scratch_directory: str
+) -> StoreVersions | RocksDBVersions:
+    if location.body == "arrows":
+        return StoreVersions(location, checkpoint.clock, checkpoint.backend)
+    # Imported here because they need a package that is an extra.
+    from statestore.backends.rocksdb.sst import Memory
+    from statestore.backends.rocksdb.versions import RocksDBVersions
+
+    directory = tempfile.mkdtemp(prefix="rocksdb-", dir=scratch_directory)
+    memory = Memory(checkpoint.options.rocksdb_memory_bytes)
+    return RocksDBVersions(location, checkpoint.clock, directory, memory)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from statestore.checkpoint import rescaling
 from statestore.checkpoint.rescale_refs import find_refs
@@ -24,6 +24,7 @@ from statestore.codec.trailer import StoreName
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT, default_max_parallelism
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint, open_checkpoint
+from statestore.operations.in_use import ExclusiveUse, exclusive_use
 from statestore.operations.rehashing import rehash_store
 from statestore.operations.rescale_log import (
     CheckpointIds,
@@ -34,6 +35,13 @@ from statestore.operations.rescale_log import (
     find_rescale_batch,
     write_operators,
 )
+from statestore.operations.rescale_plan import (
+    PartitionRead,
+    RescalePlan,
+    StoreRescale,
+    UndoPlan,
+    Way,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,106 +49,6 @@ if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.core.options import StateStoreOptions
     from statestore.io.file_io import FileIO
-
-Way = Literal["key-groups", "whole", "rehash"]
-"""How a store is rescaled: by files it has already, each new state partition taking its key groups
-of them; not at all, because its state is one; or row by row."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRead:
-    """What a new state partition of a store will read when it is loaded first.
-
-    Attributes:
-        partition: The new state partition.
-        sources: The state partitions until now that it takes rows of.
-        num_bytes: Bytes it will read, None where they were not estimated.
-        num_rows: Rows it will hold, estimated; None where they were not.
-    """
-
-    partition: int
-    sources: tuple[int, ...]
-    num_bytes: int | None
-    num_rows: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class StoreRescale:
-    """What a rescale does with one store of a stateful operator.
-
-    Attributes:
-        operator, operator_name, name: Which store.
-        way: How it is rescaled.
-        max_parallelism: Number of key groups afterwards; another one only where it is re-hashed.
-        partitions: Every new state partition that has state.
-    """
-
-    operator: int
-    operator_name: str
-    name: str
-    way: Way
-    max_parallelism: int
-    partitions: tuple[PartitionRead, ...]
-
-    @property
-    def num_moves(self) -> int:
-        """Pairs of a state partition until now and a new one that takes rows of it."""
-        return sum(len(part.sources) for part in self.partitions)
-
-    @property
-    def skew(self) -> float | None:
-        """Rows of the largest new state partition by those of the mean; None where unknown."""
-        rows = [part.num_rows or 0 for part in self.partitions]
-        return max(rows) * len(rows) / sum(rows) if sum(rows) else None
-
-
-@dataclass(frozen=True, slots=True)
-class RescalePlan:
-    """What a rescale does, or did.
-
-    Attributes:
-        checkpoint: URI of the checkpoint.
-        backend: Its state backend.
-        batch: The batch that stands for the rescale in Spark's logs; the query goes on with the
-            next one.
-        num_partitions_before: Number of state partitions until now.
-        num_partitions: Number of state partitions afterwards.
-        is_begun: Whether the batch is planned already, by a rescale that did not end or by Spark's
-            own repartition, which refuses other providers after that.
-        is_done: Whether the checkpoint has that number of state partitions already, so that there
-            is nothing to do.
-        stores: What is done with each store.
-    """
-
-    checkpoint: str
-    backend: str
-    batch: int
-    num_partitions_before: int
-    num_partitions: int
-    is_begun: bool
-    is_done: bool
-    stores: tuple[StoreRescale, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class UndoPlan:
-    """What the undo of a rescale does, or did.
-
-    Attributes:
-        checkpoint: URI of the checkpoint.
-        batch: The rescale's batch, None where the rescale was killed before it planned one.
-        was_committed: Whether the rescale was finished.
-        num_partitions_before: Number of state partitions until now; that of the rescale.
-        num_partitions: Number of state partitions afterwards.
-        num_stores: Stores of the rescale's state partitions to take away.
-    """
-
-    checkpoint: str
-    batch: int | None
-    was_committed: bool
-    num_partitions_before: int
-    num_partitions: int
-    num_stores: int
 
 
 def plan_rescale(
@@ -202,10 +110,12 @@ def rescale(
     takes it back.
 
     Raises:
-        As `plan_rescale`; FencedError where a query or another rescale came in between.
+        InUseError: A query, or another operation, is writing the checkpoint; or as `plan_rescale`.
     """
     with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
-        return _Rescale(checkpoint, num_partitions).run(report or (lambda _done, _total: None))
+        planned = _Rescale(checkpoint, num_partitions)
+        with exclusive_use(checkpoint, "rescale") as use:
+            return planned.run(use, report or (lambda _done, _total: None))
 
 
 def plan_undo(
@@ -254,11 +164,12 @@ def undo_rescale(
     Spark refuses to start the query, and the same call again goes on; so does `rescale`.
 
     Raises:
-        As `plan_undo`.
+        InUseError: A query, or another operation, is writing the checkpoint; or as `plan_undo`.
     """
     with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
         undo = _Undo(checkpoint)
-        undo.run()
+        with exclusive_use(checkpoint, "undo of a rescale") as use:
+            undo.run(use)
         return undo.plan
 
 
@@ -307,12 +218,13 @@ class _Rescale:
             stores = [self._describe(store, with_estimates) for store in self._changes()]
         return self._as_plan(stores)
 
-    def run(self, report: Callable[[int, int], None]) -> RescalePlan:
+    def run(self, use: ExclusiveUse, report: Callable[[int, int], None]) -> RescalePlan:
         """Do it."""
         if self._is_done:
             return self._as_plan([])
         changes = self._changes()
         ids = self._write_state(changes, report)
+        use.require_held()
         if self._begun is None:
             add_offsets(self._checkpoint, self._batch, self._num_partitions)
         write_operators(self._checkpoint, self._num_partitions)
@@ -493,12 +405,12 @@ class _Undo:
             was_committed=found is not None and found.is_committed,
             num_partitions_before=now,
             num_partitions=before,
-            num_stores=len(self._stores),
         )
 
-    def run(self) -> None:
+    def run(self, use: ExclusiveUse) -> None:
         """Do it."""
         checkpoint, found = self._checkpoint, self._found
+        use.require_held()
         if found is not None:
             checkpoint.commits.delete(found.batch)
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:

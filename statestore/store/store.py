@@ -238,7 +238,7 @@ class Store:
 
     @property
     def max_parallelism(self) -> int:
-        """Number of key groups, fixed for the checkpoint's life."""
+        """Number of key groups, fixed until a rescale rehashes every row."""
         return self.table.max_parallelism
 
     def load(self, version: int, checkpoint_id: str | None = None) -> None:

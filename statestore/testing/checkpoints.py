@@ -108,6 +108,7 @@ class MadeCheckpoint:
         operators: Names and stores of the stateful operators.
         io: Storage of the path; the local disk when left out.
         numbers: What the batches leave, by key.
+        options: Options of the query, by field.
     """
 
     path: str
@@ -118,6 +119,7 @@ class MadeCheckpoint:
     operators: Sequence[tuple[str, tuple[MadeStore, ...]]] = OPERATORS
     io: FileIO = field(default_factory=LocalFileIO)
     numbers: dict[int, int] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._engine = EngineService(str(self.scratch), self.io)
@@ -269,7 +271,7 @@ class MadeCheckpoint:
             },
             "backend": self.backend,
             "checkpoint_format": self.checkpoint_format,
-            "options": {"snapshot_max_chain_length": 1000},
+            "options": {"snapshot_max_chain_length": 1000, **self.options},
             **fields,
         }
         reply = json.loads(self._engine.call(json.dumps(request)))

@@ -9,15 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from statestore.checkpoint.layout import lease_directory
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, OffsetsEntry, checksum_path
 from statestore.core.errors import (
     IncompatibleError,
+    InUseError,
     InvalidArgumentError,
     StorageError,
 )
 from statestore.io.counting import CountingFileIO, RequestCounts
 from statestore.io.local import LocalFileIO
+from statestore.io.s3 import S3FileIO
+from statestore.operations import rehashing
 from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.in_use import exclusive_use
 from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
 from statestore.testing.crash_io import CrashFileIO
@@ -39,12 +44,20 @@ def make(tmp_path, **arguments):
 
 
 def listing(path):
-    """Every file and its bytes, but for the checksums Hadoop keeps."""
+    """Every file and its bytes."""
     return {
         str(file.relative_to(path)): file.read_bytes()
         for file in Path(path).rglob("*")
         if file.is_file()
     }
+
+
+def end_process(path, io=None):
+    """Let the lease of an operation that failed go, as the end of its process does."""
+    io = io or LocalFileIO()
+    directory = lease_directory(f"{path}/state")
+    for info in io.list(directory):
+        io.delete(f"{directory}/{info.name}")
 
 
 def logged_partitions(path, batch):
@@ -100,6 +113,16 @@ def test_query_goes_on_when_rescaled_again_and_again(
     rescale(made.path, 4)
     assert read_checkpoint(made.path) == made.expected()
     made.run_batch({5: 5})
+
+    assert read_checkpoint(made.path) == made.expected()
+
+
+def test_rehash_of_more_rows_than_memory_holds(tmp_path, monkeypatch):
+    """Catches rows lost between the pieces that are laid by on the local disk."""
+    monkeypatch.setattr(rehashing, "LAID_BY_BYTES", 300)
+    made = make(tmp_path, operators=OPERATORS[:2])
+
+    rescale(made.path, 5)
 
     assert read_checkpoint(made.path) == made.expected()
 
@@ -185,6 +208,7 @@ def test_fault_at_every_step_leaves_old_or_new_state(
                 assert io.has_failed
             if not io.has_failed:
                 break
+            end_process(copy)
             state = assert_old_new_or_refused(copy, expected, 2, num_partitions)
             seen.add(state)
             if repair == "finish":
@@ -201,8 +225,7 @@ def test_fault_at_every_step_leaves_old_or_new_state(
             assert {name: listing(copy)[name] for name in original} == original
         if not io.has_failed:
             break
-    # Only when the last step took effect is the rescale done.
-    assert seen == {2, "refused"} | ({num_partitions} if happens else set())
+    assert seen == {2, "refused", num_partitions}
 
 
 @pytest.mark.parametrize("happens", [False, True], ids=["before", "after"])
@@ -225,6 +248,7 @@ def test_fault_at_every_step_of_undo_can_be_gone_on_from(tmp_path, happens):
                 assert io.has_failed
             if not io.has_failed:
                 break
+            end_process(copy)
             state = assert_old_new_or_refused(copy, expected, 2, 3)
             seen.add(state)
             if repair == "finish":
@@ -235,7 +259,7 @@ def test_fault_at_every_step_of_undo_can_be_gone_on_from(tmp_path, happens):
                 assert listing(copy) == original
         if not io.has_failed:
             break
-    assert seen == {3, "refused"} | ({2} if happens else set())
+    assert seen == {3, "refused", 2}
 
 
 KILLED = """
@@ -305,6 +329,7 @@ def test_power_loss_at_every_step_leaves_old_or_new_state(tmp_path):
         except StorageError:
             assert io.has_failed
         memory.crash()
+        end_process("/ck", memory)
         with open_checkpoint("/ck", io=memory) as checkpoint:
             is_refused = not checkpoint.is_between_batches
         if not is_refused:
@@ -315,6 +340,40 @@ def test_power_loss_at_every_step_leaves_old_or_new_state(tmp_path):
             break
     else:
         pytest.fail("the rescale made more calls than this test knows")
+
+
+def test_state_kept_elsewhere_is_rescaled_there(tmp_path):
+    """Catches state written into the checkpoint, or partitions that the state reader misses."""
+    elsewhere = tmp_path / "elsewhere"
+    made = make(tmp_path, options={"checkpoint_storage": str(elsewhere)}, operators=KEYED)
+
+    for num_partitions in (8, 6):
+        rescale(made.path, num_partitions)
+        assert read_checkpoint(made.path) == made.expected()
+        placeholders = {path.parent.name for path in Path(made.path, "state/0").glob("*/.stat*")}
+        assert {str(partition) for partition in range(num_partitions)} <= placeholders
+    made.run_batch({7: 8})
+
+    assert read_checkpoint(made.path) == made.expected()
+    assert not list(Path(made.path).rglob("*.arrows"))
+
+
+def test_checkpoint_on_s3_is_rescaled_and_undone(s3_server, bucket, tmp_path):
+    """Catches a rescale that needs what only a disk can do."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "scratch").mkdir()
+    io = S3FileIO(str(tmp_path / "cache"), s3_server.settings())
+    path = f"/{bucket}/checkpoint"
+    made = MadeCheckpoint(path, tmp_path / "scratch", 2, operators=KEYED, io=io)
+    made.run_batch({key: key for key in range(20)})
+
+    rescale(path, 4, io=io)
+    assert read_checkpoint(path, io=io) == made.expected()
+    undo_rescale(path, io=io)
+    rescale(path, 3, io=io)
+    made.run_batch({3: 4})
+
+    assert read_checkpoint(path, io=io) == made.expected()
 
 
 def stray_offsets(made, num_partitions):
@@ -365,6 +424,20 @@ def test_uncommitted_batch_is_refused_by_name(tmp_path):
         with pytest.raises(InvalidArgumentError, match="planned_batch=3") as raised:
             operation()
         assert raised.value.kind == "unfinished-batch"
+    assert listing(made.path) == before
+
+
+def test_checkpoint_in_use_is_refused(tmp_path):
+    """Catches a rescale under a query that goes on writing the old state partitions."""
+    made = make(tmp_path, operators=KEYED)
+    before = listing(made.path)
+    with (
+        open_checkpoint(made.path) as checkpoint,
+        exclusive_use(checkpoint, "something else"),
+        pytest.raises(InUseError, match="something else"),
+    ):
+        rescale(made.path, 8)
+
     assert listing(made.path) == before
 
 

@@ -262,9 +262,7 @@ class StoreVersions:
         """
         files = self.location.io.list(self.location.directory)
         plan = plan_cleanup(self.location, head, files, options, self._clock.now_ms())
-        cleaned = Cleanup()
-        for ref in plan.release:
-            cleaned += release(self.location, ref, head.trailer.num_partitions)
+        cleaned = release(self.location, plan.release, head.trailer.num_partitions)
         for info in plan.delete:
             path = self.location.path(info.name)
             with self._lock:

@@ -66,6 +66,11 @@ class LocalDatabase:
         return self._at
 
     @property
+    def is_at_mixed(self) -> bool:
+        """Whether the database has rows of other state partitions."""
+        return self._is_mixed
+
+    @property
     def views(self) -> tuple[VersionRef, ...]:
         """Versions that have a view, least recently used first."""
         return tuple(self._views)
@@ -237,6 +242,7 @@ class LocalDatabase:
             self._mixed.add(version)
         while len(self._views) > NUM_VIEWS:
             oldest = next(iter(self._views))
+            self._mixed.discard(oldest)
             shutil.rmtree(self._views.pop(oldest), ignore_errors=True)
         return path
 

@@ -7,7 +7,7 @@ import operator
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from rocksdict import IngestExternalFileOptions, Rdict
 
@@ -92,7 +92,7 @@ def lay_out(
             return LaidOut(sst.extract_sst(file, path), is_mixed)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=Path(path).parent) as directory:
             copy = sst.extract_sst(file, f"{directory}/1.sst")
-            database = _database_of([copy], directory, options)
+            database = database_of([copy], directory, options)
             try:
                 rows = heapq.merge(
                     _rows_in(database, ref.clip),
@@ -118,7 +118,7 @@ def read_rows(
     file = open_sst(location, ref)
     with tempfile.TemporaryDirectory(prefix="read-", dir=scratch_directory) as directory:
         copy = sst.extract_sst(file, f"{directory}/1.sst")
-        database = _database_of([copy], directory, memory.options(StateStoreOptions()))
+        database = database_of([copy], directory, memory.options(StateStoreOptions()))
         try:
             for key, value in _rows_in(database, None):
                 family, short_key, group, short_value = sst.split_row(key, value)
@@ -179,7 +179,7 @@ def merge_files(
             lay_out(file, ref, owned, f"{directory}/{number}.sst", sst_options)
             for number, (file, ref) in enumerate(zip(files, sources, strict=True))
         ]
-        database = _database_of([copy.path for copy in laid_out], directory, sst_options)
+        database = database_of([copy.path for copy in laid_out], directory, sst_options)
         try:
             is_mixed = any(copy.is_mixed for copy in laid_out)
             rows = _rows_in(database, owned if is_mixed else None)
@@ -203,7 +203,7 @@ def merge_files(
         return _publish(location, head, tuple(sources), body, counts, sync=sync)
 
 
-def _database_of(copies: Sequence[str | None], directory: str, options: Options) -> Rdict:
+def database_of(copies: Sequence[str | None], directory: str, options: Options) -> Rdict:
     """Return a database of its own that holds what SSTs make together, oldest first."""
     database = Rdict(f"{directory}/db", options)
     paths = [path for path in copies if path is not None]
@@ -215,8 +215,7 @@ def _database_of(copies: Sequence[str | None], directory: str, options: Options)
 
 
 def _rows_in(database: Rdict, key_groups: KeyGroupSet | None) -> Iterator[sst.EncodedRow]:
-    rows = cast("Iterator[tuple[bytes, bytes]]", database.items())
-    return sst.rows_in(rows, key_groups)
+    return sst.rows_in(sst.all_rows(database), key_groups)
 
 
 def _deleted(files: Sequence[SealedFile], database: Rdict) -> Iterator[sst.EncodedRow]:

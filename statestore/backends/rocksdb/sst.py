@@ -25,6 +25,7 @@ from rocksdict import (
     Cache,
     DBCompressionType,
     Options,
+    Rdict,
     SstFileWriter,
     WriteBufferManager,
 )
@@ -234,6 +235,18 @@ def read_deletes(file: SealedFile) -> list[bytes]:
 def encode_key(column_family: int, key: bytes) -> bytes:
     """Return a key as RocksDB keeps it."""
     return column_family.to_bytes(FAMILY_BYTES) + key
+
+
+def encode_rows(batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
+    """Yield puts of SCHEMA as encoded rows."""
+    keys = _join(_big_endian(batch.column(1)), batch.column(3))
+    values = _join(_big_endian(batch.column(0)), batch.column(4))
+    return zip(keys, values, strict=True)
+
+
+def all_rows(database: Rdict) -> Iterator[tuple[bytes, bytes]]:
+    """Yield every encoded row of a database in key order."""
+    yield from cast("Iterator[tuple[bytes, bytes]]", database.items())
 
 
 def family_of(key: bytes) -> int:

@@ -260,9 +260,8 @@ class RocksDBVersions:
             delta = sst.write_body(rows, scratch, self._memory.options(options))
             body = delta
             if not options.rocksdb_incremental:
-                is_mixed = parent is not None and database.is_mixed(parent.trailer.version_ref)
                 owned = KeyGroupSet(new.num_partitions, self.location.store.partition)
-                base = sst.rows_in(database.items(), owned if is_mixed else None)
+                base = sst.rows_in(database.items(), owned if database.is_at_mixed else None)
                 body = sst.write_body(
                     sst.apply_rows(base, rows), f"{scratch}.full", self._memory.options(options)
                 )
@@ -390,9 +389,7 @@ class RocksDBVersions:
             head.trailer.num_partitions,
             0 if is_foreign else min(needed),
         )
-        cleaned = Cleanup()
-        for ref in done:
-            cleaned += release(self.location, ref, head.trailer.num_partitions)
+        cleaned = release(self.location, done, head.trailer.num_partitions)
         now_ms = self._clock.now_ms()
         for info in files_to_delete(files, needed, pending, held_below, options, now_ms):
             self.location.io.delete(self.location.path(info.name))

@@ -34,7 +34,7 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
         else families :+ context.defaultFamily,
         reply.get("num_keys").asLong,
         reply.get("num_internal_keys").asLong,
-        keyGroupFilter(reply))
+        if (reply.get("key_group_filter").asBoolean) reply.get("num_partitions").asInt else 0)
 
       /** Directory of a version's view, null for version 0 only, which has none. */
       private def viewOf(version: ViewVersion, reply: ObjectNode): String = {

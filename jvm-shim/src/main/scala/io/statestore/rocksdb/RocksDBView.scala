@@ -83,6 +83,9 @@ private[statestore] final class RocksDBView(
   private def open(path: String): VersionReader =
     if (path == null) null else new VersionReader(path, settings)
 
+  private def isOwn(value: Array[Byte]): Boolean =
+    filter == 0 || shortAt(value) % filter == partition
+
   private def remember(change: FamilyChanges): Unit = {
     val pages = change.overlay.table.pages
     val value = new BytesRef
@@ -121,7 +124,7 @@ private[statestore] final class RocksDBView(
         case RowCache.Absent => false
         case _ =>
           val value = if (reader == null) null else reader.get(key)
-          if (value == null) {
+          if (value == null || !isOwn(value)) {
             cache.putAbsent(key, hash)
             false
           } else {
@@ -176,7 +179,7 @@ private[statestore] final class RocksDBView(
           return false
         }
         val found = rows.value
-        if (filter == 0 || shortAt(found) % filter == partition) {
+        if (isOwn(found)) {
           key.set(bytes, Start + FamilyBytes, bytes.length - FamilyBytes)
           value.set(found, Start + KeyGroupBytes, found.length - KeyGroupBytes)
           return true
