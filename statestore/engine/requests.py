@@ -105,6 +105,17 @@ class Request:
             )
         return asked
 
+    def version_ref(self, name: str) -> VersionRef:
+        """Return a version that the call names.
+
+        Raises:
+            ProtocolError: A field is missing.
+        """
+        fields = self.child(name)
+        return VersionRef(
+            fields.get("version", int), fields.get("checkpoint_id", str), fields.get("lineage", str)
+        )
+
     def new_version(self) -> NewVersion:
         """Return what a commit is to make.
 
@@ -119,17 +130,10 @@ class Request:
                 to_fix="make it from 16 random bytes",
             )
         delta = self.child("delta")
-        parent = None
-        if self.get_optional("parent", dict) is not None:
-            fields = self.child("parent")
-            parent = VersionRef(
-                fields.get("version", int),
-                fields.get("checkpoint_id", str),
-                fields.get("lineage", str),
-            )
+        has_parent = self.get_optional("parent", dict) is not None
         return NewVersion(
             version=self.get("version", int),
-            parent=parent,
+            parent=self.version_ref("parent") if has_parent else None,
             checkpoint_id=checkpoint_id,
             checkpoint_format=self.get("checkpoint_format", int),
             rows=RowCounts(

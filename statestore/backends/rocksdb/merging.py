@@ -109,8 +109,9 @@ def merge_files(
         database = _database_of(files, directory, sst_options)
         try:
             rows = _own_rows(database, partition, trailer.num_partitions)
-            if not is_whole:
-                rows = heapq.merge(rows, _deleted(files, database), key=operator.itemgetter(0))
+            deleted = [] if is_whole else _deleted(files, database)
+            if deleted:
+                rows = heapq.merge(rows, deleted, key=operator.itemgetter(0))
             body = sst.write_body(rows, f"{directory}/body", sst_options)
         finally:
             database.close()
@@ -144,18 +145,19 @@ def _own_rows(
     database: Rdict, partition: int | None, num_partitions: int
 ) -> Iterator[sst.EncodedRow]:
     rows = cast("Iterator[tuple[bytes, bytes]]", database.items())
-    for key, value in rows:
-        group = int.from_bytes(value[: sst.KEY_GROUP_BYTES])
-        if partition is None or group % num_partitions == partition:
-            yield key, value
+    if partition is None:
+        return rows
+    return (
+        (key, value)
+        for key, value in rows
+        if int.from_bytes(value[: sst.KEY_GROUP_BYTES]) % num_partitions == partition
+    )
 
 
-def _deleted(files: Sequence[SealedFile], database: Rdict) -> Iterator[sst.EncodedRow]:
-    """Yield the keys that the files delete together, in key order."""
+def _deleted(files: Sequence[SealedFile], database: Rdict) -> list[sst.EncodedRow]:
+    """Return the keys that the files delete together, in key order."""
     keys = {key for file in files for key in sst.read_deletes(file)}
-    for key in sorted(keys):
-        if database.get(key) is None:
-            yield key, None
+    return [(key, None) for key in sorted(keys) if database.get(key) is None]
 
 
 def _publish(

@@ -38,6 +38,7 @@ from statestore.checkpoint.commit import (
     read_parent,
     require_stream,
 )
+from statestore.checkpoint.lineage import check_parent
 from statestore.checkpoint.restore import check_settings
 from statestore.checkpoint.retention import Cleanup
 from statestore.checkpoint.snapshot import SnapshotStatus
@@ -193,7 +194,7 @@ class RocksDBVersions:
     def commit(
         self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
     ) -> tuple[PublishedFile, CommitTimes]:
-        """Make a version durable and bring the local database to it.
+        """Make a version durable; the local database follows when somebody reads it.
 
         Args:
             new: What the version is.
@@ -216,7 +217,6 @@ class RocksDBVersions:
             done = find_committed(self.location, new)
             if done is not None:
                 Path(local_path).unlink(missing_ok=True)
-                self._bring_to(done, options)
                 self._remember(done)
                 return done, CommitTimes()
             require_stream(local_path)
@@ -250,19 +250,20 @@ class RocksDBVersions:
         options: StateStoreOptions,
     ) -> tuple[PublishedFile, CommitTimes]:
         start_ms = self._clock.elapsed_ms()
-        rows, merged_keys, checksum = sst.read_delta(local_path, arrow_length)
-        check_rows(new, len(rows), local_path)
+        given = sst.read_delta(local_path, arrow_length)
+        check_rows(new, len(given.keys), local_path)
         database = self._stand_at(parent, options)
-        if merged_keys:
-            rows = list(sst.resolve_merges(rows, merged_keys, database.get))
+        if given.merges:
+            resolved = sst.resolve_merges(given.rows, given.merges, database.get)
+            given = replace(given, values=[value for _, value in resolved])
         with local_errors("write an SST", scratch):
-            delta = sst.write_body(rows, scratch, self._memory.options(options))
+            delta = sst.write_body(given.rows, scratch, self._memory.options(options))
             body = delta
             if not options.rocksdb_incremental:
-                whole = sst.apply_rows(database.items(), rows)
+                whole = sst.apply_rows(database.items(), given.rows)
                 body = sst.write_body(whole, f"{scratch}.full", self._memory.options(options))
         # Of the rows, not of the file: an SST tells when and where it was written.
-        lineage = compute_lineage(new.parent, (Block(0, arrow_length, 0, checksum, -1, -1),))
+        lineage = compute_lineage(new.parent, (Block(0, arrow_length, 0, given.checksum, -1, -1),))
         files: tuple[FileRef, ...] = ()
         if parent is not None and options.rocksdb_incremental:
             with self._lock:
@@ -278,7 +279,11 @@ class RocksDBVersions:
             clock=self._clock,
         )
         Path(local_path).unlink(missing_ok=True)
-        database.ingest([delta.sst_path] if delta.sst_path else [], published.trailer.version_ref)
+        database.follow(
+            delta.sst_path,
+            parent.trailer.version_ref if parent else None,
+            published.trailer.version_ref,
+        )
         if options.rocksdb_compact_on_commit:
             database.compact()
         self._remember(published)
@@ -286,9 +291,21 @@ class RocksDBVersions:
             self._merges = merges_left((*files, published.ref), self._merges)
         return published, replace(times, checksum_ms=times.checksum_ms + encoded_ms)
 
-    def view(self, version: VersionRef) -> str | None:
-        """Return the directory of a version's view, None when it has none."""
-        return self._database.view(version) if self._database else None
+    def view(
+        self, version: VersionRef, checkpoint_format: int, options: StateStoreOptions
+    ) -> str | None:
+        """Return the directory of a version's view, for whoever committed the version.
+
+        Raises:
+            FencedError: It was replaced by another attempt.
+            NotFoundError, IncompatibleError, CorruptionError, StorageError: As `load`.
+        """
+        head = self._recall(version)
+        if head is None:
+            checkpoint_id = version.checkpoint_id if checkpoint_format >= 2 else None
+            head = read_delta_trailer(self.location, version.version, checkpoint_id)
+        check_parent(head.trailer, version, self.location.path(head.ref.path))
+        return self._bring_to(head, options).view
 
     def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
         """Return the delta of a version, from memory when it is one of the newest.
@@ -488,7 +505,7 @@ class RocksDBVersions:
         Returns:
             Which file of the chain is to be applied first.
         """
-        held = {*database.views, database.at}
+        held = {*database.versions, database.at}
         for index in range(len(refs) - 1, -1, -1):
             ref = refs[index]
             version = VersionRef(ref.version, ref.checkpoint_id, ref.lineage)
@@ -498,7 +515,7 @@ class RocksDBVersions:
                 version = read_trailer(self.location, ref.path).trailer.version_ref
             if version == database.at:
                 return index + 1
-            if version in database.views:
+            if version in held:
                 database.rewind(version)
                 return index + 1
         database.begin_empty()

@@ -36,6 +36,16 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
         reply.get("num_internal_keys").asLong,
         keyGroupFilter(reply))
 
+      private def askForView(version: ViewVersion): String = {
+        val request = context.request("view")
+        request.putObject("version")
+          .put("version", version.number)
+          .put("checkpoint_id", version.checkpointId)
+          .put("lineage", version.lineage)
+        request.put("checkpoint_format", context.checkpointFormat)
+        viewOf(version, context.call(request))
+      }
+
       /** Directory of a version's view, null for version 0 only, which has none. */
       private def viewOf(version: ViewVersion, reply: ObjectNode): String = {
         val path = Option(reply.get("view")).filterNot(_.isNull).map(_.asText).orNull
@@ -56,6 +66,7 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
         version,
         maxParallelism,
         path,
+        askForView,
         families,
         rows,
         internalRows,

@@ -48,6 +48,9 @@ object ShimOptions {
   /** Keys of Spark's own RocksDB provider, which it reads without declaring them, in any case. */
   private val RocksDBPrefix = Prefix + "rocksdb."
 
+  /** The row cache takes this part of the heap where nobody says how much. */
+  private val RowCachesPerHeap = 8L
+
   private val log = LoggerFactory.getLogger(classOf[ShimOptions])
   private val warned = ConcurrentHashMap.newKeySet[String]()
 
@@ -72,7 +75,7 @@ object ShimOptions {
       overlayMaxBytes = values("overlay_max_bytes").asLong,
       fileCompression = values("file_compression").asText,
       rocksdbBlockCacheBytes = values("rocksdb_block_cache_size_mb").asLong << 20,
-      rocksdbRowCacheBytes = values("rocksdb_row_cache_bytes").asLong,
+      rocksdbRowCacheBytes = rowCacheBytes(values("rocksdb_row_cache_bytes").asLong),
       engineProcesses = values("engine_processes").asInt,
       engineCallTimeoutMs = values("engine_call_timeout_ms").asLong,
       enginePackage = values("engine_package").asText,
@@ -88,6 +91,9 @@ object ShimOptions {
     sqlConfs.keys.map(canonical).filter(ignored.contains).filter(warned.add).foreach { key =>
       log.warn(s"option is ignored by the rocksdb backend: key=$key, reason=${ignored(key)}")
     }
+
+  private def rowCacheBytes(asked: Long): Long =
+    if (asked >= 0L) asked else Runtime.getRuntime.maxMemory / RowCachesPerHeap
 
   /** A key as the table has it: Spark's RocksDB provider takes its own in any case. */
   private def canonical(key: String): String =

@@ -49,11 +49,8 @@ private[statestore] final class StoreCommit(
       count(reply, numInternalKeys)
       val version = ViewVersion(
         base.number + 1, checkpointId, reply.get("lineage").asText, rescalable, stateBytes)
-      val advance = new ViewAdvance(
-        version,
-        families,
-        changes.values.filter(_.length > 0).toSeq,
-        Option(reply.get("view")).filterNot(_.isNull).map(_.asText).orNull)
+      val advance =
+        new ViewAdvance(version, families, changes.values.filter(_.length > 0).toSeq)
       Committed(version, numKeys, reply.get("snapshot"), advance)
     } finally file.delete()
   }
