@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from statestore.checkpoint.commit import NewVersion
+from statestore.checkpoint.commit import NewVersion, SstRows
 from statestore.codec.trailer import ColumnFamily, RowCounts, StoreName, VersionRef
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, ProtocolError
 from statestore.core.ids import is_checkpoint_id
@@ -147,4 +148,18 @@ class Request:
             column_families=tuple(map(ColumnFamily.from_json, self.get("column_families", list))),
             backend=self.get_or("backend", str, "filesystem"),
             state_bytes=self.get_or("state_bytes", int, 0),
+            sst=_sst_rows(delta),
         )
+
+
+def _sst_rows(delta: Request) -> SstRows | None:
+    if delta.get_optional("sst", dict) is None:
+        return None
+    sst = delta.child("sst")
+    rows = SstRows(sst.get("rows_length", int), sst.get("checksum", int))
+    if sst.get_optional("deletes", dict) is None:
+        return rows
+    deletes = sst.child("deletes")
+    return replace(
+        rows, deletes_path=deletes.get("path", str), deletes_length=deletes.get("length", int)
+    )

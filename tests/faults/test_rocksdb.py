@@ -7,15 +7,19 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import google_crc32c
 import pytest
+from rocksdict import SstFileWriter
 
 import statestore
+from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import MAX_WAITING
 from statestore.backends.rocksdb.view import View
-from statestore.codec.rows import PUT, Row
+from statestore.codec.rows import DELETE, PUT, Row
 from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.core.options import StateStoreOptions
+from statestore.testing.deltas import write_stream
 from statestore.testing.engine_process import EngineGoneError, EngineProcess
 from tests.shim import G, Shim, rows
 
@@ -312,3 +316,68 @@ def test_versions_that_nobody_read_can_be_gone_back_to(tmp_path):
         assert len(found) == shim.num_keys
         redone = {n for n in range(10, 10 + 3 * MAX_WAITING) if n % 4 == 1}
         assert {int(key) - 2000 for key in found if int(key) >= 2000} == redone
+
+
+def sst_request(shim, puts, deletes=()):
+    """A commit of rows that are handed over as an SST, as the shim makes it."""
+    gone = [Row(key[-1] % G, 0, DELETE, key, None) for key in deletes]
+    request = shim.request([*puts, *gone])
+    request["num_keys"] = shim.num_keys + len(puts) - len(gone)
+    path = Path(request["delta"]["path"])
+    encoded = {sst.encode_key(0, row.key): row for row in [*puts, *gone]}
+    writer = SstFileWriter(sst.Memory(1 << 20).options(OPTIONS))
+    writer.open(f"{path}.written")
+    checksum = 0
+    for key, row in sorted(encoded.items()):
+        if row.op == DELETE:
+            del writer[key]
+        else:
+            writer[key] = row.key_group.to_bytes(2) + row.value
+        checksum = google_crc32c.extend(checksum, key + (row.value or b""))
+    writer.finish()
+    Path(f"{path}.written").replace(path)
+    described = {"rows_length": sum(map(len, encoded)), "checksum": checksum}
+    if gone:
+        deletes_path = f"{path}.deletes"
+        length = write_stream(deletes_path, gone, G)
+        described["deletes"] = {"path": deletes_path, "length": length}
+    request["delta"] |= {
+        "length": path.stat().st_size,
+        "put": len(puts),
+        "delete": len(gone),
+        "sst": described,
+    }
+    return request
+
+
+def test_rows_handed_over_as_an_sst(tmp_path):
+    """Catches an SST of the shim that is not durable, lost with its engine, or without deletes."""
+    shim = RocksDBShim(tmp_path, rocksdb_merge_min_files=2)
+    with EngineProcess(shim.scratch) as engine:
+        shim.commit(engine, rows(*range(20)))
+        expected = {row.key: row.value for row in rows(*range(5, 24))}
+        request = sst_request(shim, rows(*range(20, 24)), [b"%08d" % n for n in range(5)])
+        first = engine.call("commit", **request)
+        # The reply was lost.
+        again = engine.call("commit", **request)
+        assert again["lineage"] == first["lineage"]
+        shim.committed(request, again)
+        assert in_view(shim.view(engine)) == expected
+        assert dict(load(tmp_path / "ck", 2)).keys() == expected.keys()
+
+        # A merge passes on what the SST deletes.
+        engine.call("maintain", **{**shim.load(), "snapshot": True, "cleanup": False})
+        shim.commit(engine, rows(30))
+        assert len(load(tmp_path / "ck", 3)) == 20
+
+        request = sst_request(shim, rows(40))
+        request["delta"]["length"] += 1
+        with pytest.raises(AssertionError, match="not as long as it was announced"):
+            engine.call("commit", **request)
+        request["delta"]["length"] -= 1
+        engine.process.kill()
+        engine.process.wait()
+
+    with EngineProcess(shim.scratch) as engine:
+        shim.committed(request, engine.call("commit", **request))
+        assert len(in_view(shim.view(engine))) == 21

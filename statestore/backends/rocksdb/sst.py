@@ -210,7 +210,24 @@ def write_body(rows: Iterable[EncodedRow], path: str, options: Options) -> SstBo
         Path(path).write_bytes(b"")
         return SstBody(path, None, (Block(0, 0, 0, 0, -1, -1),), RowCounts())
     writer.finish()
+    return write_body_of(sst_path, num_puts, deletes, path)
+
+
+def write_body_of(sst_path: str, num_puts: int, deletes: list[bytes], path: str) -> SstBody:
+    """Write the body that an SST begins.
+
+    Args:
+        sst_path: The SST; stays. Empty without rows.
+        num_puts: Rows in it that are puts.
+        deletes: Keys that it deletes, in key order.
+        path: File to write.
+
+    Raises:
+        OSError: The local disk failed.
+    """
     shutil.copyfile(sst_path, path)
+    if num_puts + len(deletes) == 0:
+        return SstBody(path, None, (Block(0, 0, 0, 0, -1, -1),), RowCounts())
     blocks = [_block(map_file(path), 0, num_puts + len(deletes))]
     if deletes:
         encoded = _encode_deletes(deletes)

@@ -32,6 +32,8 @@ from statestore.checkpoint.commit import (
     Body,
     CommitTimes,
     NewVersion,
+    SstRows,
+    check_length,
     check_rows,
     find_committed,
     publish_delta,
@@ -106,6 +108,16 @@ class _Retained:
     parent: VersionRef | None
     checkpoint_format: int
     paths: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The rows of a commit as an SST, the body to publish, and what its lineage is over."""
+
+    delta: sst.SstBody
+    body: sst.SstBody
+    rows_length: int
+    rows_checksum: int
 
 
 class RocksDBVersions:
@@ -198,8 +210,9 @@ class RocksDBVersions:
 
         Args:
             new: What the version is.
-            local_path: A complete Arrow stream of the rows, in any order; deleted on success.
-            arrow_length: Bytes of the stream.
+            local_path: A complete Arrow stream of the rows, in any order, or an SST of them where
+                `new` says so; deleted on success.
+            arrow_length: Bytes of the stream or SST.
             options: rocksdb_incremental says whether the durable file is the rows or all the state.
 
         Guarantee: as `publish_delta`; repeating it with the same checkpoint ID answers the same.
@@ -250,20 +263,15 @@ class RocksDBVersions:
         options: StateStoreOptions,
     ) -> tuple[PublishedFile, CommitTimes]:
         start_ms = self._clock.elapsed_ms()
-        given = sst.read_delta(local_path, arrow_length)
-        check_rows(new, len(given.keys), local_path)
         database = self._stand_at(parent, options)
-        if given.merges:
-            resolved = sst.resolve_merges(given.rows, given.merges, database.get)
-            given = replace(given, values=[value for _, value in resolved])
-        with local_errors("write an SST", scratch):
-            delta = sst.write_body(given.rows, scratch, self._memory.options(options))
-            body = delta
-            if not options.rocksdb_incremental:
-                whole = sst.apply_rows(database.items(), given.rows)
-                body = sst.write_body(whole, f"{scratch}.full", self._memory.options(options))
+        if new.sst is None:
+            written = self._write(new, database, local_path, arrow_length, scratch, options)
+        else:
+            written = self._take(new, new.sst, local_path, arrow_length, scratch)
+        delta, body = written.delta, written.body
         # Of the rows, not of the file: an SST tells when and where it was written.
-        lineage = compute_lineage(new.parent, (Block(0, arrow_length, 0, given.checksum, -1, -1),))
+        rows = Block(0, written.rows_length, 0, written.rows_checksum, -1, -1)
+        lineage = compute_lineage(new.parent, (rows,))
         files: tuple[FileRef, ...] = ()
         if parent is not None and options.rocksdb_incremental:
             with self._lock:
@@ -278,18 +286,54 @@ class RocksDBVersions:
             sync=options.fsync_enabled,
             clock=self._clock,
         )
-        Path(local_path).unlink(missing_ok=True)
         database.follow(
             delta.sst_path,
             parent.trailer.version_ref if parent else None,
             published.trailer.version_ref,
         )
+        Path(local_path).unlink(missing_ok=True)
         if options.rocksdb_compact_on_commit:
             database.compact()
         self._remember(published)
         with self._lock:
             self._merges = merges_left((*files, published.ref), self._merges)
         return published, replace(times, checksum_ms=times.checksum_ms + encoded_ms)
+
+    def _write(
+        self,
+        new: NewVersion,
+        database: LocalDatabase,
+        local_path: str,
+        arrow_length: int,
+        scratch: str,
+        options: StateStoreOptions,
+    ) -> _Written:
+        """Write the rows of an Arrow stream as an SST."""
+        given = sst.read_delta(local_path, arrow_length)
+        check_rows(new, len(given.keys), local_path)
+        if given.merges:
+            resolved = sst.resolve_merges(given.rows, given.merges, database.get)
+            given = replace(given, values=[value for _, value in resolved])
+        with local_errors("write an SST", scratch):
+            delta = sst.write_body(given.rows, scratch, self._memory.options(options))
+            body = delta
+            if not options.rocksdb_incremental:
+                whole = sst.apply_rows(database.items(), given.rows)
+                body = sst.write_body(whole, f"{scratch}.full", self._memory.options(options))
+        return _Written(delta, body, arrow_length, given.checksum)
+
+    def _take(
+        self, new: NewVersion, rows: SstRows, local_path: str, length: int, scratch: str
+    ) -> _Written:
+        """Take over an SST of puts and deletes that is written already; it stays."""
+        deletes: list[bytes] = []
+        if rows.deletes_path is not None:
+            deletes = sst.read_delta(rows.deletes_path, rows.deletes_length).keys
+        check_rows(new, new.rows.put + len(deletes), local_path)
+        with local_errors("write an SST", scratch):
+            check_length(local_path, length)
+            body = sst.write_body_of(local_path, new.rows.put, deletes, scratch)
+        return _Written(body, body, rows.length, rows.checksum)
 
     def view(
         self, version: VersionRef, checkpoint_format: int, options: StateStoreOptions

@@ -21,6 +21,8 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
  * @param fileCompression `none` or `zstd`
  * @param rocksdbBlockCacheBytes block cache of RocksDB readers in this JVM
  * @param rocksdbRowCacheBytes bytes of rows that all stores of the rocksdb backend keep on the heap
+ * @param rocksdbIncremental whether a commit makes only the rows of its batch durable
+ * @param rocksdbCompression of the blocks in an SST, of rocksdbBlockSizeKB each
  * @param engineProcesses engine processes in this JVM, 0 to choose from its cores
  * @param engineCallTimeoutMs milliseconds after which a call's engine counts as hung
  * @param enginePackage `embedded` or `installed`
@@ -33,6 +35,9 @@ final case class ShimOptions(
     fileCompression: String,
     rocksdbBlockCacheBytes: Long,
     rocksdbRowCacheBytes: Long,
+    rocksdbIncremental: Boolean,
+    rocksdbCompression: String,
+    rocksdbBlockSizeKB: Int,
     engineProcesses: Int,
     engineCallTimeoutMs: Long,
     enginePackage: String,
@@ -76,6 +81,9 @@ object ShimOptions {
       fileCompression = values("file_compression").asText,
       rocksdbBlockCacheBytes = values("rocksdb_block_cache_size_mb").asLong << 20,
       rocksdbRowCacheBytes = rowCacheBytes(values("rocksdb_row_cache_bytes").asLong),
+      rocksdbIncremental = values("rocksdb_incremental").asBoolean,
+      rocksdbCompression = values("rocksdb_compression").asText,
+      rocksdbBlockSizeKB = values("rocksdb_block_size_kb").asInt,
       engineProcesses = values("engine_processes").asInt,
       engineCallTimeoutMs = values("engine_call_timeout_ms").asLong,
       enginePackage = values("engine_package").asText,
