@@ -35,6 +35,22 @@ WRITER = f"statestore {__version__}"
 
 
 @dataclass(frozen=True, slots=True)
+class SstRows:
+    """What a commit is told of rows that are handed over as an SST, which shows no deletes.
+
+    Attributes:
+        length, checksum: Bytes and CRC32C of the rows themselves; equal for equal rows.
+        deletes_path: An Arrow stream of the deletes, None without any.
+        deletes_length: Bytes of that stream.
+    """
+
+    length: int
+    checksum: int
+    deletes_path: str | None = None
+    deletes_length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NewVersion:
     """What a commit is told about the version it makes.
 
@@ -51,6 +67,7 @@ class NewVersion:
         rescalable: Whether every row's key group satisfied key_group mod N = partition.
         column_families: Every column family of the store at this version.
         backend: Name of the state backend.
+        sst: Where the delta is an SST; None where it is an Arrow stream.
         state_bytes: Key and value bytes of the rows at this version; 0 where nobody limits them.
     """
 
@@ -67,6 +84,7 @@ class NewVersion:
     backend: str
     num_internal_keys: int | None = 0
     state_bytes: int = 0
+    sst: SstRows | None = None
 
     def __post_init__(self) -> None:
         if self.parent is not None and self.version != self.parent.version + 1:
@@ -182,6 +200,24 @@ def check_rows(new: NewVersion, num_rows: int, local_path: str) -> None:
             file=local_path,
             expected=new.rows.total,
             found=num_rows,
+            to_fix="report it; nothing was published",
+        )
+
+
+def check_length(local_path: str, length: int) -> None:
+    """Check that a file handed over is as long as was said.
+
+    Raises:
+        InternalError: It is not.
+        OSError: It cannot be read.
+    """
+    found = Path(local_path).stat().st_size
+    if found != length:
+        raise InternalError(
+            "the delta to commit is not as long as it was announced",
+            file=local_path,
+            expected=length,
+            found=found,
             to_fix="report it; nothing was published",
         )
 

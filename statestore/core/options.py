@@ -159,10 +159,10 @@ TABLE: tuple[Option, ...] = (
         doc="Block cache and write buffers of all databases of an engine process together.",
     ),
     Option(
-        "rocksdb.rowCacheBytes", "rocksdb_row_cache_bytes", "long", 134217728, scope="shim",
-        unit="bytes", minimum=0,
+        "rocksdb.rowCacheBytes", "rocksdb_row_cache_bytes", "long", -1, scope="shim",
+        unit="bytes", minimum=-1,
         doc="Rows read from RocksDB and written to it that an executor keeps on its heap, all "
-        "stores of the rocksdb backend together.",
+        "stores of the rocksdb backend together. -1 takes an eighth of the largest heap (-Xmx).",
     ),
     Option(
         "rocksdb.blockCacheSizeMB", "rocksdb_block_cache_size_mb", "int", 128, scope="shim",
@@ -329,7 +329,7 @@ class StateStoreOptions:
     rocksdb_incremental: bool = True
     rocksdb_merge_min_files: int = 8
     rocksdb_memory_bytes: int = 134217728
-    rocksdb_row_cache_bytes: int = 134217728
+    rocksdb_row_cache_bytes: int = -1
     rocksdb_block_cache_size_mb: int = 128
     rocksdb_block_size_kb: int = 4
     rocksdb_compression: str = "lz4"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,9 @@ from statestore.engine.process import Handshake, run_process
 from statestore.engine.service import EngineService
 
 _START_TIMEOUT_S = 30.0
+
+_SWITCH_INTERVAL_S = 0.0005
+"""How long a merge or a snapshot may keep the interpreter while a commit waits for it."""
 
 
 class _NoDelayServer(PythonServer):  # type: ignore[misc]
@@ -62,4 +66,5 @@ def serve(handshake: Handshake) -> tuple[int, Callable[[], None]]:
 
 
 if __name__ == "__main__":
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     os._exit(run_process(serve))

@@ -75,6 +75,7 @@ class EngineService:
         self._operations = {
             "load": self._load,
             "commit": self._commit,
+            "view": self._view,
             "maintain": self._maintain,
             "changes": self._changes,
             "close": self._close,
@@ -241,7 +242,7 @@ class EngineService:
         if request.get_optional("parent", dict) is None:
             self._storages.claim(request)
         session = self._session(request)
-        published, times, snapshot, view = session.commit(
+        published, times, snapshot = session.commit(
             request.new_version(),
             delta.get("path", str),
             delta.get("length", int),
@@ -257,7 +258,18 @@ class EngineService:
             "rss_share_bytes": self._rss_share_bytes(),
             "requests": self._requests(session),
             "snapshot": _snapshot(snapshot),
-            "view": view,
+        }
+
+    def _view(self, request: Request) -> Reply:
+        local = self._session(request).view(
+            request.version_ref("version"),
+            request.get("checkpoint_format", int),
+            request.options(),
+        )
+        return {
+            "view": local and local.view,
+            "key_group_filter": local is not None and local.has_foreign_rows,
+            "num_partitions": local and local.head.trailer.num_partitions,
         }
 
     def _rss_share_bytes(self) -> int:

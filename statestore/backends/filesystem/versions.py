@@ -204,7 +204,9 @@ class StoreVersions:
             self._pinned, self._held = frozenset(), ()
         return published, replace(times, checksum_ms=times.checksum_ms + described_ms)
 
-    def view(self, _version: VersionRef) -> None:
+    def view(
+        self, _version: VersionRef, _checkpoint_format: int, _options: StateStoreOptions
+    ) -> None:
         """Return None: rows of this backend reach the shim in files."""
 
     def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:

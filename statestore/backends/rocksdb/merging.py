@@ -185,8 +185,9 @@ def merge_files(
             rows = _rows_in(database, owned if is_mixed else None)
             if is_whole and internal:
                 rows = counted(rows)
-            if not is_whole:
-                rows = heapq.merge(rows, _deleted(files, database), key=operator.itemgetter(0))
+            deleted = [] if is_whole else _deleted(files, database)
+            if deleted:
+                rows = heapq.merge(rows, deleted, key=operator.itemgetter(0))
             body = sst.write_body(rows, f"{directory}/body", sst_options)
         finally:
             database.close()
@@ -218,12 +219,10 @@ def _rows_in(database: Rdict, key_groups: KeyGroupSet | None) -> Iterator[sst.En
     return sst.rows_in(sst.all_rows(database), key_groups)
 
 
-def _deleted(files: Sequence[SealedFile], database: Rdict) -> Iterator[sst.EncodedRow]:
-    """Yield the keys that the files delete together, in key order."""
+def _deleted(files: Sequence[SealedFile], database: Rdict) -> list[sst.EncodedRow]:
+    """Return the keys that the files delete together, in key order."""
     keys = {key for file in files for key in sst.read_deletes(file)}
-    for key in sorted(keys):
-        if database.get(key) is None:
-            yield key, None
+    return [(key, None) for key in sorted(keys) if database.get(key) is None]
 
 
 def _publish(

@@ -33,12 +33,15 @@ from statestore.checkpoint.commit import (
     Body,
     CommitTimes,
     NewVersion,
+    SstRows,
+    check_length,
     check_rows,
     find_committed,
     publish_delta,
     read_parent,
     require_stream,
 )
+from statestore.checkpoint.lineage import check_parent
 from statestore.checkpoint.rescale_refs import Cleanup, find_refs, plan_release, release
 from statestore.checkpoint.restore import check_settings
 from statestore.checkpoint.snapshot import SnapshotStatus
@@ -106,6 +109,16 @@ class _Retained:
     parent: VersionRef | None
     checkpoint_format: int
     paths: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The rows of a commit as an SST, the body to publish, and what its lineage is over."""
+
+    delta: sst.SstBody
+    body: sst.SstBody
+    rows_length: int
+    rows_checksum: int
 
 
 class RocksDBVersions:
@@ -194,12 +207,13 @@ class RocksDBVersions:
     def commit(
         self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
     ) -> tuple[PublishedFile, CommitTimes]:
-        """Make a version durable and bring the local database to it.
+        """Make a version durable; the local database follows when somebody reads it.
 
         Args:
             new: What the version is.
-            local_path: A complete Arrow stream of the rows, in any order; deleted on success.
-            arrow_length: Bytes of the stream.
+            local_path: A complete Arrow stream of the rows, in any order, or an SST of them where
+                `new` says so; deleted on success.
+            arrow_length: Bytes of the stream or SST.
             options: rocksdb_incremental says whether the durable file is the rows or all the state.
 
         Guarantee: as `publish_delta`; repeating it with the same checkpoint ID answers the same.
@@ -217,7 +231,6 @@ class RocksDBVersions:
             done = find_committed(self.location, new)
             if done is not None:
                 Path(local_path).unlink(missing_ok=True)
-                self._bring_to(done, options)
                 self._remember(done)
                 return done, CommitTimes()
             require_stream(local_path)
@@ -251,22 +264,15 @@ class RocksDBVersions:
         options: StateStoreOptions,
     ) -> tuple[PublishedFile, CommitTimes]:
         start_ms = self._clock.elapsed_ms()
-        rows, merged_keys, checksum = sst.read_delta(local_path, arrow_length)
-        check_rows(new, len(rows), local_path)
         database = self._stand_at(parent, options)
-        if merged_keys:
-            rows = list(sst.resolve_merges(rows, merged_keys, database.get))
-        with local_errors("write an SST", scratch):
-            delta = sst.write_body(rows, scratch, self._memory.options(options))
-            body = delta
-            if not options.rocksdb_incremental:
-                owned = KeyGroupSet(new.num_partitions, self.location.store.partition)
-                base = sst.rows_in(database.items(), owned if database.is_at_mixed else None)
-                body = sst.write_body(
-                    sst.apply_rows(base, rows), f"{scratch}.full", self._memory.options(options)
-                )
+        if new.sst is None:
+            written = self._write(new, database, local_path, arrow_length, scratch, options)
+        else:
+            written = self._take(new, new.sst, local_path, arrow_length, scratch)
+        delta, body = written.delta, written.body
         # Of the rows, not of the file: an SST tells when and where it was written.
-        lineage = compute_lineage(new.parent, (Block(0, arrow_length, 0, checksum, -1, -1),))
+        rows = Block(0, written.rows_length, 0, written.rows_checksum, -1, -1)
+        lineage = compute_lineage(new.parent, (rows,))
         files: tuple[FileRef, ...] = ()
         if parent is not None and options.rocksdb_incremental:
             with self._lock:
@@ -281,8 +287,12 @@ class RocksDBVersions:
             sync=options.fsync_enabled,
             clock=self._clock,
         )
+        database.follow(
+            delta.sst_path,
+            parent.trailer.version_ref if parent else None,
+            published.trailer.version_ref,
+        )
         Path(local_path).unlink(missing_ok=True)
-        database.ingest([delta.sst_path] if delta.sst_path else [], published.trailer.version_ref)
         if options.rocksdb_compact_on_commit:
             database.compact()
         self._remember(published)
@@ -290,9 +300,59 @@ class RocksDBVersions:
             self._merges = merges_left((*files, published.ref), self._merges)
         return published, replace(times, checksum_ms=times.checksum_ms + encoded_ms)
 
-    def view(self, version: VersionRef) -> str | None:
-        """Return the directory of a version's view, None when it has none."""
-        return self._database.view(version) if self._database else None
+    def _write(
+        self,
+        new: NewVersion,
+        database: LocalDatabase,
+        local_path: str,
+        arrow_length: int,
+        scratch: str,
+        options: StateStoreOptions,
+    ) -> _Written:
+        """Write the rows of an Arrow stream as an SST."""
+        given = sst.read_delta(local_path, arrow_length)
+        check_rows(new, len(given.keys), local_path)
+        if given.merges:
+            resolved = sst.resolve_merges(given.rows, given.merges, database.get)
+            given = replace(given, values=[value for _, value in resolved])
+        with local_errors("write an SST", scratch):
+            delta = sst.write_body(given.rows, scratch, self._memory.options(options))
+            body = delta
+            if not options.rocksdb_incremental:
+                owned = KeyGroupSet(new.num_partitions, self.location.store.partition)
+                base = sst.rows_in(database.items(), owned if database.is_at_mixed else None)
+                whole = sst.apply_rows(base, given.rows)
+                body = sst.write_body(whole, f"{scratch}.full", self._memory.options(options))
+        return _Written(delta, body, arrow_length, given.checksum)
+
+    def _take(
+        self, new: NewVersion, rows: SstRows, local_path: str, length: int, scratch: str
+    ) -> _Written:
+        """Take over an SST of puts and deletes that is written already; it stays."""
+        deletes: list[bytes] = []
+        if rows.deletes_path is not None:
+            deletes = sst.read_delta(rows.deletes_path, rows.deletes_length).keys
+        check_rows(new, new.rows.put + len(deletes), local_path)
+        with local_errors("write an SST", scratch):
+            check_length(local_path, length)
+            body = sst.write_body_of(local_path, new.rows.put, deletes, scratch)
+        return _Written(body, body, rows.length, rows.checksum)
+
+    def view(
+        self, version: VersionRef, checkpoint_format: int, options: StateStoreOptions
+    ) -> LocalVersion:
+        """Return a version as `load` does, for whoever committed it; rows are not counted.
+
+        Raises:
+            FencedError: It was replaced by another attempt.
+            NotFoundError, IncompatibleError, CorruptionError, StorageError: As `load`.
+        """
+        head = self._recall(version)
+        if head is None:
+            checkpoint_id = version.checkpoint_id if checkpoint_format >= 2 else None
+            head = read_delta_trailer(self.location, version.version, checkpoint_id)
+        check_parent(head.trailer, version, self.location.path(head.ref.path))
+        return self._bring_to(head, options)
 
     def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
         """Return the delta of a version, from memory when it is one of the newest.
@@ -545,7 +605,7 @@ class RocksDBVersions:
         Returns:
             Which file of the chain is to be applied first.
         """
-        held = {*database.views, database.at}
+        held = {*database.versions, database.at}
         for index in range(len(refs) - 1, -1, -1):
             ref = refs[index]
             if ref.is_foreign:
@@ -557,7 +617,7 @@ class RocksDBVersions:
                 version = read_trailer(self.location, ref.path).trailer.version_ref
             if version == database.at:
                 return index + 1
-            if version in database.views:
+            if version in held:
                 database.rewind(version)
                 return index + 1
         database.begin_empty()
