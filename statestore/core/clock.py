@@ -1,4 +1,4 @@
-"""The clock: the only module that reads the time, so that tests can stop it."""
+"""The clock: the only module that reads the time and waits, so that tests can stop it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ class Clock(Protocol):
         """Return milliseconds since an arbitrary point, never going backwards, for durations."""
         ...
 
+    def sleep_ms(self, by_ms: int) -> None:
+        """Return when that many milliseconds, at least 0, have passed."""
+        ...
+
 
 class SystemClock:
     """The clock of the machine."""
@@ -28,6 +32,10 @@ class SystemClock:
     def elapsed_ms(self) -> float:
         """Return milliseconds of the monotonic clock."""
         return time.perf_counter() * 1000.0
+
+    def sleep_ms(self, by_ms: int) -> None:
+        """Block the calling thread; an exception that a signal handler raises ends the wait."""
+        time.sleep(by_ms / 1000.0)
 
 
 class ManualClock:
@@ -47,3 +55,7 @@ class ManualClock:
     def advance(self, by_ms: int) -> None:
         """Move the clock forward by a number of milliseconds, at least 0."""
         self._now_ms += by_ms
+
+    def sleep_ms(self, by_ms: int) -> None:
+        """Move the clock forward instead of waiting."""
+        self.advance(by_ms)
