@@ -41,10 +41,10 @@ class CheckpointListener:
 
     Within a run versions are strictly increasing, with gaps or without. No notification is early.
 
-    Methods are called one at a time: the first in the thread that calls `listen`, the others in a
-    thread of Spark's event bus, behind the query, which does not wait for them. What a method
-    raises is logged and forgotten: neither the version nor the query is undone, and the next
-    notification comes.
+    Methods are called one at a time for each run: first in the thread that calls `listen`, then in
+    a thread of Spark's event bus, behind the query, which does not wait for them; the last call of
+    a run and the first of the next may overlap. What a method raises is logged and forgotten:
+    neither the version nor the query is undone, and the next notification comes.
     """
 
     def notify_checkpoint_complete(self, version: int) -> None:
@@ -57,9 +57,10 @@ class CheckpointListener:
     def notify_checkpoint_aborted(self, version: int) -> None:
         """Clean up early, if there is anything: this version was begun and not completed.
 
-        Called at most once a run, at its end, when the query failed or was stopped within a batch.
-        Nothing must be given up for good: the next run makes the version with the same number from
-        the same input, and completes it or a later one.
+        Called at most once a run, at its end, when the query failed or was stopped within a batch;
+        not when the next run began before this one's end was known. Nothing must be given up for
+        good: the next run makes the version with the same number from the same input, and completes
+        it or a later one.
 
         Args:
             version: Batch ID + 1 of the batch that was in the offset log, but not in the commit
@@ -71,7 +72,7 @@ def listen(query: StreamingQuery, listener: CheckpointListener) -> None:
     """Notify a listener of the versions that a running query completes, until the query ends.
 
     To be called once for each start; inside the `start_query` of `run`, so that every restart has
-    its listener. A listener may serve many queries, each with its own versions.
+    its listener.
 
     Args:
         query: The handle that `start()` returned.
@@ -102,7 +103,10 @@ class _Notifier(StreamingQueryListener):
         self._listener = listener
         execution = handle.streamingQuery()
         self._commit_log, self._offset_log = execution.commitLog(), execution.offsetLog()
-        self._manager = StreamingQueryManager(handle.sparkSession().streams())
+        session = handle.sparkSession()
+        self._manager = StreamingQueryManager(session.streams())
+        self._active_runs = session.sharedState().activeStreamingQueries()
+        self._query_id = handle.id()
         self._lock = threading.RLock()
         self._version = 0  # newest that was notified
         self._ended = False
@@ -137,19 +141,24 @@ class _Notifier(StreamingQueryListener):
                 self._notify(self._listener.notify_checkpoint_complete, version)
 
     def _end(self) -> None:
-        self._complete(lambda: _newest(self._commit_log))
         with self._lock:
             if self._ended:
                 return
+            self._complete(lambda: self._unless_superseded(_newest(self._commit_log)))
             self._ended = True
-            aborted = self._read(self._incomplete_batch)
+            aborted = self._read(lambda: self._unless_superseded(self._incomplete_batch()))
             if aborted is not None:
                 self._notify(self._listener.notify_checkpoint_aborted, aborted)
         self._manager.removeListener(self)
 
     def _incomplete_batch(self) -> int | None:
         committed, begun = _newest(self._commit_log), _newest(self._offset_log)
-        return begun if begun is not None and begun != committed else None
+        return begun if begun != committed else None
+
+    def _unless_superseded(self, batch: int | None) -> int | None:
+        """Return a batch read before, or None when the next run may already have made it."""
+        active = self._active_runs.get(self._query_id)
+        return batch if active is None or str(active.runId()) == self._run_id else None
 
     def _read(self, read_batch: Callable[[], int | None]) -> int | None:
         """Return the version of a batch that is read from a log; None when it cannot be read."""
