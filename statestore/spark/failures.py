@@ -49,6 +49,9 @@ _KIND = re.compile(r"(?:Error|Exception): \[([a-z]+(?:-[a-z]+)*)\]")
 _SQLSTATE = re.compile(r"\bSQLSTATE: ([0-9A-Z]{5})\b")
 _CONDITION = re.compile(rf"\[({'|'.join(_LASTING_CONDITIONS)})(?:\.\w+)*\]")
 _ARGUMENT = re.compile(r"\bIllegalArgumentException: [^\n]*To fix: ")  # the shim's own
+_PLANNING = re.compile(  # some of them have no SQLSTATE
+    r"\b(?:org\.apache\.spark|pyspark)\.(?:\w+\.)*(\w*AnalysisException|ParseException): "
+)
 _STOPPED = re.compile(r"stopped SparkContext|SparkContext was shut down|Py4JNetworkError")
 _CAUSE = re.compile(r"^(?:Caused by: )?([\w.$]+(?:Error|Exception): \S.*)$", re.MULTILINE)
 # Offsets and plan in an error of a streaming query: they hold the program's literals.
@@ -63,8 +66,9 @@ def find_obstacle(error: BaseException) -> str | None:
         error: What `start_query` or the query raised; its causes are looked at, too.
 
     Returns:
-        A kind of errors (`num-partitions-changed`), an SQLSTATE (`42703`), a condition of Spark's,
-        the class of a mistake in the program (`TypeError`), or `application stopped`.
+        A kind of errors (`num-partitions-changed`), an SQLSTATE (`42703`), a condition or exception
+        of Spark's (`AnalysisException`), a mistake in the program (`TypeError`), or `application
+        stopped`.
     """
     if isinstance(error, _MISTAKES):
         return type(error).__name__
@@ -82,8 +86,8 @@ def find_obstacle(error: BaseException) -> str | None:
     for state in _SQLSTATE.findall(text):
         if state[:2] in LASTING_SQLSTATES:
             return str(state)
-    condition = _CONDITION.search(text)
-    return condition[1] if condition else None
+    found = _CONDITION.search(text) or _PLANNING.search(text)
+    return found[1] if found else None
 
 
 def reason_of(error: BaseException) -> str:

@@ -180,6 +180,11 @@ def _engine(error_class: str, kind: str) -> str:
         ("[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred. SQLSTATE: 58030", None),
         ("[CONCURRENT_QUERY] Another instance was just started. SQLSTATE: 0A000", "0A000"),
         ("[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `nope` SQLSTATE: 42703;", "42703"),
+        (
+            "org.apache.spark.sql.catalyst.ExtendedAnalysisException: no streaming source",
+            "ExtendedAnalysisException",
+        ),
+        ("java.text.ParseException: Unparseable date", None),
         ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012", "22012"),
         (
             "[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE] Provided value schema. SQLSTATE: XXKST",
