@@ -33,7 +33,7 @@ from pyspark.sql.functions import sum as sum_of
 from pyspark.sql.streaming.query import StreamingQuery
 
 import statestore
-from statestore.spark.configuration import PROVIDERS
+from statestore.core.providers import PROVIDERS
 
 ROWS_PER_BATCH = 200
 NUM_KEYS = 1_000

@@ -34,7 +34,7 @@ from typing import Any
 import pyarrow.csv
 import pyarrow.parquet
 
-from statestore.spark.configuration import PROVIDERS
+from statestore.core.providers import PROVIDERS
 from statestore.spark.jar import find_jar
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,7 +23,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from examples.flights_job import SCHEMA, aircraft_figures, routes, start_query, start_spark
-from statestore.spark.configuration import PROVIDERS
+from statestore.core.providers import PROVIDERS
 
 FILES_PER_BATCH = 2
 SPARK_STATE = "org.apache.spark.sql.execution.streaming.state"

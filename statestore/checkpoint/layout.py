@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from statestore.codec.trailer import FileKind, FileRef, StoreName
+from statestore.core.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from statestore.io.file_io import FileIO
@@ -30,8 +31,6 @@ FileBody = Literal["arrows", "sst"]
 DEFAULT_STORE_NAME = "default"
 TEMPORARY_PREFIX = ".tmp-"
 HEAP_MARKER = "heap-backend"
-FILESYSTEM_PROVIDER = "io.statestore.FileSystemStateStoreProvider"
-HEAP_PROVIDER = "io.statestore.HeapStateStoreProvider"
 OWNER_NAME = "checkpoint.json"
 """File of a directory outside of its checkpoint that names the checkpoint, for people."""
 _PLACEMENT_NAME = "statestore.json"
@@ -45,7 +44,7 @@ _STATE_FILE = re.compile(
 _OTHER_PROVIDER = (
     (re.compile(r"[0-9]+\.(delta|snapshot)"), "HDFSBackedStateStoreProvider"),
     (re.compile(r"[0-9]+(_[0-9A-Za-z-]+)*\.(zip|changelog)"), "RocksDBStateStoreProvider"),
-    (re.compile(HEAP_MARKER), HEAP_PROVIDER),
+    (re.compile(HEAP_MARKER), PROVIDERS["heap"]),
 )
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import (
-    FILESYSTEM_PROVIDER,
     other_provider,
     parse_state_file_name,
 )
 from statestore.checkpoint.lineage import check_store, check_version, make_ref
 from statestore.codec.trailer import END_LENGTH, Trailer, decode_trailer, trailer_length
 from statestore.core.errors import IncompatibleError, NotFoundError
+from statestore.core.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
@@ -112,7 +112,7 @@ def missing_version(
 
 
 def other_provider_error(
-    location: StoreLocation, names: list[str], expected: str = FILESYSTEM_PROVIDER
+    location: StoreLocation, names: list[str], expected: str = PROVIDERS["filesystem"]
 ) -> IncompatibleError | None:
     """Return the refusal of a directory that holds another provider's files, or None."""
     found = other_provider(names)

@@ -5,19 +5,33 @@ from __future__ import annotations
 import json
 import tempfile
 from dataclasses import asdict
+from importlib import import_module
 from typing import Any
 
 import click
 
-from statestore.core.errors import InvalidArgumentError, StateStoreError
+from statestore.cli.output import conf_option, output_option
+from statestore.core.errors import StateStoreError
 from statestore.core.options import StateStoreOptions
+from statestore.core.providers import PROVIDERS
 from statestore.core.version import __version__
-from statestore.spark.configuration import PROVIDERS
 from statestore.spark.jar import find_jar
+
+_ELSEWHERE: dict[str, str] = {}
+"""Module of every command that is not in this one, imported when it is used."""
 
 
 class _Group(click.Group):
-    """A group whose commands report errors of the package as text instead of a traceback."""
+    """A group that imports its commands late and reports errors of the package as text."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = getattr(import_module(_ELSEWHERE[cmd_name]), cmd_name)
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -44,22 +58,14 @@ def cli() -> None:
 @click.option(
     "--python", metavar="PATH", help="Python of the engines.  [default: $PYSPARK_PYTHON, this one]"
 )
-@click.option(
-    "--conf", metavar="KEY=VALUE", multiple=True, help="Option of the query, such as s3.endpoint."
-)
-@click.option(
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="A line a check, or one JSON object.",
-)
+@conf_option
+@output_option
 def doctor(
     ctx: click.Context,
     storage: str | None,
     backend: str,
     python: str | None,
-    conf: tuple[str, ...],
+    options: StateStoreOptions,
     output: str,
 ) -> None:
     """Check what a query needs on this machine, and say what to fix.
@@ -76,7 +82,7 @@ def doctor(
     if storage is None and backend != "heap":
         storage = tempfile.gettempdir()
     checks = []
-    for check in Diagnosis(backend, storage, python, _options(conf)).run():
+    for check in Diagnosis(backend, storage, python, options).run():
         checks.append(check)
         if output == "text":
             fix = f". To fix: {check.to_fix}" if check.to_fix else ""
@@ -97,13 +103,3 @@ def jar() -> None:
 def version() -> None:
     """Print the version of the package."""
     click.echo(__version__)
-
-
-def _options(conf: tuple[str, ...]) -> StateStoreOptions:
-    malformed = [setting for setting in conf if "=" not in setting]
-    if malformed:
-        raise click.UsageError(f"--conf takes KEY=VALUE, not {malformed[0]!r}")
-    try:
-        return StateStoreOptions.from_spark_conf(dict(item.split("=", 1) for item in conf))
-    except InvalidArgumentError as error:
-        raise click.UsageError(str(error)) from error

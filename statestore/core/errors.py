@@ -31,6 +31,7 @@ KINDS: dict[str, str] = {
     "not-found": "something asked for is not there",
     "version-not-found": "the version is not in the store directory",
     "file-not-found": "a file is not there",
+    "checkpoint-not-found": "there is no checkpoint of a streaming query",
     "incompatible": "the checkpoint was made with other settings",
     "other-provider": "the store directory holds files of another state store provider",
     "other-store": "the file belongs to another store",
@@ -57,6 +58,10 @@ KINDS: dict[str, str] = {
     "protocol": "shim and engine do not speak the same protocol",
     "version-apart": "shim and engine are of different versions",
     "internal": "a bug of this package",
+    "checkpoint-exists": "a checkpoint that must not be replaced exists",
+    "checkpoint-in-use": "a query is writing the checkpoint",
+    "unfinished-operation": "an operation on the checkpoint was begun and not finished",
+    "not-rescalable": "a store's rows do not follow their key groups",
 }
 
 

@@ -7,17 +7,11 @@ from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.options import PREFIX, spark_conf
+from statestore.core.providers import PROVIDERS
 from statestore.spark.jar import find_jar
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-PROVIDERS = {
-    "heap": "io.statestore.HeapStateStoreProvider",
-    "filesystem": "io.statestore.FileSystemStateStoreProvider",
-    "rocksdb": "io.statestore.RocksDBStateStoreProvider",
-}
-"""Provider class by state backend."""
 
 _JARS = "spark.jars"
 

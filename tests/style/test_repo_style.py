@@ -12,6 +12,7 @@ import pytest
 from statestore import __version__
 from statestore.core import errors
 from statestore.core.options import table_markdown
+from tools import cli_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIM = ROOT / "jvm-shim" / "src" / "main"
@@ -91,6 +92,13 @@ def test_configuration_page_is_current() -> None:
 
     assert page == table_markdown() + "\n", (
         "To fix: .venv/bin/python -m statestore.core.options --markdown > docs/configuration.md"
+    )
+
+
+def test_command_line_page_is_current() -> None:
+    """Catches a command that was changed without its page."""
+    assert cli_reference.PATH.read_text() == cli_reference.reference(), (
+        "To fix: .venv/bin/python -m tools.cli_reference"
     )
 
 

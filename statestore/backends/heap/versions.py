@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from statestore.backends.filesystem.versions import StoreVersions
-from statestore.checkpoint.layout import HEAP_MARKER, HEAP_PROVIDER, parse_state_file_name
+from statestore.checkpoint.layout import HEAP_MARKER, parse_state_file_name
 from statestore.checkpoint.restore import check_settings
 from statestore.checkpoint.trailers import other_provider_error, read_trailer
 from statestore.core.errors import NotFoundError, StorageError
 from statestore.core.key_groups import resolve_max_parallelism
+from statestore.core.providers import PROVIDERS
 from statestore.io.driver_memory import TO_FIX_LOSS
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class HeapVersions(StoreVersions):
         """
         names = [info.name for info in self._home.io.list(self._home.directory)]
         others = [name for name in names if name != HEAP_MARKER]
-        refusal = other_provider_error(self._home, others, expected=HEAP_PROVIDER)
+        refusal = other_provider_error(self._home, others, expected=PROVIDERS["heap"])
         if refusal is not None:
             raise refusal
         for name in others:

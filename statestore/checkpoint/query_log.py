@@ -1,0 +1,285 @@
+"""Spark's own files of a checkpoint, read and written without Spark.
+
+A batch is planned by `offsets/<batch>` and done by `commits/<batch>`; batch b makes state version
+b + 1. Source: Spark's OffsetSeqLog, CommitLog and OperatorStateMetadata, releases 4.0 to 4.3. Text
+that a newer Spark adds is carried through as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from statestore.core.errors import CorruptionError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from statestore.io.file_io import FileIO
+
+NUM_PARTITIONS_KEY = "spark.sql.shuffle.partitions"
+PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
+LogName = Literal["offsets", "commits"]
+
+_MAX_BYTES = 64 * 1024 * 1024
+
+
+def read_text(io: FileIO, path: str) -> str:
+    """Return a small text file.
+
+    Raises:
+        NotFoundError: It is not there.
+        StorageError: The storage failed.
+    """
+    data, _ = io.read_tail(path, _MAX_BYTES)
+    return data.decode()
+
+
+def write_text(io: FileIO, path: str, text: str, *, overwrite: bool) -> None:
+    """Write one of Spark's text files, durably and whole.
+
+    The hidden checksum file that Hadoop keeps beside a local file is deleted first: it would not
+    fit, and Hadoop reads a file without one.
+
+    Raises:
+        FencedError: A file is there and overwrite is False.
+        StorageError: The storage failed.
+    """
+    if overwrite:
+        io.delete(checksum_path(path))
+    io.make_directory(posixpath.dirname(path))
+    io.write(path, text.encode(), sync=True, overwrite=overwrite)
+
+
+def checksum_path(path: str) -> str:
+    """Return the path of the checksum file that Hadoop keeps beside a local file."""
+    directory, name = posixpath.split(path)
+    return f"{directory}/.{name}.crc"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLog:
+    """One of the two logs of a query: a file a batch, named by its number.
+
+    Attributes:
+        io: Storage of the checkpoint.
+        checkpoint: Its directory there.
+        name: Which log.
+    """
+
+    io: FileIO
+    checkpoint: str
+    name: LogName
+
+    @property
+    def directory(self) -> str:
+        """Directory of the log."""
+        return f"{self.checkpoint}/{self.name}"
+
+    def path(self, batch: int) -> str:
+        """Return the path of a batch's entry."""
+        return f"{self.directory}/{batch}"
+
+    def batches(self) -> list[int]:
+        """Return the batches that have an entry, ascending; one listing."""
+        names = (info.name for info in self.io.list(self.directory))
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+    def read(self, batch: int) -> str:
+        """Return the text of an entry; errors as `read_text`."""
+        return read_text(self.io, self.path(batch))
+
+    def add(self, batch: int, text: str) -> None:
+        """Add the entry of a batch; durable on return.
+
+        Raises:
+            FencedError: The batch has one.
+            StorageError: The storage failed.
+        """
+        write_text(self.io, self.path(batch), text, overwrite=False)
+
+    def replace(self, batch: int, text: str) -> None:
+        """Write the entry of a batch whether it has one or not; durable on return."""
+        write_text(self.io, self.path(batch), text, overwrite=True)
+
+    def delete(self, batch: int) -> None:
+        """Delete the entry of a batch, if there is one."""
+        self.io.delete(self.path(batch))
+        self.io.delete(checksum_path(self.path(batch)))
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsEntry:
+    """An entry of the offset log: what a batch is to read and under which configuration.
+
+    Attributes:
+        version: First line, such as `v1`.
+        metadata: Second line: watermark, timestamp and `conf`, which is pinned for the query.
+        sources: The lines after it, the sources' offsets.
+    """
+
+    version: str
+    metadata: Mapping[str, Any]
+    sources: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str, path: str) -> OffsetsEntry:
+        """Take an entry apart.
+
+        Raises:
+            CorruptionError: It is not one.
+        """
+        lines = text.rstrip("\n").split("\n")
+        if len(lines) < 2 or not lines[0].startswith("v"):
+            raise _damaged(path, text)
+        return cls(lines[0], _json_object(lines[1], path), tuple(lines[2:]))
+
+    @property
+    def conf(self) -> Mapping[str, str]:
+        """The configuration that a restart takes from here."""
+        found: Mapping[str, str] = self.metadata.get("conf", {})
+        return found
+
+    def with_conf(self, changes: Mapping[str, str]) -> OffsetsEntry:
+        """Return the entry with some of its configuration changed."""
+        return replace(self, metadata={**self.metadata, "conf": {**self.conf, **changes}})
+
+    def encode(self) -> str:
+        """Return the text of the entry."""
+        return "\n".join([self.version, _compact(self.metadata), *self.sources])
+
+
+@dataclass(frozen=True, slots=True)
+class CommitEntry:
+    """An entry of the commit log: a batch is done.
+
+    Attributes:
+        version: First line: `v1`, in checkpoint format v2 `v2`.
+        fields: Second line: the next watermark and, in format v2, `stateUniqueIds`.
+    """
+
+    version: str
+    fields: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, text: str, path: str) -> CommitEntry:
+        """Take an entry apart.
+
+        Raises:
+            CorruptionError: It is not one.
+        """
+        lines = text.rstrip("\n").split("\n")
+        if len(lines) != 2 or not lines[0].startswith("v"):
+            raise _damaged(path, text)
+        return cls(lines[0], _json_object(lines[1], path))
+
+    @property
+    def checkpoint_ids(self) -> Mapping[str, list[list[str]]]:
+        """Checkpoint IDs by operator: for each state partition one a store; empty in format v1.
+
+        The stores of a partition come in the order of the operator's metadata.
+        """
+        return self.fields.get("stateUniqueIds") or {}
+
+    def with_checkpoint_ids(self, ids: Mapping[str, list[list[str]]]) -> CommitEntry:
+        """Return the entry with other checkpoint IDs."""
+        return replace(self, fields={**self.fields, "stateUniqueIds": dict(ids)})
+
+    def encode(self) -> str:
+        """Return the text of the entry."""
+        return f"{self.version}\n{_compact(self.fields)}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInfo:
+    """A store of a stateful operator, as Spark's operator metadata has it."""
+
+    name: str
+    num_prefix_columns: int
+    num_partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorInfo:
+    """A stateful operator of a query.
+
+    Attributes:
+        id: Number of its directory below `state`.
+        name: Spark's short name, such as `stateStoreSave`.
+        stores: In Spark's order, which is that of the checkpoint IDs.
+    """
+
+    id: int
+    name: str
+    stores: tuple[StoreInfo, ...]
+
+
+def operator_metadata_path(state_directory: str, operator: int) -> str:
+    """Return the path of Spark's metadata of an operator."""
+    return f"{state_directory}/{operator}/_metadata/metadata"
+
+
+def read_operators(io: FileIO, state_directory: str) -> tuple[OperatorInfo, ...]:
+    """Return the stateful operators of a query; a request an operator and one more.
+
+    Args:
+        io: Storage of the checkpoint.
+        state_directory: The checkpoint's `state` directory.
+
+    Raises:
+        CorruptionError: Metadata is damaged.
+        StorageError: The storage failed.
+    """
+    operators: list[OperatorInfo] = []
+    while True:
+        path = operator_metadata_path(state_directory, len(operators))
+        try:
+            operators.append(parse_operator(read_text(io, path), path))
+        except NotFoundError:
+            return tuple(operators)
+
+
+def parse_operator(text: str, path: str) -> OperatorInfo:
+    """Take an operator's metadata apart.
+
+    Raises:
+        CorruptionError: It is not that.
+    """
+    fields = _json_object(text.rstrip("\n").split("\n")[-1], path)
+    try:
+        stores = tuple(
+            StoreInfo(str(s["storeName"]), int(s["numColsPrefixKey"]), int(s["numPartitions"]))
+            for s in fields["stateStoreInfo"]
+        )
+        info = fields["operatorInfo"]
+        return OperatorInfo(int(info["operatorId"]), str(info["operatorName"]), stores)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, text) from error
+
+
+def _json_object(line: str, path: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise _damaged(path, line) from error
+    if not isinstance(fields, dict):
+        raise _damaged(path, line)
+    return fields
+
+
+def _compact(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
+
+
+def _damaged(path: str, text: str) -> CorruptionError:
+    return CorruptionError(
+        "a file of the checkpoint is not what Spark writes",
+        file=path,
+        offset=0,
+        expected="a version line and a JSON object",
+        found=text[:100],
+        to_fix="put the file back from a copy, or delete it when it is the newest of its log and "
+        "its batch may run again",
+    )

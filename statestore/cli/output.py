@@ -1,0 +1,139 @@
+"""What commands share: arguments and options, text or JSON output, progress."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from statestore.core.errors import InvalidArgumentError
+from statestore.core.options import StateStoreOptions
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Report = Callable[[int, int], None]
+"""Called with what is done and the total, in one unit."""
+
+NOTHING_CHANGED = "Nothing was changed. Repeat the command with --yes to do it."
+
+
+def checkpoint_argument(name: str = "checkpoint") -> Callable[[Command], Command]:
+    """Add an argument that names a checkpoint or savepoint."""
+    return click.argument(name, metavar=name.upper())
+
+
+def output_option(command: Command) -> Command:
+    """Add --output, passed as `output`."""
+    return click.option(
+        "--output",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="Text for people, or one JSON object.",
+    )(command)
+
+
+def yes_option(command: Command) -> Command:
+    """Add --yes, passed as `yes`: without it the command shows its plan and changes nothing."""
+    return click.option("--yes", is_flag=True, help="Do it; without it only the plan is shown.")(
+        command
+    )
+
+
+def conf_option(command: Command) -> Command:
+    """Add --conf, passed as `options`: options of the query, for a storage that needs them."""
+    return click.option(
+        "--conf",
+        "options",
+        metavar="KEY=VALUE",
+        multiple=True,
+        callback=_parse_conf,
+        help="Option of the query, such as s3.endpoint; may be repeated.",
+    )(command)
+
+
+def _parse_conf(
+    _context: click.Context, _parameter: click.Parameter, conf: tuple[str, ...]
+) -> StateStoreOptions:
+    malformed = [setting for setting in conf if "=" not in setting]
+    if malformed:
+        raise click.UsageError(f"--conf takes KEY=VALUE, not {malformed[0]!r}")
+    try:
+        return StateStoreOptions.from_spark_conf(dict(item.split("=", 1) for item in conf))
+    except InvalidArgumentError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def console() -> Console:
+    """Return a console on standard output, plain where that is no terminal."""
+    return Console(soft_wrap=True, highlight=False)
+
+
+def print_json(fields: Any) -> None:
+    """Print one JSON value; what JSON does not have is printed as text."""
+    click.echo(json.dumps(fields, default=str))
+
+
+def table(columns: list[str], rows: list[list[object]], title: str | None = None) -> Table:
+    """Return a table of plain cells; columns of numbers only are aligned to the right."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        made.add_column(column, justify="right" if numeric else "left")
+    for row in rows:
+        made.add_row(*(_cell(value) for value in row))
+    return made
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Return a number of bytes for people: `12.3 MB`."""
+    value, unit = float(num_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{num_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+@contextmanager
+def progress(title: str, *, output: str) -> Iterator[Report]:
+    """Show a bar with the time that remains, on standard error and only for text output."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=output != "text",
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(title, total=None)
+
+        def report(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield report

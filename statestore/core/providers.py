@@ -1,0 +1,16 @@
+"""Provider classes: what `spark.sql.streaming.stateStore.providerClass` may name."""
+
+from __future__ import annotations
+
+PROVIDERS = {
+    "heap": "io.statestore.HeapStateStoreProvider",
+    "filesystem": "io.statestore.FileSystemStateStoreProvider",
+    "rocksdb": "io.statestore.RocksDBStateStoreProvider",
+}
+"""Provider class by state backend."""
+_STATE_PACKAGE = "org.apache.spark.sql.execution.streaming.state"
+SPARK_PROVIDERS = {
+    "spark-hdfs": f"{_STATE_PACKAGE}.HDFSBackedStateStoreProvider",
+    "spark-rocksdb": f"{_STATE_PACKAGE}.RocksDBStateStoreProvider",
+}
+"""Provider class by name, of Spark's own providers."""

@@ -1,0 +1,1 @@
+"""What is done to a checkpoint from outside of its query, without Spark."""

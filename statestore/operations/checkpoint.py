@@ -1,0 +1,344 @@
+"""Checkpoint: a query's checkpoint opened from outside, which batches it has and where state is."""
+
+from __future__ import annotations
+
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import FileBody, StoreLocation
+from statestore.checkpoint.placement import read_placement
+from statestore.checkpoint.query_log import (
+    NUM_PARTITIONS_KEY,
+    PROVIDER_KEY,
+    CommitEntry,
+    OffsetsEntry,
+    OperatorInfo,
+    QueryLog,
+    read_operators,
+)
+from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
+from statestore.codec.trailer import StoreName
+from statestore.core.clock import SystemClock
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
+from statestore.core.options import StateStoreOptions
+from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
+from statestore.io.s3_settings import S3Settings
+from statestore.io.storage import open_storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from statestore.core.clock import Clock
+    from statestore.io.file_io import FileIO
+
+MAX_REQUESTS_AT_ONCE = 32
+
+
+@contextmanager
+def open_checkpoint(
+    uri: str,
+    *,
+    options: StateStoreOptions | None = None,
+    io: FileIO | None = None,
+    memory: FileIO | None = None,
+    clock: Clock | None = None,
+) -> Iterator[Checkpoint]:
+    """Open the checkpoint of a query; nothing is written.
+
+    Args:
+        uri: Checkpoint directory: a path, or a `file:`, `s3:` or `s3a:` URI.
+        options: Options of the query, for its storage (`s3.*`); defaults when None.
+        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+        memory: The driver's memory, where the checkpoints of the heap backend are; None where it
+            cannot be reached.
+        clock: Source of time, the machine's when None.
+
+    Yields:
+        The checkpoint; files it fetched are deleted afterwards.
+
+    Raises:
+        NotFoundError: There is no checkpoint (kind checkpoint-not-found).
+        InvalidArgumentError: A storage that only Spark opens.
+        CorruptionError, IncompatibleError, StorageError: As `read_placement`.
+    """
+    options = options or StateStoreOptions()
+    clock = clock or SystemClock()
+    with tempfile.TemporaryDirectory(prefix="statestore-operation-") as scratch_directory:
+        s3 = S3Settings.from_options(options)
+        path = uri
+        if io is None:
+            io, path = open_storage(uri, f"{scratch_directory}/fetched", s3, clock)
+        path = path.rstrip("/")
+        state_io, state_root = io, f"{path}/state"
+        placement = read_placement(io, state_root)
+        if placement is not None:
+            state_io, storage = open_storage(
+                placement.storage, f"{scratch_directory}/fetched-state", s3, clock
+            )
+            state_root = f"{storage}/{placement.id}"
+        checkpoint = Checkpoint(
+            uri, io, path, state_io, state_root, memory, options, clock, scratch_directory
+        )
+        if checkpoint.newest_planned is None:
+            raise NotFoundError(
+                "there is no checkpoint of a streaming query",
+                kind="checkpoint-not-found",
+                checkpoint=uri,
+                missing=checkpoint.offsets.directory,
+                to_fix="name the directory that the query has as its checkpointLocation",
+            )
+        yield checkpoint
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A query's checkpoint, as it was when it was first asked; open another to see changes.
+
+    Attributes:
+        uri: As the caller named it.
+        io: Storage of the checkpoint directory.
+        path: The checkpoint directory there.
+        state_io, state_root: Storage and directory of the operators' state: elsewhere where the
+            checkpoint has a placement.
+        memory: The driver's memory for the heap backend, None where it cannot be reached.
+        options: Options of the query.
+        clock: Source of time.
+        scratch_directory: Local directory for work, deleted with the checkpoint's context.
+    """
+
+    uri: str
+    io: FileIO
+    path: str
+    state_io: FileIO
+    state_root: str
+    memory: FileIO | None
+    options: StateStoreOptions
+    clock: Clock
+    scratch_directory: str
+
+    @property
+    def offsets(self) -> QueryLog:
+        """The offset log."""
+        return QueryLog(self.io, self.path, "offsets")
+
+    @property
+    def commits(self) -> QueryLog:
+        """The commit log."""
+        return QueryLog(self.io, self.path, "commits")
+
+    @property
+    def state_directory(self) -> str:
+        """Spark's `state` directory on `io`, with operator metadata and state schemas."""
+        return f"{self.path}/state"
+
+    @cached_property
+    def planned_batches(self) -> tuple[int, ...]:
+        """Batches of the offset log, ascending."""
+        return tuple(self.offsets.batches())
+
+    @cached_property
+    def committed_batches(self) -> tuple[int, ...]:
+        """Batches of the commit log, ascending."""
+        return tuple(self.commits.batches())
+
+    @property
+    def newest_planned(self) -> int | None:
+        """Newest batch of the offset log."""
+        return self.planned_batches[-1] if self.planned_batches else None
+
+    @property
+    def newest_committed(self) -> int | None:
+        """Newest batch of the commit log."""
+        return self.committed_batches[-1] if self.committed_batches else None
+
+    @property
+    def newest_version(self) -> int:
+        """State version of the newest committed batch, 0 when none is committed."""
+        return 0 if self.newest_committed is None else self.newest_committed + 1
+
+    @property
+    def is_between_batches(self) -> bool:
+        """Whether every planned batch is committed, so that the next one starts from all state."""
+        return self.newest_planned == self.newest_committed
+
+    def offsets_entry(self, batch: int) -> OffsetsEntry:
+        """Return an entry of the offset log.
+
+        Raises:
+            NotFoundError, CorruptionError, StorageError: It is not there or cannot be read.
+        """
+        return OffsetsEntry.parse(self.offsets.read(batch), self.offsets.path(batch))
+
+    def commit_entry(self, batch: int) -> CommitEntry:
+        """Return an entry of the commit log; errors as `offsets_entry`."""
+        return CommitEntry.parse(self.commits.read(batch), self.commits.path(batch))
+
+    @cached_property
+    def conf(self) -> dict[str, str]:
+        """Configuration pinned by the newest committed batch, by the first one where none is."""
+        batch = self.planned_batches[0] if self.newest_committed is None else self.newest_committed
+        return dict(self.offsets_entry(batch).conf)
+
+    @cached_property
+    def num_partitions(self) -> int:
+        """Number of state partitions of the newest committed batch."""
+        return int(self.conf[NUM_PARTITIONS_KEY])
+
+    @cached_property
+    def provider(self) -> str:
+        """Provider class of the newest committed batch."""
+        return self.conf.get(PROVIDER_KEY, SPARK_PROVIDERS["spark-hdfs"])
+
+    @property
+    def backend(self) -> str:
+        """State backend of the checkpoint.
+
+        Raises:
+            IncompatibleError: Another provider than this package's wrote it.
+        """
+        for name, provider in PROVIDERS.items():
+            if provider == self.provider:
+                return name
+        raise IncompatibleError(
+            "the checkpoint was written by another state store provider",
+            kind="other-provider",
+            checkpoint=self.uri,
+            found=self.provider,
+            expected=", ".join(PROVIDERS.values()),
+            to_fix="bring it over with `statestore convert`",
+        )
+
+    @property
+    def body(self) -> FileBody:
+        """How the state files keep rows."""
+        return "sst" if self.backend == "rocksdb" else "arrows"
+
+    @cached_property
+    def operators(self) -> tuple[OperatorInfo, ...]:
+        """The stateful operators of the query, from Spark's metadata."""
+        return read_operators(self.io, self.state_directory)
+
+    def operator(self, operator: int) -> OperatorInfo:
+        """Return one stateful operator.
+
+        Raises:
+            InvalidArgumentError: There is no such operator; names those there are.
+        """
+        for info in self.operators:
+            if info.id == operator:
+                return info
+        raise InvalidArgumentError(
+            "the query has no such stateful operator",
+            operator=operator,
+            known=", ".join(f"{info.id} ({info.name})" for info in self.operators),
+            to_fix="use one of these",
+        )
+
+    def location(self, store: StoreName) -> StoreLocation:
+        """Return where the files of a store are.
+
+        Raises:
+            NotFoundError: They are in the driver's memory, which cannot be reached from here (kind
+                driver-lost).
+        """
+        if self.backend != "heap":
+            return StoreLocation(self.state_io, self.state_root, store, self.body)
+        if self.memory is None:
+            raise NotFoundError(
+                "the checkpoint's state is in the memory of the query's driver",
+                kind="driver-lost",
+                checkpoint=self.uri,
+                to_fix="call the library in the driver's own Python program while it runs; state "
+                "of the heap backend cannot be reached from other processes",
+            )
+        return StoreLocation(self.memory, self.state_directory, store)
+
+    def checkpoint_id(self, store: StoreName, version: int) -> str | None:
+        """Return the checkpoint ID of a store's committed version, None in checkpoint format v1.
+
+        Raises:
+            NotFoundError, CorruptionError, StorageError: The commit log has no such entry, or it
+                cannot be read.
+        """
+        partitions = self._ids_of(version).get(str(store.operator))
+        if partitions is None or store.partition >= len(partitions):
+            return None
+        names = [info.name for info in self.operator(store.operator).stores]
+        ids = partitions[store.partition]
+        return ids[names.index(store.name)] if len(ids) == len(names) else ids[0]
+
+    def head(self, store: StoreName, version: int) -> PublishedFile:
+        """Return the delta that makes a committed version of a store.
+
+        Raises:
+            NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
+                `read_delta_trailer`.
+        """
+        return read_delta_trailer(self.location(store), version, self.checkpoint_id(store, version))
+
+    def heads(self, version: int) -> dict[StoreName, PublishedFile]:
+        """Return the delta of every store that has state at a version, read in parallel.
+
+        A store of an operator that has one state partition only (a global aggregation, a global
+        limit) is there in partition 0.
+
+        Raises:
+            NotFoundError: A store lacks the version, in some state partitions but not in all above
+                0.
+            IncompatibleError, CorruptionError, FencedError, StorageError: As `head`.
+        """
+        num_partitions = self.num_partitions_at(version)
+        stores = [
+            StoreName(operator.id, partition, info.name)
+            for operator in self.operators
+            for info in operator.stores
+            for partition in range(num_partitions)
+        ]
+        with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
+            found = list(pool.map(lambda store: self._head_or_error(store, version), stores))
+        heads = {
+            store: head
+            for store, head in zip(stores, found, strict=True)
+            if isinstance(head, PublishedFile)
+        }
+        for store, head in zip(stores, found, strict=True):
+            if isinstance(head, PublishedFile):
+                continue
+            has_others = any(
+                (other.operator, other.name) == (store.operator, store.name) and other.partition > 0
+                for other in heads
+            )
+            if store.partition == 0 or has_others:
+                raise head
+        return heads
+
+    def num_partitions_at(self, version: int) -> int:
+        """Return the number of state partitions of a committed version.
+
+        Raises:
+            NotFoundError, CorruptionError, StorageError: Its batch has no entry in the offset log.
+        """
+        if version == self.newest_version:
+            return self.num_partitions
+        return int(self.offsets_entry(version - 1).conf[NUM_PARTITIONS_KEY])
+
+    def _head_or_error(self, store: StoreName, version: int) -> PublishedFile | NotFoundError:
+        try:
+            return self.head(store, version)
+        except NotFoundError as error:
+            if error.kind == "driver-lost":
+                raise
+            return error
+
+    def _ids_of(self, version: int) -> dict[str, list[list[str]]]:
+        if version not in self._ids:
+            self._ids[version] = dict(self.commit_entry(version - 1).checkpoint_ids)
+        return self._ids[version]
+
+    @cached_property
+    def _ids(self) -> dict[int, dict[str, list[list[str]]]]:
+        return {}

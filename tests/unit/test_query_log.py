@@ -1,0 +1,92 @@
+"""Spark's own files of a checkpoint, as Spark 4.3 writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statestore.checkpoint.query_log import (
+    CommitEntry,
+    OffsetsEntry,
+    QueryLog,
+    StoreInfo,
+    parse_operator,
+)
+from statestore.core.errors import CorruptionError, FencedError
+from statestore.io.local import LocalFileIO
+
+OFFSETS = (
+    'v1\n{"batchWatermarkMs":5,"batchTimestampMs":7,"conf":{"spark.sql.shuffle.partitions":"4",'
+    '"other":"ü"}}\n{"logOffset":2}\n-'
+)
+COMMIT = 'v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{"0":[["a","b"],["c","d"]]}}'
+
+
+def test_offsets_entry_is_carried_through_byte_for_byte() -> None:
+    """Catches a source's offset, or a character of the configuration, that is lost on rewriting."""
+    assert OffsetsEntry.parse(OFFSETS, "offsets/2").encode() == OFFSETS
+
+
+def test_offsets_entry_changes_only_what_it_is_told() -> None:
+    """Catches a rescale that resets the watermark or the other pinned configuration."""
+    entry = OffsetsEntry.parse(OFFSETS, "offsets/2")
+
+    changed = entry.with_conf({"spark.sql.shuffle.partitions": "8"})
+
+    assert changed.encode() == OFFSETS.replace('partitions":"4"', 'partitions":"8"')
+    assert entry.encode() == OFFSETS
+
+
+def test_commit_entry_names_checkpoint_ids() -> None:
+    """Catches IDs of one store taken for another's."""
+    entry = CommitEntry.parse(COMMIT, "commits/2")
+
+    assert entry.checkpoint_ids == {"0": [["a", "b"], ["c", "d"]]}
+    assert entry.encode() == COMMIT
+    assert entry.with_checkpoint_ids({"0": [["x"]]}).checkpoint_ids == {"0": [["x"]]}
+
+
+def test_operator_metadata_names_stores_in_order() -> None:
+    """Catches the stores of a join taken in another order than their checkpoint IDs."""
+    text = (
+        'v1\n{"operatorInfo":{"operatorId":1,"operatorName":"symmetricHashJoin"},"stateStoreInfo":'
+        '[{"storeName":"left-keyToNumValues","numColsPrefixKey":0,"numPartitions":4},'
+        '{"storeName":"left-keyWithIndexToValue","numColsPrefixKey":0,"numPartitions":4}]}'
+    )
+
+    operator = parse_operator(text, "metadata")
+
+    assert (operator.id, operator.name) == (1, "symmetricHashJoin")
+    assert operator.stores == (
+        StoreInfo("left-keyToNumValues", 0, 4),
+        StoreInfo("left-keyWithIndexToValue", 0, 4),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "v1", "v1\nnot json", "v1\n[]", "1\n{}"])
+def test_damaged_entries_are_named(text: str) -> None:
+    """Catches half an entry taken for a whole one."""
+    for parse in (OffsetsEntry.parse, CommitEntry.parse):
+        with pytest.raises(CorruptionError, match="offsets/7"):
+            parse(text, "offsets/7")
+
+
+def test_log_lists_numbers_only_and_takes_stale_checksums_away(tmp_path: Path) -> None:
+    """Catches Hadoop refusing an entry because of the checksum of the one that was replaced."""
+    log = QueryLog(LocalFileIO(), str(tmp_path), "commits")
+    for name in ("0", "10", "9", "_x", "9.tmp"):
+        log.io.make_directory(log.directory)
+        (tmp_path / "commits" / name).write_text(name)
+    checksum = tmp_path / "commits" / ".9.crc"
+    checksum.write_text("stale")
+
+    assert log.batches() == [0, 9, 10]
+    with pytest.raises(FencedError):
+        log.add(9, "second")
+    assert log.read(9) == "9"
+    log.replace(9, "second")
+    assert log.read(9) == "second"
+    assert not checksum.exists()
+    log.delete(10)
+    assert log.batches() == [0, 9]

@@ -1,0 +1,73 @@
+"""Writes docs/cli.md from the commands themselves: `python -m tools.cli_reference`."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import click
+
+from statestore.cli.commands import cli
+
+PATH = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
+
+_HEAD = """\
+# Command line
+
+`pip install 'statestore[cli]'`. Exit status of every command: 0 all is well, 1 an error or
+something to fix, 2 wrong usage. What changes a checkpoint shows its plan first and does it with
+`--yes`. Written by `python -m tools.cli_reference`.
+"""
+
+
+def reference() -> str:
+    """Return the text of docs/cli.md."""
+    context = click.Context(cli, info_name="statestore")
+    commands = [(name, cli.get_command(context, name)) for name in cli.list_commands(context)]
+    known = [(name, command) for name, command in commands if command is not None]
+    rows = [
+        f"| [`statestore {name}`](#{name}) | {_first_line(command)} |" for name, command in known
+    ]
+    parts = [_HEAD, "\n".join(["| command | |", "|---|---|", *rows]) + "\n"]
+    parts += [_section(name, command, context) for name, command in known]
+    return "\n".join(parts)
+
+
+def _first_line(command: click.Command) -> str:
+    return inspect.cleandoc(command.help or "").split("\n", 1)[0]
+
+
+def _section(name: str, command: click.Command, parent: click.Context) -> str:
+    context = click.Context(command, info_name=name, parent=parent, terminal_width=100)
+    usage = command.get_usage(context).removeprefix("Usage: ")
+    lines = [f"## {name}", "", "```", usage, "```", "", *_help(command), ""]
+    options = [
+        record
+        for parameter in command.get_params(context)
+        if (record := parameter.get_help_record(context)) is not None
+    ]
+    if options:
+        lines += ["| option | |", "|---|---|"]
+        lines += [f"| `{_escape(names)}` | {_escape(text)} |" for names, text in options]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _help(command: click.Command) -> list[str]:
+    """Return the help as Markdown: a paragraph marked as it stands becomes a code block."""
+    lines: list[str] = []
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        text = paragraph.lstrip("\n")
+        if text.startswith("\b"):
+            lines += ["```", text.removeprefix("\b").strip("\n"), "```", ""]
+        else:
+            lines += [" ".join(text.split()), ""]
+    return lines[:-1]
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PATH.write_text(reference())
