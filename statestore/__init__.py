@@ -1,7 +1,9 @@
 """State stores of Spark Structured Streaming, owned by Python.
 
-`configure` puts the state of a PySpark program's queries into the state store; `open_store` opens a
-store of a checkpoint without Spark. Everything else is for the shim, the command line and tests.
+`configure` puts the state of a PySpark program's queries into the state store; `run` supervises a
+query with a restart strategy, and `listen` tells a program which versions are committed;
+`open_store` opens a store of a checkpoint without Spark. Everything else is for the shim, the
+command line and tests.
 Names resolve on first use, so that importing the package costs nothing.
 """
 
@@ -13,27 +15,47 @@ from typing import TYPE_CHECKING, Any
 from statestore.core.version import __version__
 
 if TYPE_CHECKING:
-    from statestore.core.errors import StateStoreError
+    from statestore.core.errors import QueryFailedError, StateStoreError
     from statestore.core.options import StateStoreOptions
+    from statestore.core.restart_strategies import (
+        ExponentialDelay,
+        FailureRate,
+        FixedDelay,
+        NoRestart,
+        Restart,
+    )
     from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
     from statestore.spark.configuration import configure
     from statestore.spark.driver_memory import driver_memory
+    from statestore.spark.failures import find_obstacle
+    from statestore.spark.listener import CheckpointListener, listen
+    from statestore.spark.supervision import run
     from statestore.store.batch import Batch
     from statestore.store.store import Store, open_store
 
 
 __all__ = [
     "Batch",
+    "CheckpointListener",
+    "ExponentialDelay",
+    "FailureRate",
+    "FixedDelay",
+    "NoRestart",
+    "QueryFailedError",
+    "Restart",
     "StateStoreError",
     "StateStoreOptions",
     "Store",
     "__version__",
     "configure",
     "driver_memory",
+    "find_obstacle",
+    "listen",
     "open_store",
     "plan_rescale",
     "plan_undo",
     "rescale",
+    "run",
     "undo_rescale",
 ]
 
@@ -47,6 +69,16 @@ _HOMES = {
     "undo_rescale": "statestore.operations.rescale",
     "configure": "statestore.spark.configuration",
     "driver_memory": "statestore.spark.driver_memory",
+    "run": "statestore.spark.supervision",
+    "find_obstacle": "statestore.spark.failures",
+    "listen": "statestore.spark.listener",
+    "CheckpointListener": "statestore.spark.listener",
+    "ExponentialDelay": "statestore.core.restart_strategies",
+    "FailureRate": "statestore.core.restart_strategies",
+    "FixedDelay": "statestore.core.restart_strategies",
+    "NoRestart": "statestore.core.restart_strategies",
+    "Restart": "statestore.core.restart_strategies",
+    "QueryFailedError": "statestore.core.errors",
     "StateStoreError": "statestore.core.errors",
     "StateStoreOptions": "statestore.core.options",
 }

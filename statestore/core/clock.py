@@ -1,4 +1,4 @@
-"""The clock: the only module that reads the time, so that tests can stop it."""
+"""The clock: the only module that reads the time and waits, so that tests can stop it."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@
     ├── StoreClosedError                   the handle was committed, aborted or closed: begin anew
     ├── CorruptionError                    a file is damaged: file, offset, expected, found
     ├── StorageError                       the storage failed: `retryable` says whether to retry
+    ├── QueryFailedError                   a supervised query failed for good: see its cause
     ├── ProtocolError                      shim and engine do not speak the same protocol
     └── InternalError                      a bug of this package
 
@@ -18,7 +19,10 @@ Every error has a `kind` of KINDS (append-only, never renamed), `fields` with th
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from statestore.core.restart_strategies import Restart
 
 KINDS: dict[str, str] = {
     "invalid-argument": "an argument is out of range or of the wrong type",
@@ -53,6 +57,8 @@ KINDS: dict[str, str] = {
     "directory-gone": "the store directory was removed while the store was open",
     "driver-lost": "the state was in the memory of a driver that is gone",
     "state-too-large": "a state is larger than the state backend may keep",
+    "query-failed": "a supervised query failed, and a restart would not help",
+    "restarts-exhausted": "a supervised query failed as often as its restart strategy allows",
     "protocol": "shim and engine do not speak the same protocol",
     "version-apart": "shim and engine are of different versions",
     "internal": "a bug of this package",
@@ -166,6 +172,17 @@ class StorageError(StateStoreError):
     def retryable(self) -> bool:
         """Whether the same call may succeed later without anyone changing anything."""
         return self.kind == "storage"
+
+
+class QueryFailedError(StateStoreError):
+    """A supervised query failed for good; the last failure is the cause.
+
+    Attributes:
+        restart: What happened until then; None after pickling.
+    """
+
+    default_kind = "query-failed"
+    restart: Restart | None = None
 
 
 class ProtocolError(StateStoreError):
