@@ -1,8 +1,9 @@
 """State stores of Spark Structured Streaming, owned by Python.
 
 `configure` puts the state of a PySpark program's queries into the state store; `open_store` opens a
-store of a checkpoint without Spark. Everything else is for the shim, the command line and tests.
-Names resolve on first use, so that importing the package costs nothing.
+store of a checkpoint without Spark, and `read` reads state as typed columns. Everything else is for
+the shim, the command line and tests. Names resolve on first use, so that importing the package
+costs nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from statestore.core.version import __version__
 if TYPE_CHECKING:
     from statestore.core.errors import StateStoreError
     from statestore.core.options import StateStoreOptions
+    from statestore.operations.reading import read, read_batches
     from statestore.spark.configuration import configure
     from statestore.store.batch import Batch
     from statestore.store.store import Store, open_store
@@ -28,12 +30,16 @@ __all__ = [
     "__version__",
     "configure",
     "open_store",
+    "read",
+    "read_batches",
 ]
 
 _HOMES = {
     "Batch": "statestore.store.batch",
     "Store": "statestore.store.store",
     "open_store": "statestore.store.store",
+    "read": "statestore.operations.reading",
+    "read_batches": "statestore.operations.reading",
     "configure": "statestore.spark.configuration",
     "StateStoreError": "statestore.core.errors",
     "StateStoreOptions": "statestore.core.options",

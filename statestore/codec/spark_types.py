@@ -41,7 +41,7 @@ _ARROW: dict[str, pa.DataType] = {
     "interval": pa.month_day_nano_interval(),
     "year-month interval": pa.month_day_nano_interval(),
     "day-time interval": pa.duration("us"),
-    "variant": pa.struct({"value": pa.binary(), "metadata": pa.binary()}),
+    "variant": pa.struct([pa.field("value", pa.binary()), pa.field("metadata", pa.binary())]),
     "void": pa.null(),
 }
 _YEAR_MONTH = re.compile(r"interval (year|month)( to month)?")

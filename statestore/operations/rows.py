@@ -20,7 +20,7 @@ from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.operations.checkpoint import Checkpoint, open_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.trailer import ColumnFamily, StoreName
@@ -46,7 +46,6 @@ def find_heads(
     operator: int,
     store: str,
     version: int | None,
-    partitions: Iterable[int] | None = None,
 ) -> Heads:
     """Return the deltas that make a version of a store, one a state partition.
 
@@ -55,11 +54,10 @@ def find_heads(
         operator: Operator ID.
         store: Store name.
         version: State version, which is batch + 1; None for the newest committed.
-        partitions: Only these state partitions, None for all.
 
     Raises:
         NotFoundError: No batch is committed, or the version was expired.
-        InvalidArgumentError: There is no such operator, store or state partition.
+        InvalidArgumentError: There is no such operator or store.
         IncompatibleError, CorruptionError, FencedError, StorageError: As `Checkpoint.head`.
     """
     known = [info.name for info in checkpoint.operator(operator).stores]
@@ -81,11 +79,17 @@ def find_heads(
             newest_version=checkpoint.newest_version,
             to_fix="ask for a version from 1 to the newest; batch b makes version b + 1",
         )
-    heads = checkpoint.heads(version, operator=operator, name=store)
-    if partitions is None:
-        return heads
+    return checkpoint.heads(version, operator=operator, name=store)
+
+
+def of_partitions(heads: Heads, partitions: Iterable[int]) -> Heads:
+    """Return the deltas of some state partitions.
+
+    Raises:
+        InvalidArgumentError: There is no such state partition.
+    """
     wanted = set(partitions)
-    num_partitions = checkpoint.num_partitions_at(version)
+    num_partitions = next(iter(heads.values())).trailer.num_partitions
     unknown = wanted - set(range(num_partitions))
     if unknown:
         raise InvalidArgumentError(
@@ -94,7 +98,7 @@ def find_heads(
             num_partitions=num_partitions,
             to_fix=f"use numbers from 0 to {num_partitions - 1}",
         )
-    return {name: head for name, head in heads.items() if name.partition in wanted}
+    return {store: head for store, head in heads.items() if store.partition in wanted}
 
 
 def find_family(heads: Heads, name: str) -> ColumnFamily:
@@ -103,7 +107,7 @@ def find_family(heads: Heads, name: str) -> ColumnFamily:
     Raises:
         InvalidArgumentError: There is none of that name; names those there are.
     """
-    families = next(iter(heads.values())).trailer.column_families if heads else ()
+    families = next(iter(heads.values())).trailer.column_families
     for family in families:
         if family.name == name:
             return family
@@ -150,6 +154,12 @@ def read_rows(
         yield batch if column_family is None else _of_family(batch, column_family)
 
 
+def join_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return record batches of one schema as one."""
+    joined = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined[0] if joined else batches[0]
+
+
 def _of_family(batch: pa.RecordBatch, column_family: int) -> pa.RecordBatch:
     is_wanted = to_numpy(batch.column(1), np.uint16) == column_family
     if is_wanted.all():
@@ -170,9 +180,7 @@ def _read_sst(
 
     options = checkpoint.options
     location = checkpoint.location(head.trailer.store)
-    with tempfile.TemporaryDirectory(
-        prefix="rows-", dir=checkpoint.scratch_directory
-    ) as directory:
+    with tempfile.TemporaryDirectory(prefix="rows-", dir=checkpoint.scratch_directory) as directory:
         memory = Memory(options.rocksdb_memory_bytes)
         versions = RocksDBVersions(location, checkpoint.clock, directory, memory)
         local = versions.load(head.trailer.version, checkpoint_id, None, options)

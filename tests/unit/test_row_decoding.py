@@ -209,12 +209,11 @@ def test_a_float_that_is_no_number_hashes_alike_whatever_its_bits():
 
 
 def _struct(**fields):
-    kinds = {name: kind if isinstance(kind, dict) else kind for name, kind in fields.items()}
     return {
         "type": "struct",
         "fields": [
             {"name": name, "type": kind, "nullable": True, "metadata": {}}
-            for name, kind in kinds.items()
+            for name, kind in fields.items()
         ],
     }
 
