@@ -1,10 +1,18 @@
 """State read, compared and looked into without Spark, against a dict for every version."""
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
 import statestore
+from statestore.core.clock import SystemClock
 from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.core.options import StateStoreOptions
+from statestore.core.providers import PROVIDERS
+from statestore.io.local import LocalFileIO
+from statestore.io.s3_settings import S3Settings
+from statestore.io.storage import open_storage
 from statestore.operations import ordering
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.diff import DiffCounts, count_differences, diff
@@ -245,3 +253,34 @@ def test_a_checkpoint_is_described_by_its_trailers(checkpoint):
         ("default", False), ("lists", True)
     ]  # fmt: skip
     assert store.column_families[0].key == pa.struct({"word": pa.string(), "number": pa.int64()})
+
+
+def test_state_on_the_heap_is_read_through_the_drivers_memory(tmp_path):
+    """Catches the heap backend's state looked for on the disk."""
+    root = write_checkpoint(tmp_path / "heap", VERSIONS)
+    for entry in (tmp_path / "heap" / "offsets").iterdir():
+        text = entry.read_text()
+        entry.write_text(text.replace(PROVIDERS["filesystem"], PROVIDERS["heap"]))
+
+    with open_checkpoint(root, memory=LocalFileIO(clock=SystemClock())) as source:
+        assert _rows(statestore.read(source)) == contents(VERSIONS)
+    with pytest.raises(NotFoundError) as caught:
+        statestore.read(root)
+    assert caught.value.kind == "driver-lost"
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_state_on_s3_is_read_by_its_uri(backend, s3_server, bucket, tmp_path):
+    """Catches a read that needs a local path, or options of the storage that do not get there."""
+    root = write_checkpoint(tmp_path / "local", VERSIONS, backend=backend)
+    options = StateStoreOptions(**s3_server.options())
+    settings = S3Settings.from_options(options)
+    uri = f"s3://{bucket}/checkpoint"
+    io, path = open_storage(uri, str(tmp_path), settings, SystemClock())
+    for file in Path(root).rglob("*"):
+        if file.is_file():
+            name = f"{path}/{file.relative_to(root)}"
+            io.write(name, file.read_bytes(), sync=True, overwrite=False)
+
+    assert _rows(statestore.read(uri, options=options)) == contents(VERSIONS)
+    assert count_differences(root, uri, options=options) == DiffCounts()
