@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import CalendarIntervalType, YearMonthIntervalType
+from pyspark.sql.types import CalendarIntervalType, StructField, StructType, YearMonthIntervalType
 
 import statestore
 from statestore.codec.partition_key import compute_key_groups
@@ -108,15 +108,20 @@ def _assert_read(lane: Lane) -> None:
     for operator in operators:
         place = {"operatorId": operator.operatorId, "storeName": operator.stateStoreName}
         frame = spark.read.format("statestore").options(**place).load(str(lane.checkpoint))
-        for column in ("key", "value"):
-            for field in frame.schema[column].dataType.fields:
-                if isinstance(field.dataType, NOT_IN_ARROW):
-                    frame = frame.withColumn(column, frame[column].dropFields(field.name))
-        expected = frame.toArrow()
         found = statestore.read(
             str(lane.checkpoint), operator=operator.operatorId, store=operator.stateStoreName
         )
-        assert found.column_names == expected.column_names
+        assert found.column_names == frame.columns
+        for column in ("key", "value"):
+            names = found.schema.field(column).type.names
+            fields = frame.schema[column].dataType.fields
+            kinds = {name: field.dataType for name, field in zip(names, fields, strict=True)}
+            renamed = StructType([StructField(name, kind) for name, kind in kinds.items()])
+            unknown = [name for name, kind in kinds.items() if isinstance(kind, NOT_IN_ARROW)]
+            frame = frame.withColumn(column, frame[column].cast(renamed))
+            if unknown:
+                frame = frame.withColumn(column, frame[column].dropFields(*unknown))
+        expected = frame.toArrow()
         assert _rows(found, expected.schema) == _rows(expected, expected.schema)
 
 
