@@ -17,10 +17,15 @@ import pyarrow.compute as pc
 from statestore.codec.byte_ranges import index_with_nulls, unpack
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
 from statestore.codec.rows import from_numpy
-from statestore.core.errors import InvalidArgumentError
 from statestore.operations.ordering import Side, side_by_side
 from statestore.operations.reading import decode_values
-from statestore.operations.rows import Heads, find_family, find_heads, join_batches, opened
+from statestore.operations.rows import (
+    find_family,
+    find_heads,
+    join_batches,
+    opened,
+    try_find_family,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,26 +149,15 @@ def _open_sides(
     column_family: str,
     options: StateStoreOptions | None,
 ) -> tuple[tuple[Side, Side], tuple[ColumnFamily, ColumnFamily]]:
-    found: list[tuple[Checkpoint, Heads, ColumnFamily | None]] = []
-    refusal: InvalidArgumentError | None = None
+    sides = []
     for checkpoint, version in (old, new):
         source = stack.enter_context(opened(checkpoint, options))
         heads = find_heads(source, operator, store, version)
-        try:
-            found.append((source, heads, find_family(heads, column_family)))
-        except InvalidArgumentError as error:
-            # One of the versions may be from before the column family was made.
-            refusal = error
-            found.append((source, heads, None))
-    either = found[1][2] or found[0][2]
-    if either is None and refusal is not None:
-        raise refusal
-    sides = [
-        Side(source, heads, None if family is None else family.id)
-        for source, heads, family in found
-    ]
-    families = [family or either for _, _, family in found]
-    return (sides[0], sides[1]), (families[0], families[1])  # type: ignore[return-value]
+        sides.append(Side(source, heads, column_family))
+    # One of the versions may be from before the column family was made.
+    old_family, new_family = (try_find_family(side.heads, column_family) for side in sides)
+    either = new_family or old_family or find_family(sides[1].heads, column_family)
+    return (sides[0], sides[1]), (old_family or either, new_family or either)
 
 
 def _differences(old: Side, new: Side) -> Iterator[pa.RecordBatch]:

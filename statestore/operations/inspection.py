@@ -153,7 +153,7 @@ def find_rows(
         partition = _partition_of(wanted, heads, family)
         for name, head in heads.items():
             if partition in (None, name.partition):
-                for batch in read_rows(source, head, family.id):
+                for batch in read_rows(source, head, family.name):
                     decoded = decode_batch(batch, family, name.partition)
                     keys = decoded.column("key")
                     mask = np.ones(decoded.num_rows, bool)
@@ -306,5 +306,5 @@ def _batches(
     checkpoint: Checkpoint, heads: Heads, family: ColumnFamily
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
     for store, head in heads.items():
-        for batch in read_rows(checkpoint, head, family.id):
+        for batch in read_rows(checkpoint, head, family.name):
             yield batch, store.partition

@@ -42,12 +42,12 @@ class Side:
     Attributes:
         checkpoint: The checkpoint, open.
         heads: The deltas that make the version, one a state partition.
-        column_family: ID of the column family wanted, None where this version has none of it.
+        column_family: Name of the column family wanted; the version may have none of it.
     """
 
     checkpoint: Checkpoint
     heads: Heads
-    column_family: int | None
+    column_family: str
 
     @property
     def num_partitions(self) -> int:
@@ -72,13 +72,13 @@ class Side:
         """Return what a state partition is made of, None for no state; equal is equal rows."""
         for store, head in self.heads.items():
             if store.partition == partition:
-                return self.column_family, head.trailer.lineage, head.trailer.files
+                return head.trailer.lineage, head.trailer.files
         return None
 
     def rows(self, partition: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one state partition."""
         for store, head in self.heads.items():
-            if store.partition == partition and self.column_family is not None:
+            if store.partition == partition:
                 yield from read_rows(self.checkpoint, head, self.column_family)
 
     def all_rows(self) -> Iterator[pa.RecordBatch]:

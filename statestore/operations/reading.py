@@ -161,7 +161,7 @@ def _raw_batches(
     checkpoint: Checkpoint, heads: Heads, family: ColumnFamily
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
     for store, head in heads.items():
-        for batch in read_rows(checkpoint, head, family.id):
+        for batch in read_rows(checkpoint, head, family.name):
             if batch.num_rows:
                 yield batch, store.partition
 

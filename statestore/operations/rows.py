@@ -101,33 +101,42 @@ def of_partitions(heads: Heads, partitions: Iterable[int]) -> Heads:
     return {store: head for store, head in heads.items() if store.partition in wanted}
 
 
+def try_find_family(heads: Heads, name: str) -> ColumnFamily | None:
+    """Return a column family by its name, None where no state partition has it."""
+    for head in heads.values():
+        for family in head.trailer.column_families:
+            if family.name == name:
+                return family
+    return None
+
+
 def find_family(heads: Heads, name: str) -> ColumnFamily:
     """Return a column family by its name.
 
     Raises:
         InvalidArgumentError: There is none of that name; names those there are.
     """
-    families = next(iter(heads.values())).trailer.column_families
-    for family in families:
-        if family.name == name:
-            return family
-    raise InvalidArgumentError(
-        "the store has no such column family",
-        column_family=name,
-        known=", ".join(family.name for family in families),
-        to_fix="use one of these",
-    )
+    found = try_find_family(heads, name)
+    if found is None:
+        known = [family.name for head in heads.values() for family in head.trailer.column_families]
+        raise InvalidArgumentError(
+            "the store has no such column family",
+            column_family=name,
+            known=", ".join(dict.fromkeys(known)),
+            to_fix="use one of these",
+        )
+    return found
 
 
 def read_rows(
-    checkpoint: Checkpoint, head: PublishedFile, column_family: int | None = None
+    checkpoint: Checkpoint, head: PublishedFile, column_family: str | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a store's version.
 
     Args:
         checkpoint: The checkpoint.
         head: The delta of the version, as `find_heads` returns it.
-        column_family: ID of the column family, None for all.
+        column_family: Name of the column family, None for all.
 
     Yields:
         Record batches of the state file schema, puts only, each key once and only keys of the
@@ -139,10 +148,15 @@ def read_rows(
             `restore_version`.
     """
     of = head.trailer
+    # State partitions number their column families by themselves.
+    ids = {family.name: family.id for family in of.column_families}
+    family = None if column_family is None else ids.get(column_family)
+    if family is None and column_family is not None:
+        return
     location = checkpoint.location(of.store)
     checkpoint_id = checkpoint.checkpoint_id(of.store, of.version)
     if location.body == "sst":
-        yield from _read_sst(checkpoint, head, checkpoint_id, column_family)
+        yield from _read_sst(checkpoint, head, checkpoint_id, family)
         return
     restored = restore_version(location, of.version, checkpoint_id)
     for batch in merge_runs(
@@ -151,7 +165,7 @@ def read_rows(
         partition=of.store.partition if restored.has_foreign_files else None,
         num_partitions=of.num_partitions,
     ):
-        yield batch if column_family is None else _of_family(batch, column_family)
+        yield batch if family is None else _of_family(batch, family)
 
 
 def join_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
