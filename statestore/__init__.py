@@ -1,10 +1,10 @@
 """State stores of Spark Structured Streaming, owned by Python.
 
 `configure` puts the state of a PySpark program's queries into the state store; `run` supervises a
-query with a restart strategy, and `listen` tells a program which versions are committed;
-`open_store` opens a store of a checkpoint without Spark. Everything else is for the shim, the
-command line and tests.
-Names resolve on first use, so that importing the package costs nothing.
+query with a restart strategy, and `listen` tells a program which versions are committed. `read`
+reads state as typed columns and `open_store` opens a store of a checkpoint, both without Spark.
+Everything else is for the shim, the command line and tests. Names resolve on first use, so that
+importing the package costs nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         NoRestart,
         Restart,
     )
+    from statestore.operations.reading import read, read_batches
     from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
     from statestore.spark.configuration import configure
     from statestore.spark.driver_memory import driver_memory
@@ -54,6 +55,8 @@ __all__ = [
     "open_store",
     "plan_rescale",
     "plan_undo",
+    "read",
+    "read_batches",
     "rescale",
     "run",
     "undo_rescale",
@@ -67,6 +70,8 @@ _HOMES = {
     "plan_undo": "statestore.operations.rescale",
     "rescale": "statestore.operations.rescale",
     "undo_rescale": "statestore.operations.rescale",
+    "read": "statestore.operations.reading",
+    "read_batches": "statestore.operations.reading",
     "configure": "statestore.spark.configuration",
     "driver_memory": "statestore.spark.driver_memory",
     "run": "statestore.spark.supervision",

@@ -18,11 +18,14 @@ from statestore.core.version import __version__
 from statestore.spark.jar import find_jar
 
 _ELSEWHERE: dict[str, str] = {
+    "diff": "statestore.cli.inspecting",
     "expire": "statestore.cli.upkeep",
+    "inspect": "statestore.cli.inspecting",
     "list": "statestore.cli.upkeep:list_command",
+    "read": "statestore.cli.inspecting",
     "repair": "statestore.cli.upkeep",
-    "verify": "statestore.cli.upkeep",
     "rescale": "statestore.cli.rescale",
+    "verify": "statestore.cli.upkeep",
 }
 """Module of every command that is not in this one, imported when it is used; `module:name` where
 the function is not called as the command is."""
