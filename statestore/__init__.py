@@ -1,8 +1,9 @@
 """State stores of Spark Structured Streaming, owned by Python.
 
 `configure` puts the state of a PySpark program's queries into the state store; `open_store` opens a
-store of a checkpoint without Spark. Everything else is for the shim, the command line and tests.
-Names resolve on first use, so that importing the package costs nothing.
+store of a checkpoint without Spark, and `read` reads state as typed columns. Everything else is for
+the shim, the command line and tests. Names resolve on first use, so that importing the package
+costs nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from statestore.core.version import __version__
 if TYPE_CHECKING:
     from statestore.core.errors import StateStoreError
     from statestore.core.options import StateStoreOptions
+    from statestore.operations.reading import read, read_batches
     from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
     from statestore.spark.configuration import configure
     from statestore.spark.driver_memory import driver_memory
@@ -33,6 +35,8 @@ __all__ = [
     "open_store",
     "plan_rescale",
     "plan_undo",
+    "read",
+    "read_batches",
     "rescale",
     "undo_rescale",
 ]
@@ -45,6 +49,8 @@ _HOMES = {
     "plan_undo": "statestore.operations.rescale",
     "rescale": "statestore.operations.rescale",
     "undo_rescale": "statestore.operations.rescale",
+    "read": "statestore.operations.reading",
+    "read_batches": "statestore.operations.reading",
     "configure": "statestore.spark.configuration",
     "driver_memory": "statestore.spark.driver_memory",
     "StateStoreError": "statestore.core.errors",

@@ -18,6 +18,9 @@ from statestore.core.version import __version__
 from statestore.spark.jar import find_jar
 
 _ELSEWHERE: dict[str, str] = {
+    "diff": "statestore.cli.inspecting",
+    "inspect": "statestore.cli.inspecting",
+    "read": "statestore.cli.inspecting",
     "rescale": "statestore.cli.rescale",
 }
 """Module of every command that is not in this one, imported when it is used."""

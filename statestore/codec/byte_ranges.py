@@ -44,8 +44,8 @@ class ByteRanges:
         _, offsets, data = column.buffers()
         if offsets is None:
             return cls(np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64))
-        ends = np.frombuffer(memoryview(offsets), np.int32)
-        ends = ends[column.offset : column.offset + len(column) + 1].astype(np.int64)
+        all_ends = np.frombuffer(memoryview(offsets), np.int32)
+        ends = all_ends[column.offset : column.offset + len(column) + 1].astype(np.int64)
         held = np.empty(0, np.uint8) if data is None else np.frombuffer(memoryview(data), np.uint8)
         return cls(held, ends[:-1], ends[1:] - ends[:-1])
 
@@ -118,18 +118,18 @@ class ByteRanges:
             offsets[0::2], offsets[1::2] = self.starts, ends
             wanted = np.zeros(2 * num_rows - 1, bool)
             wanted[0::2] = True
-            both: list[pa.Buffer | None] = [None, pa.py_buffer(offsets), pa.py_buffer(self.data)]
-            column = pa.Array.from_buffers(kind, 2 * num_rows - 1, both).filter(
-                pa.Array.from_buffers(pa.bool_(), 2 * num_rows - 1, [None, bits(wanted)])
-            )
+            both: list[pa.Buffer | None] = [None, buffer(offsets), buffer(self.data)]
+            everything: Any = pa.Array.from_buffers(kind, 2 * num_rows - 1, both)
+            mask = pa.Array.from_buffers(pa.bool_(), 2 * num_rows - 1, [None, bits(wanted)])
+            column: pa.Array[Any] = everything.filter(mask)
         else:
             offsets = np.zeros(num_rows + 1, np.int64)
             np.cumsum(self.sizes, out=offsets[1:])
             index = np.repeat(self.starts - offsets[:-1], self.sizes) + np.arange(offsets[-1])
             parts: list[pa.Buffer | None] = [
                 None,
-                pa.py_buffer(offsets.astype(np.int32)),
-                pa.py_buffer(self.data[index]),
+                buffer(offsets.astype(np.int32)),
+                buffer(self.data[index]),
             ]
             column = pa.Array.from_buffers(kind, num_rows, parts)
         if is_null is None:
@@ -139,7 +139,23 @@ class ByteRanges:
 
 def bits(mask: Bools) -> pa.Buffer:
     """Return a mask as Arrow keeps booleans, least significant bit first."""
-    return pa.py_buffer(np.packbits(mask, bitorder="little"))
+    return buffer(np.packbits(mask, bitorder="little"))
+
+
+def buffer(values: npt.NDArray[Any]) -> pa.Buffer:
+    """Return the bytes of a contiguous array, without copying."""
+    return pa.py_buffer(values.data)
+
+
+def index_with_nulls(places: Int64s, is_null: Bools) -> pa.Array[Any]:
+    """Return places to take, null where nothing is to be taken."""
+    return pa.Array.from_buffers(pa.int64(), len(places), [bits(~is_null), buffer(places)])
+
+
+def child(struct: Any, ordinal: int) -> pa.Array[Any]:
+    """Return a field of a struct column; where the struct is null, whatever is there."""
+    found: pa.Array[Any] = struct.field(ordinal)
+    return found
 
 
 def unpack(column: pa.Array[Any]) -> Bools:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from statestore.codec.byte_ranges import ByteRanges, bits, unreadable
+from statestore.codec.byte_ranges import ByteRanges, child, unreadable
 from statestore.codec.spark_types import SparkType, parse_schema
 from statestore.codec.unsafe_row import decode_rows, numbers
 from statestore.core.errors import IncompatibleError
@@ -112,7 +112,7 @@ def decode_keys(keys: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
 
 
 def _fields(struct: pa.Array[Any], ordinals: tuple[int, ...]) -> dict[int, pa.Array[Any]]:
-    return {ordinal: struct.field(place) for place, ordinal in enumerate(ordinals)}
+    return {ordinal: child(struct, place) for place, ordinal in enumerate(ordinals)}
 
 
 def _split(keys: ByteRanges) -> tuple[ByteRanges, ByteRanges]:
@@ -134,7 +134,7 @@ def _ordered(
     columns = {}
     for place, ordinal in enumerate(ordinals):
         kind = schema.types[ordinal]
-        parts = ByteRanges.of_column(encoded.field(place))
+        parts = ByteRanges.of_column(child(encoded, place))
         dtype = _BIG_ENDIAN.get(kind.kind)
         if dtype is None:
             raise unreadable(f"an ordering column of type {kind.kind}")
@@ -188,7 +188,7 @@ def split_values(values: pa.Array[Any]) -> tuple[ByteRanges, npt.NDArray[np.int6
         more = position < ends[active]
         active, position = active[more], position[more]
     if not found:
-        return rows, np.empty(0, np.int64)
+        return rows.pick(np.zeros(len(rows), bool)), np.empty(0, np.int64)
     owners, starts, row_sizes = (np.concatenate(parts) for parts in zip(*found, strict=True))
     order = np.argsort(starts, kind="stable")
     return rows.at(starts[order], row_sizes[order]), owners[order]

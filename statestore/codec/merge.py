@@ -1,14 +1,14 @@
 """Merging of sorted runs, last writer wins, vectorised, in bounded memory.
 
-A run is a state file; runs are given oldest first. `merge_runs` walks them slice by slice in file
-order (rank of the key group, column family, key), so that never more than a slice of the state is
-in memory.
+A run is mostly a state file; runs are given oldest first. `merge_runs` walks them slice by slice in
+file order (rank of the key group, column family, key), so that never more than a slice of the state
+is in memory.
 """
 
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -21,18 +21,29 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from statestore.codec.state_file import StateFile
-
 SLICE_BYTES = 4 * 1024 * 1024
 
 RowKey = tuple[int, bytes]
 """Place of a row in file order: rank * 65536 + column family, key."""
 
 
+class SortedRun(Protocol):
+    """Rows in file order, each key once: a state file, or what was sorted for a while."""
+
+    @property
+    def num_batches(self) -> int:
+        """Number of record batches, none of them empty."""
+        ...
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """Return one record batch."""
+        ...
+
+
 class _Cursor:
     """A run read in file order; keeps the record batch it stands in and no other."""
 
-    def __init__(self, run: StateFile, max_parallelism: int) -> None:
+    def __init__(self, run: SortedRun, max_parallelism: int) -> None:
         self._run = run
         self._max_parallelism = max_parallelism
         self._index = -1
@@ -74,7 +85,7 @@ class _Cursor:
 
 
 def merge_runs(
-    runs: Sequence[StateFile],
+    runs: Sequence[SortedRun],
     max_parallelism: int,
     *,
     slice_bytes: int = SLICE_BYTES,
@@ -105,7 +116,7 @@ def merge_runs(
             yield merged
 
 
-def _slice_ends(runs: Sequence[StateFile], max_parallelism: int, slice_bytes: int) -> list[RowKey]:
+def _slice_ends(runs: Sequence[SortedRun], max_parallelism: int, slice_bytes: int) -> list[RowKey]:
     """Choose where slices end: every run proposes a row about each 1/16 of a slice."""
     proposals: list[tuple[RowKey, int]] = []
     for run in runs:

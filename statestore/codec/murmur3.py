@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from statestore.codec.byte_ranges import ByteRanges, unpack
+from statestore.codec.byte_ranges import ByteRanges, child, unpack
 from statestore.codec.rows import from_numpy
 from statestore.core.errors import IncompatibleError
 
@@ -59,8 +59,8 @@ def _hash(column: pa.Array[Any], kind: SparkType, seeds: Hashes) -> Hashes:
         return seeds
     if kind.kind == "struct":
         found = seeds
-        for ordinal, child in enumerate(kind.types):
-            found = _hash(_child(column, ordinal), child, found)
+        for ordinal, child_kind in enumerate(kind.types):
+            found = _hash(child(column, ordinal), child_kind, found)
     elif kind.kind in ("array", "map"):
         found = _hash_elements(column, kind, seeds)
     else:
@@ -70,12 +70,7 @@ def _hash(column: pa.Array[Any], kind: SparkType, seeds: Hashes) -> Hashes:
     return np.where(unpack(column.is_null()), seeds, found)
 
 
-def _child(column: pa.Array[Any], ordinal: int) -> pa.Array[Any]:
-    child: pa.Array[Any] = column.field(ordinal)
-    return child
-
-
-def _hash_elements(column: pa.Array[Any], kind: SparkType, seeds: Hashes) -> Hashes:
+def _hash_elements(column: Any, kind: SparkType, seeds: Hashes) -> Hashes:
     """Hash the first element of every row, then the second of those that have one, and so on."""
     offsets = np.frombuffer(memoryview(column.buffers()[1]), np.int32)
     offsets = offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
@@ -89,8 +84,8 @@ def _hash_elements(column: pa.Array[Any], kind: SparkType, seeds: Hashes) -> Has
         has = np.flatnonzero(counts > number)
         index = from_numpy(offsets[has] + number, pa.int64())
         part = found[has]
-        for child, child_kind in children:
-            part = _hash(child.take(index), child_kind, part)
+        for elements, child_kind in children:
+            part = _hash(elements.take(index), child_kind, part)
         found[has] = part
     return found
 
@@ -158,8 +153,8 @@ def _hash_decimal(column: pa.Array[Any], kind: SparkType, seeds: Hashes) -> Hash
 
 
 def _hash_bytes(ranges: ByteRanges, seeds: Hashes) -> Hashes:
-    """Hash words of 4 bytes, then what is left byte by byte; longest first, so that rows drop out
-    at the end."""
+    """Hash words of 4 bytes, then what is left byte by byte."""
+    # Longest first, so that those that have no more words are at the end.
     order = np.argsort(-ranges.sizes, kind="stable")
     starts, sizes = ranges.starts[order], ranges.sizes[order]
     found = seeds[order]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from statestore.codec.byte_ranges import child
 from statestore.codec.key_bytes import decode_keys, key_type
 from statestore.codec.murmur3 import hash_columns, key_groups
 
@@ -44,7 +45,7 @@ def partition_key_columns(store: str, family: ColumnFamily) -> tuple[tuple[int, 
     schema = key_type(family)
     has_families = family.name != _DEFAULT
     join_store = family.name if has_families else store
-    found = tuple((ordinal,) for ordinal in range(len(schema.fields)))
+    found: tuple[tuple[int, ...], ...] = tuple((ordinal,) for ordinal in range(len(schema.fields)))
     if family.encoder.startswith("timestamp-"):
         if schema.names[-1:] == (_EVENT_TIME,):
             found = found[:-1]
@@ -93,7 +94,7 @@ def compute_key_groups(
 
 def _field(struct: pa.Array[Any], path: tuple[int, ...]) -> pa.Array[Any]:
     for ordinal in path:
-        struct = struct.field(ordinal)
+        struct = child(struct, ordinal)
     return struct
 
 

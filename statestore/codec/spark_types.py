@@ -41,7 +41,7 @@ _ARROW: dict[str, pa.DataType] = {
     "interval": pa.month_day_nano_interval(),
     "year-month interval": pa.month_day_nano_interval(),
     "day-time interval": pa.duration("us"),
-    "variant": pa.struct({"value": pa.binary(), "metadata": pa.binary()}),
+    "variant": pa.struct([pa.field("value", pa.binary()), pa.field("metadata", pa.binary())]),
     "void": pa.null(),
 }
 _YEAR_MONTH = re.compile(r"interval (year|month)( to month)?")
@@ -71,9 +71,16 @@ class SparkType:
 
     @cached_property
     def arrow(self) -> pa.DataType:
-        """The type of a column of it in Arrow; every field may be null."""
+        """The type of a column of it in Arrow; every field may be null.
+
+        Fields of a struct that have the name of an earlier one, which Spark allows and two sums in
+        one aggregation lead to, get a number: `sum`, `sum_2`.
+        """
         if self.kind == "struct":
-            return pa.struct([pa.field(name, field.arrow) for name, field in self.fields])
+            names = _distinct(self.names)
+            return pa.struct(
+                [pa.field(name, kind.arrow) for name, kind in zip(names, self.types, strict=True)]
+            )
         if self.kind == "array":
             return pa.list_(self.types[0].arrow)
         if self.kind == "map":
@@ -95,6 +102,17 @@ class SparkType:
     def select(self, ordinals: tuple[int, ...]) -> SparkType:
         """Return the struct of some of this struct's fields."""
         return SparkType("struct", tuple(self.fields[ordinal] for ordinal in ordinals))
+
+
+def _distinct(names: tuple[str, ...]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        number, made = 1, name
+        while made in found or (number > 1 and made in names):
+            number += 1
+            made = f"{name}_{number}"
+        found.append(made)
+    return found
 
 
 @lru_cache(maxsize=256)

@@ -1,8 +1,8 @@
 """Rows as Spark keeps them in memory, `UnsafeRow`, decoded into Arrow columns without a JVM.
 
-    row    | null bits, 8 bytes a 64 columns | a word of 8 bytes a column | what does not fit a word |
-    array  | number of elements | null bits | elements, as wide as their type | what does not fit |
-    map    | bytes of the keys | array of keys | array of values |
+    row    null bits, 8 bytes a 64 columns | a word of 8 bytes a column | what does not fit a word
+    array  number of elements | null bits | elements, as wide as their type | what does not fit
+    map    bytes of the keys | array of keys | array of values
 
 A word holds a number, or where the rest lies: its offset from the start of the row (array) in the
 upper, its bytes in the lower half. All is little-endian. Columns are decoded one at a time, all
@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from statestore.codec.byte_ranges import ByteRanges, bits, unpack, unreadable
+from statestore.codec.byte_ranges import (
+    ByteRanges,
+    bits,
+    buffer,
+    index_with_nulls,
+    unpack,
+    unreadable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,18 +128,23 @@ def _is_number(kind: SparkType) -> bool:
     return kind.kind in _NUMBERS and kind.precision <= _MAX_WORD_DIGITS
 
 
-def numbers(
-    values: npt.NDArray[Any], kind: SparkType, is_null: Bools | None
-) -> pa.Array[Any]:
+def numbers(values: npt.NDArray[Any], kind: SparkType, is_null: Bools | None) -> pa.Array[Any]:
+    """Return numbers, as a row holds them, as a column.
+
+    Args:
+        values: Length n; decimals as their unscaled numbers.
+        kind: A type that fits a word.
+        is_null: Where the column is null, None for nowhere.
+    """
     validity = None if is_null is None else bits(~is_null)
     if kind.kind == "boolean":
         data = bits(values != 0)
     elif kind.kind == "decimal":
-        data = pa.py_buffer(np.stack([values, values >> 63], axis=1))
+        data = buffer(np.stack([values, values >> 63], axis=1))
     elif kind.kind == "year-month interval":
         data = _intervals(values, 0, np.zeros(1, np.int64))
     else:
-        data = pa.py_buffer(values)
+        data = buffer(values)
     return pa.Array.from_buffers(kind.arrow, len(values), [validity, data])
 
 
@@ -141,7 +153,7 @@ def _intervals(months: Any, days: Any, microseconds: Int64s) -> pa.Buffer:
     if len(microseconds) and int(np.abs(microseconds).max()) > np.iinfo(np.int64).max // 1000:
         raise unreadable("an interval of more than 292 years of microseconds")
     parts["months"], parts["days"], parts["nanoseconds"] = months, days, microseconds * 1000
-    return pa.py_buffer(parts.view(np.uint8))
+    return buffer(parts.view(np.uint8))
 
 
 def _calendar_intervals(parts: ByteRanges, kind: SparkType) -> pa.Array[Any]:
@@ -164,7 +176,7 @@ def _large_decimals(parts: ByteRanges, kind: SparkType) -> pa.Array[Any]:
     for place in range(int(parts.sizes.max(initial=0))):
         has = parts.sizes > place
         values[has, place] = parts.read("u1", (parts.starts + parts.sizes - 1 - place)[has])
-    return pa.Array.from_buffers(kind.arrow, len(parts), [None, pa.py_buffer(values)])
+    return pa.Array.from_buffers(kind.arrow, len(parts), [None, buffer(values)])
 
 
 def _variants(parts: ByteRanges, kind: SparkType) -> pa.Array[Any]:
@@ -223,16 +235,13 @@ def _elements(parts: ByteRanges, kind: SparkType) -> tuple[Int64s, pa.Array[Any]
 
 
 def _list_offsets(counts: Int64s) -> pa.Buffer:
-    return pa.py_buffer(np.append(0, np.cumsum(counts)).astype(np.int32))
+    return buffer(np.append(0, np.cumsum(counts)).astype(np.int32))
 
 
 def _among_nulls(column: pa.Array[Any], is_null: Bools) -> pa.Array[Any]:
     """Return a column with nulls put in where they belong."""
     places: npt.NDArray[np.int64] = np.cumsum(~is_null) - 1
-    index = pa.Array.from_buffers(
-        pa.int64(), len(places), [bits(~is_null), pa.py_buffer(places)]
-    )
-    return column.take(index)
+    return column.take(index_with_nulls(places, is_null))
 
 
 _PARTS: dict[str, Callable[[ByteRanges, SparkType], pa.Array[Any]]] = {

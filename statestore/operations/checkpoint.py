@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import FileBody, StoreLocation
@@ -68,6 +69,8 @@ def open_checkpoint(
     options = options or StateStoreOptions()
     clock = clock or SystemClock()
     with tempfile.TemporaryDirectory(prefix="statestore-operation-") as scratch_directory:
+        for name in ("fetched", "fetched-state"):
+            Path(scratch_directory, name).mkdir()
         s3 = S3Settings.from_options(options)
         path = uri
         if io is None:

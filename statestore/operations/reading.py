@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from statestore.codec.byte_ranges import bits, buffer, unpack
 from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
 from statestore.codec.rows import from_numpy
 from statestore.codec.unsafe_row import decode_column, decode_rows
-from statestore.operations.rows import Heads, find_family, find_heads, opened, read_rows
+from statestore.operations.rows import (
+    Heads,
+    find_family,
+    find_heads,
+    of_partitions,
+    opened,
+    read_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -95,8 +103,10 @@ def read_batches(
     Arguments and errors as `read`.
     """
     with opened(checkpoint, options) as source:
-        heads = find_heads(source, operator, store, version, partitions)
+        heads = find_heads(source, operator, store, version)
         family = find_family(heads, column_family)
+        if partitions is not None:
+            heads = of_partitions(heads, partitions)
         yield pa.RecordBatch.from_pylist([], schema=row_schema(family))
         yield from _decode_all(_raw_batches(source, heads, family), family)
 
@@ -134,11 +144,24 @@ def decode_pairs(
     return decoded.take(from_numpy(owners, pa.int64())), decode_rows(rows, value_type(family))
 
 
+def decode_values(values: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
+    """Decode values, one for one; those of a multi-value family become a list each."""
+    schema = value_type(family)
+    if not family.multi_values:
+        return decode_column(values, schema)
+    rows, owners = split_values(values)
+    counts = np.bincount(owners, minlength=len(values))
+    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+    buffers: list[pa.Buffer | None] = [bits(~unpack(values.is_null())), buffer(offsets)]
+    kind = pa.list_(schema.arrow)
+    return pa.Array.from_buffers(kind, len(values), buffers, children=[decode_rows(rows, schema)])
+
+
 def _raw_batches(
     checkpoint: Checkpoint, heads: Heads, family: ColumnFamily
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
     for store, head in heads.items():
-        for batch in read_rows(checkpoint, head, family.id):
+        for batch in read_rows(checkpoint, head, family.name):
             if batch.num_rows:
                 yield batch, store.partition
 

@@ -20,7 +20,7 @@ from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.operations.checkpoint import Checkpoint, open_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.trailer import ColumnFamily, StoreName
@@ -46,7 +46,6 @@ def find_heads(
     operator: int,
     store: str,
     version: int | None,
-    partitions: Iterable[int] | None = None,
 ) -> Heads:
     """Return the deltas that make a version of a store, one a state partition.
 
@@ -55,11 +54,10 @@ def find_heads(
         operator: Operator ID.
         store: Store name.
         version: State version, which is batch + 1; None for the newest committed.
-        partitions: Only these state partitions, None for all.
 
     Raises:
         NotFoundError: No batch is committed, or the version was expired.
-        InvalidArgumentError: There is no such operator, store or state partition.
+        InvalidArgumentError: There is no such operator or store.
         IncompatibleError, CorruptionError, FencedError, StorageError: As `Checkpoint.head`.
     """
     known = [info.name for info in checkpoint.operator(operator).stores]
@@ -81,11 +79,17 @@ def find_heads(
             newest_version=checkpoint.newest_version,
             to_fix="ask for a version from 1 to the newest; batch b makes version b + 1",
         )
-    heads = checkpoint.heads(version, operator=operator, name=store)
-    if partitions is None:
-        return heads
+    return checkpoint.heads(version, operator=operator, name=store)
+
+
+def of_partitions(heads: Heads, partitions: Iterable[int]) -> Heads:
+    """Return the deltas of some state partitions.
+
+    Raises:
+        InvalidArgumentError: There is no such state partition.
+    """
     wanted = set(partitions)
-    num_partitions = checkpoint.num_partitions_at(version)
+    num_partitions = next(iter(heads.values())).trailer.num_partitions
     unknown = wanted - set(range(num_partitions))
     if unknown:
         raise InvalidArgumentError(
@@ -94,7 +98,16 @@ def find_heads(
             num_partitions=num_partitions,
             to_fix=f"use numbers from 0 to {num_partitions - 1}",
         )
-    return {name: head for name, head in heads.items() if name.partition in wanted}
+    return {store: head for store, head in heads.items() if store.partition in wanted}
+
+
+def try_find_family(heads: Heads, name: str) -> ColumnFamily | None:
+    """Return a column family by its name, None where no state partition has it."""
+    for head in heads.values():
+        for family in head.trailer.column_families:
+            if family.name == name:
+                return family
+    return None
 
 
 def find_family(heads: Heads, name: str) -> ColumnFamily:
@@ -103,27 +116,27 @@ def find_family(heads: Heads, name: str) -> ColumnFamily:
     Raises:
         InvalidArgumentError: There is none of that name; names those there are.
     """
-    families = next(iter(heads.values())).trailer.column_families if heads else ()
-    for family in families:
-        if family.name == name:
-            return family
-    raise InvalidArgumentError(
-        "the store has no such column family",
-        column_family=name,
-        known=", ".join(family.name for family in families),
-        to_fix="use one of these",
-    )
+    found = try_find_family(heads, name)
+    if found is None:
+        known = [family.name for head in heads.values() for family in head.trailer.column_families]
+        raise InvalidArgumentError(
+            "the store has no such column family",
+            column_family=name,
+            known=", ".join(dict.fromkeys(known)),
+            to_fix="use one of these",
+        )
+    return found
 
 
 def read_rows(
-    checkpoint: Checkpoint, head: PublishedFile, column_family: int | None = None
+    checkpoint: Checkpoint, head: PublishedFile, column_family: str | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a store's version.
 
     Args:
         checkpoint: The checkpoint.
         head: The delta of the version, as `find_heads` returns it.
-        column_family: ID of the column family, None for all.
+        column_family: Name of the column family, None for all.
 
     Yields:
         Record batches of the state file schema, puts only, each key once and only keys of the
@@ -135,14 +148,25 @@ def read_rows(
             `restore_version`.
     """
     of = head.trailer
+    # State partitions number their column families by themselves.
+    ids = {family.name: family.id for family in of.column_families}
+    family = None if column_family is None else ids.get(column_family)
+    if family is None and column_family is not None:
+        return
     location = checkpoint.location(of.store)
     checkpoint_id = checkpoint.checkpoint_id(of.store, of.version)
     if location.body == "sst":
-        yield from _read_sst(checkpoint, head, checkpoint_id, column_family)
+        yield from _read_sst(checkpoint, head, checkpoint_id, family)
         return
     restored = restore_version(location, of.version, checkpoint_id)
     for batch in merge_runs(restored.files, of.max_parallelism):
-        yield batch if column_family is None else _of_family(batch, column_family)
+        yield batch if family is None else _of_family(batch, family)
+
+
+def join_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return record batches of one schema as one."""
+    joined = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined[0] if joined else batches[0]
 
 
 def _of_family(batch: pa.RecordBatch, column_family: int) -> pa.RecordBatch:

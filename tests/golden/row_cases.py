@@ -23,7 +23,11 @@ CASES = [
     ("short", "SMALLINT", [("-32768", -32768), ("32767", 32767)]),
     ("integer", "INT", [("-2147483648", -(2**31)), ("2147483647", 2**31 - 1), ("7", 7)]),
     ("long", "BIGINT", [("-9223372036854775808L", -(2**63)), ("9223372036854775807", 2**63 - 1)]),
-    ("float", "FLOAT", [("'-0.0'", -0.0), ("0.0", 0.0), ("1.5", 1.5), ("'-Infinity'", -float("inf"))]),
+    (
+        "float",
+        "FLOAT",
+        [("'-0.0'", -0.0), ("0.0", 0.0), ("1.5", 1.5), ("'-Infinity'", -float("inf"))],
+    ),
     ("double", "DOUBLE", [("-0.0D", -0.0), ("0.0D", 0.0), ("-2.25", -2.25), ("1e300", 1e300)]),
     ("nan", "DOUBLE", [("'NaN'", float("nan"))]),
     ("float-nan", "FLOAT", [("'NaN'", float("nan"))]),
@@ -35,7 +39,12 @@ CASES = [
     (
         "binary",
         "BINARY",
-        [("X''", b""), ("X'FF'", b"\xff"), ("X'80FF00'", b"\x80\xff\0"), ("X'0102030405060780FE'", b"\1\2\3\4\5\6\7\x80\xfe")],
+        [
+            ("X''", b""),
+            ("X'FF'", b"\xff"),
+            ("X'80FF00'", b"\x80\xff\0"),
+            ("X'0102030405060780FE'", b"\1\2\3\4\5\6\7\x80\xfe"),
+        ],
     ),
     ("date", "DATE", [("'1969-12-31'", date(1969, 12, 31)), ("'2024-02-29'", date(2024, 2, 29))]),
     (
@@ -129,7 +138,8 @@ CASES = [
         "ARRAY<STRUCT<p: DOUBLE, q: ARRAY<STRING>>>",
         [
             (
-                "array(named_struct('p', 1.5D, 'q', array('s')), NULL, named_struct('p', NULL, 'q', array()))",
+                "array(named_struct('p', 1.5D, 'q', array('s')), NULL, "
+                "named_struct('p', NULL, 'q', array()))",
                 [{"p": 1.5, "q": ["s"]}, None, {"p": None, "q": []}],
             ),
             ("array()", []),
@@ -166,7 +176,7 @@ KEYS = [
         "key STRUCT<word: STRING>, userKey STRUCT<n: INT>",
         1,
         [
-            ("named_struct('word', 'a word'), named_struct('n', 3)", ({"word": "a word"}, {"n": 3})),
+            ("named_struct('word', 'a b'), named_struct('n', 3)", ({"word": "a b"}, {"n": 3})),
             ("named_struct('word', NULL), named_struct('n', -1)", ({"word": None}, {"n": -1})),
         ],
     ),

@@ -185,6 +185,20 @@ def test_a_user_defined_type_is_read_as_what_it_is_made_of():
     assert parse_schema(json.dumps(described)).arrow == pa.struct({"p": pa.list_(pa.float64())})
 
 
+def test_fields_of_one_name_are_told_apart():
+    """Catches a struct that cannot become a dict or a data frame, as after two sums."""
+    names = ["sum", "valueSet", "sum", "sum_2", "sum"]
+    described = {
+        "type": "struct",
+        "fields": [{"name": name, "type": "long"} for name in names],
+    }
+
+    schema = parse_schema(json.dumps(described))
+
+    assert schema.names == tuple(names)
+    assert schema.arrow.names == ["sum", "valueSet", "sum_3", "sum_2", "sum_4"]
+
+
 def test_values_of_a_multi_value_family_are_told_apart():
     """Catches the order of values lost, or a value of another key taken in."""
     parts = [[b"a" * 8, b"b" * 16], [b"c" * 8], [b"d" * 24, b"e" * 8, b"f" * 8]]
@@ -209,12 +223,11 @@ def test_a_float_that_is_no_number_hashes_alike_whatever_its_bits():
 
 
 def _struct(**fields):
-    kinds = {name: kind if isinstance(kind, dict) else kind for name, kind in fields.items()}
     return {
         "type": "struct",
         "fields": [
             {"name": name, "type": kind, "nullable": True, "metadata": {}}
-            for name, kind in kinds.items()
+            for name, kind in fields.items()
         ],
     }
 

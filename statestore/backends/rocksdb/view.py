@@ -97,10 +97,14 @@ class View:
         """
         options = ReadOptions()
         options.set_readahead_size(_READAHEAD_BYTES)
+        first = None
         if column_family is not None:
-            options.set_iterate_lower_bound(sst.encode_key(column_family, b""))
+            first = sst.encode_key(column_family, b"")
             options.set_iterate_upper_bound(sst.encode_key(column_family + 1, b""))
-        items = cast("Iterator[tuple[bytes, bytes]]", self._database.items(read_opt=options))
+        items = cast(
+            "Iterator[tuple[bytes, bytes]]",
+            self._database.items(from_key=first, read_opt=options),
+        )
         while rows := list(islice(items, _BATCH_ROWS)):
             keys, values = (_joined(column) for column in zip(*rows, strict=True))
             families = keys.read(">u2", keys.starts).astype(np.uint16)

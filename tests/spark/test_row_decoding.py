@@ -1,0 +1,14 @@
+"""The bytes and hashes of tests/golden/rows.json are what this Spark makes of the same values."""
+
+from __future__ import annotations
+
+import json
+
+from pyspark.sql import SparkSession
+
+from tests.golden.row_cases import ROWS_PATH, spark_rows
+
+
+def test_golden_rows_are_what_spark_writes(spark: SparkSession) -> None:
+    """Catches rows decoded as an older Spark wrote them, where a newer one writes others."""
+    assert spark_rows(spark.newSession()) == json.loads(ROWS_PATH.read_text())
