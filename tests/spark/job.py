@@ -63,9 +63,9 @@ def cluster(root: Path, jars: list[Path], provider: str) -> dict[str, Any]:
         lane.on_batch = lambda _, leases=leases: num_leases.append(len(leases.list()))
         for batches in lane.query.plan:
             lane.run(*batches)
-            if provider.startswith("io.statestore."):
-                # Executors ask the driver which runs have ended; that of a killed one expires.
-                wait_for(lambda: _num_alive(leases) == 0, "the end of the leases")  # noqa: B023
+        if provider.startswith("io.statestore."):
+            # Executors ask the driver which runs have ended; that of a killed one expires.
+            wait_for(lambda: _num_alive(leases) == 0, "the end of the leases")  # noqa: B023
     session.stop()
     return {
         "num_leases": num_leases,

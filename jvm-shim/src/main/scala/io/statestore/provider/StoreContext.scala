@@ -26,7 +26,7 @@ private[statestore] final class StoreContext(
 
   val directory: String = storeId.storeCheckpointLocation().toString
 
-  /** ID of the query run, empty where no query runs (the state data source). */
+  /** ID of the query run; where no query runs (the state data source), empty or of no meaning. */
   val run: String = hadoopConf.get("sql.streaming.runId", "")
 
   val checkpointFormat: Int = if (storeConf.enableStateStoreCheckpointIds) 2 else 1
