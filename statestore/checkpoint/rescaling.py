@@ -61,12 +61,14 @@ class RescaledStore:
     """What a store of one state partition of the new layout is made of.
 
     Attributes:
+        partition: The state partition.
         new: The version, without a parent; its checkpoint ID follows from what it is made of.
         files: References to be read from the store's directory, in order.
         sources: State partitions, of the old layout and ones before it, in whose directories the
             files lie, and those whose state this was, ascending.
     """
 
+    partition: int
     new: NewVersion
     files: tuple[FileRef, ...]
     sources: tuple[int, ...]
@@ -253,7 +255,7 @@ def _rescaled(
     identity = f"{store} {new.version} {num_partitions} {compute_lineage(None, (), files)}"
     digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
     new = replace(new, checkpoint_id=digest)
-    return RescaledStore(new, files, tuple(sorted(sources.union(from_partitions))))
+    return RescaledStore(partition, new, files, tuple(sorted(sources.union(from_partitions))))
 
 
 def _joined(taken: list[FileRef]) -> tuple[FileRef, ...]:
@@ -298,24 +300,36 @@ def estimate_reads(
     Args:
         store: The store.
         heads: As it was planned from.
-        trailers: Trailer of each of its files, by the path of its reference.
+        trailers: Trailer of each of its files, by the path of its reference; the estimate of rows
+            is better with those of all state partitions.
     """
-    num_bytes = 0
-    num_rows = 0.0
-    for ref in store.files:
-        read, rows = _estimate_file(ref, trailers[ref.path])
-        num_bytes += read
-        num_rows += rows
+    num_bytes = sum(_estimate_file(ref, trailers[ref.path])[0] for ref in store.files)
     if store.new.num_keys is not None:
         return ReadEstimate(num_bytes, store.new.num_keys)
-    # Rows of the chains count every write of a key; what share of them is taken over tells more.
-    chains = [heads[now] for now in store.sources if now in heads]
-    written = sum(ref.rows for head in chains for ref in (*head.trailer.files, head.ref))
-    counts = [head.trailer.num_keys for head in chains]
-    known = _sum(counts)
-    if known is not None and written:
-        num_rows *= known / written
+    wanted = KeyGroupSet(store.new.num_partitions, store.partition)
+    num_rows = sum(_estimate_rows(head, wanted, trailers) for head in heads.values())
     return ReadEstimate(num_bytes, round(num_rows))
+
+
+def _estimate_rows(
+    head: PublishedFile, wanted: KeyGroupSet, trailers: Mapping[str, Trailer]
+) -> float:
+    """Return about how many rows of a version are in some key groups.
+
+    Files count every write of a key: what share of them is wanted tells more than their number.
+    """
+    owned = head.trailer.key_groups
+    num_taken = num_written = 0.0
+    for ref in (*head.trailer.files, head.ref):
+        written = taken_over(head.trailer.store, ref, owned, owned)
+        if written is not None and written.path in trailers:
+            trailer = trailers[written.path]
+            num_written += _estimate_file(written, trailer)[1]
+            taken = taken_over(head.trailer.store, ref, owned, wanted)
+            num_taken += 0.0 if taken is None else _estimate_file(taken, trailer)[1]
+    if head.trailer.num_keys is None or not num_written:
+        return num_taken
+    return head.trailer.num_keys * num_taken / num_written
 
 
 def _estimate_file(ref: FileRef, trailer: Trailer) -> tuple[int, float]:

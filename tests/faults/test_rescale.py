@@ -15,6 +15,7 @@ from statestore.core.errors import (
     IncompatibleError,
     InUseError,
     InvalidArgumentError,
+    NotFoundError,
     StorageError,
 )
 from statestore.io.counting import CountingFileIO, RequestCounts
@@ -469,6 +470,19 @@ def test_other_provider_is_refused(tmp_path):
 
     with pytest.raises(IncompatibleError, match="another state store provider"):
         rescale(made.path, 8)
+
+
+def test_heap_backend_without_its_driver_is_refused(tmp_path):
+    """Catches a rescale that takes a checkpoint for empty because its state is elsewhere."""
+    made = make(tmp_path, operators=KEYED)
+    key = "spark.sql.streaming.stateStore.providerClass"
+    edit_conf(made, **{key: "io.statestore.HeapStateStoreProvider"})
+
+    with pytest.raises(NotFoundError) as raised:
+        rescale(made.path, 8)
+
+    assert raised.value.kind == "driver-lost"
+    assert newest(made.path, "offsets") == 2
 
 
 def test_metadata_of_an_unknown_version_is_refused(tmp_path):

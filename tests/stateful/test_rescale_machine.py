@@ -383,6 +383,6 @@ class RocksDBRescaleMachine(RescaleMachine):
 
 
 TestRescale = RescaleMachine.TestCase
-TestRescale.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestRescale.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)
 TestRocksDBRescale = RocksDBRescaleMachine.TestCase
-TestRocksDBRescale.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+TestRocksDBRescale.settings = settings(max_examples=6, stateful_step_count=20, deadline=None)

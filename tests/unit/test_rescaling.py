@@ -240,7 +240,25 @@ def test_estimates_come_from_the_block_index(tmp_path):
     found = {q: estimate_reads(s, heads, read_trailers(io, s.files)) for q, s in plan.items()}
 
     assert sum(of.num_rows for of in found.values()) == pytest.approx(200_000, rel=0.05)
+    assert max(of.num_rows for of in found.values()) < 60_000
     assert all(of.num_bytes < 0.75 * size for of in found.values())
+
+
+def test_estimates_hold_when_old_files_are_shared(tmp_path):
+    """Catches a plan that weighs rows by partitions that have none of them any more."""
+    made = Checkpoint(tmp_path)
+    made.commit(4, range(NUM_KEYS), b"one")
+    for version, (now, then) in enumerate([(4, 8), (8, 2), (2, 6)], 1):
+        made.write(plan_rescale(made.heads(now, 2 * version - 1), then))
+        made.commit(then, range(0, NUM_KEYS, 5), b"two")
+    heads = made.heads(6, 7)
+
+    plan = plan_rescale(heads, 4)
+    files = [ref for store in plan.values() for ref in store.files]
+    trailers = read_trailers(made.location(0), files)
+    found = [estimate_reads(store, heads, trailers) for store in plan.values()]
+
+    assert sum(of.num_rows for of in found) == pytest.approx(NUM_KEYS, rel=0.1)
 
 
 def test_only_the_slices_of_a_large_file_are_fetched(tmp_path, monkeypatch):
