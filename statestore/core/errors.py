@@ -56,6 +56,7 @@ KINDS: dict[str, str] = {
     "checkpoint-in-use": "a query is writing the checkpoint",
     "unfinished-operation": "an operation on the checkpoint was begun and not finished",
     "not-rescalable": "a store's rows do not follow their key groups",
+    "savepoint-not-found": "there is no savepoint",
 }
 
 

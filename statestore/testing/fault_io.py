@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from statestore.core.errors import StateStoreError, StorageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from statestore.io.file_io import FileInfo, FileIO
+    from statestore.io.file_io import FileInfo, FileIO, TreeFileIO
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ class FaultFileIO:
         gate: Calls of `held_calls` wait while it is cleared.
     """
 
-    def __init__(self, inner: FileIO) -> None:
+    def __init__(self, inner: TreeFileIO) -> None:
         self._inner = inner
         self._num_calls = 0
         self.fault: Fault | None = None
@@ -97,6 +98,22 @@ class FaultFileIO:
     def make_directory(self, directory: str) -> None:
         """See FileIO."""
         self._run("make_directory", directory, lambda: self._inner.make_directory(directory))
+
+    def list_tree(self, directory: str) -> builtins.list[FileInfo]:
+        """See TreeFileIO."""
+        return self._run("list_tree", directory, lambda: self._inner.list_tree(directory))
+
+    def delete_tree(self, directory: str) -> None:
+        """See TreeFileIO."""
+        self._run("delete_tree", directory, lambda: self._inner.delete_tree(directory))
+
+    def shares(self, other: FileIO) -> bool:
+        """See TreeFileIO."""
+        return other is self or self._inner.shares(other)
+
+    def link(self, path: str, new_path: str, *, sync: bool) -> None:
+        """See TreeFileIO."""
+        self._run("link", new_path, lambda: self._inner.link(path, new_path, sync=sync))
 
     def _run(self, call: str, path: str, action: Callable[[], T]) -> T:
         name = path.rsplit("/", 1)[-1]

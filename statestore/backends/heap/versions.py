@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from statestore.core.options import StateStoreOptions
 
 BACKEND = "heap"
-_MARKER_TEXT = b"The state of this store is in the memory of the driver (heap backend).\n"
+HEAP_MARKER_TEXT = b"The state of this store is in the memory of the driver (heap backend).\n"
 
 
 class HeapVersions(StoreVersions):
@@ -104,7 +104,7 @@ class HeapVersions(StoreVersions):
         if new.parent is None:
             self._home.io.make_directory(self._home.directory)
             path = self._home.path(HEAP_MARKER)
-            self._home.io.write(path, _MARKER_TEXT, sync=False, overwrite=True)
+            self._home.io.write(path, HEAP_MARKER_TEXT, sync=False, overwrite=True)
         try:
             return super().commit(new, local_path, arrow_length, options)
         except StorageError as error:
