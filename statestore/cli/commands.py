@@ -17,7 +17,11 @@ from statestore.core.providers import PROVIDERS
 from statestore.core.version import __version__
 from statestore.spark.jar import find_jar
 
-_ELSEWHERE: dict[str, str] = {}
+_ELSEWHERE: dict[str, str] = {
+    "branch": "statestore.cli.savepoints",
+    "restore": "statestore.cli.savepoints",
+    "savepoint": "statestore.cli.savepoints",
+}
 """Module of every command that is not in this one, imported when it is used."""
 
 

@@ -23,8 +23,8 @@ from statestore.operations.committed_version import (
     pin_version,
     write_logs,
 )
-from statestore.operations.new_directory import begin_directory
-from statestore.operations.restore import check_target, new_query_id, query_metadata
+from statestore.operations.new_directory import begin_directory, check_target
+from statestore.operations.restore import new_query_id, query_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +119,7 @@ def plan_branch(
                 checkpoint=checkpoint,
                 to_fix="take a savepoint in the driver's own Python program, and restore that",
             )
-        check_target(source, new, target_io, options)
+        check_target(new, options, source.clock, target_io)
         pinned = pin_version(source, version)
         if pinned.query_id is None:
             raise NotFoundError(

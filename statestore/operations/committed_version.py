@@ -19,13 +19,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from statestore.checkpoint.layout import parse_state_file_name
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
     CommitEntry,
     OffsetsEntry,
     write_text,
 )
+from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import NotFoundError
+from statestore.io.local import named_errors
 from statestore.operations.new_directory import METADATA_NAME, read_metadata
 
 if TYPE_CHECKING:
@@ -158,9 +161,10 @@ def _spark_files(checkpoint: Checkpoint) -> Iterable[str]:
 
 
 def copy_file(source: FileIO, path: str, target: NewDirectory, new_path: str) -> None:
-    """Copy a file to any storage, durably.
+    """Copy a file to any storage, durably; a state file is checked first.
 
     Raises:
+        CorruptionError: It is a damaged state file.
         NotFoundError: It is not there.
         StorageError: A storage failed.
     """
@@ -176,6 +180,9 @@ def copy_file(source: FileIO, path: str, target: NewDirectory, new_path: str) ->
             file=path,
             to_fix="copy a newer version",
         ) from error
+    if parse_state_file_name(posixpath.basename(path)) is not None:
+        with named_errors("check a copy", copy):
+            SealedFile(copy).verify()
     target.io.publish(copy, new_path, sync=True, overwrite=True)
 
 

@@ -150,7 +150,7 @@ def begin_directory(
             settings = S3Settings.from_options(options or StateStoreOptions())
             io, path = open_storage(uri, work, settings, clock)
         path = path.rstrip("/")
-        was_begun = check_new(io, path, uri)
+        was_begun = _check_new(io, path, uri)
         mark = metadata_fields(**{_UNFINISHED: operation, "attempt": ids.new_id()})
         io.make_directory(path)
         try:
@@ -171,13 +171,24 @@ def begin_directory(
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def check_new(io: TreeFileIO, path: str, uri: str) -> bool:
-    """Check that a directory may be begun; return whether it was begun before and not finished.
+def check_target(
+    uri: str, options: StateStoreOptions, clock: Clock, io: TreeFileIO | None = None
+) -> None:
+    """Check that a directory may be begun, without writing anything.
 
     Raises:
         InvalidArgumentError: There are files in it (kind checkpoint-exists).
         StorageError: The storage failed.
     """
+    path = uri
+    with tempfile.TemporaryDirectory(prefix="statestore-operation-") as work:
+        if io is None:
+            io, path = open_storage(uri, work, S3Settings.from_options(options), clock)
+        _check_new(io, path.rstrip("/"), uri)
+
+
+def _check_new(io: TreeFileIO, path: str, uri: str) -> bool:
+    """Check that a directory may be begun; return whether it was begun before and not finished."""
     _, fields = read_metadata(io, path)
     if fields is not None and _UNFINISHED in fields:
         return True

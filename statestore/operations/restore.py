@@ -48,7 +48,7 @@ from statestore.operations.committed_version import (
     pin_version,
     write_logs,
 )
-from statestore.operations.new_directory import METADATA_NAME, begin_directory, check_new
+from statestore.operations.new_directory import METADATA_NAME, begin_directory, check_target
 from statestore.operations.operator_map import (
     OperatorMap,
     ResolvedOperators,
@@ -66,10 +66,10 @@ from statestore.operations.whole_state import (
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import FileBody
+    from statestore.codec.trailer import Trailer
     from statestore.core.clock import Clock
     from statestore.core.ids import IdSource
     from statestore.io.file_io import FileIO, TreeFileIO
-    from statestore.operations.checkpoint import Checkpoint
     from statestore.operations.committed_version import Report
     from statestore.operations.new_directory import NewDirectory
 
@@ -382,7 +382,7 @@ def plan_restore(
     """
     options = options or StateStoreOptions()
     with open_savepoint(savepoint, options=options, io=io, clock=clock) as (found, source):
-        check_target(source, checkpoint, target_io, options)
+        check_target(checkpoint, options, source.clock, target_io)
         version = pin_version(source)
         restore = Restore(
             savepoint=found,
@@ -406,20 +406,6 @@ def plan_restore(
         yield restore
 
 
-def check_target(
-    source: Checkpoint, target: str, target_io: TreeFileIO | None, options: StateStoreOptions
-) -> None:
-    """Check that a directory may become a new checkpoint; errors as `check_new`."""
-    path = target
-    if target_io is None:
-        directory = f"{source.scratch_directory}/target"
-        Path(directory).mkdir()
-        target_io, path = open_storage(
-            target, directory, S3Settings.from_options(options), source.clock
-        )
-    check_new(target_io, path.rstrip("/"), target)
-
-
 def _check_backend(restore: Restore) -> None:
     if restore.backend not in PROVIDERS:
         raise InvalidArgumentError(
@@ -431,8 +417,8 @@ def _check_backend(restore: Restore) -> None:
         raise InvalidArgumentError(
             "the heap backend keeps state in the memory of the query's driver",
             backend=restore.backend,
-            to_fix="call statestore.spark.savepoint.restore_savepoint in the driver's own Python "
-            "program, or restore to the filesystem or rocksdb backend",
+            to_fix="call plan_restore in the driver's own Python program, with "
+            "memory=driver_memory(spark), or restore to the filesystem or rocksdb backend",
         )
 
 
@@ -440,26 +426,29 @@ def _check_partitions(restore: Restore) -> None:
     before, after = restore.version.num_partitions, restore.num_partitions
     if before == after:
         return
-    for store, head in restore.version.heads.items():
-        trailer = head.trailer
-        if store.operator not in restore.operators.kept:
+    for operator, name in restore.store_names:
+        if is_single(restore.version, operator, name):
             continue
-        if is_single(restore.version, store.operator, store.name):
-            continue
-        if after < 1 or trailer.max_parallelism % after:
-            raise InvalidArgumentError(
-                "the number of state partitions does not divide the number of key groups",
-                store=str(store),
-                num_partitions=after,
-                max_parallelism=trailer.max_parallelism,
-                to_fix=f"restore with {before}, then statestore rescale CHECKPOINT --partitions "
-                f"{after} --yes, which hashes every row anew",
-            )
-        if not trailer.rescalable:
-            raise IncompatibleError(
-                "the rows of a store do not follow their key groups",
-                kind="not-rescalable",
-                store=str(store),
-                num_partitions=before,
-                to_fix=f"restore with {before} state partitions",
-            )
+        for partition in range(before):
+            store = StoreName(operator, partition, name)
+            _check_store(restore.version.heads[store].trailer, before, after)
+
+
+def _check_store(trailer: Trailer, before: int, after: int) -> None:
+    if after < 1 or trailer.max_parallelism % after:
+        raise InvalidArgumentError(
+            "the number of state partitions does not divide the number of key groups",
+            store=str(trailer.store),
+            num_partitions=after,
+            max_parallelism=trailer.max_parallelism,
+            to_fix=f"restore with {before}, then statestore rescale CHECKPOINT --partitions "
+            f"{after} --yes, which hashes every row anew",
+        )
+    if not trailer.rescalable:
+        raise IncompatibleError(
+            "the rows of a store do not follow their key groups",
+            kind="not-rescalable",
+            store=str(trailer.store),
+            num_partitions=before,
+            to_fix=f"restore with {before} state partitions",
+        )

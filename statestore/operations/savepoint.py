@@ -9,7 +9,7 @@ restore that is told to claim it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -241,15 +241,18 @@ def read_savepoint(io: FileIO, directory: str, uri: str) -> Savepoint:
     query_id, fields = read_metadata(io, directory)
     check_finished(fields, uri)
     if fields is None or _FIELD not in fields:
-        raise NotFoundError(
-            "there is no savepoint",
-            kind="savepoint-not-found",
-            directory=uri,
-            is_checkpoint=query_id is not None,
-            to_fix="name the directory of a savepoint; `statestore savepoint` takes one of a "
-            "checkpoint",
-        )
+        raise _no_savepoint(uri, is_checkpoint=query_id is not None)
     return _parse(fields[_FIELD], uri)
+
+
+def _no_savepoint(uri: str, *, is_checkpoint: bool) -> NotFoundError:
+    return NotFoundError(
+        "there is no savepoint",
+        kind="savepoint-not-found",
+        directory=uri,
+        is_checkpoint=is_checkpoint,
+        to_fix="name the directory of a savepoint, as `statestore savepoint` takes them",
+    )
 
 
 def _parse(fields: dict[str, Any], uri: str) -> Savepoint:
@@ -296,5 +299,13 @@ def open_savepoint(
         NotFoundError, CorruptionError, IncompatibleError, StorageError: As `read_savepoint`.
         InvalidArgumentError: A storage that only Spark opens.
     """
-    with open_checkpoint(uri, options=options, io=io, clock=clock) as checkpoint:
+    with ExitStack() as stack:
+        try:
+            checkpoint = stack.enter_context(
+                open_checkpoint(uri, options=options, io=io, clock=clock)
+            )
+        except NotFoundError as error:
+            if error.kind != "checkpoint-not-found":
+                raise
+            raise _no_savepoint(uri, is_checkpoint=False) from error
         yield read_savepoint(checkpoint.io, checkpoint.path, uri), checkpoint
