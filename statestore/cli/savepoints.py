@@ -52,7 +52,7 @@ def savepoint(
     options: StateStoreOptions,
     output: str,
 ) -> None:
-    r"""Copy a query's state and position, whole, to a new directory that is yours.
+    """Copy a query's state and position, whole, to a new directory that is yours.
 
     The query may run meanwhile. Nothing of this package ever deletes a savepoint, and it refers to
     nothing outside of it: move it, copy it, delete it as any directory.
@@ -60,7 +60,7 @@ def savepoint(
     \b
     statestore savepoint /data/checkpoint /backup/before-upgrade
     statestore savepoint /data/checkpoint s3://bucket/savepoint --native
-    """
+    """  # noqa: D301
     with progress("savepoint", output=output) as report:
         taken = take_savepoint(
             checkpoint, destination, version=version, form=form, options=options, report=report
@@ -131,7 +131,7 @@ def restore(
     options: StateStoreOptions,
     output: str,
 ) -> None:
-    r"""Make a new checkpoint of a savepoint; start the query with it as its checkpointLocation.
+    """Make a new checkpoint of a savepoint; start the query with it as its checkpointLocation.
 
     The query may have another state backend, another number of state partitions, and other code, as
     long as its state keeps its schema. Shows what would be done; --yes does it. A restore that was
@@ -141,7 +141,7 @@ def restore(
     statestore restore /backup/before-upgrade /data/new --yes
     statestore restore /backup/x /data/new --backend rocksdb --partitions 8 --yes
     statestore restore /backup/x /data/new --map-operator 0:1 --add-operator 0:dedupe --yes
-    """
+    """  # noqa: D301
     if not all(new.isdecimal() for new in moved.values()):
         raise click.UsageError("--map-operator takes OLD:NEW, two operator IDs")
     operators = OperatorMap(
@@ -175,7 +175,7 @@ def branch(
     options: StateStoreOptions,
     output: str,
 ) -> None:
-    r"""Make a second checkpoint of a query's state, sharing its files, to try new code on it.
+    """Make a second checkpoint of a query's state, sharing its files, to try new code on it.
 
     The query may run meanwhile. Neither query can harm the other's state: drop the branch by
     deleting its directory. On one local file system files are shared by hard links, on one S3
@@ -183,7 +183,7 @@ def branch(
 
     \b
     statestore branch /data/checkpoint /data/experiment --yes
-    """
+    """  # noqa: D301
     with plan_branch(checkpoint, new, version=version, options=options) as plan:
         _run(plan, _of_branch(plan), yes=yes, output=output)
 

@@ -44,6 +44,8 @@ class QueryCheckpoint:
         self.files = io or LocalFileIO()
         self.backend, self.num_partitions = backend, num_partitions
         self.checkpoint_format, self.operators = checkpoint_format, operators
+        # As Spark's number of state partitions may change, and this not.
+        self.max_parallelism = default_max_parallelism(num_partitions)
         self.version = 0
         self.ids = {}
         self.model = {
@@ -111,7 +113,7 @@ class QueryCheckpoint:
         return 1 if self.operators[operator] == GLOBAL_LIMIT else self.num_partitions
 
     def key_group(self, key):
-        return zlib.crc32(key.encode()) % default_max_parallelism(self.num_partitions)
+        return zlib.crc32(key.encode()) % self.max_parallelism
 
     def _write_operators(self):
         for number, (name, stores) in enumerate(self.operators):
