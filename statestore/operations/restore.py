@@ -10,6 +10,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -57,6 +58,7 @@ from statestore.operations.operator_map import (
 )
 from statestore.operations.savepoint import Savepoint, open_savepoint
 from statestore.operations.whole_state import (
+    MAX_STATES_AT_ONCE,
     StateWriter,
     Work,
     deal_out,
@@ -139,7 +141,7 @@ class Restore:
         Guarantee: on return the checkpoint is whole and durable, and the savepoint as it was, or
         gone where it was claimed. After a raise, or when the process is killed, no query starts
         from the checkpoint until the restore is repeated, and the savepoint is whole; or the
-        checkpoint is whole, and what is left of a claimed savepoint is none.
+        checkpoint is whole, and what may be left of a claimed savepoint no longer is one.
 
         Raises:
             InvalidArgumentError: The checkpoint has files meanwhile (kind checkpoint-exists).
@@ -211,24 +213,36 @@ class Restore:
         """Write the state of every store of the savepoint anew."""
         checkpoint = self.version.checkpoint
         work = self._work(target)
+
+        def write(stores: tuple[list[StoreName], list[StoreName]]) -> int:
+            givers, takers = stores
+            write_states(
+                [(checkpoint.location(store), self.version.heads[store]) for store in givers],
+                {self._location(target, root, store): ids[store] for store in takers},
+                self.num_partitions,
+                self.backend,
+                work,
+            )
+            return self.version.state_bytes(givers)
+
         done, total = 0, self.state_bytes
+        with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
+            for num_bytes in pool.map(write, self._givers_and_takers()):
+                done += num_bytes
+                report(min(done, total), total)
+
+    def _givers_and_takers(self) -> Iterator[tuple[list[StoreName], list[StoreName]]]:
+        """Yield stores of the savepoint, and those of the checkpoint that take their rows."""
         for operator, name in self.store_names:
             pairs = [(range(1), range(1))]
             if not is_single(self.version, operator, name):
                 pairs = deal_out(self.version.num_partitions, self.num_partitions)
+            new_id = self.operators.new_id(operator)
             for givers, takers in pairs:
-                old = [StoreName(operator, partition, name) for partition in givers]
-                new_id = self.operators.new_id(operator)
-                new = [StoreName(new_id, partition, name) for partition in takers]
-                write_states(
-                    [(checkpoint.location(store), self.version.heads[store]) for store in old],
-                    {self._location(target, root, store): ids[store] for store in new},
-                    self.num_partitions,
-                    self.backend,
-                    work,
+                yield (
+                    [StoreName(operator, partition, name) for partition in givers],
+                    [StoreName(new_id, partition, name) for partition in takers],
                 )
-                done += self.version.state_bytes(old)
-                report(min(done, total), total)
 
     def _write_added(self, target: NewDirectory, root: str, ids: Mapping[StoreName, str]) -> None:
         """Write the empty state of operators that the savepoint does not have."""

@@ -9,6 +9,7 @@ restore that is told to claim it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -37,9 +38,11 @@ from statestore.operations.new_directory import (
     metadata_fields,
     read_metadata,
 )
-from statestore.operations.whole_state import Work, open_memory, write_states
+from statestore.operations.whole_state import MAX_STATES_AT_ONCE, Work, open_memory, write_states
 
 if TYPE_CHECKING:
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.trailer import StoreName
     from statestore.core.clock import Clock
     from statestore.core.ids import IdSource
     from statestore.io.file_io import FileIO, TreeFileIO
@@ -200,9 +203,9 @@ def _write_canonical(
     checkpoint = version.checkpoint
     memory = open_memory(options, [checkpoint.backend])
     work = Work(target.scratch_directory, options, target.clock, memory)
-    num_rows = num_bytes = done = 0
-    total = version.state_bytes()
-    for store, head in version.heads.items():
+
+    def write(store: StoreName) -> PublishedFile:
+        head = version.heads[store]
         # The checkpoint ID stays: it is the same version, and the commit log names it.
         taker = StoreLocation(target.io, f"{target.path}/state", store)
         written = write_states(
@@ -212,10 +215,16 @@ def _write_canonical(
             CANONICAL_BACKEND,
             work,
         )
-        num_rows += sum(file.trailer.num_keys for file in written.values())
-        num_bytes += sum(file.ref.size for file in written.values())
-        done += version.state_bytes([store])
-        report(min(done, total), total)
+        return written[taker]
+
+    num_rows = num_bytes = done = 0
+    total = version.state_bytes()
+    with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
+        for store, file in zip(version.heads, pool.map(write, version.heads), strict=True):
+            num_rows += file.trailer.num_keys
+            num_bytes += file.ref.size
+            done += version.state_bytes([store])
+            report(min(done, total), total)
     return num_rows, num_bytes
 
 

@@ -7,6 +7,7 @@ they come from and go to and however many state partitions there are on either s
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
     from statestore.codec.trailer import ColumnFamily, Trailer
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
+
+
+MAX_STATES_AT_ONCE = min(os.cpu_count() or 1, 8)
+"""Stores read and written side by side; Arrow and RocksDB work outside of Python's lock."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def stop_with_savepoint(
         with open_checkpoint(checkpoint, options=options) as found:
             check_target(destination, options, found.clock)
             memory = None
-            if found.provider.endswith("HeapStateStoreProvider"):
+            if found.backend == "heap":
                 memory = stack.enter_context(driver_memory(_session()))
         _wait_for_batch_end(query, wait_s)
         query.stop()

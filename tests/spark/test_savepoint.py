@@ -48,6 +48,10 @@ class Edits:
         lines = read_edits()
         size = -(-len(lines) // NUM_FILES)
         self.chunks = [lines[start : start + size] for start in range(0, len(lines), size)]
+        # Sums by user after each number of files.
+        self.sums = [
+            sums(line for chunk in self.chunks[:n] for line in chunk) for n in range(NUM_FILES + 1)
+        ]
         self.num_fed = 0
         self.rows: dict[str, dict[str, float]] = {}
 
@@ -98,11 +102,6 @@ class Edits:
         return [json.loads(report.json) for report in query.recentProgress]
 
 
-def expected(edits: Edits) -> dict[str, int]:
-    """Sums of all edits fed so far."""
-    return sums(line for chunk in edits.chunks[: edits.num_fed] for line in chunk)
-
-
 def test_edit_stream_goes_on_when_restored_otherwise(spark: SparkSession, tmp_path: Path) -> None:
     """Catches sums that are lost, doubled or changed by a savepoint, a restore or a branch."""
     edits = Edits(spark, tmp_path)
@@ -118,13 +117,13 @@ def test_edit_stream_goes_on_when_restored_otherwise(spark: SparkSession, tmp_pa
         with plan_branch(str(original), str(tmp_path / "branch")) as branch:
             branch.run()
         edits.feed(2)
-        wait_for(lambda: len(edits.rows["original"]) == len(expected(edits)), "files 3, 4", 60)
+        wait_for(lambda: edits.rows["original"] == edits.sums[4], "files 3, 4", RUN_TIMEOUT_S)
         stopped = stop_with_savepoint(query, str(tmp_path / "stopped"))
         assert not query.isActive
     finally:
         query.stop()
     assert stopped.version in (3, 4)
-    assert stopped.num_rows == len(json_rows(edits, stopped.version))
+    assert stopped.num_rows == len(edits.sums[stopped.version])
 
     # Another state backend and parallelism. What the original wrote so far is what it starts from.
     other = tmp_path / "other"
@@ -136,10 +135,10 @@ def test_edit_stream_goes_on_when_restored_otherwise(spark: SparkSession, tmp_pa
     edits.feed(NUM_FILES - edits.num_fed)
     edits.rows["other"] = dict(edits.rows["original"])
     progress = edits.run(other)
-    assert edits.rows["other"] == expected(edits)
+    assert edits.rows["other"] == edits.sums[NUM_FILES]
     (operator,) = progress[-1]["stateOperators"]
     assert operator["numShufflePartitions"] == 8
-    assert operator["numRowsTotal"] == len(expected(edits))
+    assert operator["numRowsTotal"] == len(edits.sums[NUM_FILES])
     assert {report["id"] for report in progress} == {str(query.id)}
 
     # Other business logic, the seeds' assignment 3.2: the sums stay bytes, what comes out are kB.
@@ -152,18 +151,13 @@ def test_edit_stream_goes_on_when_restored_otherwise(spark: SparkSession, tmp_pa
     assert not (tmp_path / "running").exists()
     progress = edits.run(kilobytes, lambda diffs: diffs.select("user", sf.col("diff") / 1024))
     touched = sums(line for chunk in edits.chunks[2:] for line in chunk)
-    assert edits.rows["kilobytes"] == {user: expected(edits)[user] / 1024 for user in touched}
+    assert edits.rows["kilobytes"] == {user: edits.sums[NUM_FILES][user] / 1024 for user in touched}
     assert {report["id"] for report in progress} != {str(query.id)}
 
     # The branch goes on by itself, whatever became of the original.
-    edits.rows["branch"] = dict(sums(line for chunk in edits.chunks[:2] for line in chunk))
+    edits.rows["branch"] = dict(edits.sums[2])
     edits.run(tmp_path / "branch")
-    assert edits.rows["branch"] == expected(edits)
-
-
-def json_rows(edits: Edits, num_batches: int) -> dict[str, int]:
-    """Users of the first batches."""
-    return sums(line for chunk in edits.chunks[:num_batches] for line in chunk)
+    assert edits.rows["branch"] == edits.sums[NUM_FILES]
 
 
 def _distinct_then_count(events: DataFrame) -> DataFrame:
