@@ -242,7 +242,8 @@ def copy_state(
 def write_logs(
     target: NewDirectory, offsets: Mapping[int, OffsetsEntry], commits: Mapping[int, CommitEntry]
 ) -> None:
-    """Write the entries of both logs; errors as `write_text`."""
+    """Write the entries of both logs; errors as `NewDirectory.check_mine` and `write_text`."""
+    target.check_mine()
     for batch, offset in offsets.items():
         write_text(target.io, f"{target.path}/offsets/{batch}", offset.encode(), overwrite=True)
     for batch, commit in commits.items():
@@ -263,8 +264,11 @@ def copy_spark_files(
 
     Raises:
         NotFoundError: A source deleted one meanwhile, as it does after it put it into a later one.
+        FencedError: The target was begun anew by another process.
         StorageError: A storage failed.
     """
+    # Their names are the same for whoever else might write the directory.
+    target.check_mine()
     io, directory = version.checkpoint.io, version.checkpoint.path
     renamed = [(path, new) for path in version.spark_files if (new := rename(path)) is not None]
 

@@ -85,6 +85,7 @@ class NewDirectory:
         scratch_directory: Local directory for work, on the same file system if that is local.
         clock: Source of time.
         ids: Source of IDs.
+        mark: What `metadata` says until the directory is whole.
     """
 
     uri: str
@@ -95,22 +96,30 @@ class NewDirectory:
     ids: IdSource
     mark: str
 
-    def finish(self, metadata: str) -> None:
-        """Make the directory whole.
-
-        Guarantee: on return it is durable; after a raise it is whole or still unfinished.
+    def check_mine(self) -> None:
+        """Check that nobody has begun the directory anew.
 
         Raises:
-            FencedError: Somebody else began it anew meanwhile; what is there now is theirs.
+            FencedError: Somebody has; what is there now is theirs.
             StorageError: The storage failed.
         """
-        shutil.rmtree(self.scratch_directory, ignore_errors=True)
         if read_text(self.io, f"{self.path}/{METADATA_NAME}") != self.mark:
             raise FencedError(
                 "the directory was begun anew by another process",
                 directory=self.uri,
                 to_fix="run one command at a time for a directory, and repeat it for another one",
             )
+
+    def finish(self, metadata: str) -> None:
+        """Make the directory whole.
+
+        Guarantee: on return it is durable; after a raise it is whole or still unfinished.
+
+        Raises:
+            FencedError, StorageError: As `check_mine`.
+        """
+        shutil.rmtree(self.scratch_directory, ignore_errors=True)
+        self.check_mine()
         write_text(self.io, f"{self.path}/{METADATA_NAME}", metadata, overwrite=True)
 
 
