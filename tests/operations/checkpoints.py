@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 
 from statestore import StateStoreOptions, open_store
+from statestore.codec.trailer import ColumnFamily
 from statestore.core.key_groups import default_max_parallelism
 from statestore.core.providers import PROVIDERS
 from statestore.io.local import LocalFileIO
@@ -16,6 +17,8 @@ QUERY_ID = "0f0e0d0c-0b0a-4908-8706-050403020100"
 OPTIONS = StateStoreOptions(fsync_enabled=False)
 AGGREGATION = ("stateStoreSave", ("default",))
 GLOBAL_LIMIT = ("globalLimit", ("default",))
+GLOBAL_AGGREGATION = ("stateStoreSave", ("default",), "no key")
+NO_COLUMNS = '{"type":"struct","fields":[]}'
 JOIN = (
     "symmetricHashJoin",
     tuple(f"{s}-{n}" for s in ("left", "right") for n in ("keyToNumValues", "keyWithIndexToValue")),
@@ -49,7 +52,7 @@ class QueryCheckpoint:
         self.version = 0
         self.ids = {}
         self.model = {
-            (number, name): {} for number, (_, names) in enumerate(operators) for name in names
+            (number, name): {} for number, (_, names, *_) in enumerate(operators) for name in names
         }
         self.write("metadata", json.dumps({"id": QUERY_ID}))
 
@@ -78,6 +81,9 @@ class QueryCheckpoint:
                     if snapshot:
                         store.snapshot()
                     batch = store.begin()
+                    if self.operators[operator] == GLOBAL_AGGREGATION:
+                        family = ColumnFamily(0, "default", key_schema=NO_COLUMNS)
+                        batch.column_families = (family,)
                     for key, value in rows.items():
                         group = self.key_group(key)
                         if parts > 1 and group % self.num_partitions != partition:
@@ -110,13 +116,14 @@ class QueryCheckpoint:
         self.write(f"offsets/{self.version}", text)
 
     def partitions(self, operator):
-        return 1 if self.operators[operator] == GLOBAL_LIMIT else self.num_partitions
+        is_whole = self.operators[operator] in (GLOBAL_LIMIT, GLOBAL_AGGREGATION)
+        return 1 if is_whole else self.num_partitions
 
     def key_group(self, key):
         return zlib.crc32(key.encode()) % self.max_parallelism
 
     def _write_operators(self):
-        for number, (name, stores) in enumerate(self.operators):
+        for number, (name, stores, *_) in enumerate(self.operators):
             info = {
                 "operatorInfo": {"operatorId": number, "operatorName": name},
                 "stateStoreInfo": [
@@ -141,7 +148,7 @@ class QueryCheckpoint:
                     [ids[number, partition, name] for name in names]
                     for partition in range(self.partitions(number))
                 ]
-                for number, (_, names) in enumerate(self.operators)
+                for number, (_, names, *_) in enumerate(self.operators)
             }
         self.write(f"commits/{self.version}", f"v{self.checkpoint_format}\n{json.dumps(fields)}")
 
@@ -152,6 +159,9 @@ def read_rows(path, io=None, options=OPTIONS):
     with open_checkpoint(str(path), io=io, options=options) as checkpoint:
         version = checkpoint.newest_version
         for store, head in checkpoint.heads(version).items():
+            family = head.trailer.column_families[0]
+            if GLOBAL_LIMIT[0] == checkpoint.operator(store.operator).name or family.key_schema:
+                assert store.partition == 0
             found = rows.setdefault((store.operator, store.name), {})
             location = checkpoint.location(store)
             with open_store(

@@ -31,6 +31,7 @@ from statestore.testing.fault_io import Fault, FaultFileIO
 
 from .checkpoints import (
     AGGREGATION,
+    GLOBAL_AGGREGATION,
     GLOBAL_LIMIT,
     JOIN,
     OPTIONS,
@@ -309,6 +310,22 @@ def test_operators_are_renumbered_dropped_and_added(tmp_path):
     for wrong in (OperatorMap({0: 2}), OperatorMap({7: 0}), OperatorMap(dropped=frozenset([0]))):
         with pytest.raises(InvalidArgumentError, match="operators 0, 1, 2"):
             restore(tmp_path / "savepoint", tmp_path / "wrong", operators=wrong)
+
+
+def test_what_has_no_key_stays_in_one_partition_from_one_to_many(tmp_path):
+    """Catches a limit or a global aggregation dealt out where one partition does not tell."""
+    query = QueryCheckpoint(
+        tmp_path / "query", num_partitions=1, checkpoint_format=2,
+        operators=(AGGREGATION, GLOBAL_LIMIT, GLOBAL_AGGREGATION),
+    )  # fmt: skip
+    query.run({f"key-{number}": "value" for number in range(20)})
+    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+
+    restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=4)
+
+    assert read_rows(tmp_path / "again") == query.model
+    entry = json.loads((tmp_path / "again" / "commits" / "0").read_text().split("\n")[1])
+    assert [len(ids) for ids in entry["stateUniqueIds"].values()] == [4, 1, 1]
 
 
 def test_parallelism_that_key_groups_do_not_allow_is_refused_by_name(tmp_path):
