@@ -121,6 +121,9 @@ def test_savepoint_is_complete_and_can_be_moved(tmp_path, form):
     for name, data in files_below(tmp_path / "moved").items():
         assert str(tmp_path).encode() not in data, name
         assert not name.endswith(".arrows") or b'"path":"../' not in data
+    # Full states of one version, or the deltas of all three that make it.
+    num_files = len(list((tmp_path / "moved").rglob("*.arrows")))
+    assert num_files == {"canonical": 4, "native": 12}[form]
     restore(tmp_path / "moved", tmp_path / "again")
 
     assert read_rows(tmp_path / "again") == model
