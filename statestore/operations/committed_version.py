@@ -50,6 +50,7 @@ def no_report(_done: int, _total: int) -> None:
 
 MAX_COPIES_AT_ONCE = 8
 _LOGS = ("offsets", "commits")
+_REFERENCE = re.compile(r"[0-9]+\.[0-9]+\.ref")
 _OF_STATE = re.compile(r"state/[0-9]+/[0-9]+/(?:.*/)?(?P<name>[^/]+)")
 
 
@@ -223,9 +224,9 @@ def copy_state(
     files: dict[str, tuple[FileIO, str, int]] = {}
     for store in stores:
         location = checkpoint.location(store)
-        for path, size in version.state_files(store):
-            below = posixpath.relpath(path, location.root)
-            files[below] = location.io, path, size
+        found = [*version.state_files(store), *_references(version, store)]
+        for path, size in found:
+            files[posixpath.relpath(path, location.root)] = location.io, path, size
     done, total = 0, sum(size for _, _, size in files.values())
     with ThreadPoolExecutor(MAX_COPIES_AT_ONCE) as pool:
 
@@ -237,6 +238,17 @@ def copy_state(
         for size in pool.map(copy_one, files):
             done += size
             report(done, total)
+
+
+def _references(version: CommittedVersion, store: StoreName) -> Iterable[tuple[str, int]]:
+    """Yield the files that keep what a store takes from others from being deleted there."""
+    location = version.checkpoint.location(store)
+    taken = [ref.path for ref in version.heads[store].trailer.files if ref.is_foreign]
+    directories = {posixpath.dirname(location.path(path)) for path in taken}
+    for directory in directories | ({location.directory} if taken else set()):
+        for info in location.io.list(directory):
+            if _REFERENCE.fullmatch(info.name):
+                yield f"{directory}/{info.name}", info.size
 
 
 def write_logs(

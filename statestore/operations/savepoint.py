@@ -221,7 +221,7 @@ def _write_canonical(
     total = version.state_bytes()
     with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
         for store, file in zip(version.heads, pool.map(write, version.heads), strict=True):
-            num_rows += file.trailer.num_keys
+            num_rows += file.trailer.rows.put
             num_bytes += file.ref.size
             done += version.state_bytes([store])
             report(min(done, total), total)
