@@ -31,6 +31,7 @@ FileBody = Literal["arrows", "sst"]
 DEFAULT_STORE_NAME = "default"
 TEMPORARY_PREFIX = ".tmp-"
 HEAP_MARKER = "heap-backend"
+HEAP_MARKER_TEXT = b"The state of this store is in the memory of the driver (heap backend).\n"
 OWNER_NAME = "checkpoint.json"
 """File of a directory outside of its checkpoint that names the checkpoint, for people."""
 _PLACEMENT_NAME = "statestore.json"

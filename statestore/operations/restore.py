@@ -17,10 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from statestore.backends.heap.versions import HEAP_MARKER_TEXT
 from statestore.checkpoint.commit import NewVersion
 from statestore.checkpoint.layout import (
     HEAP_MARKER,
+    HEAP_MARKER_TEXT,
     StoreLocation,
     placeholder_path,
 )

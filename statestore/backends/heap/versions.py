@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from statestore.backends.filesystem.versions import StoreVersions
-from statestore.checkpoint.layout import HEAP_MARKER, parse_state_file_name
+from statestore.checkpoint.layout import HEAP_MARKER, HEAP_MARKER_TEXT, parse_state_file_name
 from statestore.checkpoint.restore import check_settings
 from statestore.checkpoint.trailers import other_provider_error, read_trailer
 from statestore.core.errors import NotFoundError, StorageError
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from statestore.core.options import StateStoreOptions
 
 BACKEND = "heap"
-HEAP_MARKER_TEXT = b"The state of this store is in the memory of the driver (heap backend).\n"
 
 
 class HeapVersions(StoreVersions):
