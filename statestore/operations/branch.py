@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.core.errors import InvalidArgumentError
 from statestore.core.options import StateStoreOptions
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import (
@@ -120,12 +120,4 @@ def plan_branch(
                 to_fix="take a savepoint in the driver's own Python program, and restore that",
             )
         check_target(new, options, source.clock, target_io)
-        pinned = pin_version(source, version)
-        if pinned.query_id is None:
-            raise NotFoundError(
-                "there is no checkpoint of a query",
-                kind="checkpoint-not-found",
-                directory=checkpoint,
-                to_fix="restore a savepoint instead of branching it",
-            )
-        yield Branch(pinned, new, options, target_io, ids, clock)
+        yield Branch(pin_version(source, version), new, options, target_io, ids, clock)
