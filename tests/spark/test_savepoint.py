@@ -48,10 +48,13 @@ class Edits:
         lines = read_edits()
         size = -(-len(lines) // NUM_FILES)
         self.chunks = [lines[start : start + size] for start in range(0, len(lines), size)]
-        # Sums by user after each number of files.
-        self.sums = [
-            sums(line for chunk in self.chunks[:n] for line in chunk) for n in range(NUM_FILES + 1)
-        ]
+        self.sums: list[dict[str, int]] = [{}]
+        """Sums by user after each number of files."""
+        for chunk in self.chunks:
+            so_far = dict(self.sums[-1])
+            for user, total in sums(chunk).items():
+                so_far[user] = so_far.get(user, 0) + total
+            self.sums.append(so_far)
         self.num_fed = 0
         self.rows: dict[str, dict[str, float]] = {}
 
