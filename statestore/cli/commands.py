@@ -18,6 +18,7 @@ from statestore.core.version import __version__
 from statestore.spark.jar import find_jar
 
 _ELSEWHERE: dict[str, str] = {
+    "branch": "statestore.cli.savepoints",
     "diff": "statestore.cli.inspecting",
     "expire": "statestore.cli.upkeep",
     "inspect": "statestore.cli.inspecting",
@@ -25,6 +26,8 @@ _ELSEWHERE: dict[str, str] = {
     "read": "statestore.cli.inspecting",
     "repair": "statestore.cli.upkeep",
     "rescale": "statestore.cli.rescale",
+    "restore": "statestore.cli.savepoints",
+    "savepoint": "statestore.cli.savepoints",
     "verify": "statestore.cli.upkeep",
 }
 """Module of every command that is not in this one, imported when it is used; `module:name` where

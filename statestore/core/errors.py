@@ -67,6 +67,7 @@ KINDS: dict[str, str] = {
     "checkpoint-under-operation": "an operation is changing the checkpoint",
     "unfinished-operation": "an operation on the checkpoint was begun and not finished",
     "unfinished-batch": "a batch of the query is planned and not committed",
+    "savepoint-not-found": "there is no savepoint",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import threading
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import FencedError, NotFoundError
-from statestore.io.file_io import FileInfo
+from statestore.io.file_io import FileInfo, FileIO
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +99,30 @@ class MemoryFileIO:
 
     def make_directory(self, directory: str) -> None:
         """See FileIO; directories exist by being named."""
+
+    def list_tree(self, directory: str) -> builtins.list[FileInfo]:
+        """See TreeFileIO."""
+        inside = f"{directory}/"
+        with self._lock:
+            return [
+                FileInfo(path.removeprefix(inside), len(file.data), file.modified_ms)
+                for parent, files in self._directories.items()
+                for name, file in files.items()
+                if (path := f"{parent}/{name}").startswith(inside)
+            ]
+
+    def delete_tree(self, directory: str) -> None:
+        """See TreeFileIO."""
+        for info in self.list_tree(directory):
+            self.delete(f"{directory}/{info.name}")
+
+    def shares(self, other: FileIO) -> bool:
+        """See TreeFileIO."""
+        return other is self
+
+    def link(self, path: str, new_path: str, *, sync: bool) -> None:
+        """See TreeFileIO."""
+        self.write(new_path, self._get(path).data, sync=sync, overwrite=False)
 
     def paths(self) -> tuple[str, ...]:
         """Return the path of every file."""

@@ -29,12 +29,13 @@ from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage
+from statestore.operations.new_directory import check_finished, read_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from statestore.core.clock import Clock
-    from statestore.io.file_io import FileIO
+    from statestore.io.file_io import FileIO, TreeFileIO
 
 MAX_REQUESTS_AT_ONCE = 32
 
@@ -44,7 +45,7 @@ def open_checkpoint(
     uri: str,
     *,
     options: StateStoreOptions | None = None,
-    io: FileIO | None = None,
+    io: TreeFileIO | None = None,
     memory: FileIO | None = None,
     clock: Clock | None = None,
 ) -> Iterator[Checkpoint]:
@@ -62,7 +63,8 @@ def open_checkpoint(
         The checkpoint; files it fetched are deleted afterwards.
 
     Raises:
-        NotFoundError: There is no checkpoint (kind checkpoint-not-found).
+        NotFoundError: There is no checkpoint (kind checkpoint-not-found), or one that was begun
+            and not finished (kind unfinished-operation).
         InvalidArgumentError: A storage that only Spark opens.
         CorruptionError, IncompatibleError, StorageError: As `read_placement`.
     """
@@ -73,15 +75,18 @@ def open_checkpoint(
             Path(scratch_directory, name).mkdir()
         s3 = S3Settings.from_options(options)
         path = uri
+        fetched = f"{scratch_directory}/fetched"
+        fetched_state = f"{scratch_directory}/fetched-state"
+        for directory in (fetched, fetched_state):
+            Path(directory).mkdir()
         if io is None:
-            io, path = open_storage(uri, f"{scratch_directory}/fetched", s3, clock)
+            io, path = open_storage(uri, fetched, s3, clock)
         path = path.rstrip("/")
+        check_finished(read_metadata(io, path)[1], uri)
         state_io, state_root = io, f"{path}/state"
         placement = read_placement(io, state_root)
         if placement is not None:
-            state_io, storage = open_storage(
-                placement.storage, f"{scratch_directory}/fetched-state", s3, clock
-            )
+            state_io, storage = open_storage(placement.storage, fetched_state, s3, clock)
             state_root = f"{storage}/{placement.id}"
         checkpoint = Checkpoint(
             uri, io, path, state_io, state_root, memory, options, clock, scratch_directory
@@ -114,7 +119,7 @@ class Checkpoint:
     """
 
     uri: str
-    io: FileIO
+    io: TreeFileIO
     path: str
     state_io: FileIO
     state_root: str

@@ -119,7 +119,10 @@ def _expire(checkpoint: Checkpoint, keep: int, *, is_planned: bool) -> ExpiryPla
             location = checkpoint.location(store)
             io = DeferredDeletes(location.io, is_deferred=is_planned)
             versions = _open_versions(checkpoint, replace(location, io=io), directory)
-            cleaned = versions.clean_up(head, options)
+            try:
+                cleaned = versions.clean_up(head, options)
+            finally:
+                versions.forget_heads()
             if io.deleted:
                 stores.append(StoreExpiry(store, tuple(sorted(io.deleted)), cleaned.num_bytes))
     return ExpiryPlan(checkpoint.uri, keep, max(newest - keep + 1, 1), tuple(stores))

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.core.options import StateStoreOptions
-    from statestore.io.file_io import FileIO
+    from statestore.io.file_io import FileIO, TreeFileIO
 
 
 def plan_rescale(
@@ -56,7 +56,7 @@ def plan_rescale(
     num_partitions: int,
     *,
     options: StateStoreOptions | None = None,
-    io: FileIO | None = None,
+    io: TreeFileIO | None = None,
     memory: FileIO | None = None,
 ) -> RescalePlan:
     """Return what a rescale would do, with estimates; reads logs and trailers, changes nothing.
@@ -87,7 +87,7 @@ def rescale(
     num_partitions: int,
     *,
     options: StateStoreOptions | None = None,
-    io: FileIO | None = None,
+    io: TreeFileIO | None = None,
     memory: FileIO | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> RescalePlan:
@@ -122,7 +122,7 @@ def plan_undo(
     uri: str,
     *,
     options: StateStoreOptions | None = None,
-    io: FileIO | None = None,
+    io: TreeFileIO | None = None,
     memory: FileIO | None = None,
 ) -> UndoPlan:
     """Return what the undo of the newest rescale would do; changes nothing.
@@ -146,7 +146,7 @@ def undo_rescale(
     uri: str,
     *,
     options: StateStoreOptions | None = None,
-    io: FileIO | None = None,
+    io: TreeFileIO | None = None,
     memory: FileIO | None = None,
 ) -> UndoPlan:
     """Go back to the state partitions before the newest rescale, finished or not.

@@ -32,7 +32,7 @@ from statestore.testing.deltas import write_stream
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from statestore.io.file_io import FileIO
+    from statestore.io.file_io import TreeFileIO
 
 Rows = dict[bytes, bytes]
 _STRICT_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
@@ -117,7 +117,7 @@ class MadeCheckpoint:
     backend: str = "filesystem"
     checkpoint_format: int = 1
     operators: Sequence[tuple[str, tuple[MadeStore, ...]]] = OPERATORS
-    io: FileIO = field(default_factory=LocalFileIO)
+    io: TreeFileIO = field(default_factory=LocalFileIO)
     numbers: dict[int, int] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -289,7 +289,7 @@ class MadeCheckpoint:
         }
 
 
-def read_checkpoint(path: str, io: FileIO | None = None) -> dict[tuple[int, str], Rows]:
+def read_checkpoint(path: str, io: TreeFileIO | None = None) -> dict[tuple[int, str], Rows]:
     """Return the rows of every store of a checkpoint at its newest version, from all partitions.
 
     Raises:

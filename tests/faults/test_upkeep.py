@@ -210,8 +210,8 @@ def test_expire_refuses_to_keep_too_little(made):
 
 def test_no_checkpoint_is_named():
     """Catches an empty answer for a path that was mistyped."""
-    result = CliRunner().invoke(cli, ["list", "/nonexistent/checkpoint"])
+    result = CliRunner().invoke(cli, ["list", "/nowhere/checkpoint"])
 
     assert result.exit_code == 1
-    assert "/nonexistent/checkpoint" in result.output
+    assert "/nowhere/checkpoint" in result.output
     assert "To fix:" in result.output

@@ -13,11 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from statestore.backends.filesystem.versions import StoreVersions
-from statestore.checkpoint.layout import (
-    HEAP_MARKER,
-    HEAP_MARKER_TEXT,
-    parse_state_file_name,
-)
+from statestore.checkpoint.layout import HEAP_MARKER, HEAP_MARKER_TEXT, parse_state_file_name
 from statestore.checkpoint.restore import check_settings
 from statestore.checkpoint.trailers import other_provider_error, read_trailer
 from statestore.core.errors import NotFoundError, StorageError
