@@ -71,8 +71,6 @@ def open_checkpoint(
     options = options or StateStoreOptions()
     clock = clock or SystemClock()
     with tempfile.TemporaryDirectory(prefix="statestore-operation-") as scratch_directory:
-        for name in ("fetched", "fetched-state"):
-            Path(scratch_directory, name).mkdir()
         s3 = S3Settings.from_options(options)
         path = uri
         fetched = f"{scratch_directory}/fetched"
