@@ -11,7 +11,6 @@ from pathlib import Path
 from pyarrow import MonthDayNano
 
 ROWS_PATH = Path(__file__).parent / "rows.json"
-STATE = "org.apache.spark.sql.execution.streaming.state"
 
 LONG_TEXT = "zwölf Boxkämpfer jagen Viktor"
 BIG = Decimal("12345678901234567890123456.789")
@@ -229,55 +228,67 @@ def with_null(values):
 
 
 def spark_rows(spark):
-    """Return what Spark makes of all cases: schemas as its JSON, rows and key bytes as hex."""
+    """Return what Spark makes of all cases: schemas as its JSON, rows and key bytes as hex.
+
+    All cases are structs and hashes of one row, and a struct within a row is an UnsafeRow itself.
+    """
     spark.conf.set("spark.sql.legacy.allowHashOnMapType", "true")
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     spark.conf.set("spark.sql.timeType.enabled", "true")
-    rows = {name: _case(spark, name, ddl, values) for name, ddl, values in CASES}
-    columns = ", ".join(
-        f"CAST({'NULL' if n % 3 == 0 else n} AS {'STRING' if n % 2 else 'INT'}) AS c{n}"
+    expressions = [_wide()]
+    for name, ddl, values in CASES:
+        for sql, _ in with_null(values):
+            value = sql if ddl in ("VOID", "VARIANT", "INTERVAL") else f"CAST({sql} AS {ddl})"
+            hashed = "0" if name in NOT_HASHED else f"hash({value})"
+            expressions.append((f"named_struct('c', {value})", hashed))
+    for _, ddl, _, rows in KEYS:
+        for sql, _ in rows:
+            columns = [
+                f"'{part.split()[0]}', CAST({value} AS {part.split(None, 1)[1]})"
+                for part, value in zip(split_ddl(ddl), split_ddl(sql), strict=True)
+            ]
+            expressions.append((f"named_struct({', '.join(columns)})", "0"))
+    found = _evaluate(spark, expressions)
+    rows = {"wide": _golden([next(found)])}
+    rows |= {name: _golden([next(found) for _ in with_null(v)]) for name, _, v in CASES}
+    keys = [_keys(spark, encoder, argument, [next(found) for _ in values])
+            for encoder, _, argument, values in KEYS]  # fmt: skip
+    return {"rows": rows, "keys": keys}
+
+
+def _wide():
+    columns = [
+        f"CAST({'NULL' if n % 3 == 0 else n} AS {'STRING' if n % 2 else 'INT'})"
         for n in range(WIDE_COLUMNS)
-    )
-    rows["wide"] = _rows(spark.sql(f"SELECT {columns}, hash(*) AS hash FROM (SELECT {columns})"))
-    return {"rows": rows, "keys": [_keys(spark, *key) for key in KEYS]}
+    ]
+    named = ", ".join(f"'c{n}', {column}" for n, column in enumerate(columns))
+    return f"named_struct({named})", f"hash({', '.join(columns)})"
 
 
-def _case(spark, name, ddl, values):
-    cast = "{}" if ddl in ("VOID", "VARIANT", "INTERVAL") else f"CAST({{}} AS {ddl})"
-    selects = " UNION ALL ".join(
-        f"SELECT {number} AS number, {cast.format(sql)} AS c"
-        for number, (sql, _) in enumerate(with_null(values))
-    )
-    hashed = "0" if name in NOT_HASHED else "hash(c)"
-    return _rows(spark.sql(f"SELECT c, {hashed} AS hash FROM ({selects}) ORDER BY number"))
+def _evaluate(spark, expressions):
+    """Yield (schema, UnsafeRow, hash) of each pair of a struct and a hash."""
+    columns = [column for pair in expressions for column in pair]
+    frame = spark.sql("SELECT " + ", ".join(f"{c} AS c{n}" for n, c in enumerate(columns)))
+    (row,) = frame._jdf.queryExecution().executedPlan().executeCollect()
+    for place in range(0, len(columns), 2):
+        kind = frame.schema[place].dataType
+        # Of this one value; others of its type may be null.
+        schema = kind.json().replace('"nullable":false', '"nullable":true')
+        yield schema, row.getStruct(place, len(kind)), row.getInt(place + 1)
 
 
-def _rows(frame):
-    """Return schema, bytes and hash of rows whose last column is the hash."""
-    *_, last = frame.columns
-    bare = frame.drop(last)
-    unsafe = bare._jdf.queryExecution().executedPlan().executeCollect()
+def _golden(found):
     return {
-        "schema": bare.schema.json(),
-        "bytes": [bytes(row.getBytes()).hex() for row in unsafe],
-        "hashes": [row[last] for row in frame.select(last).collect()],
+        "schema": found[0][0],
+        "bytes": [bytes(row.getBytes()).hex() for _, row, _ in found],
+        "hashes": [hashed for _, _, hashed in found],
     }
 
 
-def _keys(spark, encoder, ddl, argument, rows):
+def _keys(spark, encoder, argument, found):
     state = spark._jvm.org.apache.spark.sql.execution.streaming.state
-    names = [part.split()[0] for part in split_ddl(ddl)]
-    types = [part.split(None, 1)[1] for part in split_ddl(ddl)]
-    selects = []
-    for number, (sql, _) in enumerate(rows):
-        columns = ", ".join(
-            f"CAST({value} AS {kind}) AS {name}"
-            for value, kind, name in zip(split_ddl(sql), types, names, strict=True)
-        )
-        selects.append(f"SELECT {number} AS number, {columns}")
-    union = " UNION ALL ".join(selects)
-    frame = spark.sql(f"SELECT {', '.join(names)} FROM ({union}) ORDER BY number")
-    schema = frame._jdf.schema()
+    text = found[0][0]
+    schema = spark._jvm.org.apache.spark.sql.types.DataType.fromJson(text)
     if encoder == "prefix":
         spec = state.PrefixKeyScanStateEncoderSpec(schema, argument)
     elif encoder == "range":
@@ -288,11 +299,8 @@ def _keys(spark, encoder, ddl, argument, rows):
     else:
         spec = state.TimestampAsPostfixKeyStateEncoderSpec(schema)
     coder = spec.toEncoder(state.UnsafeRowDataEncoder(spec, schema), True)
-    collected = frame._jdf.queryExecution().executedPlan().executeCollect()
-    return {
-        "schema": frame.schema.json(),
-        "bytes": [bytes(coder.encodeKey(row)).hex() for row in collected],
-    }
+    encoded = [bytes(coder.encodeKey(row)).hex() for _, row, _ in found]
+    return {"schema": text, "bytes": encoded}
 
 
 def split_ddl(text):

@@ -11,4 +11,10 @@ from tests.golden.row_cases import ROWS_PATH, spark_rows
 
 def test_golden_rows_are_what_spark_writes(spark: SparkSession) -> None:
     """Catches rows decoded as an older Spark wrote them, where a newer one writes others."""
-    assert spark_rows(spark.newSession()) == json.loads(ROWS_PATH.read_text())
+    found = spark_rows(spark.newSession())
+    expected = json.loads(ROWS_PATH.read_text())
+    for rows in (found, expected):
+        # Behind the word of a null interval Spark leaves what its buffer held before.
+        del rows["rows"]["interval"]["bytes"][1]
+
+    assert found == expected
