@@ -302,8 +302,8 @@ def test_only_the_slices_of_a_large_file_are_fetched(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("backend", "root", "expected"),
-    [("heap", "/ck/state", "/house/state/0/6/heap-backend"),
-     ("filesystem", "/elsewhere", "/house/state/0/6/.statestore")],
+    [("heap", "/ck/state", "/origin/state/0/6/heap-backend"),
+     ("filesystem", "/elsewhere", "/origin/state/0/6/.statestore")],
 )  # fmt: skip
 def test_new_state_partitions_are_found_in_the_checkpoint_directory(
     tmp_path, backend, root, expected
@@ -314,13 +314,13 @@ def test_new_state_partitions_are_found_in_the_checkpoint_directory(
     store = plan_rescale(made.heads(4, 1), 8)[6]
     store = replace(store, new=replace(store.new, backend=backend))
     location = replace(made.location(6), root=root)
-    home = replace(made.location(6), root="/house/state")
+    home = replace(made.location(6), root="/origin/state")
 
     write_rescaled_version(
         location, store, str(tmp_path), sync=False, clock=SystemClock(), home=home
     )
 
-    assert [path for path in made.io.paths() if path.startswith("/house")] == [expected]
+    assert [path for path in made.io.paths() if path.startswith("/origin")] == [expected]
 
 
 def test_another_version_in_its_place_is_not_replaced(checkpoint):
