@@ -14,6 +14,7 @@ import org.apache.spark.scheduler.{SparkListener, SparkListenerApplicationEnd}
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.internal.SQLConf
+import org.apache.spark.sql.types.StructType
 import org.apache.spark.util.{NextIterator, RpcUtils, Utils}
 
 /** The few members of Spark that only its own packages can see, and nothing else. */
@@ -105,6 +106,21 @@ object StateStoreInternals {
   private def isUnknownName(e: Throwable): Boolean =
     Iterator.iterate(e)(_.getCause).takeWhile(_ != null)
       .exists(_.getClass.getSimpleName == "RpcEndpointNotFoundException")
+
+  /**
+   * Key and value schema of the default column family, from a store's state schema file.
+   *
+   * @throws java.io.IOException there is no such file, or it cannot be read
+   */
+  def readStateSchema(store: StateStoreId, hadoopConf: Configuration): (StructType, StructType) = {
+    val file = StateSchemaCompatibilityChecker.schemaFile(store.storeCheckpointLocation())
+    val in = file.getFileSystem(hadoopConf).open(file)
+    try {
+      val schema = StateSchemaCompatibilityChecker.readSchemaFile(in)
+        .find(_.colFamilyName == StateStore.DEFAULT_COL_FAMILY_NAME).get
+      (schema.keySchema, schema.valueSchema)
+    } finally in.close()
+  }
 
   /** Every configuration key that Spark SQL knows, alternative spellings included. */
   lazy val sqlConfKeys: Set[String] =
