@@ -41,12 +41,10 @@ class ConversionProgress:
     """How far a conversion is.
 
     Attributes:
-        phase: `copy`, then `compare`.
-        stores: Stores that the phase is done with, of `ConversionPlan.num_stores`.
+        stores: Stores that are copied and compared, of `ConversionPlan.num_stores`.
         rows: Their rows.
     """
 
-    phase: str
     stores: int
     rows: int
 
@@ -197,11 +195,10 @@ class Conversion:
             files.delete_directory(self.plan.new)
         unfinished = f"{UNFINISHED}\ncheckpoint={self.plan.checkpoint}\n"
         write_text(self._io, f"{self._path}/metadata", unfinished, overwrite=False)
-        copied = self._await(copy, "copy", copy.copy, report)
-        ids = [store["checkpoint_id"] for store in copied]
-        self._check(self._await(copy, "compare", lambda: copy.compare(json.dumps(ids)), report))
+        copied = self._copy_state(copy, report)
+        self._check(copied)
         self._copy_metadata(files)
-        self._write_logs(ids)
+        self._write_logs([store["checkpoint_id"] for store in copied])
         metadata = read_text(self._checkpoint.io, f"{self._checkpoint.path}/metadata")
         write_text(self._io, f"{self._path}/metadata", metadata, overwrite=True)
         rows: dict[tuple[int, str], int] = {}
@@ -223,13 +220,12 @@ class Conversion:
         source = self._checkpoint
         entry = source.commit_entry(self.plan.batch)
         stores = []
-        for index, (operator, partition, name) in enumerate(self._stores()):
+        for operator, partition, name in self._stores():
             info = source.operator(operator)
             number = [store.name for store in info.stores].index(name)
             ids = entry.checkpoint_ids.get(str(operator))
             stores.append(
                 {
-                    "index": index,
                     "operator": operator,
                     "partition": partition,
                     "name": name,
@@ -251,23 +247,21 @@ class Conversion:
         jvm, session = spark._jvm, spark._jsparkSession  # noqa: SLF001
         return jvm.io.statestore.convert.StateCopy(session, json.dumps(request))
 
-    def _await(
-        self, copy: Any, phase: str, job: Callable[[], str], report: Report
-    ) -> list[dict[str, Any]]:
-        """Run a job of the JVM's side and return what it says of every store."""
+    def _copy_state(self, copy: Any, report: Report) -> list[dict[str, Any]]:
+        """Run the job and return what it says of every store."""
         with ThreadPoolExecutor(1) as thread:
-            running = thread.submit(job)
+            running = thread.submit(copy.run)
             try:
                 while not wait([running], _POLL_S).done:
-                    report(ConversionProgress(phase, copy.storesDone(), copy.rowsDone()))
+                    report(ConversionProgress(copy.storesDone(), copy.rowsDone()))
             except BaseException:
                 copy.cancel()
                 raise
             reply = json.loads(running.result())
-        report(ConversionProgress(phase, copy.storesDone(), copy.rowsDone()))
+        report(ConversionProgress(copy.storesDone(), copy.rowsDone()))
         if "error" in reply:
             raise StorageError(
-                f"cannot {phase} the state",
+                "cannot copy the state",
                 checkpoint=self.plan.checkpoint,
                 new=self.plan.new,
                 reason=reply["error"],
@@ -276,8 +270,8 @@ class Conversion:
         found: list[dict[str, Any]] = reply["ok"]
         return found
 
-    def _check(self, compared: list[dict[str, Any]]) -> None:
-        for (operator, partition, name), store in zip(self._stores(), compared, strict=True):
+    def _check(self, copied: list[dict[str, Any]]) -> None:
+        for (operator, partition, name), store in zip(self._stores(), copied, strict=True):
             if store["missing"] or store["different"] or store["foreign"]:
                 raise InternalError(
                     "the converted state is not what it was made from",

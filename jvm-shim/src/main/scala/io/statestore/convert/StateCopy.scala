@@ -7,7 +7,6 @@ import scala.jdk.CollectionConverters._
 import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.JsonNode
-import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.Json
 import org.apache.hadoop.fs.Path
 import org.apache.spark.sql.classic.SparkSession
@@ -18,8 +17,8 @@ import org.apache.spark.util.SerializableConfiguration
 
 /**
  * Copies the state stores of a checkpoint at one version to another provider, a Spark task a store,
- * and compares them. Both are jobs that their caller waits for; meanwhile other threads may ask how
- * far they are, or cancel.
+ * and compares what it wrote. It is a job that its caller waits for; meanwhile other threads may
+ * ask how far it is, or cancel it.
  *
  * @param requestJson what `statestore/spark/convert.py` asks for: `version`, `num_partitions`,
  *                    `conf` (pinned by the offset log, and the checkpoint format), `source` and
@@ -41,46 +40,24 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
   private[this] val stores = request.get("stores").elements.asScala.map(newStore).toIndexedSeq
 
   /**
-   * Writes the full state of every store as the version in the target.
+   * Writes the full state of every store as the version in the target, and reads it again.
    *
    * Guarantee: when it returns `ok`, every store is durable, otherwise some may be. It can be
    * called again.
    *
-   * @return JSON: `ok`, in the order of the stores `rows` and, in checkpoint format v2,
-   *         `checkpoint_id`; or `error`, why it failed
+   * @return JSON: `ok`, a store an object, in their order: `rows`; those `missing`, `different` or
+   *         `foreign` in the target, with the first such key in `key`; in checkpoint format v2
+   *         `checkpoint_id`. Or `error`, why it failed
    */
-  def copy(): String = run("copy state") { (task, store) => task.copy(store) }
-
-  /**
-   * Reads every store from both sides, row by row.
-   *
-   * @param checkpointIds JSON: the target's checkpoint IDs, as `copy` returned them
-   * @return JSON: `ok`, in the order of the stores `rows`, and those `missing`, `different` or
-   *         `foreign` in the target, with the first such key in `key`; or `error`
-   */
-  def compare(checkpointIds: String): String = {
-    val ids = Json.read(checkpointIds).elements.asScala.map(textOf).toIndexedSeq
-    run("compare state") { (task, store) => task.compare(store, ids(store.index)) }
-  }
-
-  /** Rows of the stores that the running job is done with. */
-  def rowsDone: Long = rows.value
-
-  /** Stores that the running job is done with. */
-  def storesDone: Long = tasks.value
-
-  /** Ends the running job, which then fails. */
-  def cancel(): Unit = spark.sparkContext.cancelJobGroup(group)
-
-  private def run(what: String)(body: (StoreCopy, CopiedStore) => ObjectNode): String = {
+  def run(): String = {
     rows.reset()
     tasks.reset()
     val (countRows, countTasks) = (rows, tasks)
-    val task = new StoreCopy(source, target, version)
-    spark.sparkContext.setJobGroup(group, what, interruptOnCancel = true)
+    val copy = new StoreCopy(source, target, version)
+    spark.sparkContext.setJobGroup(group, "convert state", interruptOnCancel = true)
     try {
       val results = spark.sparkContext.parallelize(stores, stores.length).map { store =>
-        val result = body(task, store)
+        val result = copy.run(store)
         countRows.add(result.get("rows").asLong)
         countTasks.add(1L)
         Json.write(result)
@@ -91,6 +68,15 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
     } finally spark.sparkContext.clearJobGroup()
   }
 
+  /** Rows of the stores that the job is done with. */
+  def rowsDone: Long = rows.value
+
+  /** Stores that the job is done with. */
+  def storesDone: Long = tasks.value
+
+  /** Ends the running job, which then fails. */
+  def cancel(): Unit = spark.sparkContext.cancelJobGroup(group)
+
   private def newStore(node: JsonNode): CopiedStore = {
     val operator = node.get("operator").asLong
     val name = node.get("name").asText
@@ -100,7 +86,6 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
         StateStoreId(source.root, operator, StateStore.PARTITION_ID_TO_CHECK_SCHEMA, name),
         hadoopConf))
     CopiedStore(
-      node.get("index").asInt,
       operator,
       node.get("partition").asInt,
       name,

@@ -1,10 +1,11 @@
 package io.statestore.convert
 
+import java.io.IOException
 import java.util.UUID
 
 import com.fasterxml.jackson.databind.node.ObjectNode
-import io.statestore.Json
-import org.apache.hadoop.fs.{FileSystem, Path}
+import io.statestore.{Json, RocksDBStateStoreProvider}
+import org.apache.hadoop.fs.Path
 import org.apache.spark.broadcast.Broadcast
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
@@ -14,11 +15,9 @@ import org.apache.spark.util.SerializableConfiguration
 /**
  * A store to copy.
  *
- * @param index its place in the order that results are given in
  * @param checkpointId which attempt's version is meant at the source, in checkpoint format v2
  */
 private[convert] final case class CopiedStore(
-    index: Int,
     operator: Long,
     partition: Int,
     name: String,
@@ -38,6 +37,9 @@ private[convert] final class CopySide(
     conf: StateStoreConf,
     hadoopConf: Broadcast[SerializableConfiguration])
     extends Serializable {
+
+  /** Whether state is in RocksDB, which is slow to ask for keys in any order. */
+  def isRocksDB: Boolean = CopySide.InRocksDB(conf.providerClass)
 
   /** Runs `body` with the provider of a store. */
   def withProvider[T](store: CopiedStore)(body: StateStoreProvider => T): T = {
@@ -94,18 +96,11 @@ private[convert] final class CopySide(
   private def becomeSnapshot(store: CopiedStore, version: Long): Unit = {
     val directory = storeId(store).storeCheckpointLocation()
     val fileSystem = directory.getFileSystem(hadoopConf.value.value)
-    Seq("", ".crc").foreach { suffix => // the second is Spark's checksum of the first
-      val delta = new Path(directory, s"1.delta$suffix")
-      if (fileSystem.exists(delta)) {
-        rename(fileSystem, delta, new Path(directory, s"$version.snapshot$suffix"))
-      }
-    }
-  }
-
-  private def rename(fileSystem: FileSystem, from: Path, to: Path): Unit = {
-    fileSystem.delete(to, false) // of an attempt of this task that failed
-    if (!fileSystem.rename(from, to)) {
-      throw new java.io.IOException(s"cannot rename a file: from=$from, to=$to")
+    val (delta, snapshot) =
+      (new Path(directory, "1.delta"), new Path(directory, s"$version.snapshot"))
+    fileSystem.delete(snapshot, false) // of an attempt of this task that failed
+    if (!fileSystem.rename(delta, snapshot)) {
+      throw new IOException(s"cannot rename a file: from=$delta, to=$snapshot")
     }
   }
 
@@ -114,15 +109,18 @@ private[convert] final class CopySide(
 }
 
 private object CopySide {
-  val HdfsBacked = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+  private val SparksPackage = "org.apache.spark.sql.execution.streaming.state"
+  val HdfsBacked = s"$SparksPackage.HDFSBackedStateStoreProvider"
+  val InRocksDB: Set[String] =
+    Set(s"$SparksPackage.RocksDBStateStoreProvider", classOf[RocksDBStateStoreProvider].getName)
 }
 
 /** What is done with one store, in one task. */
 private[convert] final class StoreCopy(source: CopySide, target: CopySide, version: Long)
     extends Serializable {
 
-  /** Copies the store; see `StateCopy.copy`. */
-  def copy(store: CopiedStore): ObjectNode =
+  /** Copies the store and compares the copy, as it is read again; see `StateCopy.run`. */
+  def run(store: CopiedStore): ObjectNode =
     source.reading(store, version, store.checkpointId) { from =>
       val (rows, checkpointId) = target.writing(store, version) { to =>
         var rows = 0L
@@ -132,35 +130,40 @@ private[convert] final class StoreCopy(source: CopySide, target: CopySide, versi
         }
         rows
       }
-      Json.obj().put("rows", rows).put("checkpoint_id", checkpointId.orNull)
+      val result = Json.obj().put("rows", rows).put("checkpoint_id", checkpointId.orNull)
+      target.reading(store, version, checkpointId)(compare(from, rows, _, result))
     }
 
   /**
-   * Compares the store; see `StateCopy.compare`. Keys are unique: where every row of the source is
-   * in the target, and the target has as many, both are equal.
+   * Looks up every row of one side in the other. Keys are unique: where all are there, and there
+   * are as many, both sides are equal.
    */
-  def compare(store: CopiedStore, checkpointId: Option[String]): ObjectNode =
-    source.reading(store, version, store.checkpointId) { from =>
-      target.reading(store, version, checkpointId) { to =>
-        var (rows, missing, different) = (0L, 0L, 0L)
-        var first: UnsafeRow = null
-        from.iterator().foreach { pair =>
-          rows += 1L
-          val found = to.get(pair.key, StateStore.DEFAULT_COL_FAMILY_NAME)
-          if (found != pair.value) {
-            if (found == null) missing += 1L else different += 1L
-            if (first == null) first = pair.key.copy()
-          }
-        }
-        val foreign = to.iterator().size - (rows - missing)
-        Json.obj()
-          .put("rows", rows)
-          .put("missing", missing)
-          .put("different", different)
-          .put("foreign", foreign)
-          .put("key", if (first == null) null else StoreCopy.shown(first))
+  private def compare(
+      from: ReadStateStore,
+      rows: Long,
+      to: ReadStateStore,
+      result: ObjectNode): ObjectNode = {
+    // RocksDB is read in order rather than asked for one key after the other.
+    val readsTarget = target.isRocksDB || !source.isRocksDB
+    val (read, asked) = if (readsTarget) (to, from) else (from, to)
+    var (count, absent, different) = (0L, 0L, 0L)
+    var first: UnsafeRow = null
+    read.iterator().foreach { pair =>
+      count += 1L
+      val other = asked.get(pair.key, StateStore.DEFAULT_COL_FAMILY_NAME)
+      if (other != pair.value) {
+        if (other == null) absent += 1L else different += 1L
+        if (first == null) first = pair.key.copy()
       }
     }
+    val inBoth = count - absent
+    val rowsOfTarget = if (readsTarget) count else to.iterator().size.toLong
+    result
+      .put("missing", rows - inBoth)
+      .put("different", different)
+      .put("foreign", rowsOfTarget - inBoth)
+      .put("key", if (first == null) null else StoreCopy.shown(first))
+  }
 }
 
 private object StoreCopy {
