@@ -17,7 +17,7 @@ from statestore.core.providers import PROVIDERS
 from statestore.core.version import __version__
 from statestore.spark.jar import find_jar
 
-_ELSEWHERE: dict[str, str] = {}
+_ELSEWHERE: dict[str, str] = {"convert": "statestore.cli.converting"}
 """Module of every command that is not in this one, imported when it is used."""
 
 

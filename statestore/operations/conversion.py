@@ -57,7 +57,7 @@ class ConversionPlan:
         num_partitions: State partitions of the query.
         checkpoint_format: 1 or 2.
         operators: What has state.
-        begun: There is an unfinished conversion at `new`, which is done anew.
+        is_begun: There is an unfinished conversion at `new`, which is done anew.
     """
 
     checkpoint: str
@@ -68,7 +68,7 @@ class ConversionPlan:
     num_partitions: int
     checkpoint_format: int
     operators: tuple[OperatorPlan, ...]
-    begun: bool
+    is_begun: bool
 
     @property
     def version(self) -> int:
@@ -89,7 +89,8 @@ def plan_conversion(
     Args:
         checkpoint: What is converted.
         new: URI of the checkpoint to make.
-        new_io, new_path: Its storage and path there.
+        new_io: Its storage.
+        new_path: Its path there.
         to: A name of TARGETS.
 
     Raises:
@@ -218,7 +219,7 @@ def _is_begun(new: str, io: FileIO, path: str) -> bool:
     try:
         text, _ = io.read_tail(f"{path}/metadata", 4096)
     except NotFoundError:
-        if not any(io.list(f"{path}/{name}") for name in ("", "offsets", "commits")):
+        if not any(io.list(f"{path}{below}") for below in ("", "/offsets", "/commits")):
             return False
     else:
         if text.decode(errors="replace").startswith(UNFINISHED):

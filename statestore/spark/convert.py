@@ -169,11 +169,11 @@ class Conversion:
         self._path = new_path
         self._sessions = sessions
 
-    def run(self, report: Report = lambda progress: None) -> dict[tuple[int, str], int]:
+    def run(self, report: Report | None = None) -> dict[tuple[int, str], int]:
         """Make the new checkpoint.
 
         Args:
-            report: Called a few times a second with how far it is.
+            report: Called a few times a second with how far it is; nobody when None.
 
         Returns:
             Rows by operator ID and store name, of all state partitions.
@@ -191,11 +191,11 @@ class Conversion:
         spark = self._sessions.get()
         files = DriverFiles(spark)
         copy = self._state_copy(spark)
-        if self.plan.begun:
+        if self.plan.is_begun:
             files.delete_directory(self.plan.new)
         unfinished = f"{UNFINISHED}\ncheckpoint={self.plan.checkpoint}\n"
         write_text(self._io, f"{self._path}/metadata", unfinished, overwrite=False)
-        copied = self._copy_state(copy, report)
+        copied = self._copy_state(copy, report or (lambda _: None))
         self._check(copied)
         self._copy_metadata(files)
         self._write_logs([store["checkpoint_id"] for store in copied])
@@ -244,7 +244,8 @@ class Conversion:
             "target": {"checkpoint": self.plan.new, "provider": TARGETS[self.plan.target]},
             "stores": stores,
         }
-        jvm, session = spark._jvm, spark._jsparkSession  # noqa: SLF001
+        jvm: Any = spark._jvm  # noqa: SLF001
+        session = spark._jsparkSession  # noqa: SLF001
         return jvm.io.statestore.convert.StateCopy(session, json.dumps(request))
 
     def _copy_state(self, copy: Any, report: Report) -> list[dict[str, Any]]:
@@ -356,12 +357,13 @@ class _Sessions:
             for field in dataclasses.fields(self._options)
             if getattr(self._options, field.name) != field.default
         }
-        conf = {
+        conf: dict[str, bool | float | int | str | None] = {
             "spark.app.name": "statestore convert",
             "spark.master": "local[*]",
             "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
             **spark_conf(changed),
             **self._conf,
         }
-        conf["spark.jars"] = ",".join(filter(None, [conf.get("spark.jars"), str(find_jar())]))
+        conf["spark.jars"] = ",".join(filter(None, [self._conf.get("spark.jars"), str(find_jar())]))
         return builder.config(map=conf).getOrCreate()

@@ -23,11 +23,12 @@ class DriverFiles:
     """
 
     def __init__(self, spark: SparkSession) -> None:
-        self._jvm: Any = spark._jvm  # noqa: SLF001
+        jvm: Any = spark._jvm  # noqa: SLF001
+        self._jvm = jvm
         session: Any = spark._jsparkSession  # noqa: SLF001
         self._conf = session.sessionState().newHadoopConf()
         try:
-            self._files = self._jvm.io.statestore.engine.HadoopFiles()
+            self._files = jvm.io.statestore.engine.HadoopFiles()
         except TypeError as error:  # py4j takes an unknown class for a package
             raise NotFoundError(
                 "the session has not got the shim jar",

@@ -104,6 +104,8 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
     val provider = node.get("provider").asText
     (StateCopy.Settings ++ pinned + (StateCopy.Prefix + "providerClass" -> provider))
       .foreach { case (key, value) => conf.setConfString(key, value) }
+    // The source's own placement says where its state is; the target's state is in its directory.
+    conf.unsetConf(StateCopy.Prefix + "checkpointStorage")
     val checkpoint = new Path(node.get("checkpoint").asText)
     val root = checkpoint.getFileSystem(hadoopConf).makeQualified(new Path(checkpoint, "state"))
     val shared = spark.sparkContext.broadcast(new SerializableConfiguration(hadoopConf))
