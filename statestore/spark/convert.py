@@ -148,6 +148,11 @@ def open_conversion(
         yield Conversion(plan, source, new_io, new_path.rstrip("/"), sessions)
 
 
+def _hadoop_uri(uri: str, path: str) -> str:
+    """Return what Hadoop knows a directory by: not encoded, whatever its default file system."""
+    return f"file://{path}" if scheme_of(uri) == "file" else uri.rstrip("/")
+
+
 class Conversion:
     """A conversion that was planned; made by `open_conversion`.
 
@@ -168,6 +173,8 @@ class Conversion:
         self._io = new_io
         self._path = new_path
         self._sessions = sessions
+        self._uri = _hadoop_uri(plan.checkpoint, checkpoint.path)
+        self._new_uri = _hadoop_uri(plan.new, new_path)
 
     def run(self, report: Report | None = None) -> dict[tuple[int, str], int]:
         """Make the new checkpoint.
@@ -192,7 +199,7 @@ class Conversion:
         files = DriverFiles(spark)
         copy = self._state_copy(spark)
         if self.plan.is_begun:
-            files.delete_directory(self.plan.new)
+            files.delete_directory(self._new_uri)
         unfinished = f"{UNFINISHED}\ncheckpoint={self.plan.checkpoint}\n"
         write_text(self._io, f"{self._path}/metadata", unfinished, overwrite=False)
         copied = self._copy_state(copy, report or (lambda _: None))
@@ -240,8 +247,8 @@ class Conversion:
                 **source.conf,
                 f"{PREFIX}checkpointFormatVersion": str(self.plan.checkpoint_format),
             },
-            "source": {"checkpoint": self.plan.checkpoint, "provider": source.provider},
-            "target": {"checkpoint": self.plan.new, "provider": TARGETS[self.plan.target]},
+            "source": {"checkpoint": self._uri, "provider": source.provider},
+            "target": {"checkpoint": self._new_uri, "provider": TARGETS[self.plan.target]},
             "stores": stores,
         }
         jvm: Any = spark._jvm  # noqa: SLF001
@@ -294,9 +301,7 @@ class Conversion:
                 name = "" if store.name == "default" else f"/{store.name}"
                 directories.append(f"{state}/0{name}/_metadata")
         for directory in directories:
-            files.copy_directory(
-                f"{self.plan.checkpoint}/{directory}", f"{self.plan.new}/{directory}"
-            )
+            files.copy_directory(f"{self._uri}/{directory}", f"{self._new_uri}/{directory}")
 
     def _write_logs(self, ids: list[str | None]) -> None:
         """Write the entries of the newest committed batch and of those beside it."""
