@@ -34,6 +34,8 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
   hadoopConf.set("sql.streaming.runId", group)
   hadoopConf.set(
     "spark.sql.streaming.internal.stateStore.partitions", request.get("num_partitions").asText)
+  private[this] val sharedHadoopConf =
+    spark.sparkContext.broadcast(new SerializableConfiguration(hadoopConf))
   private[this] val source = newSide("source")
   private[this] val target = newSide("target")
   private[this] val schemas = mutable.HashMap.empty[(Long, String), (StructType, StructType)]
@@ -108,8 +110,7 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
     conf.unsetConf(StateCopy.Prefix + "checkpointStorage")
     val checkpoint = new Path(node.get("checkpoint").asText)
     val root = checkpoint.getFileSystem(hadoopConf).makeQualified(new Path(checkpoint, "state"))
-    val shared = spark.sparkContext.broadcast(new SerializableConfiguration(hadoopConf))
-    new CopySide(root.toString, StateStoreConf(conf), shared)
+    new CopySide(root.toString, StateStoreConf(conf), sharedHadoopConf)
   }
 
   private def textOf(node: JsonNode): Option[String] = Option(node.asText(null))
@@ -129,6 +130,9 @@ private object StateCopy {
   /** Messages of an error and its causes, without stack traces. */
   def reasonOf(error: Throwable): String =
     Iterator.iterate(error)(_.getCause).takeWhile(_ != null)
-      .map(e => s"${e.getClass.getSimpleName}: ${String.valueOf(e.getMessage).linesIterator.next()}")
+      .map { e =>
+        val line = String.valueOf(e.getMessage).linesIterator.nextOption().getOrElse("")
+        s"${e.getClass.getSimpleName}: $line"
+      }
       .mkString(" <- ")
 }
