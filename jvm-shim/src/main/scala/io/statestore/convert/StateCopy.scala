@@ -124,7 +124,9 @@ private object StateCopy {
     "formatValidation.enabled" -> "false",
     "commitValidation.enabled" -> "false",
     "coordinatorReportSnapshotUploadLag" -> "false",
-    "rocksdb.changelogCheckpointing.enabled" -> "false" // a commit is to write all files itself
+    "rocksdb.changelogCheckpointing.enabled" -> "false", // a commit writes all files itself
+    // It asks for the key of every put. A query that tracks counts when it loads such a version.
+    "rocksdb.trackTotalNumberOfRows" -> "false"
   ).map { case (key, value) => Prefix + key -> value }
 
   /** Messages of an error and its causes, without stack traces. */
