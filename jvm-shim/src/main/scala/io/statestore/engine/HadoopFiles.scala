@@ -15,8 +15,8 @@ import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileMana
 
 /**
  * Files of every file system that Hadoop can open, for engines and for Python on the driver: what
- * `statestore/io/hadoop.py` asks for. Bytes travel in local files. Durable files are written as Spark writes its own, through its
- * `CheckpointFileManager`. Thread-safe.
+ * `statestore/io/hadoop.py` asks for. Bytes travel in local files. Durable files are written as
+ * Spark writes its own, through its `CheckpointFileManager`. Thread-safe.
  */
 final class HadoopFiles {
   private[this] val configurations = new ConcurrentHashMap[String, Configuration]()
