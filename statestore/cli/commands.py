@@ -19,6 +19,7 @@ from statestore.spark.jar import find_jar
 
 _ELSEWHERE: dict[str, str] = {
     "branch": "statestore.cli.savepoints",
+    "convert": "statestore.cli.converting",
     "diff": "statestore.cli.inspecting",
     "expire": "statestore.cli.upkeep",
     "inspect": "statestore.cli.inspecting",

@@ -14,11 +14,11 @@ import org.apache.hadoop.security.AccessControlException
 import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
 
 /**
- * Files of every file system that Hadoop can open, for engines: what `statestore/io/hadoop.py` asks
- * for. Bytes travel in local files. Durable files are written as Spark writes its own, through its
- * `CheckpointFileManager`. Thread-safe.
+ * Files of every file system that Hadoop can open, for engines and for Python on the driver: what
+ * `statestore/io/hadoop.py` asks for. Bytes travel in local files. Durable files are written as
+ * Spark writes its own, through its `CheckpointFileManager`. Thread-safe.
  */
-private[engine] final class HadoopFiles {
+final class HadoopFiles {
   private[this] val configurations = new ConcurrentHashMap[String, Configuration]()
 
   /** Use the Hadoop configuration of the query that has this checkpoint. */

@@ -16,6 +16,7 @@ import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.internal.{SQLConf, SharedState}
+import org.apache.spark.sql.types.StructType
 import org.apache.spark.util.{NextIterator, RpcUtils, Utils}
 
 /** The few members of Spark that only its own packages can see, and nothing else. */
@@ -119,6 +120,21 @@ object StateStoreInternals {
   // Sessions of one application mostly share one.
   private val sharedStates =
     Collections.synchronizedSet(Collections.newSetFromMap(new WeakHashMap[SharedState, JBoolean]))
+
+  /**
+   * Key and value schema of the default column family, from a store's state schema file.
+   *
+   * @throws java.io.IOException there is no such file, or it cannot be read
+   */
+  def readStateSchema(store: StateStoreId, hadoopConf: Configuration): (StructType, StructType) = {
+    val file = StateSchemaCompatibilityChecker.schemaFile(store.storeCheckpointLocation())
+    val in = file.getFileSystem(hadoopConf).open(file)
+    try {
+      val schema = StateSchemaCompatibilityChecker.readSchemaFile(in)
+        .find(_.colFamilyName == StateStore.DEFAULT_COL_FAMILY_NAME).get
+      (schema.keySchema, schema.valueSchema)
+    } finally in.close()
+  }
 
   /** Every configuration key that Spark SQL knows, alternative spellings included. */
   lazy val sqlConfKeys: Set[String] =

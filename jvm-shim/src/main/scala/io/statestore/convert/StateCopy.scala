@@ -1,0 +1,140 @@
+package io.statestore.convert
+
+import java.util.UUID
+
+import scala.collection.mutable
+import scala.jdk.CollectionConverters._
+import scala.util.control.NonFatal
+
+import com.fasterxml.jackson.databind.JsonNode
+import io.statestore.Json
+import org.apache.hadoop.fs.Path
+import org.apache.spark.sql.classic.SparkSession
+import org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata
+import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.types.StructType
+import org.apache.spark.util.SerializableConfiguration
+
+/**
+ * Copies the state stores of a checkpoint at one version to another provider, a Spark task a store,
+ * and compares what it wrote. It is a job that its caller waits for; meanwhile other threads may
+ * ask how far it is, or cancel it.
+ *
+ * @param requestJson what `statestore/spark/convert.py` asks for: `version`, `num_partitions`,
+ *                    `conf` (pinned by the offset log, and the checkpoint format), `source` and
+ *                    `target` (`checkpoint`, `provider`), and `stores`
+ */
+final class StateCopy(spark: SparkSession, requestJson: String) {
+  private[this] val request = Json.readObject(requestJson)
+  private[this] val version = request.get("version").asLong
+  private[this] val hadoopConf = spark.sessionState.newHadoopConf()
+  private[this] val group = UUID.randomUUID().toString
+  private[this] val rows = spark.sparkContext.longAccumulator
+  private[this] val tasks = spark.sparkContext.longAccumulator
+  hadoopConf.set("sql.streaming.runId", group)
+  hadoopConf.set(
+    "spark.sql.streaming.internal.stateStore.partitions", request.get("num_partitions").asText)
+  private[this] val sharedHadoopConf =
+    spark.sparkContext.broadcast(new SerializableConfiguration(hadoopConf))
+  private[this] val source = newSide("source")
+  private[this] val target = newSide("target")
+  private[this] val schemas = mutable.HashMap.empty[(Long, String), (StructType, StructType)]
+  private[this] val stores = request.get("stores").elements.asScala.map(newStore).toIndexedSeq
+
+  /**
+   * Writes the full state of every store as the version in the target, and reads it again.
+   *
+   * Guarantee: when it returns `ok`, every store is durable, otherwise some may be. It can be
+   * called again.
+   *
+   * @return JSON: `ok`, a store an object, in their order: `rows`; those `missing`, `different` or
+   *         `foreign` in the target, with the first such key in `key`; in checkpoint format v2
+   *         `checkpoint_id`. Or `error`, why it failed
+   */
+  def run(): String = {
+    rows.reset()
+    tasks.reset()
+    val (countRows, countTasks) = (rows, tasks)
+    val copy = new StoreCopy(source, target, version)
+    spark.sparkContext.setJobGroup(group, "convert state", interruptOnCancel = true)
+    try {
+      val results = spark.sparkContext.parallelize(stores, stores.length).map { store =>
+        val result = copy.run(store)
+        countRows.add(result.get("rows").asLong)
+        countTasks.add(1L)
+        Json.write(result)
+      }.collect()
+      results.mkString("{\"ok\":[", ",", "]}")
+    } catch {
+      case NonFatal(e) => Json.write(Json.obj().put("error", StateCopy.reasonOf(e)))
+    } finally spark.sparkContext.clearJobGroup()
+  }
+
+  /** Rows of the stores that the job is done with. */
+  def rowsDone: Long = rows.value
+
+  /** Stores that the job is done with. */
+  def storesDone: Long = tasks.value
+
+  /** Ends the running job, which then fails. */
+  def cancel(): Unit = spark.sparkContext.cancelJobGroup(group)
+
+  private def newStore(node: JsonNode): CopiedStore = {
+    val operator = node.get("operator").asLong
+    val name = node.get("name").asText
+    val (keySchema, valueSchema) = schemas.getOrElseUpdate(
+      (operator, name),
+      StateStoreInternals.readStateSchema(
+        StateStoreId(source.root, operator, StateStore.PARTITION_ID_TO_CHECK_SCHEMA, name),
+        hadoopConf))
+    CopiedStore(
+      operator,
+      node.get("partition").asInt,
+      name,
+      keySchema,
+      valueSchema,
+      node.get("num_prefix_columns").asInt,
+      textOf(node.get("checkpoint_id")))
+  }
+
+  private def newSide(name: String): CopySide = {
+    val node = request.get(name)
+    val conf = spark.sessionState.conf.clone()
+    val pinned = request.get("conf").properties.asScala.map(e => e.getKey -> e.getValue.asText)
+    // With the values that are meant where an older Spark pinned nothing.
+    OffsetSeqMetadata.setSessionConf(OffsetSeqMetadata(0L, 0L, pinned.toMap), conf)
+    val provider = node.get("provider").asText
+    (StateCopy.Settings ++ pinned + (StateCopy.Prefix + "providerClass" -> provider))
+      .foreach { case (key, value) => conf.setConfString(key, value) }
+    // The source's own placement says where its state is; the target's state is in its directory.
+    conf.unsetConf(StateCopy.Prefix + "checkpointStorage")
+    val checkpoint = new Path(node.get("checkpoint").asText)
+    val root = checkpoint.getFileSystem(hadoopConf).makeQualified(new Path(checkpoint, "state"))
+    new CopySide(root.toString, StateStoreConf(conf), sharedHadoopConf)
+  }
+
+  private def textOf(node: JsonNode): Option[String] = Option(node.asText(null))
+}
+
+private object StateCopy {
+  val Prefix = "spark.sql.streaming.stateStore."
+
+  /** No query runs: rows are copied as they are, and no coordinator waits for reports. */
+  val Settings: Map[String, String] = Map(
+    "formatValidation.enabled" -> "false",
+    "commitValidation.enabled" -> "false",
+    "coordinatorReportSnapshotUploadLag" -> "false",
+    "rocksdb.changelogCheckpointing.enabled" -> "false", // a commit writes all files itself
+    // It asks for the key of every put. A query that tracks counts when it loads such a version.
+    "rocksdb.trackTotalNumberOfRows" -> "false"
+  ).map { case (key, value) => Prefix + key -> value }
+
+  /** Messages of an error and its causes, without stack traces. */
+  def reasonOf(error: Throwable): String =
+    Iterator.iterate(error)(_.getCause).takeWhile(_ != null)
+      .map { e =>
+        val line = String.valueOf(e.getMessage).linesIterator.nextOption().getOrElse("")
+        s"${e.getClass.getSimpleName}: $line"
+      }
+      .mkString(" <- ")
+}

@@ -1,0 +1,383 @@
+"""Converts a checkpoint between Spark's own providers and this package's; runs Spark jobs.
+
+The rows of the newest committed version are copied store by store and compared. What a query needs
+to go on with them is written afterwards, the file `metadata` last: until then it holds a text that
+no query starts from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from statestore.checkpoint.query_log import PROVIDER_KEY, QueryLog, read_text, write_text
+from statestore.core.clock import SystemClock
+from statestore.core.errors import InternalError, NotFoundError, StorageError
+from statestore.core.options import PREFIX, StateStoreOptions, spark_conf
+from statestore.io.hadoop import HadoopFileIO, split_hadoop_uri
+from statestore.io.s3_settings import S3Settings
+from statestore.io.storage import open_storage, scheme_of
+from statestore.operations.checkpoint import Checkpoint
+from statestore.operations.conversion import TARGETS, UNFINISHED, ConversionPlan, plan_conversion
+from statestore.operations.in_use import require_not_in_use, require_same_batches
+from statestore.spark.driver_files import DriverFiles
+from statestore.spark.jar import find_jar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from statestore.io.file_io import FileIO, TreeFileIO
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionProgress:
+    """How far a conversion is.
+
+    Attributes:
+        stores: Stores that are copied and compared, of `ConversionPlan.num_stores`.
+        rows: Their rows.
+    """
+
+    stores: int
+    rows: int
+
+
+Report = Callable[[ConversionProgress], None]
+
+
+def convert(
+    checkpoint: str,
+    new: str,
+    to: str,
+    *,
+    spark: SparkSession | None = None,
+    options: StateStoreOptions | None = None,
+    session_conf: Mapping[str, str] | None = None,
+) -> dict[tuple[int, str], int]:
+    """Make a new checkpoint from which a query goes on with another provider.
+
+    Arguments, guarantee and errors are those of `open_conversion` and `Conversion.run`.
+
+    Returns:
+        Rows by operator ID and store name, of all state partitions.
+    """
+    with open_conversion(
+        checkpoint, new, to, spark=spark, options=options, session_conf=session_conf
+    ) as conversion:
+        return conversion.run()
+
+
+@contextmanager
+def open_conversion(
+    checkpoint: str,
+    new: str,
+    to: str,
+    *,
+    spark: SparkSession | None = None,
+    options: StateStoreOptions | None = None,
+    session_conf: Mapping[str, str] | None = None,
+) -> Iterator[Conversion]:
+    """Plan a conversion; nothing is written before `Conversion.run`.
+
+    Args:
+        checkpoint: Checkpoint directory of a query that does not run: a path or URI that Spark's
+            Hadoop can open. It is never changed.
+        new: Where the new checkpoint is to be, likewise.
+        to: filesystem, rocksdb, spark-hdfs or spark-rocksdb.
+        spark: A session with the jar of this package. When None, the active one, or a local one
+            that is started when it is needed, and stopped at the end.
+        options: Options of the query, for storage that needs them; a session that is not started
+            here has them already.
+        session_conf: Configuration of a session that is started here.
+
+    Yields:
+        The conversion.
+
+    Raises:
+        NotFoundError, InvalidArgumentError, IncompatibleError, FencedError, CorruptionError,
+            StorageError: As `plan_conversion`.
+    """
+    options = options or StateStoreOptions()
+    with ExitStack() as stack:
+        scratch_directory = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="statestore-convert-")
+        )
+        sessions = _Sessions(stack, spark, options, session_conf or {})
+
+        def open_io(uri: str, name: str) -> tuple[FileIO, str]:
+            cache_directory = f"{scratch_directory}/{name}"
+            if scheme_of(uri) in ("file", "s3"):
+                s3 = S3Settings.from_options(options)
+                return open_storage(uri, cache_directory, s3, SystemClock())
+            file_system, path = split_hadoop_uri(uri)
+            files = DriverFiles(sessions.get())
+            return HadoopFileIO(
+                files, file_system, "", scratch_directory, options.fetch_cache_bytes
+            ), path
+
+        io, path = open_io(checkpoint, "source")
+        new_io, new_path = open_io(new, "new")
+        # The state itself is read by Spark, wherever it is.
+        source = Checkpoint(
+            checkpoint,
+            cast("TreeFileIO", io),  # its files are asked for by their names, here
+            path.rstrip("/"),
+            io,
+            f"{path.rstrip('/')}/state",
+            None,
+            options,
+            SystemClock(),
+            scratch_directory,
+        )
+        if source.newest_planned is None:
+            raise NotFoundError(
+                "there is no checkpoint of a streaming query",
+                kind="checkpoint-not-found",
+                checkpoint=checkpoint,
+                missing=source.offsets.directory,
+                to_fix="name the directory that the query has as its checkpointLocation",
+            )
+        plan = plan_conversion(source, new, new_io, new_path.rstrip("/"), to)
+        yield Conversion(plan, source, new_io, new_path.rstrip("/"), sessions)
+
+
+def _hadoop_uri(uri: str, path: str) -> str:
+    """Return what Hadoop knows a directory by: not encoded, whatever its default file system."""
+    return f"file://{path}" if scheme_of(uri) == "file" else uri.rstrip("/")
+
+
+class Conversion:
+    """A conversion that was planned; made by `open_conversion`.
+
+    Attributes:
+        plan: What it does.
+    """
+
+    def __init__(
+        self,
+        plan: ConversionPlan,
+        checkpoint: Checkpoint,
+        new_io: FileIO,
+        new_path: str,
+        sessions: _Sessions,
+    ) -> None:
+        self.plan = plan
+        self._checkpoint = checkpoint
+        self._io = new_io
+        self._path = new_path
+        self._sessions = sessions
+        self._uri = _hadoop_uri(plan.checkpoint, checkpoint.path)
+        self._new_uri = _hadoop_uri(plan.new, new_path)
+
+    def run(self, report: Report | None = None) -> dict[tuple[int, str], int]:
+        """Make the new checkpoint.
+
+        Args:
+            report: Called a few times a second with how far it is; nobody when None.
+
+        Returns:
+            Rows by operator ID and store name, of all state partitions.
+
+        Guarantee: on return the query starts from the new checkpoint, on the target's provider,
+        and every row was compared. After a raise, or a crash, no query starts from it, and the
+        conversion can be run again. The old checkpoint is not changed.
+
+        Raises:
+            InUseError: A query is writing the old checkpoint, or wrote it meanwhile.
+            FencedError: Another conversion has begun there.
+            InternalError: A row is not what it was.
+            NotFoundError: The session has not got the jar.
+            StorageError: State cannot be read or written; names the reason.
+        """
+        require_not_in_use(self._checkpoint)
+        with require_same_batches(self._checkpoint):
+            rows = self._convert(report or (lambda _: None))
+        metadata = read_text(self._checkpoint.io, f"{self._checkpoint.path}/metadata")
+        write_text(self._io, f"{self._path}/metadata", metadata, overwrite=True)
+        return rows
+
+    def _convert(self, report: Report) -> dict[tuple[int, str], int]:
+        """Make the new checkpoint, but for the file without which no query starts from it."""
+        spark = self._sessions.get()
+        files = DriverFiles(spark)
+        copy = self._state_copy(spark)
+        if self.plan.is_begun:
+            files.delete_directory(self._new_uri)
+        unfinished = f"{UNFINISHED}\ncheckpoint={self.plan.checkpoint}\n"
+        write_text(self._io, f"{self._path}/metadata", unfinished, overwrite=False)
+        copied = self._copy_state(copy, report)
+        self._check(copied)
+        self._copy_metadata(files)
+        self._write_logs([store["checkpoint_id"] for store in copied])
+        rows: dict[tuple[int, str], int] = {}
+        for (operator, _, name), store in zip(self._stores(), copied, strict=True):
+            rows[operator, name] = rows.get((operator, name), 0) + int(store["rows"])
+        return rows
+
+    def _stores(self) -> list[tuple[int, int, str]]:
+        """Operator, state partition and name of every store, in the order they are copied in."""
+        return [
+            (operator.info.id, partition, store.name)
+            for operator in self.plan.operators
+            for partition in range(operator.num_partitions)
+            for store in operator.info.stores
+        ]
+
+    def _state_copy(self, spark: SparkSession) -> Any:
+        """Return the JVM's side, io.statestore.convert.StateCopy."""
+        source = self._checkpoint
+        entry = source.commit_entry(self.plan.batch)
+        stores = []
+        for operator, partition, name in self._stores():
+            info = source.operator(operator)
+            number = [store.name for store in info.stores].index(name)
+            ids = entry.checkpoint_ids.get(str(operator))
+            stores.append(
+                {
+                    "operator": operator,
+                    "partition": partition,
+                    "name": name,
+                    "num_prefix_columns": info.stores[number].num_prefix_columns,
+                    "checkpoint_id": ids[partition][number] if ids else None,
+                }
+            )
+        request = {
+            "version": self.plan.version,
+            "num_partitions": self.plan.num_partitions,
+            "conf": {
+                **source.conf,
+                f"{PREFIX}checkpointFormatVersion": str(self.plan.checkpoint_format),
+            },
+            "source": {"checkpoint": self._uri, "provider": source.provider},
+            "target": {"checkpoint": self._new_uri, "provider": TARGETS[self.plan.target]},
+            "stores": stores,
+        }
+        jvm: Any = spark._jvm  # noqa: SLF001
+        session = spark._jsparkSession  # noqa: SLF001
+        return jvm.io.statestore.convert.StateCopy(session, json.dumps(request))
+
+    def _copy_state(self, copy: Any, report: Report) -> list[dict[str, Any]]:
+        """Run the job and return what it says of every store."""
+        with ThreadPoolExecutor(1) as thread:
+            running = thread.submit(copy.run)
+            try:
+                while not wait([running], _POLL_S).done:
+                    report(ConversionProgress(copy.storesDone(), copy.rowsDone()))
+            except BaseException:
+                copy.cancel()
+                raise
+            reply = json.loads(running.result())
+        report(ConversionProgress(copy.storesDone(), copy.rowsDone()))
+        if "error" in reply:
+            raise StorageError(
+                "cannot copy the state",
+                checkpoint=self.plan.checkpoint,
+                new=self.plan.new,
+                reason=reply["error"],
+                to_fix="mend what the reason names; the conversion can be run again",
+            )
+        found: list[dict[str, Any]] = reply["ok"]
+        return found
+
+    def _check(self, copied: list[dict[str, Any]]) -> None:
+        for (operator, partition, name), store in zip(self._stores(), copied, strict=True):
+            if store["missing"] or store["different"] or store["foreign"]:
+                raise InternalError(
+                    "the converted state is not what it was made from",
+                    operator=operator,
+                    partition=partition,
+                    store=name,
+                    **{key: store[key] for key in ("missing", "different", "foreign", "key")},
+                    to_fix="report it; the checkpoint is as it was, and nothing starts from the "
+                    "new one",
+                )
+
+    def _copy_metadata(self, files: DriverFiles) -> None:
+        """Copy what no provider writes: sources, operator metadata and state schemas."""
+        directories = ["sources"]
+        for operator in self.plan.operators:
+            state = f"state/{operator.info.id}"
+            directories.append(f"{state}/_metadata")
+            for store in operator.info.stores:
+                name = "" if store.name == "default" else f"/{store.name}"
+                directories.append(f"{state}/0{name}/_metadata")
+        for directory in directories:
+            files.copy_directory(f"{self._uri}/{directory}", f"{self._new_uri}/{directory}")
+
+    def _write_logs(self, ids: list[str | None]) -> None:
+        """Write the entries of the newest committed batch and of those beside it."""
+        source, batch = self._checkpoint, self.plan.batch
+        commit = source.commit_entry(batch)
+        if self.plan.checkpoint_format == 2:
+            by_operator: dict[str, list[list[str]]] = {}
+            for (operator, partition, _), made in zip(self._stores(), ids, strict=True):
+                partitions = by_operator.setdefault(str(operator), [])
+                if len(partitions) == partition:
+                    partitions.append([])
+                partitions[partition].append(str(made))
+            commit = commit.with_checkpoint_ids(by_operator)
+        QueryLog(self._io, self._path, "commits").replace(batch, commit.encode())
+        offsets = QueryLog(self._io, self._path, "offsets")
+        # Spark starts from the newest entry and the one before it.
+        for planned in source.planned_batches:
+            if planned >= batch - 1:
+                entry = source.offsets_entry(planned)
+                changed = entry.with_conf({PROVIDER_KEY: TARGETS[self.plan.target]})
+                offsets.replace(planned, changed.encode())
+
+
+class _Sessions:
+    """The session to use, started when it is first asked for."""
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        given: SparkSession | None,
+        options: StateStoreOptions,
+        conf: Mapping[str, str],
+    ) -> None:
+        self._stack = stack
+        self._session = given
+        self._options = options
+        self._conf = conf
+
+    def get(self) -> SparkSession:
+        """Return the session.
+
+        Raises:
+            NotFoundError: The jar is not there.
+        """
+        # Imported here because it is an extra, and a plan rarely needs it.
+        from pyspark.sql import SparkSession
+
+        if self._session is None:
+            self._session = SparkSession.getActiveSession()
+        if self._session is None:
+            self._session = self._start(SparkSession.builder)
+            self._stack.callback(self._session.stop)
+        return self._session
+
+    def _start(self, builder: SparkSession.Builder) -> SparkSession:
+        changed = {
+            field.name: getattr(self._options, field.name)
+            for field in dataclasses.fields(self._options)
+            if getattr(self._options, field.name) != field.default
+        }
+        conf: dict[str, bool | float | int | str | None] = {
+            "spark.app.name": "statestore convert",
+            "spark.master": "local[*]",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            **spark_conf(changed),
+            **self._conf,
+        }
+        conf["spark.jars"] = ",".join(filter(None, [self._conf.get("spark.jars"), str(find_jar())]))
+        return builder.config(map=conf).getOrCreate()
