@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from statestore.operations.restore import plan_restore
     from statestore.operations.savepoint import take_savepoint
     from statestore.spark.configuration import configure
+    from statestore.spark.convert import convert
     from statestore.spark.driver_memory import driver_memory
     from statestore.spark.failures import find_obstacle
     from statestore.spark.listener import CheckpointListener, listen
@@ -53,6 +54,7 @@ __all__ = [
     "Store",
     "__version__",
     "configure",
+    "convert",
     "driver_memory",
     "find_obstacle",
     "listen",
@@ -81,6 +83,7 @@ _HOMES = {
     "read": "statestore.operations.reading",
     "read_batches": "statestore.operations.reading",
     "configure": "statestore.spark.configuration",
+    "convert": "statestore.spark.convert",
     "driver_memory": "statestore.spark.driver_memory",
     "run": "statestore.spark.supervision",
     "find_obstacle": "statestore.spark.failures",

@@ -35,6 +35,7 @@ IGNORED_WARNINGS = [
     ":pytest.PytestUnraisableExceptionWarning",
     "PySpark does not yet fully support pandas:FutureWarning",
 ]
+EXTENDED = pytest.mark.extended
 MakeLane = Callable[..., Lane]
 RunReference = Callable[[Query], Lane]
 state_on_heap = pytest.mark.skipif(

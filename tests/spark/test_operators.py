@@ -16,7 +16,7 @@ import statestore
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.state_file import StateFile
 
-from .conftest import OURS, PROVIDER, MakeLane, RunReference
+from .conftest import EXTENDED, OURS, PROVIDER, MakeLane, RunReference
 from .harness import (
     FILESYSTEM,
     HDFS,
@@ -52,16 +52,25 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 def _cases(
-    queries: Sequence[Query], heap_too: Sequence[Query] = (), rocksdb_too: Sequence[Query] = ()
+    queries: Sequence[Query],
+    heap_too: Sequence[Query] = (),
+    rocksdb_too: Sequence[Query] = (),
+    extended: Sequence[Query] = (),
 ) -> list[Any]:
     """Return the queries for the provider under test, and some of them for the other backends."""
     cases = [pytest.param(PROVIDER, query, id=query.name) for query in queries]
+    cases += [pytest.param(PROVIDER, query, id=query.name, marks=EXTENDED) for query in extended]
     if PROVIDER == FILESYSTEM:
-        cases += [pytest.param(HEAP, query, id=f"heap-{query.name}") for query in heap_too]
-        cases += [
-            pytest.param(ROCKSDB_BACKEND, query, id=f"rocksdb-{query.name}")
-            for query in rocksdb_too
-        ]
+        for backend, provider, too in (
+            ("heap", HEAP, heap_too),
+            ("rocksdb", ROCKSDB_BACKEND, rocksdb_too),
+        ):
+            cases += [
+                pytest.param(
+                    provider, query, id=f"{backend}-{query.name}", marks=EXTENDED if rest else []
+                )
+                for rest, query in enumerate(too)
+            ]
     return cases
 
 
@@ -159,11 +168,11 @@ def _rows(table: pa.Table, schema: pa.Schema) -> list[str]:
         OPERATORS,
         heap_too=[AGGREGATION, WATERMARK_DEDUP, JOIN],
         rocksdb_too=[
+            JOIN,
             AGGREGATION,
             SESSION_APPEND,
             WATERMARK_DEDUP,
             EVENT_TIME_GROUPS,
-            JOIN,
             AGGREGATION_THEN_DEDUP,
         ],
     ),
@@ -184,9 +193,10 @@ def test_rows_equal_built_in_when_restarted(
 @pytest.mark.parametrize(
     ("provider", "query"),
     _cases(
-        [AGGREGATION, SESSION_APPEND, WATERMARK_DEDUP, EVENT_TIME_GROUPS, JOIN],
+        [JOIN],
         heap_too=[WATERMARK_DEDUP],
         rocksdb_too=[AGGREGATION, JOIN],
+        extended=[AGGREGATION, SESSION_APPEND, WATERMARK_DEDUP, EVENT_TIME_GROUPS],
     ),
 )
 def test_rows_equal_built_in_when_checkpoint_format_is_2(
@@ -208,7 +218,7 @@ def test_rows_equal_built_in_when_checkpoint_format_is_2(
 
 @pytest.mark.parametrize(
     ("provider", "query"),
-    _cases([WINDOW_APPEND, JOIN], heap_too=[WINDOW_APPEND], rocksdb_too=[WINDOW_APPEND]),
+    _cases([WINDOW_APPEND], rocksdb_too=[WINDOW_APPEND], extended=[JOIN]),
 )
 def test_rows_equal_built_in_when_unloaded_on_commit(
     make_lane: MakeLane, run_reference: RunReference, provider: str, query: Query
@@ -217,6 +227,7 @@ def test_rows_equal_built_in_when_unloaded_on_commit(
     _compare(make_lane, run_reference, query, UNLOAD, provider)
 
 
+@pytest.mark.extended
 def test_rows_equal_built_in_when_format_2_and_unloaded(
     make_lane: MakeLane, run_reference: RunReference
 ) -> None:

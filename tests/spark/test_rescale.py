@@ -16,14 +16,19 @@ from statestore.codec.partition_key import compute_key_groups
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.rows import read_rows
 
-from .conftest import PROVIDER, MakeLane, RunReference
+from .conftest import EXTENDED, PROVIDER, MakeLane, RunReference
 from .harness import FILESYSTEM, HEAP, ROCKSDB_BACKEND, STATE_STORE, Lane, Query
 from .queries import (
     AGGREGATION,
+    AGGREGATION_THEN_DEDUP,
     AGGREGATIONS,
+    DEDUPS,
+    EVENT_TIME_GROUPS,
     JOIN,
+    LIMITS,
     OPERATORS,
     SESSION_APPEND,
+    WATERMARK_DEDUP,
 )
 
 pytestmark = pytest.mark.ours
@@ -38,15 +43,21 @@ LAST = (12, 3)
 UNFINISHED = "STREAMING_UNFINISHED_REPARTITION_DETECTED"
 
 
+SHORT = (AGGREGATION, GLOBAL_AGGREGATION, SESSION_APPEND, DEDUPS[0], WATERMARK_DEDUP, JOIN,
+         EVENT_TIME_GROUPS, LIMITS[0], AGGREGATION_THEN_DEDUP)  # fmt: skip
+"""One operator of each layout of keys."""
+
+
 def _cases() -> list[Any]:
     """Every operator on the provider under test, some on the other backends and in format v2."""
-    cases = [pytest.param(PROVIDER, {}, query, id=query.name) for query in OPERATORS]
+    cases = [
+        pytest.param(PROVIDER, {}, query, id=query.name, marks=[] if query in SHORT else [EXTENDED])
+        for query in OPERATORS
+    ]
     more: Sequence[tuple[str, Mapping[str, str], Query]] = [
-        (FILESYSTEM, FORMAT_2, AGGREGATION),
         (FILESYSTEM, FORMAT_2, JOIN),
         (HEAP, FORMAT_2, JOIN),
         (ROCKSDB_BACKEND, {}, AGGREGATION),
-        (ROCKSDB_BACKEND, {}, SESSION_APPEND),
         (ROCKSDB_BACKEND, FORMAT_2, JOIN),
     ]
     if PROVIDER != FILESYSTEM:  # the whole cross is for the lane of that provider
