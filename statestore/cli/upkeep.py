@@ -31,25 +31,31 @@ if TYPE_CHECKING:
 @click.option(
     "--limit", type=click.IntRange(1), default=20, show_default=True, help="Newest versions only."
 )
+@click.option("--savepoints", metavar="DIRECTORY", help="List the query's savepoints in it, too.")
 @conf_option
 @output_option
-def list_command(checkpoint: str, limit: int, options: StateStoreOptions, output: str) -> None:
+def list_command(
+    checkpoint: str, limit: int, savepoints: str | None, options: StateStoreOptions, output: str
+) -> None:
     """List the versions of a checkpoint.
 
     Of each version: how it is kept (incremental, full or rescaled), its rows, the bytes it added
     and the bytes that a restore reads, snapshots, when its batch was committed and how long that
-    took. A version whose files are gone is unreadable.
+    took. A version whose files are gone is unreadable. Savepoints are wherever they were put:
+    --savepoints says where to look.
 
     \b
     Examples:
       statestore list /data/checkpoint
       statestore list s3://bucket/checkpoint --limit 5 --output json
+      statestore list /data/checkpoint --savepoints /backup
     """  # noqa: D301 (click reads the backspace)
-    from statestore.operations.listing import list_versions
+    from statestore.operations.listing import find_savepoints, list_versions
 
     info = list_versions(checkpoint, limit=limit, options=options)
+    retained = find_savepoints(checkpoint, savepoints, options=options) if savepoints else ()
     if output == "json":
-        print_json(asdict(info))
+        print_json({**asdict(info), "savepoints": [asdict(found) for found in retained]})
         return
     click.echo(
         f"{info.uri}: {info.backend} backend, {info.num_partitions} state partitions, "
@@ -78,6 +84,18 @@ def list_command(checkpoint: str, limit: int, options: StateStoreOptions, output
         for version in info.versions
     ]
     console().print(table(columns, rows))
+    if retained:
+        rows = [
+            [
+                found.savepoint.version,
+                found.savepoint.form,
+                found.savepoint.num_rows,
+                format_bytes(found.savepoint.state_bytes),
+                found.uri,
+            ]
+            for found in retained
+        ]
+        console().print(table(["version", "form", "rows", "bytes", "savepoint"], rows))
 
 
 @click.command()

@@ -8,14 +8,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from statestore.checkpoint.layout import parse_state_file_name
 from statestore.codec.trailer import StoreName
-from statestore.core.errors import StateStoreError
+from statestore.core.errors import (
+    CorruptionError,
+    IncompatibleError,
+    NotFoundError,
+    StateStoreError,
+)
+from statestore.io.s3_settings import S3Settings
+from statestore.io.storage import open_storage
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
+from statestore.operations.new_directory import METADATA_NAME, read_metadata
 from statestore.operations.rows import opened
+from statestore.operations.savepoint import Savepoint, read_savepoint
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
@@ -178,6 +188,56 @@ def _kind(heads: Mapping[StoreName, PublishedFile]) -> VersionKind:
         has_files = any(trailer.files for trailer in trailers)
         return "rescaled" if has_files else "full"
     return "incremental"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSavepoint:
+    """A savepoint of a query.
+
+    Attributes:
+        uri: Where it is.
+        savepoint: What it says about itself.
+    """
+
+    uri: str
+    savepoint: Savepoint
+
+
+def find_savepoints(
+    checkpoint: str | Checkpoint, directory: str, *, options: StateStoreOptions | None = None
+) -> tuple[FoundSavepoint, ...]:
+    """Return the savepoints of a checkpoint's query that are retained in a directory.
+
+    Args:
+        checkpoint: As `list_versions`.
+        directory: Where to look: savepoints lie directly in it. A path or URI as well.
+        options: How to reach the storage (`s3.*`); defaults when None.
+
+    Returns:
+        Oldest version first. Nobody but the user knows where savepoints are, so nothing else is
+        looked at; one that is not finished or cannot be read is left out.
+
+    Raises:
+        NotFoundError: There is no checkpoint.
+        InvalidArgumentError: A storage that only Spark opens.
+        StorageError: The storage failed.
+    """
+    with opened(checkpoint, options) as source:
+        query_id, _ = read_metadata(source.io, source.path)
+        s3 = S3Settings.from_options(source.options)
+        io, path = open_storage(directory, source.scratch_directory, s3, source.clock)
+        names = (info.name for info in io.list_tree(path.rstrip("/")))
+        found: list[FoundSavepoint] = []
+        for name in sorted(name for name in names if name.count("/") == 1):
+            child, file = name.split("/")
+            if file != METADATA_NAME:
+                continue
+            uri = f"{directory.rstrip('/')}/{child}"
+            with suppress(NotFoundError, CorruptionError, IncompatibleError):
+                savepoint = read_savepoint(io, f"{path.rstrip('/')}/{child}", uri)
+                if savepoint.query_id == query_id:
+                    found.append(FoundSavepoint(uri, savepoint))
+        return tuple(sorted(found, key=lambda one: one.savepoint.version))
 
 
 def store_locations(checkpoint: Checkpoint) -> list[StoreLocation]:

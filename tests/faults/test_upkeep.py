@@ -13,6 +13,7 @@ from statestore.operations.expire import expire, plan_expiry
 from statestore.operations.listing import list_versions
 from statestore.operations.repair import plan_repair, repair
 from statestore.operations.rescale import rescale
+from statestore.operations.savepoint import take_savepoint
 from statestore.operations.verify import verify
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 
@@ -69,6 +70,25 @@ def test_list_tells_what_each_version_added(made):
 
     rescale(made.path, 8)
     assert list_versions(made.path, limit=1).versions[0].kind == "rescaled"
+
+
+def test_list_finds_the_savepoints_of_the_query_only(made, tmp_path):
+    """Catches another query's savepoint, or half of one, taken for the query's own."""
+    Path(made.path, "metadata").write_text('{"id":"one"}')
+    retained = tmp_path / "savepoints"
+    take_savepoint(made.path, str(retained / "first"))
+    made.run_batch({1: 1})
+    take_savepoint(made.path, str(retained / "second"), form="native")
+    Path(made.path, "metadata").write_text('{"id":"other"}')
+    take_savepoint(made.path, str(retained / "strange"))
+    Path(made.path, "metadata").write_text('{"id":"one"}')
+    (retained / "half").mkdir()
+
+    code, printed = run("list", made.path, "--savepoints", str(retained))
+
+    assert code == 0
+    found = [(one["uri"], one["savepoint"]["version"]) for one in printed["savepoints"]]
+    assert found == [(f"{retained}/first", 4), (f"{retained}/second", 5)]
 
 
 def test_verify_finds_nothing_wrong_where_nothing_is(made):
