@@ -146,7 +146,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "rocksdb.incremental", "rocksdb_incremental", "boolean", True, scope="engine",
         doc="Whether a commit of the rocksdb backend makes only the rows of its batch durable. "
-        "false writes the whole state into every version's file.",
+        "false writes the full state into every version's file.",
     ),
     Option(
         "rocksdb.mergeMinFiles", "rocksdb_merge_min_files", "int", 8, scope="engine",

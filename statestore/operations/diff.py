@@ -17,15 +17,10 @@ import pyarrow.compute as pc
 from statestore.codec.byte_ranges import index_with_nulls, unpack
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
 from statestore.codec.rows import from_numpy
+from statestore.codec.sorting import join_batches
 from statestore.operations.ordering import Side, side_by_side
 from statestore.operations.reading import decode_values
-from statestore.operations.rows import (
-    find_family,
-    find_heads,
-    join_batches,
-    opened,
-    try_find_family,
-)
+from statestore.operations.rows import find_family, find_heads, opened, try_find_family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from statestore.backends.filesystem.versions import StoreVersions
 from statestore.core.errors import InvalidArgumentError
 from statestore.io.deferred import DeferredDeletes
+from statestore.operations.full_state import open_memory
 from statestore.operations.in_use import exclusive_use
 from statestore.operations.rows import opened
 
@@ -133,10 +134,9 @@ def _open_versions(
 ) -> StoreVersions | RocksDBVersions:
     if location.body == "arrows":
         return StoreVersions(location, checkpoint.clock, checkpoint.backend)
-    # Imported here because they need a package that is an extra.
-    from statestore.backends.rocksdb.sst import Memory
+    memory = open_memory(checkpoint.options)
+    # Known to be there: it made the memory.
     from statestore.backends.rocksdb.versions import RocksDBVersions
 
     directory = tempfile.mkdtemp(prefix="rocksdb-", dir=scratch_directory)
-    memory = Memory(checkpoint.options.rocksdb_memory_bytes)
     return RocksDBVersions(location, checkpoint.clock, directory, memory)

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.ipc as ipc
 
 from statestore.codec.merge import merge_runs
-from statestore.codec.rows import SCHEMA, from_numpy, sort_group, split_for_blocks
-from statestore.codec.sealed_file import map_file
-from statestore.operations.rows import Heads, join_batches, read_rows
+from statestore.codec.rows import SCHEMA, from_numpy, sort_group
+from statestore.codec.sorting import sort_into_runs
+from statestore.operations.rows import Heads, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +28,6 @@ if TYPE_CHECKING:
 
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.operations.checkpoint import Checkpoint
-
-PIECE_BYTES = 64 * 1024 * 1024
-"""Bytes of rows that are sorted at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,51 +116,12 @@ def _by_key(side: Side, partition: int | None) -> Iterator[pa.RecordBatch]:
     with tempfile.TemporaryDirectory(
         prefix="sort-", dir=side.checkpoint.scratch_directory
     ) as directory:
-        runs = [
-            _SortedRun.write(piece, f"{directory}/{number}.arrow")
-            for number, piece in enumerate(_pieces(without_groups))
-        ]
-        yield from merge_runs(runs, 1)
+        yield from merge_runs(sort_into_runs(without_groups, 1, directory), 1)
 
 
 def _without_group(batch: pa.RecordBatch) -> pa.RecordBatch:
     groups = from_numpy(np.zeros(batch.num_rows, np.uint16), pa.uint16())
     return pa.RecordBatch.from_arrays([groups, *batch.columns[1:]], schema=SCHEMA)
-
-
-def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    waiting: list[pa.RecordBatch] = []
-    for batch in batches:
-        waiting.append(batch)
-        if sum(int(part.nbytes) for part in waiting) >= PIECE_BYTES:
-            yield join_batches(waiting)
-            waiting = []
-    if waiting:
-        yield join_batches(waiting)
-
-
-class _SortedRun:
-    """Rows in order of column family and key, mapped from the local disk."""
-
-    def __init__(self, path: str) -> None:
-        self._reader = ipc.open_file(pa.BufferReader(map_file(path)))
-        self.num_batches = self._reader.num_record_batches
-
-    @classmethod
-    def write(cls, rows: pa.RecordBatch, path: str) -> _SortedRun:
-        """Sort rows and write them."""
-        order = pc.sort_indices(
-            rows.select(["column_family", "key"]),
-            sort_keys=[("column_family", "ascending"), ("key", "ascending")],
-        )
-        with ipc.new_file(path, SCHEMA) as file:
-            for block in split_for_blocks(rows.take(order)):
-                file.write_batch(block)
-        return cls(path)
-
-    def batch(self, index: int) -> pa.RecordBatch:
-        """Return one record batch."""
-        return self._reader.get_batch(index)
 
 
 class _Stream:

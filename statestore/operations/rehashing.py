@@ -16,27 +16,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from statestore.checkpoint import full_state
 from statestore.checkpoint.commit import NewVersion
 from statestore.checkpoint.rescale_refs import write_refs
 from statestore.checkpoint.rescaling import mark_home
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import SCHEMA, from_numpy, to_numpy
+from statestore.codec.sorting import gather
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import IncompatibleError
 from statestore.core.key_groups import default_max_parallelism
 from statestore.io.local import named_errors
+from statestore.operations.full_state import Work, open_memory, write_full_state
 from statestore.operations.rows import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.trailer import StoreName, Trailer
     from statestore.operations.checkpoint import Checkpoint
-
-LAID_BY_BYTES = 64 * 1024 * 1024
-"""Bytes of rows held in memory before they are laid by on the local disk."""
 
 
 def rehash_store(
@@ -69,13 +68,21 @@ def rehash_store(
         prefix="rehash-", dir=checkpoint.scratch_directory
     ) as directory:
         rows = _RowsByPartition(directory, num_partitions)
-        for head in heads.values():
-            for batch in read_rows(checkpoint, head):
-                rows.add(_rehashed(batch, head.trailer, new.max_parallelism))
-        rows.lay_by()
+        hashed = (
+            _rehashed(batch, head.trailer, new.max_parallelism)
+            for head in heads.values()
+            for batch in read_rows(checkpoint, head)
+        )
+        for piece in gather(hashed):
+            rows.lay_by(piece)
+        options = replace(checkpoint.options, fsync_enabled=True)
+        memory = open_memory(options) if checkpoint.body == "sst" else None
+        work = Work(directory, options, checkpoint.clock, memory)
         for partition in range(num_partitions):
             store = replace(of.store, partition=partition)
-            made[store] = _publish(checkpoint, store, new, rows, len(heads))
+            location = _prepare(checkpoint, store, new, len(heads))
+            at = replace(new, checkpoint_id=_digest(f"{store} {new.checkpoint_id}"))
+            made[store] = write_full_state(location, at, rows.batches(partition), work)
     return made
 
 
@@ -104,14 +111,10 @@ def _digest(identity: str) -> str:
     return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
 
-def _publish(
-    checkpoint: Checkpoint,
-    store: StoreName,
-    new: NewVersion,
-    rows: _RowsByPartition,
-    num_partitions_before: int,
-) -> PublishedFile:
-    """Write the full state of a new state partition."""
+def _prepare(
+    checkpoint: Checkpoint, store: StoreName, new: NewVersion, num_partitions_before: int
+) -> StoreLocation:
+    """Return where a new state partition goes, after marking what an undo and Spark look for."""
     location = checkpoint.location(store)
     # What is no state partition any more has no maintenance: whoever lets go of the reference
     # deletes its files. A reference in one that stays tells an undo.
@@ -121,18 +124,7 @@ def _publish(
     sources = [store.partition % num_partitions_before, *abandoned]
     write_refs(location, new.version, sources, sync=True)
     mark_home(location, checkpoint.home(store), new.backend)
-    write = full_state.write_full_version
-    if location.body == "sst":
-        # Imported here because it needs a package that is an extra.
-        from statestore.backends.rocksdb.full_state import write_full_version as write
-    return write(
-        location,
-        replace(new, checkpoint_id=_digest(f"{store} {new.checkpoint_id}")),
-        rows.batches(store.partition),
-        checkpoint.scratch_directory,
-        replace(checkpoint.options, fsync_enabled=True),
-        checkpoint.clock,
-    )
+    return location
 
 
 def _rehashed(batch: pa.RecordBatch, trailer: Trailer, max_parallelism: int) -> pa.RecordBatch:
@@ -182,24 +174,11 @@ class _RowsByPartition:
     def __init__(self, directory: str, num_partitions: int) -> None:
         self._directory = directory
         self._num_partitions = num_partitions
-        self._pending: list[pa.RecordBatch] = []
-        self._num_bytes = 0
         self._paths: list[str] = []
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows with their new key groups."""
-        self._pending.append(batch)
-        self._num_bytes += int(batch.nbytes)
-        if self._num_bytes >= LAID_BY_BYTES:
-            self.lay_by()
-
-    def lay_by(self) -> None:
-        """Write what is in memory."""
-        if not self._pending:
-            return
+    def lay_by(self, rows: pa.RecordBatch) -> None:
+        """Write rows with their new key groups."""
         path = f"{self._directory}/{len(self._paths)}.arrow"
-        table = pa.Table.from_batches(self._pending).combine_chunks()
-        (rows,) = table.to_batches() or [pa.RecordBatch.from_pylist([], SCHEMA)]
         owners = to_numpy(rows.column(0), np.uint16) % self._num_partitions
         rows = rows.take(from_numpy(np.argsort(owners, kind="stable"), pa.int64()))
         counts = np.bincount(owners, minlength=self._num_partitions).tolist()
@@ -212,7 +191,6 @@ class _RowsByPartition:
                 file.write_batch(rows.slice(start, count))
                 start += count
         self._paths.append(path)
-        self._pending, self._num_bytes = [], 0
 
     def batches(self, partition: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a state partition."""

@@ -49,6 +49,14 @@ from statestore.operations.committed_version import (
     pin_version,
     write_logs,
 )
+from statestore.operations.full_state import (
+    MAX_STATES_AT_ONCE,
+    StateWriter,
+    Work,
+    deal_out,
+    open_memory,
+    write_states,
+)
 from statestore.operations.new_directory import METADATA_NAME, begin_directory, check_target
 from statestore.operations.operator_map import (
     OperatorMap,
@@ -57,14 +65,6 @@ from statestore.operations.operator_map import (
     store_names_of,
 )
 from statestore.operations.savepoint import Savepoint, open_savepoint
-from statestore.operations.whole_state import (
-    MAX_STATES_AT_ONCE,
-    StateWriter,
-    Work,
-    deal_out,
-    open_memory,
-    write_states,
-)
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import FileBody
@@ -268,7 +268,8 @@ class Restore:
             StateWriter(self._location(target, root, store), new, work).finish()
 
     def _work(self, target: NewDirectory) -> Work:
-        memory = open_memory(self.options, [self.backend, self.version.checkpoint.backend])
+        backends = self.backend, self.version.checkpoint.backend
+        memory = open_memory(self.options) if "rocksdb" in backends else None
         return Work(target.scratch_directory, self.options, target.clock, memory)
 
     def _location(self, target: NewDirectory, root: str, store: StoreName) -> StoreLocation:

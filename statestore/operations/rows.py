@@ -6,7 +6,6 @@ the scratch directory of the opened checkpoint, and passes by in bounded memory.
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,9 +17,10 @@ from statestore.codec.merge import merge_runs
 from statestore.codec.rows import from_numpy, to_numpy
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.operations.checkpoint import Checkpoint, open_checkpoint
+from statestore.operations.full_state import open_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.trailer import ColumnFamily, StoreName
@@ -154,19 +154,20 @@ def read_rows(
     if family is None and column_family is not None:
         return
     location = checkpoint.location(of.store)
-    checkpoint_id = checkpoint.checkpoint_id(of.store, of.version)
     if location.body == "sst":
-        yield from _read_sst(checkpoint, head, checkpoint_id, family)
+        options = checkpoint.options
+        memory = open_memory(options)
+        # Known to be there: it made the memory.
+        from statestore.backends.rocksdb.full_state import read_full_state
+
+        yield from read_full_state(
+            location, head, checkpoint.scratch_directory, options, checkpoint.clock, memory, family
+        )
         return
+    checkpoint_id = checkpoint.checkpoint_id(of.store, of.version)
     restored = restore_version(location, of.version, checkpoint_id)
     for batch in merge_runs(restored.files, of.max_parallelism):
         yield batch if family is None else _of_family(batch, family)
-
-
-def join_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return record batches of one schema as one."""
-    joined = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return joined[0] if joined else batches[0]
 
 
 def _of_family(batch: pa.RecordBatch, column_family: int) -> pa.RecordBatch:
@@ -174,24 +175,3 @@ def _of_family(batch: pa.RecordBatch, column_family: int) -> pa.RecordBatch:
     if is_wanted.all():
         return batch
     return batch.take(from_numpy(np.flatnonzero(is_wanted), pa.int64()))
-
-
-def _read_sst(
-    checkpoint: Checkpoint,
-    head: PublishedFile,
-    checkpoint_id: str | None,
-    column_family: int | None,
-) -> Iterator[pa.RecordBatch]:
-    # Imported here because they need a package that is an extra.
-    from statestore.backends.rocksdb.sst import Memory
-    from statestore.backends.rocksdb.versions import RocksDBVersions
-    from statestore.backends.rocksdb.view import View
-
-    options = checkpoint.options
-    location = checkpoint.location(head.trailer.store)
-    with tempfile.TemporaryDirectory(prefix="rows-", dir=checkpoint.scratch_directory) as directory:
-        memory = Memory(options.rocksdb_memory_bytes)
-        versions = RocksDBVersions(location, checkpoint.clock, directory, memory)
-        local = versions.load(head.trailer.version, checkpoint_id, None, options)
-        if local.view is not None:
-            yield from View.of(local).batches(column_family)

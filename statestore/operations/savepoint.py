@@ -32,13 +32,13 @@ from statestore.operations.committed_version import (
     pin_version,
     write_logs,
 )
+from statestore.operations.full_state import MAX_STATES_AT_ONCE, Work, open_memory, write_states
 from statestore.operations.new_directory import (
     begin_directory,
     check_finished,
     metadata_fields,
     read_metadata,
 )
-from statestore.operations.whole_state import MAX_STATES_AT_ONCE, Work, open_memory, write_states
 
 if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
@@ -201,7 +201,7 @@ def _write_canonical(
 ) -> tuple[int, int]:
     """Write the full state of every store; return the rows and the bytes of all."""
     checkpoint = version.checkpoint
-    memory = open_memory(options, [checkpoint.backend])
+    memory = open_memory(options) if checkpoint.body == "sst" else None
     work = Work(target.scratch_directory, options, target.clock, memory)
 
     def write(store: StoreName) -> PublishedFile:

@@ -11,6 +11,7 @@ import pytest
 
 from statestore.checkpoint.layout import lease_directory
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, OffsetsEntry, checksum_path
+from statestore.codec import sorting
 from statestore.core.errors import (
     IncompatibleError,
     InUseError,
@@ -21,7 +22,6 @@ from statestore.core.errors import (
 from statestore.io.counting import CountingFileIO, RequestCounts
 from statestore.io.local import LocalFileIO
 from statestore.io.s3 import S3FileIO
-from statestore.operations import rehashing
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
 from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
@@ -120,7 +120,7 @@ def test_query_goes_on_when_rescaled_again_and_again(
 
 def test_rehash_of_more_rows_than_memory_holds(tmp_path, monkeypatch):
     """Catches rows lost between the pieces that are laid by on the local disk."""
-    monkeypatch.setattr(rehashing, "LAID_BY_BYTES", 300)
+    monkeypatch.setattr(sorting, "RUN_BYTES", 300)
     made = make(tmp_path, operators=OPERATORS[:2])
 
     rescale(made.path, 5)

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 import statestore
+from statestore.codec import sorting
 from statestore.core.clock import SystemClock
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.options import StateStoreOptions
@@ -13,7 +14,6 @@ from statestore.core.providers import PROVIDERS
 from statestore.io.local import LocalFileIO
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage
-from statestore.operations import ordering
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.diff import DiffCounts, count_differences, diff
 from statestore.operations.inspection import (
@@ -172,7 +172,7 @@ def test_two_checkpoints_are_compared_whatever_their_layout(
     checkpoint, other, tmp_path, monkeypatch
 ):
     """Catches rows compared by where they are instead of by their key."""
-    monkeypatch.setattr(ordering, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(sorting, "RUN_BYTES", 1000)
     twin = write_checkpoint(tmp_path / "twin", VERSIONS, **other)
 
     assert count_differences(checkpoint, twin) == DiffCounts()

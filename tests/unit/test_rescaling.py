@@ -7,8 +7,7 @@ from itertools import product
 import pytest
 
 import statestore
-from statestore.backends.rocksdb import full_state as rocksdb_full_state
-from statestore.checkpoint import full_state, restore
+from statestore.checkpoint import restore
 from statestore.checkpoint.layout import RescaleRefName, StoreLocation
 from statestore.checkpoint.rescaling import (
     contributors,
@@ -20,6 +19,7 @@ from statestore.checkpoint.rescaling import (
 )
 from statestore.checkpoint.restore import restore_version
 from statestore.checkpoint.trailers import read_delta_trailer
+from statestore.codec import sorting
 from statestore.codec.rows import DELETE, PUT, Row, batch_from_rows
 from statestore.codec.trailer import StoreName
 from statestore.core.clock import SystemClock
@@ -33,6 +33,7 @@ from statestore.core.errors import (
 from statestore.core.key_groups import KeyGroupSet
 from statestore.core.options import StateStoreOptions
 from statestore.io.memory import MemoryFileIO
+from statestore.operations.full_state import Work, open_memory, write_full_state
 from statestore.testing.deltas import new_version
 
 G = 24
@@ -225,14 +226,12 @@ def test_column_families_with_other_ids_are_refused(checkpoint):
 def test_estimates_come_from_the_block_index(tmp_path):
     """Catches a plan that says every new partition reads all of the old one's bytes."""
     made = Checkpoint(tmp_path)
-    io, scratch = made.location(0), str(tmp_path)
+    io, work = made.location(0), Work(str(tmp_path), OPTIONS, SystemClock(), None)
     for partition in range(2):
         rows = [Row(n % G, 0, PUT, b"%08d" % n, b"v" * 90) for n in range(partition, 200_000, 2)]
         new = new_version(1, None, "0" * 32, rows, 0, max_parallelism=G, num_partitions=2)
         batch = batch_from_rows(rows, G)
-        full_state.write_full_version(
-            io.sibling(partition), new, [batch], scratch, OPTIONS, SystemClock()
-        )
+        write_full_state(io.sibling(partition), new, [batch], work)
     heads = made.heads(2, 1)
     size = heads[0].ref.size
 
@@ -268,7 +267,7 @@ def test_only_the_slices_of_a_large_file_are_fetched(tmp_path, monkeypatch):
     new = new_version(1, None, "0" * 32, rows, 0, max_parallelism=G)
     batch = batch_from_rows(rows, G)
     location = made.location(0)
-    full_state.write_full_version(location, new, [batch], str(tmp_path), OPTIONS, SystemClock())
+    write_full_state(location, new, [batch], Work(str(tmp_path), OPTIONS, SystemClock(), None))
     plan = plan_rescale(made.heads(1, 1), 8)
     made.write(plan)
     asked = []
@@ -381,7 +380,7 @@ def test_a_reference_file_that_cannot_be_read_is_named(checkpoint, change):
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 def test_full_state_is_sorted_and_counted(tmp_path, monkeypatch, backend):
     """Catches a row-by-row rescale whose file cannot be read, or that needs the state in memory."""
-    monkeypatch.setattr(full_state, "RUN_BYTES", 2000)
+    monkeypatch.setattr(sorting, "RUN_BYTES", 2000)
     made = Checkpoint(tmp_path, backend)
     rows = [Row(n * 7 % G, 0, PUT, b"%06d" % n, b"v") for n in range(1000, 0, -1)]
     batches = [batch_from_rows(rows[n : n + 50], G) for n in range(0, 1000, 50)]
@@ -389,9 +388,10 @@ def test_full_state_is_sorted_and_counted(tmp_path, monkeypatch, backend):
         new_version(9, None, "0" * 32, [], 0, max_parallelism=G),
         backend=backend,
     )
-    write = (rocksdb_full_state if backend == "rocksdb" else full_state).write_full_version
+    memory = open_memory(OPTIONS) if backend == "rocksdb" else None
+    work = Work(str(tmp_path), OPTIONS, SystemClock(), memory)
 
-    published = write(made.location(0), new, batches, str(tmp_path), OPTIONS, SystemClock())
+    published = write_full_state(made.location(0), new, batches, work)
 
     assert (published.trailer.num_keys, published.trailer.rows.put) == (1000, 1000)
     with made.open(0, 1) as store:

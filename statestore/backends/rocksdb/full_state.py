@@ -1,16 +1,18 @@
-"""Full states of the rocksdb backend: a version written row by row, see checkpoint.full_state."""
+"""The full state of a version of the rocksdb backend: read from a view, and written as a body."""
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import local_errors
 from statestore.backends.rocksdb.merging import database_of
-from statestore.checkpoint.commit import Body, NewVersion, publish_delta
-from statestore.checkpoint.full_state import sorted_runs
+from statestore.backends.rocksdb.versions import RocksDBVersions
+from statestore.backends.rocksdb.view import View
+from statestore.checkpoint.commit import Body
+from statestore.codec.rows import split_for_blocks
+from statestore.codec.sorting import sort_by_key
 from statestore.codec.trailer import compute_lineage
 
 if TYPE_CHECKING:
@@ -24,45 +26,82 @@ if TYPE_CHECKING:
     from statestore.core.options import StateStoreOptions
 
 
-def write_full_version(
+def read_full_state(
     location: StoreLocation,
-    new: NewVersion,
-    batches: Iterable[pa.RecordBatch],
+    head: PublishedFile,
     scratch_directory: str,
     options: StateStoreOptions,
     clock: Clock,
-) -> PublishedFile:
-    """Publish a version that is all its rows and stands on no other; of an SST body.
+    memory: sst.Memory,
+    column_family: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a version in order of column family and key.
 
-    Arguments, guarantee and errors as of `checkpoint.full_state.write_full_version`; rows are
-    written with rocksdb_compression and rocksdb_block_size_kb.
+    Args:
+        location: The store; its body is sst.
+        head: The delta of the version.
+        scratch_directory: Local directory for the database, which is gone after the last row.
+        options: How the database is laid out.
+        clock: Source of time.
+        memory: Shared by all databases.
+        column_family: Only rows of this one, None for all.
+
+    Yields:
+        Record batches of SCHEMA, puts only, each key once and only keys of the store's own state
+        partition.
+
+    Raises:
+        NotFoundError, CorruptionError, FencedError, StorageError: As `RocksDBVersions.load`.
     """
-    sst_options = sst.Memory(options.rocksdb_memory_bytes).options(options)
-    internal = [family.id for family in new.column_families if family.internal]
-    num_internal = 0
-
-    def counted(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-        nonlocal num_internal
-        for row in rows:
-            num_internal += sst.family_of(row[0]) in internal
-            yield row
-
-    with (
-        tempfile.TemporaryDirectory(prefix="full-", dir=scratch_directory) as directory,
-        local_errors("write a full state", directory),
-    ):
-        copies = []
-        for number, run in enumerate(sorted_runs(batches, new.max_parallelism)):
-            rows = sorted(sst.encode_rows(run))
-            copies.append(sst.write_body(rows, f"{directory}/{number}", sst_options).sst_path)
-        database = database_of(copies, directory, sst_options)
+    trailer = head.trailer
+    checkpoint_id = trailer.checkpoint_id if trailer.checkpoint_format >= 2 else None
+    with tempfile.TemporaryDirectory(prefix="rows-", dir=scratch_directory) as directory:
+        versions = RocksDBVersions(location, clock, directory, memory)
+        local = versions.load(trailer.version, checkpoint_id, None, options)
+        if local.view is None:
+            return
+        view = View.of(local)
         try:
-            path = f"{directory}/{new.file_name(location)}"
-            body = sst.write_body(counted(sst.all_rows(database)), path, sst_options)
+            yield from view.batches(column_family)
         finally:
-            database.close()
-        full = replace(new, rows=body.rows, num_keys=body.rows.put, num_internal_keys=num_internal)
-        lineage = compute_lineage(None, body.blocks)
-        made = Body(body.path, body.blocks, body.rows, lineage)
-        sync = options.fsync_enabled
-        return publish_delta(location, full, None, (), made, sync=sync, clock=clock)[0]
+            view.close()
+
+
+def write_full_body(
+    pieces: Iterable[pa.RecordBatch],
+    directory: str,
+    options: StateStoreOptions,
+    memory: sst.Memory,
+) -> Body:
+    """Write the body of a version that is all its rows.
+
+    Args:
+        pieces: Puts of SCHEMA in any order, each key once; one piece is sorted in memory at a time,
+            RocksDB merges them.
+        directory: Local directory for the body, twice its size; empty.
+        options: rocksdb_compression and rocksdb_block_size_kb are used.
+        memory: Shared by all databases.
+
+    Raises:
+        StorageError: The local disk failed.
+    """
+    sst_options = memory.options(options)
+    with local_errors("write a full state", directory):
+        written = [
+            sst.write_body(_in_key_order(piece), f"{directory}/{number}", sst_options)
+            for number, piece in enumerate(pieces)
+        ]
+        if len(written) == 1:
+            (body,) = written
+        else:
+            database = database_of([part.sst_path for part in written], directory, sst_options)
+            try:
+                body = sst.write_body(sst.all_rows(database), f"{directory}/body", sst_options)
+            finally:
+                database.close()
+    return Body(body.path, body.blocks, body.rows, compute_lineage(None, body.blocks))
+
+
+def _in_key_order(piece: pa.RecordBatch) -> Iterator[sst.EncodedRow]:
+    for block in split_for_blocks(sort_by_key(piece)):
+        yield from sst.encode_rows(block)

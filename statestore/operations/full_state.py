@@ -1,13 +1,16 @@
-"""Whole states of stores: their rows read in file order, dealt out anew, written as one file each.
+"""Full states: a version read and written as all its rows, in a file that stands on no other.
 
-The rows of a store are read once and written once, a few slices in memory, whatever state backend
-they come from and go to and however many state partitions there are on either side.
+Rows are read once, dealt out anew, and written once, whatever state backend they come from and go
+to and however many state partitions there are on either side. What is not in file order already is
+sorted on the local disk.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,15 +26,14 @@ from statestore.codec.rows import (
     MAX_BLOCK_BYTES,
     SCHEMA,
     from_numpy,
-    sort_group,
     split_for_blocks,
     to_numpy,
     write_options,
 )
-from statestore.codec.sealed_file import append_trailer
-from statestore.codec.state_file import StateFile, describe_stream
+from statestore.codec.sorting import gather, join_batches, sort_into_runs
 from statestore.codec.trailer import RowCounts, compute_lineage
 from statestore.core.errors import IncompatibleError, InternalError, InvalidArgumentError
+from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from statestore.backends.rocksdb.sst import Memory
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.merge import SortedRun
     from statestore.codec.trailer import ColumnFamily, Trailer
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
@@ -67,15 +70,20 @@ class Work:
     clock: Clock
     memory: Memory | None
 
+    @property
+    def rocksdb(self) -> Memory:
+        """The memory of RocksDB's databases, where there are any."""
+        if self.memory is None:
+            raise AssertionError("no memory for RocksDB's databases")
+        return self.memory
 
-def open_memory(options: StateStoreOptions, backends: Iterable[str]) -> Memory | None:
-    """Return memory for RocksDB's databases where one of the state backends needs it.
+
+def open_memory(options: StateStoreOptions) -> Memory:
+    """Return memory for RocksDB's databases.
 
     Raises:
         InvalidArgumentError: The package it needs is not installed.
     """
-    if "rocksdb" not in backends:
-        return None
     try:
         # Imported here because it needs a package that is an extra.
         from statestore.backends.rocksdb.sst import Memory
@@ -98,7 +106,7 @@ def deal_out(num_before: int, num_after: int) -> list[tuple[range, range]]:
     return [(range(r, num_before, step), range(r, num_after, step)) for r in range(step)]
 
 
-def open_runs(location: StoreLocation, head: PublishedFile, work: Work) -> tuple[StateFile, ...]:
+def open_runs(location: StoreLocation, head: PublishedFile, work: Work) -> Sequence[SortedRun]:
     """Open the rows of a version as runs in file order, oldest first.
 
     Raises:
@@ -110,36 +118,26 @@ def open_runs(location: StoreLocation, head: PublishedFile, work: Work) -> tuple
         checkpoint_id = trailer.checkpoint_id if trailer.checkpoint_format >= 2 else None
         return restore_version(location, trailer.version, checkpoint_id).files
     # Known to be there: it made the memory.
-    from statestore.backends.rocksdb.whole_state import read_rows_by_key
+    from statestore.backends.rocksdb.full_state import read_full_state
 
-    if work.memory is None:
-        raise AssertionError("no memory for RocksDB's databases")
-    directory = f"{work.scratch_directory}/rows-{trailer.checkpoint_id}"
-    Path(directory).mkdir()
-    batches = read_rows_by_key(
-        location, head, f"{directory}/db", work.clock, work.memory, work.options
+    batches = read_full_state(
+        location, head, work.scratch_directory, work.options, work.clock, work.rocksdb
     )
-    return tuple(
-        _write_run(batch, trailer, f"{directory}/{number}.arrows")
-        for number, batch in enumerate(batches)
-    )
+    return _sort(batches, trailer.max_parallelism, work)
 
 
-def _write_run(batch: pa.RecordBatch, trailer: Trailer, path: str) -> StateFile:
-    """Write rows in key order as a run in file order."""
-    # Stable, so that keys stay in order within key group and column family.
-    order = np.argsort(sort_group(batch, trailer.max_parallelism), kind="stable")
-    rows = batch.take(from_numpy(order, pa.int64()))
-    with ipc.new_stream(path, SCHEMA) as stream:
-        for block in split_for_blocks(rows):
-            stream.write_batch(block)
-    blocks = describe_stream(path, Path(path).stat().st_size, trailer.max_parallelism)
-    append_trailer(path, replace(trailer, kind="snapshot", blocks=blocks))
-    return StateFile(path)
+def _sort(
+    batches: Iterable[pa.RecordBatch], max_parallelism: int, work: Work
+) -> Sequence[SortedRun]:
+    directory = tempfile.mkdtemp(prefix="runs-", dir=work.scratch_directory)
+    with named_errors("sort rows in the scratch directory", directory):
+        return sort_into_runs(batches, max_parallelism, directory)
 
 
 class StateWriter:
-    """Writes the whole state of one store at one version, row batches in file order.
+    """Writes the full state of one store at one version, row batches in file order.
+
+    For an sst body they may come in any order.
 
     Args:
         location: Where to.
@@ -162,7 +160,7 @@ class StateWriter:
         self._fits = True
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows, which come after those added before in file order."""
+        """Add rows, which come after those added before."""
         if batch.num_rows == 0:
             return
         groups = to_numpy(batch.column(0), np.uint16)
@@ -175,12 +173,14 @@ class StateWriter:
         self._held.append(batch)
         self._held_bytes += int(batch.nbytes)
         if self._held_bytes >= MAX_BLOCK_BYTES:
-            self._flush()
+            with named_errors("write to the scratch directory", self._path):
+                self._flush()
 
     def finish(self) -> PublishedFile:
         """Publish the version; durable on return. Errors as `publish_delta`."""
-        self._flush()
-        self._stream.close()
+        with named_errors("write to the scratch directory", self._path):
+            self._flush()
+            self._stream.close()
         new = replace(
             self._new,
             rows=RowCounts(put=self._num_rows),
@@ -204,19 +204,51 @@ class StateWriter:
         if self._location.body == "arrows":
             blocks = describe_delta(new, self._path, Path(self._path).stat().st_size)
             return Body(self._path, blocks, new.rows, compute_lineage(None, blocks))
-        from statestore.backends.rocksdb.whole_state import write_whole_body
+        from statestore.backends.rocksdb.full_state import write_full_body
 
-        if self._work.memory is None:
-            raise AssertionError("no memory for RocksDB's databases")
-        directory = f"{self._path}.sst"
-        Path(directory).mkdir()
-        return write_whole_body(self._path, directory, self._work.memory, self._work.options)
+        directory = tempfile.mkdtemp(prefix="sst-", dir=self._work.scratch_directory)
+        with ipc.open_stream(pa.memory_map(self._path)) as rows:
+            return write_full_body(gather(rows), directory, self._work.options, self._work.rocksdb)
 
     def _flush(self) -> None:
-        for batch in pa.Table.from_batches(self._held, schema=SCHEMA).combine_chunks().to_batches():
-            for block in split_for_blocks(batch):
-                self._stream.write_batch(block)
+        if not self._held:
+            return
+        for block in split_for_blocks(join_batches(self._held)):
+            self._stream.write_batch(block)
         self._held, self._held_bytes = [], 0
+
+
+def write_full_state(
+    location: StoreLocation, new: NewVersion, batches: Iterable[pa.RecordBatch], work: Work
+) -> PublishedFile:
+    """Write the full state of one store at one version, rows in any order.
+
+    Args:
+        location: Where to.
+        new: The version; its row counts are taken from the rows.
+        batches: Record batches of SCHEMA, puts only, each key once.
+        work: What every step needs.
+
+    Guarantee: as `publish_delta`.
+
+    Raises:
+        InternalError: A key group is out of range.
+        StorageError: The storage or the local disk failed.
+    """
+    with _own_scratch(work) as own:
+        writer = StateWriter(location, new, own)
+        if location.body == "arrows":
+            batches = merge_runs(_sort(batches, new.max_parallelism, own), new.max_parallelism)
+        for batch in batches:
+            writer.add(batch)
+        return writer.finish()
+
+
+@contextmanager
+def _own_scratch(work: Work) -> Iterator[Work]:
+    """Yield work with a scratch directory that is deleted afterwards."""
+    with tempfile.TemporaryDirectory(prefix="full-", dir=work.scratch_directory) as directory:
+        yield replace(work, scratch_directory=directory)
 
 
 def write_states(
@@ -261,18 +293,19 @@ def write_states(
         column_families=_families(trailers),
         backend=backend,
     )
-    runs = [run for location, head in givers for run in open_runs(location, head, work)]
-    writers = {
-        location: StateWriter(location, replace(new, checkpoint_id=checkpoint_id), work)
-        for location, checkpoint_id in takers.items()
-    }
-    num_rows = 0
-    for batch in merge_runs(runs, new.max_parallelism):
-        num_rows += batch.num_rows
-        for location, rows in _dealt(batch, list(writers), num_partitions):
-            writers[location].add(rows)
-    _check_count(trailers, num_rows)
-    return {location: writer.finish() for location, writer in writers.items()}
+    with _own_scratch(work) as own:
+        runs = [run for location, head in givers for run in open_runs(location, head, own)]
+        writers = {
+            location: StateWriter(location, replace(new, checkpoint_id=checkpoint_id), own)
+            for location, checkpoint_id in takers.items()
+        }
+        num_rows = 0
+        for batch in merge_runs(runs, new.max_parallelism):
+            num_rows += batch.num_rows
+            for location, rows in _dealt(batch, list(writers), num_partitions):
+                writers[location].add(rows)
+        _check_count(trailers, num_rows)
+        return {location: writer.finish() for location, writer in writers.items()}
 
 
 def _dealt(
