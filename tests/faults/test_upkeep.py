@@ -17,7 +17,7 @@ from statestore.operations.savepoint import take_savepoint
 from statestore.operations.verify import verify
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 
-FORMATS = [("filesystem", 1), ("filesystem", 2), ("rocksdb", 1), ("rocksdb", 2)]
+FORMATS = [("filesystem", 1), ("filesystem", 2), ("rocksdb", 2)]
 NOW = StateStoreOptions(orphan_age_ms=0)
 
 

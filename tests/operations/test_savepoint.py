@@ -408,7 +408,7 @@ def test_every_storage_to_every_other(tmp_path, s3_server, bucket):
         plan.run()
         fetched = s3_server.requests["GET"]
         # Spark's small files go through here, and `metadata` between the steps.
-        assert fetched == len(plan.version.spark_files) + 4
+        assert fetched == len(plan.version.spark_files) + 5
     assert read_rows(f"{remote}/branch", options=options) == query.model
     assert not list(tmp_path.glob("branch*"))
     restore(f"{remote}/savepoint", f"{remote}/claimed", claims=True, options=options)

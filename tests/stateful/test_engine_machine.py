@@ -4,6 +4,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -217,6 +218,10 @@ class RocksDBEngineMachine(EngineMachine):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=6, stateful_step_count=15, deadline=None)
-TestRocksDBEngine = RocksDBEngineMachine.TestCase
-TestRocksDBEngine.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)
+TestEngine.settings = settings(
+    max_examples=settings.default.max_examples // 8, stateful_step_count=15, deadline=None
+)
+TestRocksDBEngine = pytest.mark.timeout(600)(RocksDBEngineMachine.TestCase)
+TestRocksDBEngine.settings = settings(
+    max_examples=settings.default.max_examples // 8, stateful_step_count=20, deadline=None
+)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -383,6 +384,10 @@ class RocksDBRescaleMachine(RescaleMachine):
 
 
 TestRescale = RescaleMachine.TestCase
-TestRescale.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)
-TestRocksDBRescale = RocksDBRescaleMachine.TestCase
-TestRocksDBRescale.settings = settings(max_examples=6, stateful_step_count=20, deadline=None)
+TestRescale.settings = settings(
+    max_examples=settings.default.max_examples // 5, stateful_step_count=20, deadline=None
+)
+TestRocksDBRescale = pytest.mark.timeout(600)(RocksDBRescaleMachine.TestCase)
+TestRocksDBRescale.settings = settings(
+    max_examples=settings.default.max_examples // 16, stateful_step_count=15, deadline=None
+)

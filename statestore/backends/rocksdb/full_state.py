@@ -57,7 +57,11 @@ def read_full_state(
     checkpoint_id = trailer.checkpoint_id if trailer.checkpoint_format >= 2 else None
     with tempfile.TemporaryDirectory(prefix="rows-", dir=scratch_directory) as directory:
         versions = RocksDBVersions(location, clock, directory, memory)
-        local = versions.load(trailer.version, checkpoint_id, None, options)
+        try:
+            local = versions.load(trailer.version, checkpoint_id, None, options)
+        finally:
+            # The view stays. RocksDB would go on to compact a database that is not closed.
+            versions.forget_heads()
         if local.view is None:
             return
         view = View.of(local)
