@@ -106,6 +106,7 @@ def _write_logs(root, ids, backend, checkpoint_format):
     conf = {
         "spark.sql.shuffle.partitions": str(len(ids)),
         "spark.sql.streaming.stateStore.providerClass": PROVIDERS[backend],
+        "spark.sql.streaming.statefulOperator.useStrictDistribution": "true",
     }
     for name in ("offsets", "commits", "state/0/_metadata"):
         (root / name).mkdir(parents=True, exist_ok=True)

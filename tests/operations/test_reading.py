@@ -22,6 +22,7 @@ from statestore.operations.inspection import (
     key_group_histogram,
     largest_keys,
 )
+from statestore.operations.rescale import rescale
 from tests.checkpoints import DEFAULT, contents, without_lists, write_checkpoint
 
 WORDS = [None, "", "a", "zwölf", "a word that is longer than a slot"]
@@ -284,3 +285,21 @@ def test_state_on_s3_is_read_by_its_uri(backend, s3_server, bucket, tmp_path):
 
     assert _rows(statestore.read(uri, options=options)) == contents(VERSIONS)
     assert count_differences(root, uri, options=options) == DiffCounts()
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_a_rescaled_version_reads_as_before(backend, tmp_path):
+    """Catches rows read twice, or not at all, from files that state partitions share."""
+    root = write_checkpoint(tmp_path / "rescaled", VERSIONS, backend=backend, num_partitions=4)
+    for number, num_partitions in enumerate((8, 2, 6)):
+        rescale(root, num_partitions)
+
+        table = statestore.read(root)
+        assert _rows(table) == contents(VERSIONS)
+        assert table.num_rows == len(contents(VERSIONS))
+        assert count_differences(root, root, old_version=3) == DiffCounts()
+        assert count_differences(root, root, old_version=3 + number) == DiffCounts()
+        assert find_rows(root, ["zwölf", 5]).num_rows == 1
+        groups = key_group_histogram(root)
+        assert sum(groups["num_rows"].to_pylist()) == len(contents(VERSIONS))
+        assert max(groups["partition_id"].to_pylist()) < num_partitions
