@@ -28,7 +28,11 @@ def made(request, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     checkpoint = MadeCheckpoint(
-        str(tmp_path / "checkpoint"), scratch, backend=backend, checkpoint_format=checkpoint_format
+        str(tmp_path / "checkpoint"),
+        scratch,
+        backend=backend,
+        checkpoint_format=checkpoint_format,
+        options={"rocksdb_merge_min_files": 100},  # nothing is merged beside the test
     )
     for batch in range(4):
         checkpoint.run_batch({key: batch * 100 + key for key in range(batch * 10, batch * 10 + 30)})
