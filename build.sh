@@ -10,14 +10,15 @@ usage() {
   cat <<'END'
 usage: ./build.sh TARGET [ARGUMENT...]
 
-  setup   make the virtual environment .venv with pinned dependencies
-  jar     compile the shim and pack statestore/jars/*.jar
-  demo    stream 336,776 real flights, kill the engine and the query, compare every row
-  test    run all tests, or pytest with the given arguments
-  lint    check style, types, layers, the shim and the generated docs
-  bench   measure all providers, results under benchmarks/results/
-  soak    2,000 small batches on each state backend; memory and files must stay flat
-  wheel   build dist/*.whl with the jar inside
+  setup     make the virtual environment .venv with pinned dependencies
+  jar       compile the shim and pack statestore/jars/*.jar
+  demo      stream 336,776 real flights, kill the engine and the query, compare every row
+  test      run the tests, or pytest with the given arguments
+  test-all  run them with every operator in every combination, for about twice as long
+  lint      check style, types, layers, the shim and the generated docs
+  bench     measure all providers, results under benchmarks/results/
+  soak      2,000 small batches on each state backend; memory and files must stay flat
+  wheel     build dist/*.whl with the jar inside
 
 Needs Python >= 3.11 and Java >= 17; PYTHON and JAVA_HOME name others than those on PATH.
 END
@@ -85,9 +86,9 @@ run_lint() {
 
 # Spark's tests share one JVM that uses both cores, so they run by themselves.
 run_tests() {
-  local failed=0
-  $python -m pytest -p no:benchmark -n 2 --ignore tests/spark --ignore tests/packaging || failed=1
-  $python -m pytest -p no:benchmark tests/spark tests/packaging || failed=1
+  local failed=0 pytest=("$python" -m pytest -p no:benchmark --durations=15 -m "$1")
+  "${pytest[@]}" -n 2 --ignore tests/spark --ignore tests/packaging || failed=1
+  "${pytest[@]}" tests/spark tests/packaging || failed=1
   return $failed
 }
 
@@ -103,7 +104,12 @@ case $target in
   test)
     jar
     if [ $# -gt 0 ]; then exec $python -m pytest -p no:benchmark "$@"; fi
-    run_tests
+    run_tests "not extended"
+    ;;
+  test-all)
+    jar
+    export HYPOTHESIS_PROFILE=long
+    run_tests ""
     ;;
   lint)
     jar

@@ -33,9 +33,9 @@ def run_from_start(workload: QueryWorkload, provider: Provider, work: Path) -> d
         `batches`: one summary a batch, as `summarise_progress` makes it, the load first.
         `state_files`, `state_bytes`: files below `checkpoint/state` at the end.
     """
-    spark = _start_warm_session(workload, provider, work)
+    spark = start_warm_session(workload, provider, work)
     link_files(input_files(workload)[: 1 + workload.update_batches], work / "source")
-    query = _start_query(spark, work)
+    query = start_query(spark, work / "source", work / "checkpoint")
     query.awaitTermination()
     result = {"batches": _batches(query), **_count_state_files(work / "checkpoint")}
     spark.stop()
@@ -49,10 +49,10 @@ def run_after_restart(workload: QueryWorkload, provider: Provider, work: Path) -
         `batches`: as above, the first one is the batch that restores the state.
         `first_result_ms`: from the call of `start()` to the end of the first batch.
     """
-    spark = _start_warm_session(workload, provider, work)
+    spark = start_warm_session(workload, provider, work)
     link_files(input_files(workload)[1 + workload.update_batches :], work / "source")
     started = time.perf_counter()
-    query = _start_query(spark, work)
+    query = start_query(spark, work / "source", work / "checkpoint")
     while query.lastProgress is None and query.isActive:
         time.sleep(POLL_S)
     first_result_ms = (time.perf_counter() - started) * 1000
@@ -86,29 +86,30 @@ def summarise_progress(progress: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _start_warm_session(workload: QueryWorkload, provider: Provider, work: Path) -> SparkSession:
+def start_warm_session(workload: QueryWorkload, provider: Provider, work: Path) -> SparkSession:
     """Start Spark and run a tiny query of the same kind: no batch pays for class loading."""
     spark = start_session(provider)
     spark.conf.set("spark.sql.shuffle.partitions", workload.partitions)
     tiny = QueryWorkload("warm-up", 2_000, 500, 3, 0, 0, workload.partitions)
     directory = work / "warm-up"
     link_files(input_files(tiny), directory / "source")
-    _start_query(spark, directory).awaitTermination()
+    start_query(spark, directory / "source", directory / "checkpoint").awaitTermination()
     shutil.rmtree(directory)
     return spark
 
 
-def _start_query(spark: SparkSession, work: Path) -> StreamingQuery:
+def start_query(spark: SparkSession, source: Path, checkpoint: Path) -> StreamingQuery:
+    """Start the query of every workload; it ends when it has read what is in the source."""
     rows = (
         spark.readStream.schema("k string, v bigint")
         .option("maxFilesPerTrigger", 1)
-        .parquet(str(work / "source"))
+        .parquet(str(source))
     )
     aggregated = rows.groupBy("k").agg(count("*").alias("count"), sum_of("v").alias("sum"))
     return (
         aggregated.writeStream.format("noop")
         .outputMode("update")
-        .option("checkpointLocation", str(work / "checkpoint"))
+        .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
         .start()
     )

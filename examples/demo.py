@@ -360,12 +360,13 @@ def run_killed(backend: str, work: Path) -> Path:
     return run
 
 
-def compare_stores(expected: dict[str, Counter[Any]], work: Path) -> int:
-    """Run the queries on every store and print a table; return the number of rows that differ."""
-    say("the same queries on every store, in one application, stopped and restarted half way")
+def compare_stores(expected: dict[str, Counter[Any]], stores: list[str], work: Path) -> int:
+    """Run the queries on stores and print a table; return the number of rows that differ."""
+    say("the same queries on store after store, in one application, stopped and restarted half way")
     log = work / "stores.log"
     command = [sys.executable, "-m", "examples.store_comparison", "--jar", str(find_jar())]
     command += ["--input", str(work / "input"), "--work", str(work / "stores")]
+    command += ["--stores", *stores] if stores else []
     with log.open("wb") as stderr:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=stderr, cwd=ROOT, timeout=TIMEOUT_S, check=False
@@ -392,7 +393,7 @@ def compare_stores(expected: dict[str, Counter[Any]], work: Path) -> int:
     return num_different
 
 
-def run(backend: str, work: Path) -> int:
+def run(backend: str, stores: list[str], work: Path) -> int:
     """Run the demo in an empty directory; return the number of rows that differ."""
     flights = read_flights()
     write_input(flights, work / "input")
@@ -402,19 +403,22 @@ def run(backend: str, work: Path) -> int:
     rows = compare(expected, finished / "output")
     print_table([figures(backend, finished, query, *rows[query]) for query in QUERIES])
     num_different = sum(different for _, different in rows.values())
-    return num_different + compare_stores(expected, work)
+    return num_different + compare_stores(expected, stores, work)
 
 
 def main() -> int:
     """Run the demo; exit status 1 when a row differs or something did not happen as described."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--backend", choices=list(PROVIDERS), default="filesystem")
+    parser.add_argument(
+        "--compare", nargs="+", default=[], help="stores to run side by side, by their titles"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the directory it works in")
     arguments = parser.parse_args()
     start = time.monotonic()
     work = Path(tempfile.mkdtemp(prefix="statestore-demo-"))
     try:
-        num_different = run(arguments.backend, work)
+        num_different = run(arguments.backend, arguments.compare, work)
     except DemoError as error:
         print(f"demo failed: {error}", file=sys.stderr)
         return 1

@@ -57,6 +57,7 @@ STORES = (
     StateStore("RocksDB + changelog", ROCKSDB, ((CHANGELOG, "true"),), (".changelog",)),
     *(StateStore(f"statestore {backend}", PROVIDERS[backend]) for backend in PROVIDERS),
 )
+TITLES = [store.title for store in STORES]
 
 
 def run_queries(spark: SparkSession, source: Path, work: Path) -> list[list[dict[str, Any]]]:
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument("--input", type=Path, required=True, help="directory of CSV files")
     parser.add_argument("--work", type=Path, required=True, help="an empty directory")
     parser.add_argument("--jar", required=True, help="shim jar")
+    parser.add_argument("--stores", nargs="+", choices=TITLES, default=TITLES)
     arguments = parser.parse_args()
     files = sorted(arguments.input.iterdir())
     spark = start_spark(arguments.jar, STORES[0].provider, [])
@@ -139,6 +141,7 @@ def main() -> None:
     found = {
         store.title: run_store(spark, store, files, arguments.work / store.title)
         for store in STORES
+        if store.title in arguments.stores
     }
     spark.stop()
     sys.stdout.write(json.dumps(found) + "\n")

@@ -12,7 +12,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
 settings.register_profile(
-    "ci", max_examples=200, stateful_step_count=75, deadline=None,
+    "long", max_examples=200, stateful_step_count=75, deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))

@@ -69,6 +69,17 @@ class Shim:
         self.committed(request, reply)
         return reply
 
+    def view(self, engine):
+        """The reply that names the view of what was committed last."""
+        return engine.call(
+            "view",
+            store=self.store,
+            backend=self.backend,
+            version=self.parent,
+            checkpoint_format=self.format,
+            options=self.options,
+        )
+
     def load(self, version=None, **changes):
         """Arguments of a load of a version, the newest by default."""
         version = self.parent["version"] if version is None else version

@@ -22,7 +22,7 @@ something to fix, 2 wrong usage. What changes a checkpoint shows its plan first 
 
 def reference() -> str:
     """Return the text of docs/cli.md."""
-    context = click.Context(cli, info_name="statestore")
+    context = click.Context(cli, info_name="statestore", **cli.context_settings)
     commands = [(name, cli.get_command(context, name)) for name in cli.list_commands(context)]
     known = [(name, command) for name, command in commands if command is not None]
     rows = [

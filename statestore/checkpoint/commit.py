@@ -21,10 +21,33 @@ from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.codec.trailer import Block, ColumnFamily, FileRef, RowCounts, VersionRef
+    from statestore.codec.trailer import (
+        Block,
+        ColumnFamily,
+        FileRef,
+        RowCounts,
+        StoreName,
+        VersionRef,
+    )
     from statestore.core.clock import Clock
 
 WRITER = f"statestore {__version__}"
+
+
+@dataclass(frozen=True, slots=True)
+class SstRows:
+    """What a commit is told of rows that are handed over as an SST, which shows no deletes.
+
+    Attributes:
+        length, checksum: Bytes and CRC32C of the rows themselves; equal for equal rows.
+        deletes_path: An Arrow stream of the deletes, None without any.
+        deletes_length: Bytes of that stream.
+    """
+
+    length: int
+    checksum: int
+    deletes_path: str | None = None
+    deletes_length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +61,13 @@ class NewVersion:
         checkpoint_id: 32 hex digits, unique per attempt, the same when the attempt is repeated.
         checkpoint_format: 1 or 2, Spark's checkpointFormatVersion.
         rows: Row counts of the delta.
-        num_keys: Rows in the store at this version.
-        num_internal_keys: Those of them in internal column families.
+        num_keys: Rows in the store at this version; None where only reading them would tell.
+        num_internal_keys: Those of them in internal column families; None as well.
         max_parallelism, num_partitions: Key groups G, state partitions N.
         rescalable: Whether every row's key group satisfied key_group mod N = partition.
         column_families: Every column family of the store at this version.
         backend: Name of the state backend.
+        sst: Where the delta is an SST; None where it is an Arrow stream.
         state_bytes: Key and value bytes of the rows at this version; 0 where nobody limits them.
     """
 
@@ -52,14 +76,15 @@ class NewVersion:
     checkpoint_id: str
     checkpoint_format: int
     rows: RowCounts
-    num_keys: int
+    num_keys: int | None
     max_parallelism: int
     num_partitions: int
     rescalable: bool
     column_families: tuple[ColumnFamily, ...]
     backend: str
-    num_internal_keys: int = 0
+    num_internal_keys: int | None = 0
     state_bytes: int = 0
+    sst: SstRows | None = None
 
     def __post_init__(self) -> None:
         if self.parent is not None and self.version != self.parent.version + 1:
@@ -179,6 +204,24 @@ def check_rows(new: NewVersion, num_rows: int, local_path: str) -> None:
         )
 
 
+def check_length(local_path: str, length: int) -> None:
+    """Check that a file handed over is as long as was said.
+
+    Raises:
+        InternalError: It is not.
+        OSError: It cannot be read.
+    """
+    found = Path(local_path).stat().st_size
+    if found != length:
+        raise InternalError(
+            "the delta to commit is not as long as it was announced",
+            file=local_path,
+            expected=length,
+            found=found,
+            to_fix="report it; nothing was published",
+        )
+
+
 def publish_delta(
     location: StoreLocation,
     new: NewVersion,
@@ -208,10 +251,29 @@ def publish_delta(
     """
     start_ms = clock.elapsed_ms()
     name = new.file_name(location)
-    trailer = Trailer(
+    trailer = delta_trailer(location.store, new, parent, files, body)
+    with named_errors("seal the delta to commit", body.local_path):
+        size = append_trailer(body.local_path, trailer)
+    sealed_ms = clock.elapsed_ms()
+    if parent is None:
+        location.io.make_directory(location.directory)
+    sync_ms = location.io.publish(body.local_path, location.path(name), sync=sync, overwrite=True)
+    times = CommitTimes(sealed_ms - start_ms, clock.elapsed_ms() - sealed_ms, sync_ms)
+    return PublishedFile(make_ref(name, trailer, size), trailer), times
+
+
+def delta_trailer(
+    store: StoreName,
+    new: NewVersion,
+    parent: PublishedFile | None,
+    files: tuple[FileRef, ...],
+    body: Body,
+) -> Trailer:
+    """Return the trailer of the delta of a version; arguments as of `publish_delta`."""
+    return Trailer(
         kind="delta",
         writer=WRITER,
-        store=location.store,
+        store=store,
         backend=new.backend,
         version=new.version,
         checkpoint_id=new.checkpoint_id,
@@ -228,14 +290,6 @@ def publish_delta(
         rescalable=new.rescalable,
         column_families=new.column_families,
     )
-    with named_errors("seal the delta to commit", body.local_path):
-        size = append_trailer(body.local_path, trailer)
-    sealed_ms = clock.elapsed_ms()
-    if parent is None:
-        location.io.make_directory(location.directory)
-    sync_ms = location.io.publish(body.local_path, location.path(name), sync=sync, overwrite=True)
-    times = CommitTimes(sealed_ms - start_ms, clock.elapsed_ms() - sealed_ms, sync_ms)
-    return PublishedFile(make_ref(name, trailer, size), trailer), times
 
 
 def require_stream(local_path: str) -> None:

@@ -1,6 +1,9 @@
 """Every path of a checkpoint; nothing else builds or takes apart a file name.
 
 <root>/../statestore.json                  placement: where else state is kept
+<root>/../statestore-leases/               leases: who writes into the checkpoint now
+  query-<id>.json                              an executor of a running query
+  operation-<id>.json                          an operation
 <root>/<operator>/<partition>/             store "default"
 <root>/<operator>/<partition>/<store>/     every other store
   <version>.delta.<body>                       delta, checkpoint format v1
@@ -8,6 +11,8 @@
   <version>_<checkpoint ID>.snapshot.<body>    snapshot
   <version>_<checkpoint ID>.merged.sst         what some deltas up to a version do together
   .tmp-<id>, .<name>.<id>.tmp                  being written, the latter through Hadoop
+  <version>.<partition>.ref                    a rescale made that version of that state partition
+                                               of files here
   heap-backend                                 alone: the state is in the driver's memory
 
 The body is how rows are kept: `arrows`, an Arrow stream (heap, filesystem), or `sst` (rocksdb).
@@ -17,10 +22,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
-from statestore.codec.trailer import FileKind, FileRef, StoreName
+from statestore.codec.trailer import FileKind, StoreName
 from statestore.core.providers import PROVIDERS
 
 if TYPE_CHECKING:
@@ -31,14 +36,19 @@ FileBody = Literal["arrows", "sst"]
 DEFAULT_STORE_NAME = "default"
 TEMPORARY_PREFIX = ".tmp-"
 HEAP_MARKER = "heap-backend"
+HEAP_MARKER_TEXT = b"The state of this store is in the memory of the driver (heap backend).\n"
 OWNER_NAME = "checkpoint.json"
 """File of a directory outside of its checkpoint that names the checkpoint, for people."""
+LeaseKind = Literal["query", "operation"]
 _PLACEMENT_NAME = "statestore.json"
+_LEASES_NAME = "statestore-leases"
 _PLACEHOLDER_NAME = ".statestore"
 
+_LEASE_FILE = re.compile(r"(query|operation)-[0-9a-f]{32}\.json")
 _STATE_FILE = re.compile(
     r"([1-9][0-9]*)(?:_([0-9a-f]{32}))?\.(delta|snapshot|merged)\.(arrows|sst)"
 )
+_RESCALE_REF = re.compile(r"([1-9][0-9]*)\.(0|[1-9][0-9]*)\.ref")
 # <version>.delta and .snapshot are HDFSBackedStateStoreProvider's; .zip and .changelog RocksDB's,
 # in checkpoint format v2 with an ID; a dot and a "crc" file belongs to either.
 _OTHER_PROVIDER = (
@@ -56,6 +66,22 @@ class StateFileName:
     version: int
     checkpoint_id: str | None
     body: FileBody = "arrows"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class RescaleRefName:
+    """Name of the file that says which rescaled version needs the files of a store directory.
+
+    Attributes:
+        version: The rescaled version.
+        partition: Its state partition.
+    """
+
+    version: int
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.version}.{self.partition}.ref"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +109,10 @@ class StoreLocation:
         """Return the path of a file by its name, or by the path of a file reference."""
         return posixpath.normpath(f"{self.directory}/{name}")
 
+    def sibling(self, partition: int) -> StoreLocation:
+        """Return where the same store of another state partition is."""
+        return replace(self, store=replace(self.store, partition=partition))
+
     def delta_name(self, version: int, checkpoint_id: str | None) -> str:
         """Return the file name of a delta; pass None for checkpoint format v1."""
         infix = "" if checkpoint_id is None else f"_{checkpoint_id}"
@@ -106,6 +136,22 @@ def placement_path(root: str) -> str:
     return f"{posixpath.dirname(root)}/{_PLACEMENT_NAME}"
 
 
+def lease_directory(root: str) -> str:
+    """Return the directory of a checkpoint's leases, by the checkpoint's `state` directory."""
+    return f"{posixpath.dirname(root)}/{_LEASES_NAME}"
+
+
+def lease_name(kind: LeaseKind, lease_id: str) -> str:
+    """Return the file name of a lease."""
+    return f"{kind}-{lease_id}.json"
+
+
+def parse_lease_name(name: str) -> LeaseKind | None:
+    """Return who holds the lease of a file name, None when it is not a lease's."""
+    match = _LEASE_FILE.fullmatch(name)
+    return None if match is None else cast("LeaseKind", match[1])
+
+
 def placeholder_path(root: str, store: StoreName) -> str:
     """Return the path of the empty file that stands for a state partition kept elsewhere.
 
@@ -121,6 +167,13 @@ def store_directory(root: str, store: StoreName) -> str:
     return directory if store.name == DEFAULT_STORE_NAME else f"{directory}/{store.name}"
 
 
+def path_from_sibling(store: StoreName, name: str) -> str:
+    """Return the path by which the same store of any state partition refers to a store's file."""
+    if store.name == DEFAULT_STORE_NAME:
+        return f"../{store.partition}/{name}"
+    return f"../../{store.partition}/{store.name}/{name}"
+
+
 def parse_state_file_name(name: str) -> StateFileName | None:
     """Take a file name apart, or return None when it is not a state file's."""
     match = _STATE_FILE.fullmatch(name)
@@ -132,6 +185,12 @@ def parse_state_file_name(name: str) -> StateFileName | None:
     return StateFileName(
         cast("FileKind", kind), int(version), checkpoint_id, cast("FileBody", body)
     )
+
+
+def parse_rescale_ref_name(name: str) -> RescaleRefName | None:
+    """Take the name of a rescale's reference file apart, None when it is not one."""
+    match = _RESCALE_REF.fullmatch(name)
+    return match and RescaleRefName(int(match[1]), int(match[2]))
 
 
 def is_temporary(name: str) -> bool:
@@ -151,10 +210,10 @@ def other_provider(names: list[str]) -> tuple[str, str] | None:
     return None
 
 
-def store_of_ref(store: StoreName, ref: FileRef) -> StoreName:
-    """Return the store a referenced file belongs to: this one, or where its path leads."""
-    if not ref.is_foreign:
+def store_of_path(store: StoreName, path: str) -> StoreName:
+    """Return the store a file belongs to by the path of a reference: this one, or another's."""
+    if "/" not in path:
         return store
-    path = posixpath.normpath(posixpath.join(store_directory("", store), ref.path))
+    path = posixpath.normpath(posixpath.join(store_directory("", store), path))
     operator, partition, *name = path.strip("/").split("/")[:-1]
     return StoreName(int(operator), int(partition), name[0] if name else DEFAULT_STORE_NAME)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import path_from_sibling
 from statestore.codec.trailer import FileRef, StoreName, Trailer, VersionRef
 from statestore.core.errors import CorruptionError, FencedError, IncompatibleError
+
+if TYPE_CHECKING:
+    from statestore.core.key_groups import KeyGroupSet
 
 
 def make_ref(name: str, trailer: Trailer, size: int) -> FileRef:
@@ -23,6 +30,28 @@ def make_ref(name: str, trailer: Trailer, size: int) -> FileRef:
         size=size,
         rows=trailer.rows.total,
     )
+
+
+def taken_over(
+    source: StoreName, ref: FileRef, written_by: KeyGroupSet, wanted: KeyGroupSet | None
+) -> FileRef | None:
+    """Return the reference by which another state partition names a file of a partition's chain.
+
+    Args:
+        source: The store whose chain names the file.
+        ref: How it names it.
+        written_by: The key groups of that store.
+        wanted: The key groups to take over, None for all rows whatever their key groups.
+
+    Returns:
+        The reference, None where the file has no row to take over. Its clip is the key groups that
+        are wanted and that were the chain's, so that no row of it counts that was not the source's.
+    """
+    path = ref.path if ref.is_foreign else path_from_sibling(source, ref.path)
+    if wanted is None:
+        return replace(ref, path=path)
+    clip = (ref.clip or written_by) & wanted
+    return None if clip is None or ref.rows == 0 else replace(ref, path=path, clip=clip)
 
 
 def files_for_child(
@@ -45,7 +74,8 @@ def files_for_child(
         return chain
     for index, ref in enumerate(chain):
         is_summarised = VersionRef(ref.version, ref.checkpoint_id, ref.lineage) == snapshot_of
-        if ref.kind == "delta" and is_summarised:
+        # What a rescale took over is another partition's version, even where it is the one known.
+        if ref.kind == "delta" and not ref.is_foreign and is_summarised:
             return (snapshot, *chain[index + 1 :])
     return chain
 

@@ -40,17 +40,25 @@ def read_text(io: FileIO, path: str) -> str:
 def write_text(io: FileIO, path: str, text: str, *, overwrite: bool) -> None:
     """Write one of Spark's text files, durably and whole.
 
-    The hidden checksum file that Hadoop keeps beside a local file is deleted first: it would not
-    fit, and Hadoop reads a file without one.
+    The hidden checksum file that Hadoop keeps beside a local file is deleted first, also one whose
+    file is gone: it would not fit, and Hadoop reads a file without one.
 
     Raises:
         FencedError: A file is there and overwrite is False.
         StorageError: The storage failed.
     """
-    if overwrite:
+    if overwrite or not _exists(io, path):
         io.delete(checksum_path(path))
     io.make_directory(posixpath.dirname(path))
     io.write(path, text.encode(), sync=True, overwrite=overwrite)
+
+
+def _exists(io: FileIO, path: str) -> bool:
+    try:
+        io.read_tail(path, 1)
+    except NotFoundError:
+        return False
+    return True
 
 
 def checksum_path(path: str) -> str:
@@ -105,9 +113,9 @@ class QueryLog:
         write_text(self.io, self.path(batch), text, overwrite=True)
 
     def delete(self, batch: int) -> None:
-        """Delete the entry of a batch, if there is one."""
-        self.io.delete(self.path(batch))
+        """Delete the entry of a batch, if there is one; its checksum never outlives it."""
         self.io.delete(checksum_path(self.path(batch)))
+        self.io.delete(self.path(batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +265,19 @@ def parse_operator(text: str, path: str) -> OperatorInfo:
         return OperatorInfo(int(info["operatorId"]), str(info["operatorName"]), stores)
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(path, text) from error
+
+
+def with_num_partitions(text: str, path: str, num_partitions: int) -> str:
+    """Return an operator's metadata with another number of state partitions.
+
+    Raises:
+        CorruptionError: It is not that.
+    """
+    parse_operator(text, path)
+    *head, line = text.rstrip("\n").split("\n")
+    fields = _json_object(line, path)
+    stores = [{**store, "numPartitions": num_partitions} for store in fields["stateStoreInfo"]]
+    return "\n".join([*head, _compact({**fields, "stateStoreInfo": stores})])
 
 
 def _json_object(line: str, path: str) -> dict[str, Any]:

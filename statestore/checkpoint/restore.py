@@ -7,13 +7,14 @@ files its own version's delta names, a longer chain; a damaged delta has no repl
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import store_of_ref
-from statestore.checkpoint.lineage import check_ref, check_store
+from statestore.checkpoint.layout import store_of_path
+from statestore.checkpoint.lineage import check_ref, check_store, check_version, taken_over
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, read_trailer
-from statestore.codec.state_file import StateFile
+from statestore.codec.state_file import StateFile, slices_of
 from statestore.core.errors import (
     CorruptionError,
     FencedError,
@@ -24,10 +25,18 @@ from statestore.core.errors import (
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.trailer import FileRef, Trailer
 
 logger = logging.getLogger(__name__)
+
+PARALLEL_FETCHES = 4
+PARTIAL_FETCH_BYTES = 4 * 1024 * 1024
+"""Files smaller than this are fetched whole: one request instead of three or more."""
+PARTIAL_FETCH_RATIO = 0.75
+"""A file of which more than this is wanted is fetched whole: other partitions can share it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +63,28 @@ class RestoredVersion:
     @property
     def bytes_read(self) -> int:
         """Bytes of the files fetched."""
-        return sum(file.size for file in self.files)
-
-    @property
-    def has_foreign_files(self) -> bool:
-        """Whether files may hold key groups of other state partitions."""
-        return any(ref.is_foreign for ref in self.refs)
+        return sum(length for file in self.files for _, length in file.slices)
 
     @property
     def snapshot_version(self) -> int:
-        """Version of the snapshot the files start with, -1 when they start with a delta."""
-        return self.refs[0].version if self.refs[0].kind == "snapshot" else -1
+        """Version of the store's own snapshot the files start with, -1 when there is none."""
+        first = self.refs[0]
+        return first.version if first.kind == "snapshot" and not first.is_foreign else -1
+
+    @property
+    def num_keys(self) -> int | None:
+        """Rows of the version, None where only reading them tells."""
+        return self.head.trailer.num_keys
+
+    @property
+    def num_internal_keys(self) -> int | None:
+        """Those of them in internal column families, None where only reading them tells."""
+        return self.head.trailer.num_internal_keys
+
+    @property
+    def has_foreign_rows(self) -> bool:
+        """False: each file hands out its own rows only."""
+        return False
 
 
 def restore_version(
@@ -89,11 +109,12 @@ def restore_version(
     """
     head = read_delta_trailer(location, version, checkpoint_id)
     refs = (*head.trailer.files, head.ref)
+    opened = open_all(location, refs)
     files: list[StateFile] = []
     while len(files) < len(refs):
         index = len(files)
         try:
-            files.append(open_ref(location, refs[index]))
+            files.append(next(opened))
         except (CorruptionError, NotFoundError, FencedError) as error:
             if refs[index].kind != "snapshot":
                 raise
@@ -102,26 +123,49 @@ def restore_version(
                 "snapshot_version=%d, error=%s",
                 location.store, refs[index].version, error,
             )  # fmt: skip
-            # Only the first file of a chain is a snapshot, so nothing opened so far is lost.
-            refs = (*files_before_snapshot(location, refs, index, error), *refs[index + 1 :])
+            before = files_before_snapshot(location, refs, index, error)
+            refs = (*refs[:index], *before, *refs[index + 1 :])
+            opened = open_all(location, refs[index:])
     return RestoredVersion(head, tuple(files), refs)
 
 
+def open_all(location: StoreLocation, refs: Sequence[FileRef]) -> Iterator[StateFile]:
+    """Yield referenced files, opened and verified, several at a time; errors as `open_ref`."""
+    if len(refs) == 1:
+        yield open_ref(location, refs[0])
+        return
+    with ThreadPoolExecutor(min(PARALLEL_FETCHES, len(refs)), "fetch") as pool:
+        yield from pool.map(lambda ref: open_ref(location, ref), refs)
+
+
 def open_ref(location: StoreLocation, ref: FileRef) -> StateFile:
-    """Fetch, open and verify one referenced file.
+    """Fetch, open and verify one referenced file, or what of it the reference does not clip off.
 
     Raises:
         NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError:
             As `restore_version`.
     """
     path = location.path(ref.path)
-    local_path = location.io.fetch(path)
+    local_path = _fetch(location, ref)
     with named_errors("open a file", local_path):
-        file = StateFile(local_path)
-    check_store(file.trailer, store_of_ref(location.store, ref), path)
+        file = StateFile(local_path, ref.clip)
+    check_store(file.trailer, store_of_path(location.store, ref.path), path)
     check_ref(file.trailer, file.size, ref, path)
     file.verify()
     return file
+
+
+def _fetch(location: StoreLocation, ref: FileRef) -> str:
+    """Fetch a file, of a large one only what its clip asks for where that is much less."""
+    path = location.path(ref.path)
+    if ref.clip is None or ref.size < PARTIAL_FETCH_BYTES:
+        return location.io.fetch(path)
+    found = read_trailer(location, ref.path)
+    size, body_length = found.ref.size, found.trailer.body_length
+    slices = slices_of(found.trailer, ref.clip)
+    if sum(length for _, length in slices) > PARTIAL_FETCH_RATIO * size:
+        return location.io.fetch(path)
+    return location.io.fetch_slices(path, size, (*slices, (body_length, size - body_length)))
 
 
 def files_before_snapshot(
@@ -140,14 +184,25 @@ def files_before_snapshot(
             rows.
     """
     snapshot = refs[index]
+    source = location.sibling(store_of_path(location.store, snapshot.path).partition)
     try:
-        delta = read_delta_trailer(location, snapshot.version, snapshot.checkpoint_id)
+        delta = read_delta_trailer(source, snapshot.version, snapshot.checkpoint_id)
         follower = refs[index + 1] if index + 1 < len(refs) else None
-        if follower is not None and not follower.is_foreign:
+        if snapshot.is_foreign:
+            # No file after it leads to it, but the attempt it summarises gave it its ID.
+            check_version(
+                delta.trailer, snapshot.version, snapshot.checkpoint_id, source.path(delta.ref.path)
+            )
+        elif follower is not None:
             _check_follower(location, follower, delta)
     except (NotFoundError, FencedError, CorruptionError) as error:
         raise (cause or error) from error
-    return (*delta.trailer.files, delta.ref)
+    files = (*delta.trailer.files, delta.ref)
+    if not snapshot.is_foreign:
+        return files
+    written_by = delta.trailer.key_groups
+    taken = (taken_over(source.store, ref, written_by, snapshot.clip) for ref in files)
+    return tuple(ref for ref in taken if ref is not None)
 
 
 def _check_follower(location: StoreLocation, follower: FileRef, delta: PublishedFile) -> None:
@@ -200,20 +255,23 @@ def restore_from_snapshot(
             to_fix="start at a version that has a snapshot; `statestore list` shows them",
         ) from error
     refs = (snapshot, *(ref for ref in chain if ref.version > snapshot_version))
-    return RestoredVersion(head, tuple(open_ref(location, ref) for ref in refs), refs)
+    return RestoredVersion(head, tuple(open_all(location, refs)), refs)
 
 
 def deltas_since(location: StoreLocation, head: PublishedFile, oldest: int) -> tuple[FileRef, ...]:
-    """Return the deltas of versions oldest to the head's, one a version, in order.
+    """Return the store's own deltas of versions oldest to the head's, one a version, in order.
+
+    They begin later where a rescale, or a full state, made a later version.
 
     Raises:
         NotFoundError: One of them was expired.
         CorruptionError, StorageError: A trailer on the way cannot be read.
     """
     refs = (*head.trailer.files, head.ref)
-    while refs[0].kind == "snapshot" and refs[0].version >= oldest:
+    while not refs[0].is_foreign and refs[0].kind == "snapshot" and refs[0].version >= oldest:
         refs = (*files_before_snapshot(location, refs, 0, None), *refs[1:])
-    return tuple(ref for ref in refs if ref.kind == "delta" and ref.version >= oldest)
+    own = (ref for ref in refs if ref.kind == "delta" and not ref.is_foreign)
+    return tuple(ref for ref in own if ref.version >= oldest)
 
 
 def check_settings(
@@ -247,8 +305,9 @@ def check_settings(
             store=str(trailer.store),
             checkpoint=trailer.num_partitions,
             query=num_partitions,
-            to_fix=f"set spark.sql.shuffle.partitions back to {trailer.num_partitions}, or change "
-            "the number of state partitions by rescaling the checkpoint (statestore rescale)",
+            to_fix=f"set spark.sql.shuffle.partitions back to {trailer.num_partitions}, or stop "
+            "the query and change the checkpoint's number of state partitions: "
+            f"statestore rescale CHECKPOINT --partitions {num_partitions} --yes",
         )
     if max_parallelism not in (0, trailer.max_parallelism):
         raise IncompatibleError(
@@ -258,5 +317,5 @@ def check_settings(
             checkpoint=trailer.max_parallelism,
             query=max_parallelism,
             to_fix="leave out spark.sql.streaming.stateStore.maxParallelism, or set it to "
-            f"{trailer.max_parallelism}; it is fixed for a checkpoint's life",
+            f"{trailer.max_parallelism}; only a rescale that rehashes every row changes it",
         )

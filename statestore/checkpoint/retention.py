@@ -3,7 +3,8 @@
 Everything at or above the low-water mark stays: the oldest version that must stay loadable, the
 snapshot it starts from, and the files that would stand for that snapshot if it were damaged. The
 base of a version is never newer than the base of the version after it, so one walk along the
-lineage finds the mark.
+lineage finds the mark. A lineage begins with version 1, a full state, or a rescaled version, whose
+files are other partitions': reference files keep those.
 """
 
 from __future__ import annotations
@@ -14,25 +15,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import is_temporary, parse_state_file_name
+from statestore.checkpoint.rescale_refs import find_refs, plan_release
 from statestore.checkpoint.restore import deltas_since
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.core.errors import CorruptionError, FencedError, NotFoundError
 
 if TYPE_CHECKING:
-    from statestore.checkpoint.layout import StateFileName, StoreLocation
-    from statestore.codec.trailer import FileRef
+    from statestore.checkpoint.layout import RescaleRefName, StateFileName, StoreLocation
     from statestore.core.options import StateStoreOptions
     from statestore.io.file_io import FileInfo
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Cleanup:
-    """What a cleanup deleted."""
-
-    num_files: int = 0
-    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +36,13 @@ class CleanupPlan:
         low_water: Every state file of a lower version goes.
         delete: The files to delete.
         snapshots: Names of the snapshots on the lineage that stay, oldest first.
+        release: References of rescaled versions that are to be released first.
     """
 
     low_water: int
     delete: tuple[FileInfo, ...]
     snapshots: tuple[str, ...]
+    release: tuple[RescaleRefName, ...]
 
 
 def plan_cleanup(
@@ -71,6 +66,8 @@ def plan_cleanup(
             nothing may be deleted then.
     """
     low_water, lineage = _walk_lineage(location, head, options.min_versions_to_retain)
+    partition, num_partitions = location.store.partition, head.trailer.num_partitions
+    release, held = plan_release(find_refs(files), partition, num_partitions, low_water)
     delete: list[FileInfo] = []
     snapshots: list[tuple[int, str]] = []
     for info in files:
@@ -80,11 +77,12 @@ def plan_cleanup(
             if is_temporary(info.name) and is_old:
                 delete.append(info)
         elif name.version < low_water or (is_old and _lost_its_version(name, head, lineage)):
-            delete.append(info)
+            if name.version >= held:
+                delete.append(info)
         elif name.kind == "snapshot" and lineage.get(name.version) == name.checkpoint_id:
             snapshots.append((name.version, info.name))
     ordered = tuple(name for _, name in sorted(snapshots))
-    return CleanupPlan(low_water, tuple(delete), ordered)
+    return CleanupPlan(low_water, tuple(delete), ordered, release)
 
 
 def _walk_lineage(
@@ -95,10 +93,10 @@ def _walk_lineage(
     mark = _first_version(head)
     try:
         retained = deltas_since(location, head, oldest)
-        mark = _first_version(read_trailer(location, _own(retained, oldest).path))
+        mark = _first_version(read_trailer(location, retained[0].path))
         # One more step: what stands for the snapshot that the oldest version starts from.
         reserve = deltas_since(location, head, mark)
-        mark = _first_version(read_trailer(location, _own(reserve, mark).path))
+        mark = _first_version(read_trailer(location, reserve[0].path))
     except (NotFoundError, FencedError) as error:
         # Expired before, or replaced in format v1: what is reached so far decides.
         logger.info("lineage ends early: store=%s, error=%s", location.store, error)
@@ -109,19 +107,8 @@ def _walk_lineage(
 
 
 def _first_version(file: PublishedFile) -> int:
-    return file.trailer.files[0].version if file.trailer.files else file.trailer.version
-
-
-def _own(refs: tuple[FileRef, ...], version: int) -> FileRef:
-    for ref in refs:
-        if ref.version == version:
-            return ref
-    raise NotFoundError(
-        "the version is not on the lineage",
-        kind="version-not-found",
-        version=version,
-        to_fix="nothing; maintenance keeps what it can reach",
-    )
+    own = (ref.version for ref in file.trailer.files if not ref.is_foreign)
+    return next(own, file.trailer.version)
 
 
 def _lost_its_version(name: StateFileName, head: PublishedFile, lineage: dict[int, str]) -> bool:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow.ipc as ipc
 
 from statestore.checkpoint.lineage import chain_length, make_ref
 from statestore.checkpoint.restore import RestoredVersion, open_ref
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.merge import merge_runs
-from statestore.codec.rows import SCHEMA, split_for_blocks, write_options
+from statestore.codec.rows import SCHEMA, split_for_blocks, to_numpy, write_options
 from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import describe_stream
 from statestore.codec.trailer import RowCounts, Trailer, compute_lineage
@@ -40,16 +41,21 @@ MIN_SAVING_MS = 50.0
 """A snapshot that would save less replay time than this is not worth its bytes."""
 
 
-def is_snapshot_due(refs: tuple[FileRef, ...], num_keys: int, options: StateStoreOptions) -> bool:
+def is_snapshot_due(
+    refs: tuple[FileRef, ...], num_keys: int | None, options: StateStoreOptions
+) -> bool:
     """Return whether a restore from files costs so much that a snapshot should be taken.
 
     Args:
         refs: The files a restore would apply.
-        num_keys: Rows of the state they make, which is what a fresh snapshot would hold.
+        num_keys: Rows of the state they make, which is what a fresh snapshot would hold; None
+            where they are not counted yet.
         options: snapshot_max_chain_length and snapshot_replay_ratio decide.
     """
     if chain_length(refs) >= options.snapshot_max_chain_length:
         return True
+    if num_keys is None:
+        return False
     now_ms = replay_ms(sum(ref.rows for ref in refs), len(refs))
     fresh_ms = replay_ms(num_keys, 1)
     is_costly = now_ms >= (1.0 + options.snapshot_replay_ratio) * fresh_ms
@@ -110,8 +116,8 @@ class SnapshotWriter:
         local_path = f"{self.scratch_directory}/{head.store.operator}-{head.store.partition}-{name}"
         try:
             with named_errors("write a snapshot to the scratch directory", local_path):
-                num_rows = self._write_stream(restored, local_path)
-            if num_rows != head.num_keys:
+                num_rows, num_internal_rows = self._write_stream(restored, local_path)
+            if head.num_keys not in (num_rows, None):
                 raise InternalError(
                     "the rows of a version are not as many as its trailer says",
                     store=str(head.store),
@@ -121,29 +127,36 @@ class SnapshotWriter:
                     to_fix="report it with the query's stateful operators; no snapshot was "
                     "published",
                 )
-            return self._publish(restored, local_path, name)
+            counts = num_rows, num_internal_rows
+            return self._publish(restored, local_path, name, *counts)
         finally:
             Path(local_path).unlink(missing_ok=True)
 
-    def _write_stream(self, restored: RestoredVersion, local_path: str) -> int:
+    def _write_stream(self, restored: RestoredVersion, local_path: str) -> tuple[int, int]:
+        """Write the rows of a version; return how many, and how many in internal families."""
         head = restored.head.trailer
-        partition = head.store.partition if restored.has_foreign_files else None
-        merged = merge_runs(
-            restored.files,
-            head.max_parallelism,
-            partition=partition,
-            num_partitions=head.num_partitions,
-        )
-        num_rows = 0
+        internal = [family.id for family in head.column_families if family.internal]
+        merged = merge_runs(restored.files, head.max_parallelism)
+        num_rows = num_internal_rows = 0
         options = write_options(self.options.file_compression)
         with ipc.new_stream(local_path, SCHEMA, options=options) as stream:
             for batch in merged:
                 for block in split_for_blocks(batch):
                     stream.write_batch(block)
                 num_rows += batch.num_rows
-        return num_rows
+                if internal:
+                    families = to_numpy(batch.column(1), np.uint16)
+                    num_internal_rows += int(np.isin(families, internal).sum())
+        return num_rows, num_internal_rows
 
-    def _publish(self, restored: RestoredVersion, local_path: str, name: str) -> PublishedFile:
+    def _publish(
+        self,
+        restored: RestoredVersion,
+        local_path: str,
+        name: str,
+        num_rows: int,
+        num_internal_rows: int,
+    ) -> PublishedFile:
         head = restored.head.trailer
         length = Path(local_path).stat().st_size
         blocks = describe_stream(local_path, length, head.max_parallelism)
@@ -159,9 +172,9 @@ class SnapshotWriter:
             lineage=compute_lineage(head.version_ref, blocks),
             files=(),
             blocks=blocks,
-            rows=RowCounts(put=head.num_keys),
-            num_keys=head.num_keys,
-            num_internal_keys=head.num_internal_keys,
+            rows=RowCounts(put=num_rows),
+            num_keys=num_rows,
+            num_internal_keys=num_internal_rows,
             max_parallelism=head.max_parallelism,
             num_partitions=head.num_partitions,
             rescalable=head.rescalable,

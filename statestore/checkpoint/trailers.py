@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.layout import (
     other_provider,
     parse_state_file_name,
+    store_of_path,
 )
 from statestore.checkpoint.lineage import check_store, check_version, make_ref
 from statestore.codec.trailer import END_LENGTH, Trailer, decode_trailer, trailer_length
@@ -31,7 +32,11 @@ class PublishedFile:
 
 
 def read_trailer(location: StoreLocation, name: str) -> PublishedFile:
-    """Read and check the trailer of a file in the store's own directory: one request, rarely two.
+    """Read and check the trailer of a file: one request, rarely two.
+
+    Args:
+        location: The store.
+        name: Name of a file of its directory, or the path of a reference.
 
     Raises:
         NotFoundError: No file of that name.
@@ -44,7 +49,7 @@ def read_trailer(location: StoreLocation, name: str) -> PublishedFile:
     if needed > len(tail):
         tail, size = location.io.read_tail(path, needed)
     trailer = decode_trailer(tail, size, path)
-    check_store(trailer, location.store, path)
+    check_store(trailer, store_of_path(location.store, name), path)
     return PublishedFile(make_ref(name, trailer, size), trailer)
 
 

@@ -17,8 +17,22 @@ from statestore.core.providers import PROVIDERS
 from statestore.core.version import __version__
 from statestore.spark.jar import find_jar
 
-_ELSEWHERE: dict[str, str] = {"convert": "statestore.cli.converting"}
-"""Module of every command that is not in this one, imported when it is used."""
+_ELSEWHERE: dict[str, str] = {
+    "branch": "statestore.cli.savepoints",
+    "convert": "statestore.cli.converting",
+    "diff": "statestore.cli.inspecting",
+    "expire": "statestore.cli.upkeep",
+    "inspect": "statestore.cli.inspecting",
+    "list": "statestore.cli.upkeep:list_command",
+    "read": "statestore.cli.inspecting",
+    "repair": "statestore.cli.upkeep",
+    "rescale": "statestore.cli.rescale",
+    "restore": "statestore.cli.savepoints",
+    "savepoint": "statestore.cli.savepoints",
+    "verify": "statestore.cli.upkeep",
+}
+"""Module of every command that is not in this one, imported when it is used; `module:name` where
+the function is not called as the command is."""
 
 
 class _Group(click.Group):
@@ -30,7 +44,8 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
-        command: click.Command = getattr(import_module(_ELSEWHERE[cmd_name]), cmd_name)
+        module, _, name = _ELSEWHERE[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), name or cmd_name)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

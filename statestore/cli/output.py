@@ -26,6 +26,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Report = Callable[[int, int], None]
 """Called with what is done and the total, in one unit."""
 
+_PLAIN_WIDTH = 240
 NOTHING_CHANGED = "Nothing was changed. Repeat the command with --yes to do it."
 
 
@@ -77,8 +78,9 @@ def _parse_conf(
 
 
 def console() -> Console:
-    """Return a console on standard output, plain where that is no terminal."""
-    return Console(soft_wrap=True, highlight=False)
+    """Return a console on standard output; where that is no terminal, plain and with long lines."""
+    made = Console(highlight=False)
+    return made if made.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
 
 
 def print_json(fields: Any) -> None:

@@ -1,14 +1,14 @@
 """Merging of sorted runs, last writer wins, vectorised, in bounded memory.
 
-A run is a state file; runs are given oldest first. `merge_runs` walks them slice by slice in file
-order (rank of the key group, column family, key), so that never more than a slice of the state is
-in memory.
+A run is mostly a state file; runs are given oldest first. `merge_runs` walks them slice by slice in
+file order (rank of the key group, column family, key), so that never more than a slice of the state
+is in memory.
 """
 
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -21,18 +21,29 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from statestore.codec.state_file import StateFile
-
 SLICE_BYTES = 4 * 1024 * 1024
 
 RowKey = tuple[int, bytes]
 """Place of a row in file order: rank * 65536 + column family, key."""
 
 
+class SortedRun(Protocol):
+    """Rows in file order, each key once: a state file, or what was sorted for a while."""
+
+    @property
+    def num_batches(self) -> int:
+        """Number of record batches, none of them empty."""
+        ...
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """Return one record batch."""
+        ...
+
+
 class _Cursor:
     """A run read in file order; keeps the record batch it stands in and no other."""
 
-    def __init__(self, run: StateFile, max_parallelism: int) -> None:
+    def __init__(self, run: SortedRun, max_parallelism: int) -> None:
         self._run = run
         self._max_parallelism = max_parallelism
         self._index = -1
@@ -74,11 +85,9 @@ class _Cursor:
 
 
 def merge_runs(
-    runs: Sequence[StateFile],
+    runs: Sequence[SortedRun],
     max_parallelism: int,
     *,
-    partition: int | None = None,
-    num_partitions: int = 1,
     slice_bytes: int = SLICE_BYTES,
 ) -> Iterator[pa.RecordBatch]:
     """Merge runs into the live rows of the state, in file order.
@@ -86,8 +95,6 @@ def merge_runs(
     Args:
         runs: Oldest first; each sorted by (rank, column family, key).
         max_parallelism: Number of key groups.
-        partition: When given, rows whose key group is not of this state partition are skipped.
-        num_partitions: Number of state partitions.
         slice_bytes: About how many bytes of rows are merged at a time.
 
     Yields:
@@ -104,24 +111,19 @@ def merge_runs(
             for piece in cursor.take_until(end):
                 pieces.append(piece)
                 ages.append(age)
-        if partition is not None:
-            pieces = [_of_partition(piece, partition, num_partitions) for piece in pieces]
         merged = merge_rows(pieces, ages, max_parallelism)
         if merged.num_rows:
             yield merged
 
 
-def _of_partition(batch: pa.RecordBatch, partition: int, num_partitions: int) -> pa.RecordBatch:
-    mine = to_numpy(batch.column(0), np.uint16) % num_partitions == partition
-    return batch if mine.all() else _pick(batch, mine)
-
-
-def _slice_ends(runs: Sequence[StateFile], max_parallelism: int, slice_bytes: int) -> list[RowKey]:
+def _slice_ends(runs: Sequence[SortedRun], max_parallelism: int, slice_bytes: int) -> list[RowKey]:
     """Choose where slices end: every run proposes a row about each 1/16 of a slice."""
     proposals: list[tuple[RowKey, int]] = []
     for run in runs:
         for index in range(run.num_batches):
             batch = run.batch(index)
+            if batch.num_rows == 0:
+                continue
             groups = sort_group(batch, max_parallelism)
             num_pieces = max(1, -(-16 * int(batch.nbytes) // slice_bytes))
             step = -(-batch.num_rows // num_pieces)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from statestore.core.key_groups import KeyGroupSet
+
 PUT, DELETE, MERGE = 0, 1, 2
 
 _FIELDS: list[pa.Field[Any]] = [
@@ -90,6 +92,13 @@ def sort_group(batch: pa.RecordBatch, max_parallelism: int) -> npt.NDArray[np.ui
     families: npt.NDArray[np.uint32] = to_numpy(batch.column(1), np.uint16).astype(np.uint32)
     groups: npt.NDArray[np.uint32] = ranks.astype(np.uint32) << np.uint32(16) | families
     return groups
+
+
+def rows_in(batch: pa.RecordBatch, key_groups: KeyGroupSet) -> pa.RecordBatch:
+    """Return the rows of a record batch whose key group is in a set."""
+    groups = to_numpy(batch.column(0), np.uint16)
+    is_in = groups % key_groups.modulus == key_groups.remainder
+    return batch if is_in.all() else batch.take(from_numpy(np.flatnonzero(is_in), pa.int64()))
 
 
 def check_key_group_order(

@@ -9,16 +9,28 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from statestore.codec.rows import SCHEMA, check_key_group_order
+from statestore.codec.rows import SCHEMA, check_key_group_order, rows_in
 from statestore.codec.sealed_file import SealedFile, map_file
 from statestore.codec.trailer import Block
 from statestore.core.errors import InvalidArgumentError
+from statestore.core.key_groups import rank_table
+
+if TYPE_CHECKING:
+    from statestore.codec.trailer import Trailer
+    from statestore.core.key_groups import KeyGroupSet
+
+Slice = tuple[int, int]
+"""Offset and length of some bytes of a file."""
+
+MAX_SLICES = 16
+"""Most slices of a file: each is a request to a remote storage."""
 
 
 def describe_stream(path: str, length: int, max_parallelism: int) -> tuple[Block, ...]:
@@ -96,18 +108,91 @@ def not_a_stream(path: str, length: int, found: str) -> InvalidArgumentError:
     )
 
 
-class StateFile(SealedFile):
-    """A state file whose body is an Arrow stream. Batches are zero-copy unless compressed."""
+def empty_stream() -> tuple[bytes, tuple[Block, ...]]:
+    """Return a complete stream without rows, and its blocks."""
+    sink = pa.BufferOutputStream()
+    with ipc.new_stream(sink, SCHEMA):
+        pass
+    whole = sink.getvalue()
+    start, end = _message_ends(whole, "")
+    return whole.to_pybytes(), (_block(whole, 0, start), _block(whole, start, end))
 
-    def __init__(self, path: str) -> None:
+
+def blocks_of(trailer: Trailer, clip: KeyGroupSet | None) -> tuple[Block, ...]:
+    """Return the blocks of an Arrow body that may hold rows of some key groups.
+
+    Args:
+        trailer: Of the file.
+        clip: The key groups, None for all.
+    """
+    blocks = trailer.blocks[1:-1]
+    if clip is None:
+        return blocks
+    ranks = rank_table(trailer.max_parallelism)
+    is_wanted = np.zeros(trailer.max_parallelism + 1, np.int64)
+    is_wanted[ranks[clip.remainder :: clip.modulus].astype(np.int64) + 1] = 1
+    num_before = np.cumsum(is_wanted)
+    return tuple(
+        block
+        for block in blocks
+        if block.rows
+        and num_before[int(ranks[block.last_key_group]) + 1]
+        > num_before[int(ranks[block.first_key_group])]
+    )
+
+
+def slices_of(trailer: Trailer, clip: KeyGroupSet | None) -> tuple[Slice, ...]:
+    """Return the bytes of an Arrow body that are a stream with all rows of some key groups.
+
+    Args:
+        trailer: Of the file.
+        clip: The key groups, None for all.
+
+    Returns:
+        At most MAX_SLICES slices in file order: schema, record batches, end of stream. There may
+        be batches among them that hold no such row.
+    """
+    slices: list[Slice] = []
+    for block in (trailer.blocks[0], *blocks_of(trailer, clip), trailer.blocks[-1]):
+        if slices and sum(slices[-1]) == block.offset:
+            slices[-1] = (slices[-1][0], slices[-1][1] + block.length)
+        else:
+            slices.append((block.offset, block.length))
+    while len(slices) > MAX_SLICES:
+        gaps = [after[0] - sum(before) for before, after in pairwise(slices)]
+        at = gaps.index(min(gaps))
+        start = slices[at][0]
+        slices[at : at + 2] = [(start, sum(slices[at + 1]) - start)]
+    return tuple(slices)
+
+
+class StateFile(SealedFile):
+    """A state file whose body is an Arrow stream. Batches are zero-copy unless compressed.
+
+    Args:
+        path: Local file; of its body only the slices of `clip` need to be there.
+        clip: Only rows of these key groups are wanted, None for all.
+    """
+
+    def __init__(self, path: str, clip: KeyGroupSet | None = None) -> None:
         """Map a local file and check its trailer; errors as `SealedFile`."""
         super().__init__(path)
-        self._blocks = [block for block in self.trailer.blocks[1:-1] if block.rows > 0]
+        if clip is not None and self.trailer.key_groups & clip == self.trailer.key_groups:
+            clip = None
+        self.clip = clip
+        """The key groups whose rows are handed out; None where that is every row of the file."""
+        self.slices = slices_of(self.trailer, clip)
+        """The bytes of the body that are read."""
+        self._blocks = [
+            block
+            for block in self.trailer.blocks[1:-1]
+            if block.rows and any(0 <= block.offset - start < n for start, n in self.slices)
+        ]
         self._verified = [False] * len(self._blocks)
 
     @property
     def num_batches(self) -> int:
-        """Number of record batches with rows."""
+        """Number of record batches with rows; after a clip some may be empty."""
         return len(self._blocks)
 
     def batch_rows(self, index: int) -> int:
@@ -115,12 +200,13 @@ class StateFile(SealedFile):
         return self._blocks[index].rows
 
     def verify(self) -> None:
-        """Check every block of the file; errors as `SealedFile`."""
-        super().verify()
+        """Check every block that is read; errors as `SealedFile`."""
+        for block in (self.trailer.blocks[0], *self._blocks, self.trailer.blocks[-1]):
+            self._verify_block(block)
         self._verified = [True] * len(self._blocks)
 
     def batch(self, index: int) -> pa.RecordBatch:
-        """Return one record batch after checking its block.
+        """Return the rows of one record batch after checking its block.
 
         Raises:
             CorruptionError: As `verify`.
@@ -130,4 +216,5 @@ class StateFile(SealedFile):
             self._verify_block(block)
             self._verified[index] = True
         message = ipc.read_message(self._whole.slice(block.offset, block.length))
-        return ipc.read_record_batch(message, SCHEMA)
+        batch = ipc.read_record_batch(message, SCHEMA)
+        return batch if self.clip is None else rows_in(batch, self.clip)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import google_crc32c
 
 from statestore.core.errors import CorruptionError, IncompatibleError
+from statestore.core.key_groups import KeyGroupSet
 
 FORMAT_VERSION = 1
 MAGIC_PREFIX = b"SSTORE"
@@ -60,11 +61,13 @@ class FileRef:
     """Reference to a state file.
 
     Attributes:
-        path: Relative to the store directory; may lead to another partition's directory.
+        path: Relative to the store directory. One that leads out of it, `../<partition>/name`, is
+            of a file taken over by a rescale, be it the partition's own.
         kind: delta, snapshot, or merged: what some deltas do together.
         version, checkpoint_id, lineage: As in the trailer of the file itself.
         size: Bytes of the whole file.
         rows: Rows of all record batches.
+        clip: Only rows of these key groups count; None for all rows.
     """
 
     path: str
@@ -74,11 +77,24 @@ class FileRef:
     lineage: str
     size: int
     rows: int
+    clip: KeyGroupSet | None = None
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the file may hold key groups of other state partitions."""
+        """Whether a rescale took the file over from the partitions before it."""
         return "/" in self.path
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form; a reference without a clip has no such field."""
+        fields = asdict(self)
+        clip = fields.pop("clip")
+        return fields if clip is None else fields | {"clip": list(clip.values())}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> FileRef:
+        """Read the JSON form."""
+        clip = fields.get("clip")
+        return cls(**{**fields, "clip": None if clip is None else KeyGroupSet(*clip)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +179,12 @@ class Trailer:
     files: tuple[FileRef, ...]
     blocks: tuple[Block, ...]
     rows: RowCounts
-    num_keys: int
+    num_keys: int | None
     max_parallelism: int
     num_partitions: int
     rescalable: bool
     column_families: tuple[ColumnFamily, ...]
-    num_internal_keys: int = 0
+    num_internal_keys: int | None = 0
     format_version: int = FORMAT_VERSION
 
     @property
@@ -176,6 +192,11 @@ class Trailer:
         """Bytes of the body, which is also where the trailer begins."""
         last = self.blocks[-1]
         return last.offset + last.length
+
+    @property
+    def key_groups(self) -> KeyGroupSet:
+        """The key groups of the state partition that wrote the file."""
+        return KeyGroupSet(self.num_partitions, self.store.partition)
 
     @property
     def version_ref(self) -> VersionRef:
@@ -189,14 +210,27 @@ class Trailer:
         return VersionRef(self.version, self.checkpoint_id, self.lineage)
 
 
-def compute_lineage(parent: VersionRef | None, blocks: tuple[Block, ...]) -> str:
+def compute_lineage(
+    parent: VersionRef | None, blocks: tuple[Block, ...], files: tuple[FileRef, ...] = ()
+) -> str:
     """Return the lineage of a file, 32 hex digits.
 
     BLAKE2b-128 over the parent's lineage (empty without a parent) and each block's length and
     CRC32C as u64 and u32 little endian. Equal content on an equal parent gives an equal lineage.
+
+    Args:
+        parent: What the file is built on, None for nothing, or only on `files`.
+        blocks: Of the file.
+        files: What a version without a parent is made of: in place of the parent's lineage stand
+            those of the files, each followed by modulus and remainder of its clip (u32 little
+            endian, 0 and 0 without one).
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update((parent.lineage if parent else "").encode())
+    for ref in files:
+        clip = ref.clip
+        digest.update(ref.lineage.encode())
+        digest.update(struct.pack("<II", *((clip.modulus, clip.remainder) if clip else (0, 0))))
     for block in blocks:
         digest.update(struct.pack("<QI", block.length, block.crc32c))
     return digest.hexdigest()
@@ -215,7 +249,7 @@ def encode_trailer(trailer: Trailer) -> bytes:
         "checkpoint_format": trailer.checkpoint_format,
         "parent": trailer.parent and asdict(trailer.parent),
         "lineage": trailer.lineage,
-        "files": [asdict(ref) for ref in trailer.files],
+        "files": [ref.to_json() for ref in trailer.files],
         "blocks": [block.to_list() for block in trailer.blocks],
         "rows": asdict(trailer.rows),
         "num_keys": trailer.num_keys,
@@ -332,7 +366,7 @@ def _trailer_from_json(fields: dict[str, Any]) -> Trailer:
         checkpoint_format=fields["checkpoint_format"],
         parent=None if parent is None else VersionRef(**parent),
         lineage=fields["lineage"],
-        files=tuple(FileRef(**ref) for ref in fields["files"]),
+        files=tuple(map(FileRef.from_json, fields["files"])),
         blocks=tuple(Block(*block) for block in fields["blocks"]),
         rows=RowCounts(**fields["rows"]),
         num_keys=fields["num_keys"],

@@ -1,7 +1,8 @@
-"""The clock: the only module that reads the time, so that tests can stop it."""
+"""The clock: the only module that reads the time and waits, so that tests can stop it."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Protocol
 
@@ -17,6 +18,10 @@ class Clock(Protocol):
         """Return milliseconds since an arbitrary point, never going backwards, for durations."""
         ...
 
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Return when that many milliseconds, at least 0, have passed."""
+        ...
+
 
 class SystemClock:
     """The clock of the machine."""
@@ -28,6 +33,10 @@ class SystemClock:
     def elapsed_ms(self) -> float:
         """Return milliseconds of the monotonic clock."""
         return time.perf_counter() * 1000.0
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Let the thread sleep."""
+        time.sleep(duration_ms / 1000.0)
 
 
 class ManualClock:
@@ -43,6 +52,10 @@ class ManualClock:
     def elapsed_ms(self) -> float:
         """Return the same time as a float."""
         return float(self._now_ms)
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Move the clock forward at once, by whole milliseconds."""
+        self.advance(math.ceil(duration_ms))
 
     def advance(self, by_ms: int) -> None:
         """Move the clock forward by a number of milliseconds, at least 0."""

@@ -5,9 +5,11 @@
     ├── NotFoundError (LookupError)        a version or file is not there: ask for another one
     ├── IncompatibleError                  the checkpoint has other settings: change them back
     ├── FencedError                        another attempt wrote this version: reload, do not retry
+    ├── InUseError                         somebody else changes the checkpoint: let them end first
     ├── StoreClosedError                   the handle was committed, aborted or closed: begin anew
     ├── CorruptionError                    a file is damaged: file, offset, expected, found
     ├── StorageError                       the storage failed: `retryable` says whether to retry
+    ├── QueryFailedError                   a supervised query failed for good: see its cause
     ├── ProtocolError                      shim and engine do not speak the same protocol
     └── InternalError                      a bug of this package
 
@@ -17,7 +19,10 @@ Every error has a `kind` of KINDS (append-only, never renamed), `fields` with th
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from statestore.core.restart_strategies import Restart
 
 KINDS: dict[str, str] = {
     "invalid-argument": "an argument is out of range or of the wrong type",
@@ -34,6 +39,9 @@ KINDS: dict[str, str] = {
     "newer-format": "the file was written in a format version this package does not know",
     "num-partitions-changed": "the number of state partitions differs from the checkpoint's",
     "max-parallelism-changed": "the number of key groups differs from the checkpoint's",
+    "not-a-divisor": "key groups cannot be shared out among that number of state partitions",
+    "not-rescalable": "rows are not in the state partitions that their key groups belong to",
+    "version-exists": "a version is there already, or one after it",
     "backend-changed": "the state backend differs from the checkpoint's",
     "storage-changed": "the checkpoint storage differs from the checkpoint's",
     "fenced": "another attempt wrote this version",
@@ -49,13 +57,17 @@ KINDS: dict[str, str] = {
     "directory-gone": "the store directory was removed while the store was open",
     "driver-lost": "the state was in the memory of a driver that is gone",
     "state-too-large": "a state is larger than the state backend may keep",
+    "query-failed": "a supervised query failed, and a restart would not help",
+    "restarts-exhausted": "a supervised query failed as often as its restart strategy allows",
     "protocol": "shim and engine do not speak the same protocol",
     "version-apart": "shim and engine are of different versions",
     "internal": "a bug of this package",
     "checkpoint-exists": "a checkpoint that must not be replaced exists",
     "checkpoint-in-use": "a query is writing the checkpoint",
+    "checkpoint-under-operation": "an operation is changing the checkpoint",
     "unfinished-operation": "an operation on the checkpoint was begun and not finished",
-    "not-rescalable": "a store's rows do not follow their key groups",
+    "unfinished-batch": "a batch of the query is planned and not committed",
+    "savepoint-not-found": "there is no savepoint",
 }
 
 
@@ -134,6 +146,12 @@ class FencedError(StateStoreError):
     default_kind = "fenced"
 
 
+class InUseError(StateStoreError):
+    """Somebody else changes the checkpoint; `fields` say who, and how that is known."""
+
+    default_kind = "checkpoint-in-use"
+
+
 class StoreClosedError(StateStoreError):
     """The handle was committed, aborted or closed."""
 
@@ -155,6 +173,17 @@ class StorageError(StateStoreError):
     def retryable(self) -> bool:
         """Whether the same call may succeed later without anyone changing anything."""
         return self.kind == "storage"
+
+
+class QueryFailedError(StateStoreError):
+    """A supervised query failed for good; the last failure is the cause.
+
+    Attributes:
+        restart: What happened until then; None after pickling.
+    """
+
+    default_kind = "query-failed"
+    restart: Restart | None = None
 
 
 class ProtocolError(StateStoreError):

@@ -8,16 +8,60 @@ groups of a future state partition next to each other.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     import numpy.typing as npt
 
 MAX_PARALLELISM_LIMIT = 32768
+
+
+@dataclass(frozen=True, slots=True)
+class KeyGroupSet:
+    """The key groups g with g mod modulus = remainder.
+
+    Those of a state partition: modulus is the number of state partitions, remainder the partition.
+
+    Attributes:
+        modulus: At least 1; divides the number of key groups.
+        remainder: In [0, modulus).
+    """
+
+    modulus: int
+    remainder: int
+
+    def __contains__(self, key_group: int) -> bool:
+        return key_group % self.modulus == self.remainder
+
+    def __and__(self, other: KeyGroupSet) -> KeyGroupSet | None:
+        """Return the key groups that are in both, None when none is."""
+        common = math.gcd(self.modulus, other.modulus)
+        if (other.remainder - self.remainder) % common:
+            return None
+        modulus = self.modulus // common * other.modulus
+        # The Chinese remainder theorem.
+        steps = (other.remainder - self.remainder) // common
+        steps *= pow(self.modulus // common, -1, other.modulus // common)
+        return KeyGroupSet(modulus, (self.remainder + self.modulus * steps) % modulus)
+
+
+def join_sets(sets: Sequence[KeyGroupSet]) -> tuple[KeyGroupSet, ...]:
+    """Return disjoint sets as one where they are one together, else as they are."""
+    modulus = math.lcm(*(part.modulus for part in sets))
+    size = sum(modulus // part.modulus for part in sets)
+    if modulus % size:
+        return tuple(sets)
+    joined = KeyGroupSet(modulus // size, sets[0].remainder % (modulus // size))
+    is_whole = all((part & joined) == part for part in sets)
+    return (joined,) if is_whole else tuple(sets)
 
 
 def default_max_parallelism(num_partitions: int) -> int:

@@ -146,7 +146,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "rocksdb.incremental", "rocksdb_incremental", "boolean", True, scope="engine",
         doc="Whether a commit of the rocksdb backend makes only the rows of its batch durable. "
-        "false writes the whole state into every version's file.",
+        "false writes the full state into every version's file.",
     ),
     Option(
         "rocksdb.mergeMinFiles", "rocksdb_merge_min_files", "int", 8, scope="engine",
@@ -159,10 +159,10 @@ TABLE: tuple[Option, ...] = (
         doc="Block cache and write buffers of all databases of an engine process together.",
     ),
     Option(
-        "rocksdb.rowCacheBytes", "rocksdb_row_cache_bytes", "long", 134217728, scope="shim",
-        unit="bytes", minimum=0,
+        "rocksdb.rowCacheBytes", "rocksdb_row_cache_bytes", "long", -1, scope="shim",
+        unit="bytes", minimum=-1,
         doc="Rows read from RocksDB and written to it that an executor keeps on its heap, all "
-        "stores of the rocksdb backend together.",
+        "stores of the rocksdb backend together. -1 takes an eighth of the largest heap (-Xmx).",
     ),
     Option(
         "rocksdb.blockCacheSizeMB", "rocksdb_block_cache_size_mb", "int", 128, scope="shim",
@@ -198,6 +198,13 @@ TABLE: tuple[Option, ...] = (
         choices=("embedded", "installed"),
         doc="Which statestore package an engine runs: the copy embedded in the jar, or the one "
         "installed in its Python.",
+    ),
+    Option(
+        "lease.intervalMs", "lease_interval_ms", "long", 10000, scope="both",
+        unit="ms", minimum=100, maximum=3600000,
+        doc="How often an executor of a running query renews the query's lease on its checkpoint. "
+        "An executor that was killed counts as one that writes for three times as long, unless "
+        "who asks is on its machine.",
     ),
     Option(
         "fsync.enabled", "fsync_enabled", "boolean", True, scope="engine",
@@ -322,7 +329,7 @@ class StateStoreOptions:
     rocksdb_incremental: bool = True
     rocksdb_merge_min_files: int = 8
     rocksdb_memory_bytes: int = 134217728
-    rocksdb_row_cache_bytes: int = 134217728
+    rocksdb_row_cache_bytes: int = -1
     rocksdb_block_cache_size_mb: int = 128
     rocksdb_block_size_kb: int = 4
     rocksdb_compression: str = "lz4"
@@ -330,6 +337,7 @@ class StateStoreOptions:
     engine_processes: int = 0
     engine_call_timeout_ms: int = 600000
     engine_package: str = "embedded"
+    lease_interval_ms: int = 10000
     fsync_enabled: bool = True
     orphan_age_ms: int = 3600000
     heap_max_state_bytes: int = 5242880

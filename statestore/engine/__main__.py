@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from py4j.clientserver import (
@@ -22,6 +24,9 @@ from statestore.engine.service import EngineService
 
 _START_TIMEOUT_S = 30.0
 
+_SWITCH_INTERVAL_S = 0.0005
+"""How long a merge or a snapshot may keep the interpreter while a commit waits for it."""
+
 
 class _NoDelayServer(PythonServer):  # type: ignore[misc]
     """py4j's server, answering at once: a reply above 8 kB would else wait 40 ms for an ACK."""
@@ -38,9 +43,10 @@ class _Gateway(ClientServer):  # type: ignore[misc]
         )
 
 
-def serve(handshake: Handshake) -> int:
-    """Accept calls on a loopback port in the background; return the port once it listens."""
+def serve(handshake: Handshake) -> tuple[int, Callable[[], None]]:
+    """Accept calls on a loopback port in the background; return it once the service listens."""
     token = handshake.token
+    service = EngineService(handshake.scratch, hadoop=handshake.files)
     started = threading.Event()
     server_started.connect(lambda **_: started.set())
     gateway = _Gateway(
@@ -48,7 +54,7 @@ def serve(handshake: Handshake) -> int:
         python_parameters=PythonParameters(
             port=0, auth_token=token, daemonize=True, daemonize_connections=True
         ),
-        python_server_entry_point=EngineService(handshake.scratch, hadoop=handshake.files),
+        python_server_entry_point=service,
     )
     # The port is bound before the server listens; a connection between the two would be refused.
     if not started.wait(_START_TIMEOUT_S):
@@ -56,8 +62,9 @@ def serve(handshake: Handshake) -> int:
             "the engine's loopback server did not start",
             to_fix="check that the executor may listen on 127.0.0.1",
         )
-    return int(gateway.get_callback_server().get_listening_port())
+    return int(gateway.get_callback_server().get_listening_port()), service.end
 
 
 if __name__ == "__main__":
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     os._exit(run_process(serve))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 from statestore.engine.process import Handshake, run_process
 from statestore.io.driver_memory import MemoryServer
@@ -18,11 +19,11 @@ _servers: list[MemoryServer] = []
 """Keeps the server alive while the main thread waits."""
 
 
-def serve(handshake: Handshake) -> int:
-    """Serve an empty memory on any free port of the address; return the port."""
+def serve(handshake: Handshake) -> tuple[int, Callable[[], None]]:
+    """Serve an empty memory on any free port of the address; return the port, and no end."""
     server = MemoryServer(sys.argv[1], handshake.token, MemoryFileIO(handshake.scratch))
     _servers.append(server)
-    return server.port
+    return server.port, lambda: None
 
 
 if __name__ == "__main__":

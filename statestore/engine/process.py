@@ -82,11 +82,12 @@ def read_handshake(stdin: BinaryIO) -> Handshake:
     return Handshake(token, scratch, files)
 
 
-def run_process(serve: Callable[[Handshake], int]) -> int:
+def run_process(serve: Callable[[Handshake], tuple[int, Callable[[], None]]]) -> int:
     """Run a service until stdin ends; never returns in that case.
 
     Args:
-        serve: Starts the service in the background; returns the port on which it listens by then.
+        serve: Starts the service in the background; returns the port on which it listens by then,
+            and what is to be done when stdin has ended.
 
     Returns:
         The exit code of a process that was refused.
@@ -99,7 +100,7 @@ def run_process(serve: Callable[[Handshake], int]) -> int:
     try:
         handshake = read_handshake(sys.stdin.buffer)
         scratch = ScratchDirectory(handshake.scratch)
-        port = serve(handshake)
+        port, end = serve(handshake)
     except (StateStoreError, OSError, pa.ArrowException) as error:
         refusal = (
             error.to_json()
@@ -123,5 +124,6 @@ def run_process(serve: Callable[[Handshake], int]) -> int:
     while sys.stdin.buffer.read(65536):
         pass
     # The JVM is gone; threads in the middle of a snapshot have nobody left to report to.
+    end()
     scratch.remove()
     os._exit(0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from statestore.checkpoint.commit import NewVersion
+from statestore.checkpoint.commit import NewVersion, SstRows
 from statestore.codec.trailer import ColumnFamily, RowCounts, StoreName, VersionRef
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, ProtocolError
 from statestore.core.ids import is_checkpoint_id
@@ -105,6 +106,17 @@ class Request:
             )
         return asked
 
+    def version_ref(self, name: str) -> VersionRef:
+        """Return a version that the call names.
+
+        Raises:
+            ProtocolError: A field is missing.
+        """
+        fields = self.child(name)
+        return VersionRef(
+            fields.get("version", int), fields.get("checkpoint_id", str), fields.get("lineage", str)
+        )
+
     def new_version(self) -> NewVersion:
         """Return what a commit is to make.
 
@@ -119,17 +131,10 @@ class Request:
                 to_fix="make it from 16 random bytes",
             )
         delta = self.child("delta")
-        parent = None
-        if self.get_optional("parent", dict) is not None:
-            fields = self.child("parent")
-            parent = VersionRef(
-                fields.get("version", int),
-                fields.get("checkpoint_id", str),
-                fields.get("lineage", str),
-            )
+        has_parent = self.get_optional("parent", dict) is not None
         return NewVersion(
             version=self.get("version", int),
-            parent=parent,
+            parent=self.version_ref("parent") if has_parent else None,
             checkpoint_id=checkpoint_id,
             checkpoint_format=self.get("checkpoint_format", int),
             rows=RowCounts(
@@ -143,4 +148,18 @@ class Request:
             column_families=tuple(map(ColumnFamily.from_json, self.get("column_families", list))),
             backend=self.get_or("backend", str, "filesystem"),
             state_bytes=self.get_or("state_bytes", int, 0),
+            sst=_sst_rows(delta),
         )
+
+
+def _sst_rows(delta: Request) -> SstRows | None:
+    if delta.get_optional("sst", dict) is None:
+        return None
+    sst = delta.child("sst")
+    rows = SstRows(sst.get("rows_length", int), sst.get("checksum", int))
+    if sst.get_optional("deletes", dict) is None:
+        return rows
+    deletes = sst.child("deletes")
+    return replace(
+        rows, deletes_path=deletes.get("path", str), deletes_length=deletes.get("length", int)
+    )

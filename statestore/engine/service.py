@@ -24,6 +24,7 @@ from statestore.core.errors import (
     StateStoreError,
 )
 from statestore.core.version import __version__
+from statestore.engine.query_leases import QueryLeases
 from statestore.engine.requests import Request
 from statestore.engine.session import Session, Versions, snapshot_pool
 from statestore.engine.storages import Storages
@@ -63,6 +64,7 @@ class EngineService:
     ) -> None:
         self._clock = clock or SystemClock()
         self._storages = Storages(scratch_directory, self._clock, io, hadoop)
+        self._leases = QueryLeases(self._storages, self._clock)
         self._scratch_directory = scratch_directory
         self._pool = snapshot_pool()
         self._lock = threading.Lock()
@@ -73,11 +75,17 @@ class EngineService:
         self._operations = {
             "load": self._load,
             "commit": self._commit,
+            "view": self._view,
             "maintain": self._maintain,
             "changes": self._changes,
             "close": self._close,
+            "lease": self._lease,
             "status": self._status,
         }
+
+    def end(self) -> None:
+        """Let go of what others can see: no call comes any more. Never raises."""
+        self._leases.drop_all()
 
     def call(self, request: str) -> str:
         """Answer one call; never raises.
@@ -214,13 +222,13 @@ class EngineService:
             "lineage": head.lineage,
             "max_parallelism": head.max_parallelism,
             "rescalable": head.rescalable,
-            "num_keys": head.num_keys,
-            "num_internal_keys": head.num_internal_keys,
+            "num_keys": restored.num_keys,
+            "num_internal_keys": restored.num_internal_keys,
             "num_partitions": head.num_partitions,
             "column_families": _families(head.column_families),
             "files": [_file(file) for file in restored.files],
             "view": restored.view,
-            "key_group_filter": restored.has_foreign_files,
+            "key_group_filter": restored.has_foreign_rows,
             "snapshot_version": restored.snapshot_version,
             "files_read": restored.files_read,
             "bytes_read": restored.bytes_read,
@@ -234,7 +242,7 @@ class EngineService:
         if request.get_optional("parent", dict) is None:
             self._storages.claim(request)
         session = self._session(request)
-        published, times, snapshot, view = session.commit(
+        published, times, snapshot = session.commit(
             request.new_version(),
             delta.get("path", str),
             delta.get("length", int),
@@ -250,7 +258,18 @@ class EngineService:
             "rss_share_bytes": self._rss_share_bytes(),
             "requests": self._requests(session),
             "snapshot": _snapshot(snapshot),
-            "view": view,
+        }
+
+    def _view(self, request: Request) -> Reply:
+        local = self._session(request).view(
+            request.version_ref("version"),
+            request.get("checkpoint_format", int),
+            request.options(),
+        )
+        return {
+            "view": local and local.view,
+            "key_group_filter": local is not None and local.has_foreign_rows,
+            "num_partitions": local and local.head.trailer.num_partitions,
         }
 
     def _rss_share_bytes(self) -> int:
@@ -294,6 +313,10 @@ class EngineService:
             session.close()
         return {}
 
+    def _lease(self, request: Request) -> Reply:
+        self._leases.serve(request)
+        return {}
+
     def _status(self, _request: Request) -> Reply:
         with self._lock:
             sessions = list(self._sessions.values())
@@ -305,6 +328,7 @@ class EngineService:
             "stores": len(sessions),
             "calls": calls,
             "requests": self._storages.requests.total(),
+            "lease_requests": self._storages.lease_requests.total(),
             "snapshots_in_flight": sum(session.is_snapshot_in_flight for session in sessions),
         }
 
@@ -347,6 +371,8 @@ def _file(file: StateFile) -> Reply:
         "kind": file.trailer.kind,
         "rows": file.trailer.rows.total,
         "arrow_length": file.trailer.body_length,
+        "clip": file.clip and [file.clip.modulus, file.clip.remainder],
+        "slices": file.slices,
     }
 
 

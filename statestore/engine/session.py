@@ -12,7 +12,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
 
-from statestore.checkpoint.retention import Cleanup
+from statestore.checkpoint.rescale_refs import Cleanup
 
 if TYPE_CHECKING:
     from statestore.backends.filesystem.versions import StoreVersions
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.restore import RestoredVersion
     from statestore.checkpoint.snapshot import SnapshotStatus
     from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.trailer import VersionRef
     from statestore.core.options import StateStoreOptions
 
 logger = logging.getLogger(__name__)
@@ -96,16 +97,22 @@ class Session:
         options: StateStoreOptions,
         *,
         force_snapshot: bool,
-    ) -> tuple[PublishedFile, CommitTimes, SnapshotStatus, str | None]:
+    ) -> tuple[PublishedFile, CommitTimes, SnapshotStatus]:
         """Make a version durable, start a snapshot when it is due; see StoreVersions.commit."""
         with self._turn:
             published, times = self.versions.commit(new, local_path, arrow_length, options)
-            view = self.versions.view(published.trailer.version_ref)
         if force_snapshot or self.versions.is_snapshot_due(published, options):
             flight = self._start_snapshot(published, options)
             if flight is not None:
                 flight.add_done_callback(_log_failure)
-        return published, times, self.versions.snapshot_status, view
+        return published, times, self.versions.snapshot_status
+
+    def view(
+        self, version: VersionRef, checkpoint_format: int, options: StateStoreOptions
+    ) -> LocalVersion | None:
+        """Bring a version into the local database, if there is one; see RocksDBVersions.view."""
+        with self._turn:
+            return self.versions.view(version, checkpoint_format, options)
 
     def maintain(
         self,

@@ -58,6 +58,8 @@ class Storages:
         self._cache_directory = f"{scratch_directory}/fetched-{os.getpid()}"
         self.requests = RequestCounts()
         """Requests made to all of them."""
+        self.lease_requests = RequestCounts()
+        """Those for leases, which are no store's."""
         self._local = io or LocalFileIO(clock=clock)
         self._lock = threading.Lock()
         self._hadoop = hadoop
@@ -98,6 +100,17 @@ class Storages:
     def home(self, request: Request) -> StoreLocation:
         """Return where the store of a call is, or would be, in its checkpoint's own directory."""
         return self._home(request, request.options())
+
+    def open_checkpoint(self, request: Request) -> tuple[FileIO, str]:
+        """Return the storage of a call's checkpoint for leases, and its `state` directory there.
+
+        Raises:
+            InvalidArgumentError: Its URI is of a scheme that is not supported.
+        """
+        io, root = self._open(request.root(), request, request.options(), is_encoded=False)
+        is_s3 = io in self._s3.values()
+        counted = CountingFileIO(io, self.lease_requests, self.requests, is_counted_inside=is_s3)
+        return counted, root
 
     def claim(self, request: Request) -> None:
         """Prepare for the first commit of a store whose state is kept outside of its checkpoint.

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from statestore.io.file_io import FileInfo, FileIO
 
@@ -96,6 +96,11 @@ class CountingFileIO:
         """See FileIO."""
         with self._counted("get"):
             return self._inner.fetch(path)
+
+    def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
+        """See FileIO."""
+        with self._counted("get"):
+            return self._inner.fetch_slices(path, size, slices)
 
     def delete(self, path: str) -> None:
         """See FileIO."""

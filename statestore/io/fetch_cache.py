@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class FetchedPath(str):
@@ -88,3 +89,38 @@ class FetchCache:
         if held is None:
             held = self._held[name] = FetchedPath(f"{self._directory}/{name}")
         return held
+
+
+def sliced_name(name: str, slices: Sequence[tuple[int, int]]) -> str:
+    """Return the name of a copy that holds only slices of a file, by the name of a whole one."""
+    digest = hashlib.blake2b(str(list(slices)).encode(), digest_size=8).hexdigest()
+    return f"{digest}-{name}"
+
+
+def slices_size(slices: Sequence[tuple[int, int]]) -> int:
+    """Return the bytes of slices together."""
+    return sum(length for _, length in slices)
+
+
+def write_slices(
+    local_path: str,
+    size: int,
+    slices: Sequence[tuple[int, int]],
+    read: Callable[[int, int], bytes],
+) -> None:
+    """Write slices of a file to a local one of the same size; what is between them takes no space.
+
+    Args:
+        local_path: The local file.
+        size: Bytes of the file.
+        slices: Offset and length of each.
+        read: Returns the bytes at an offset, called once for each slice in their order.
+
+    Raises:
+        OSError: The local disk failed; whatever `read` raises.
+    """
+    with open(local_path, "wb") as file:
+        for offset, length in slices:
+            file.seek(offset)
+            file.write(read(offset, length))
+        file.truncate(size)

@@ -5,8 +5,12 @@ Paths are absolute and use `/`. Every implementation is thread-safe.
 
 from __future__ import annotations
 
+import builtins
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,16 @@ class FileIO(Protocol):
         """
         ...
 
+    def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
+        """Return a local path as `fetch` does, of which only some bytes are sure to be the file's.
+
+        Args:
+            path: The file.
+            size: Bytes of the whole file, and of the local one.
+            slices: Offset and length of the bytes wanted, ascending; all others may be zero.
+        """
+        ...
+
     def delete(self, path: str) -> None:
         """Delete a file; one that is not there is no error.
 
@@ -96,6 +110,50 @@ class FileIO(Protocol):
         """Make a directory and its parents, unless it exists; nothing to do on an object store.
 
         Raises:
+            StorageError: The storage failed.
+        """
+        ...
+
+
+class TreeFileIO(FileIO, Protocol):
+    """Storage on which whole directories can be worked on, for operations on checkpoints."""
+
+    def list_tree(self, directory: str) -> builtins.list[FileInfo]:
+        """Return every file below a directory, in no order; its name is its path from there.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        ...
+
+    def delete_tree(self, directory: str) -> None:
+        """Delete a directory and every file below it; one that is not there is no error.
+
+        Guarantee: on return nothing is left; after a raise some files may be.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        ...
+
+    def shares(self, other: FileIO) -> bool:
+        """Return whether a file of another storage can be linked as one of this."""
+        ...
+
+    def link(self, path: str, new_path: str, *, sync: bool) -> None:
+        """Make a file appear under a second path of the same storage; it outlives the first.
+
+        The bytes are shared where the storage can (a hard link) and else copied by the storage, so
+        neither path may be written in place. The directory of the new path must exist.
+
+        Args:
+            path: The file.
+            new_path: Where it shall appear.
+            sync: Whether to wait until the new name has reached the disk.
+
+        Raises:
+            FencedError: A file is at the new path (kind file-exists).
+            NotFoundError: No file is there (kind file-not-found).
             StorageError: The storage failed.
         """
         ...

@@ -9,6 +9,7 @@ import hashlib
 import os
 import tempfile
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -18,12 +19,12 @@ from statestore.core.errors import (
     NotFoundError,
     StorageError,
 )
-from statestore.io.fetch_cache import FetchCache
+from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size, write_slices
 from statestore.io.file_io import FileInfo
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 WHOLE = (1 << 63) - 1
 
@@ -106,15 +107,30 @@ class HadoopFileIO:
 
     def fetch(self, path: str) -> str:
         """See FileIO; one local file for each size and time of modification."""
-        found = self._ask("read a file", "stat", path)
-        identity = f"{self._file_system}{path} {found['size']} {found['modified_ms']}"
-        digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
         def write(local_path: str) -> None:
             self._ask("read a file", "read", path, offset=0, length=WHOLE, local_path=local_path)
 
+        size, name = self._identify(path)
         with named_errors("fetch a file", path):
-            return self._cache.get(f"{digest}-{os.path.basename(path)}", found["size"], write)
+            return self._cache.get(name, size, write)
+
+    def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
+        """See FileIO; one local file for each size, time of modification, and slices."""
+
+        def write(local_path: str) -> None:
+            write_slices(local_path, size, slices, partial(self.read_range, path))
+
+        _, name = self._identify(path)
+        with named_errors("fetch a file", path):
+            return self._cache.get(sliced_name(name, slices), slices_size(slices), write)
+
+    def _identify(self, path: str) -> tuple[int, str]:
+        """Return the size of a file, and the name of its local copy."""
+        found = self._ask("read a file", "stat", path)
+        identity = f"{self._file_system}{path} {found['size']} {found['modified_ms']}"
+        digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+        return int(found["size"]), f"{digest}-{os.path.basename(path)}"
 
     def delete(self, path: str) -> None:
         """See FileIO."""

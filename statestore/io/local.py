@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import os
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import unquote
@@ -18,12 +20,13 @@ from statestore.core.errors import (
     StorageError,
 )
 from statestore.core.ids import IdSource, RandomIds
-from statestore.io.file_io import FileInfo
+from statestore.io.file_io import FileInfo, FileIO
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 TEMPORARY_PREFIX = ".tmp-"
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def resolve_local_path(uri: str, *, is_encoded: bool = True) -> str:
@@ -123,6 +126,10 @@ class LocalFileIO:
             os.stat(path)
         return path
 
+    def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:  # noqa: ARG002
+        """See FileIO; the file itself."""
+        return self.fetch(path)
+
     def delete(self, path: str) -> None:
         """See FileIO."""
         with named_errors("delete a file", path):
@@ -151,6 +158,37 @@ class LocalFileIO:
         """See FileIO."""
         with named_errors("make a directory", directory):
             os.makedirs(directory, exist_ok=True)
+
+    def list_tree(self, directory: str) -> builtins.list[FileInfo]:
+        """See TreeFileIO."""
+        with named_errors("list a directory", directory):
+            return [
+                replace(info, name=os.path.relpath(f"{parent}/{info.name}", directory))
+                for parent, _, _ in os.walk(directory)
+                for info in self.list(parent)
+            ]
+
+    def delete_tree(self, directory: str) -> None:
+        """See TreeFileIO."""
+        with named_errors("delete a directory", directory):
+            if os.path.isdir(directory):
+                shutil.rmtree(directory)
+
+    def shares(self, other: FileIO) -> bool:
+        """See TreeFileIO."""
+        return isinstance(other, LocalFileIO)
+
+    def link(self, path: str, new_path: str, *, sync: bool) -> None:
+        """See TreeFileIO; a hard link, or a copy where the file system has none."""
+        with named_errors("link a file", new_path, creates=os.path.exists(path)):
+            try:
+                os.link(path, new_path)
+            except OSError as error:
+                if error.errno not in (*_NO_LINKS, errno.EXDEV, errno.EMLINK):
+                    raise
+                self._copy_and_move(path, new_path, sync=sync, overwrite=False)
+            if sync:
+                self._sync_directory(new_path)
 
     def _copy_and_move(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:
         temporary = self._temporary_beside(path)
@@ -189,7 +227,7 @@ def _move(source: str, path: str, *, overwrite: bool) -> None:
         # A hard link fails when the name exists, which a rename would silently replace.
         os.link(source, path)
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+        if error.errno not in _NO_LINKS:
             raise
         # A file system without hard links; two snapshots at the same moment are equal anyway.
         if Path(path).exists():

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import FencedError, NotFoundError
-from statestore.io.file_io import FileInfo
+from statestore.io.file_io import FileInfo, FileIO
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,10 @@ class MemoryFileIO:
             Path(local_path).write_bytes(file.data)
         return local_path
 
+    def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:  # noqa: ARG002
+        """See FileIO; the whole file."""
+        return self.fetch(path)
+
     def delete(self, path: str) -> None:
         """See FileIO."""
         directory, name = os.path.split(path)
@@ -90,6 +99,30 @@ class MemoryFileIO:
 
     def make_directory(self, directory: str) -> None:
         """See FileIO; directories exist by being named."""
+
+    def list_tree(self, directory: str) -> builtins.list[FileInfo]:
+        """See TreeFileIO."""
+        inside = f"{directory}/"
+        with self._lock:
+            return [
+                FileInfo(path.removeprefix(inside), len(file.data), file.modified_ms)
+                for parent, files in self._directories.items()
+                for name, file in files.items()
+                if (path := f"{parent}/{name}").startswith(inside)
+            ]
+
+    def delete_tree(self, directory: str) -> None:
+        """See TreeFileIO."""
+        for info in self.list_tree(directory):
+            self.delete(f"{directory}/{info.name}")
+
+    def shares(self, other: FileIO) -> bool:
+        """See TreeFileIO."""
+        return other is self
+
+    def link(self, path: str, new_path: str, *, sync: bool) -> None:
+        """See TreeFileIO."""
+        self.write(new_path, self._get(path).data, sync=sync, overwrite=False)
 
     def paths(self) -> tuple[str, ...]:
         """Return the path of every file."""

@@ -6,11 +6,13 @@ cleaned up; large ones are sent and fetched in parts, several at a time.
 
 from __future__ import annotations
 
+import builtins
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
 import boto3
@@ -30,13 +32,13 @@ from botocore.exceptions import (
 from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
 from statestore.core.ids import IdSource, RandomIds
 from statestore.io.counting import count_request
-from statestore.io.fetch_cache import FetchCache
-from statestore.io.file_io import FileInfo
+from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size, write_slices
+from statestore.io.file_io import FileInfo, FileIO
 from statestore.io.local import named_errors
 from statestore.io.s3_settings import S3Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -45,6 +47,7 @@ PART_BYTES = 8 * 1024 * 1024
 PARALLEL_PARTS = 8
 PARALLEL_REQUESTS = 64
 READ_ATTEMPTS = 4
+_DELETED_AT_ONCE = 1000
 _PUBLICATION = "statestore-publication"
 _KINDS = (
     ("Get", "get"), ("Head", "head"), ("List", "list"), ("Delete", "delete"), ("Abort", "delete"),
@@ -142,6 +145,30 @@ class S3FileIO:
         with named_errors("fetch a file", path):
             return self._cache.get(name, size, write)
 
+    def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
+        """See FileIO; one local file for each content and slices."""
+        parts = [
+            (start, min(PART_BYTES, offset + length - start))
+            for offset, length in slices
+            for start in range(offset, offset + length, PART_BYTES)
+        ]
+
+        def read(part: tuple[int, int], **conditions: str) -> tuple[bytes, str]:
+            start, length = part
+            data, _, etag = self._read(path, f"bytes={start}-{start + length - 1}", **conditions)
+            return data, etag
+
+        first, etag = read(parts[0])
+        rest = self._in_parallel(lambda part: read(part, IfMatch=etag)[0], parts[1:])
+
+        def write(local_path: str) -> None:
+            found = chain([first], rest)
+            write_slices(local_path, size, parts, lambda *_: next(found))
+
+        name = sliced_name(f"{etag.strip(chr(34))}-{os.path.basename(path)}", slices)
+        with named_errors("fetch a file", path):
+            return self._cache.get(name, slices_size(slices), write)
+
     def delete(self, path: str) -> None:
         """See FileIO."""
         bucket, key = _split(path)
@@ -150,10 +177,61 @@ class S3FileIO:
 
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO."""
+        return self._list(directory, "/")
+
+    def make_directory(self, directory: str) -> None:
+        """See FileIO; directories exist by being named."""
+
+    def list_tree(self, directory: str) -> builtins.list[FileInfo]:
+        """See TreeFileIO."""
+        return self._list(directory, "")
+
+    def delete_tree(self, directory: str) -> None:
+        """See TreeFileIO; a thousand objects a request."""
+        bucket, _ = _split(directory)
+        files = self._list(directory, "")
+        with _named_errors("delete a directory", directory, self._settings):
+            for start in range(0, len(files), _DELETED_AT_ONCE):
+                keys = [
+                    {"Key": _split(f"{directory}/{info.name}")[1]}
+                    for info in files[start : start + _DELETED_AT_ONCE]
+                ]
+                answer = self._client.delete_objects(
+                    Bucket=bucket, Delete={"Objects": keys, "Quiet": True}
+                )
+                for refused in answer.get("Errors", []):
+                    raise ClientError({"Error": refused}, "DeleteObjects")
+
+    def shares(self, other: FileIO) -> bool:
+        """See TreeFileIO."""
+        return isinstance(other, S3FileIO) and other._settings == self._settings  # noqa: SLF001
+
+    def link(self, path: str, new_path: str, *, sync: bool) -> None:  # noqa: ARG002
+        """See TreeFileIO; the server copies, in parts where the object is large."""
+        bucket, key = _split(path)
+        new_bucket, new_key = _split(new_path)
+        with _named_errors("copy a file", path, self._settings):
+            try:
+                self._client.head_object(Bucket=new_bucket, Key=new_key)
+            except ClientError as error:
+                if _status(error) != 404:
+                    raise
+            else:
+                raise ClientError(
+                    {"Error": {}, "ResponseMetadata": {"HTTPStatusCode": 412}}, "CopyObject"
+                )
+            how = {}
+            if self._settings.sse:
+                how["ServerSideEncryption"] = self._settings.sse
+            if self._settings.sse_kms_key:
+                how["SSEKMSKeyId"] = self._settings.sse_kms_key
+            self._client.copy({"Bucket": bucket, "Key": key}, new_bucket, new_key, ExtraArgs=how)
+
+    def _list(self, directory: str, delimiter: str) -> builtins.list[FileInfo]:
         bucket, key = _split(directory)
         prefix = f"{key}/" if key else ""
         pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=bucket, Prefix=prefix, Delimiter="/"
+            Bucket=bucket, Prefix=prefix, Delimiter=delimiter
         )
         with _named_errors("list a directory", directory, self._settings):
             return [
@@ -165,11 +243,8 @@ class S3FileIO:
                 for page in pages
                 for found in page.get("Contents", [])
                 # Other tools mark a directory by an object of its name.
-                if found["Key"] != prefix
+                if not found["Key"].endswith("/")
             ]
-
-    def make_directory(self, directory: str) -> None:
-        """See FileIO; directories exist by being named."""
 
     @contextmanager
     def _publication(self, path: str, *, overwrite: bool) -> Iterator[_Target]:

@@ -10,7 +10,7 @@ from statestore.io.s3_settings import S3Settings, resolve_s3_path
 
 if TYPE_CHECKING:
     from statestore.core.clock import Clock
-    from statestore.io.file_io import FileIO
+    from statestore.io.file_io import TreeFileIO
 
 S3_SCHEMES = ("s3", "s3a")
 
@@ -39,7 +39,7 @@ def resolve_path(uri: str, *, is_encoded: bool = True) -> str:
 
 def open_storage(
     uri: str, cache_directory: str, s3: S3Settings | None, clock: Clock
-) -> tuple[FileIO, str]:
+) -> tuple[TreeFileIO, str]:
     """Return the storage of a URI and the URI's path there.
 
     Args:
@@ -57,7 +57,7 @@ def open_storage(
     return LocalFileIO(clock=clock), path
 
 
-def open_s3(cache_directory: str, settings: S3Settings) -> FileIO:
+def open_s3(cache_directory: str, settings: S3Settings) -> TreeFileIO:
     """Return storage on S3, with a client of its own.
 
     Raises:

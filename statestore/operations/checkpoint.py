@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import FileBody, StoreLocation
@@ -28,12 +29,13 @@ from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage
+from statestore.operations.new_directory import check_finished, read_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from statestore.core.clock import Clock
-    from statestore.io.file_io import FileIO
+    from statestore.io.file_io import FileIO, TreeFileIO
 
 MAX_REQUESTS_AT_ONCE = 32
 
@@ -43,7 +45,7 @@ def open_checkpoint(
     uri: str,
     *,
     options: StateStoreOptions | None = None,
-    io: FileIO | None = None,
+    io: TreeFileIO | None = None,
     memory: FileIO | None = None,
     clock: Clock | None = None,
 ) -> Iterator[Checkpoint]:
@@ -61,7 +63,8 @@ def open_checkpoint(
         The checkpoint; files it fetched are deleted afterwards.
 
     Raises:
-        NotFoundError: There is no checkpoint (kind checkpoint-not-found).
+        NotFoundError: There is no checkpoint (kind checkpoint-not-found), or one that was begun
+            and not finished (kind unfinished-operation).
         InvalidArgumentError: A storage that only Spark opens.
         CorruptionError, IncompatibleError, StorageError: As `read_placement`.
     """
@@ -70,15 +73,18 @@ def open_checkpoint(
     with tempfile.TemporaryDirectory(prefix="statestore-operation-") as scratch_directory:
         s3 = S3Settings.from_options(options)
         path = uri
+        fetched = f"{scratch_directory}/fetched"
+        fetched_state = f"{scratch_directory}/fetched-state"
+        for directory in (fetched, fetched_state):
+            Path(directory).mkdir()
         if io is None:
-            io, path = open_storage(uri, f"{scratch_directory}/fetched", s3, clock)
+            io, path = open_storage(uri, fetched, s3, clock)
         path = path.rstrip("/")
+        check_finished(read_metadata(io, path)[1], uri)
         state_io, state_root = io, f"{path}/state"
         placement = read_placement(io, state_root)
         if placement is not None:
-            state_io, storage = open_storage(
-                placement.storage, f"{scratch_directory}/fetched-state", s3, clock
-            )
+            state_io, storage = open_storage(placement.storage, fetched_state, s3, clock)
             state_root = f"{storage}/{placement.id}"
         checkpoint = Checkpoint(
             uri, io, path, state_io, state_root, memory, options, clock, scratch_directory
@@ -111,7 +117,7 @@ class Checkpoint:
     """
 
     uri: str
-    io: FileIO
+    io: TreeFileIO
     path: str
     state_io: FileIO
     state_root: str
@@ -257,6 +263,10 @@ class Checkpoint:
             )
         return StoreLocation(self.memory, self.state_directory, store)
 
+    def home(self, store: StoreName) -> StoreLocation:
+        """Return the place of a store in the checkpoint directory, wherever its files are."""
+        return StoreLocation(self.io, self.state_directory, store)
+
     def checkpoint_id(self, store: StoreName, version: int) -> str | None:
         """Return the checkpoint ID of a store's committed version, None in checkpoint format v1.
 
@@ -280,11 +290,18 @@ class Checkpoint:
         """
         return read_delta_trailer(self.location(store), version, self.checkpoint_id(store, version))
 
-    def heads(self, version: int) -> dict[StoreName, PublishedFile]:
+    def heads(
+        self, version: int, *, operator: int | None = None, name: str | None = None
+    ) -> dict[StoreName, PublishedFile]:
         """Return the delta of every store that has state at a version, read in parallel.
 
         A store of an operator that has one state partition only (a global aggregation, a global
         limit) is there in partition 0.
+
+        Args:
+            version: A committed version.
+            operator: Only stores of this operator, None for all.
+            name: Only stores of this name, None for all.
 
         Raises:
             NotFoundError: A store lacks the version, in some state partitions but not in all above
@@ -293,9 +310,10 @@ class Checkpoint:
         """
         num_partitions = self.num_partitions_at(version)
         stores = [
-            StoreName(operator.id, partition, info.name)
-            for operator in self.operators
-            for info in operator.stores
+            StoreName(found.id, partition, info.name)
+            for found in self.operators
+            for info in found.stores
+            if operator in (None, found.id) and name in (None, info.name)
             for partition in range(num_partitions)
         ]
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from statestore.checkpoint.query_log import PROVIDER_KEY, QueryLog, read_text, write_text
 from statestore.core.clock import SystemClock
@@ -25,13 +25,14 @@ from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage, scheme_of
 from statestore.operations.checkpoint import Checkpoint
 from statestore.operations.conversion import TARGETS, UNFINISHED, ConversionPlan, plan_conversion
+from statestore.operations.in_use import require_not_in_use, require_same_batches
 from statestore.spark.driver_files import DriverFiles
 from statestore.spark.jar import find_jar
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from statestore.io.file_io import FileIO
+    from statestore.io.file_io import FileIO, TreeFileIO
 
 _POLL_S = 0.2
 
@@ -127,7 +128,7 @@ def open_conversion(
         # The state itself is read by Spark, wherever it is.
         source = Checkpoint(
             checkpoint,
-            io,
+            cast("TreeFileIO", io),  # its files are asked for by their names, here
             path.rstrip("/"),
             io,
             f"{path.rstrip('/')}/state",
@@ -190,11 +191,21 @@ class Conversion:
         conversion can be run again. The old checkpoint is not changed.
 
         Raises:
+            InUseError: A query is writing the old checkpoint, or wrote it meanwhile.
             FencedError: Another conversion has begun there.
             InternalError: A row is not what it was.
             NotFoundError: The session has not got the jar.
             StorageError: State cannot be read or written; names the reason.
         """
+        require_not_in_use(self._checkpoint)
+        with require_same_batches(self._checkpoint):
+            rows = self._convert(report or (lambda _: None))
+        metadata = read_text(self._checkpoint.io, f"{self._checkpoint.path}/metadata")
+        write_text(self._io, f"{self._path}/metadata", metadata, overwrite=True)
+        return rows
+
+    def _convert(self, report: Report) -> dict[tuple[int, str], int]:
+        """Make the new checkpoint, but for the file without which no query starts from it."""
         spark = self._sessions.get()
         files = DriverFiles(spark)
         copy = self._state_copy(spark)
@@ -202,12 +213,10 @@ class Conversion:
             files.delete_directory(self._new_uri)
         unfinished = f"{UNFINISHED}\ncheckpoint={self.plan.checkpoint}\n"
         write_text(self._io, f"{self._path}/metadata", unfinished, overwrite=False)
-        copied = self._copy_state(copy, report or (lambda _: None))
+        copied = self._copy_state(copy, report)
         self._check(copied)
         self._copy_metadata(files)
         self._write_logs([store["checkpoint_id"] for store in copied])
-        metadata = read_text(self._checkpoint.io, f"{self._checkpoint.path}/metadata")
-        write_text(self._io, f"{self._path}/metadata", metadata, overwrite=True)
         rows: dict[tuple[int, str], int] = {}
         for (operator, _, name), store in zip(self._stores(), copied, strict=True):
             rows[operator, name] = rows.get((operator, name), 0) + int(store["rows"])

@@ -21,8 +21,8 @@ from statestore.backends.filesystem.versions import StoreVersions
 from statestore.checkpoint.commit import NewVersion
 from statestore.checkpoint.layout import StateFileName, StoreLocation, parse_state_file_name
 from statestore.checkpoint.placement import read_placement
+from statestore.checkpoint.rescale_refs import Cleanup
 from statestore.checkpoint.restore import RestoredVersion
-from statestore.checkpoint.retention import Cleanup
 from statestore.codec.rows import (
     DELETE,
     MERGE,
@@ -238,7 +238,7 @@ class Store:
 
     @property
     def max_parallelism(self) -> int:
-        """Number of key groups, fixed for the checkpoint's life."""
+        """Number of key groups, fixed until a rescale rehashes every row."""
         return self.table.max_parallelism
 
     def load(self, version: int, checkpoint_id: str | None = None) -> None:
@@ -264,7 +264,7 @@ class Store:
 
             trailer = restored.head.trailer
             runs = (ViewRun(View.of(restored)),) if restored.view else ()
-            self.table = Table(runs, trailer.max_parallelism, trailer.num_keys)
+            self.table = Table(runs, trailer.max_parallelism, restored.num_keys or 0)
         self._head = restored.head
         self._families = restored.head.trailer.column_families
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statestore.codec.merge import merge_rows
+from statestore.codec.merge import merge_rows, merge_runs
 from statestore.codec.rows import DELETE, MERGE, PUT, SCHEMA, from_numpy, to_numpy
 
 if TYPE_CHECKING:
@@ -150,11 +150,11 @@ class Table:
         """Map the files of a restored version."""
         head = restored.head.trailer
         runs = tuple(ArrowRun.from_file(file) for file in restored.files)
-        if restored.has_foreign_files:
-            runs = tuple(
-                _only_partition(run, head.store.partition, head.num_partitions) for run in runs
-            )
-        return cls(runs, head.max_parallelism, head.num_keys)
+        num_keys = head.num_keys
+        if num_keys is None:
+            merged = merge_runs(restored.files, head.max_parallelism)
+            num_keys = sum(batch.num_rows for batch in merged)
+        return cls(runs, head.max_parallelism, num_keys)
 
     def apply(self, run: Run, num_keys: int) -> Table:
         """Return the version that a delta makes of this one; this one does not change.
@@ -215,11 +215,3 @@ class Table:
             row = run.find(column_family, key)
             if row is not None:
                 yield row
-
-
-def _only_partition(run: ArrowRun, partition: int, num_partitions: int) -> ArrowRun:
-    pieces = []
-    for batch in run.rows.to_batches():
-        mine = to_numpy(batch.column(0), np.uint16) % num_partitions == partition
-        pieces.append(batch.take(from_numpy(np.flatnonzero(mine), pa.int64())))
-    return ArrowRun(pieces)

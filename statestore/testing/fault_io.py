@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 from statestore.core.errors import StateStoreError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from statestore.io.file_io import FileInfo, FileIO
+    from statestore.io.file_io import FileInfo, FileIO, TreeFileIO
 
 T = TypeVar("T")
 
@@ -36,13 +37,14 @@ class FaultFileIO:
     """FileIO that passes calls on, fails the one a fault names, and can hold calls up.
 
     Attributes:
+        inner: The storage that calls are passed on to.
         fault: What fails next; None for nothing.
         trace: Every call since the last `arm`, as "name file".
         gate: Calls of `held_calls` wait while it is cleared.
     """
 
-    def __init__(self, inner: FileIO) -> None:
-        self._inner = inner
+    def __init__(self, inner: TreeFileIO) -> None:
+        self.inner = inner
         self._num_calls = 0
         self.fault: Fault | None = None
         self.trace: list[str] = []
@@ -65,38 +67,58 @@ class FaultFileIO:
         return self._run(
             "publish",
             path,
-            lambda: self._inner.publish(local_path, path, sync=sync, overwrite=overwrite),
+            lambda: self.inner.publish(local_path, path, sync=sync, overwrite=overwrite),
         )
 
     def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:
         """See FileIO."""
         self._run(
-            "write", path, lambda: self._inner.write(path, data, sync=sync, overwrite=overwrite)
+            "write", path, lambda: self.inner.write(path, data, sync=sync, overwrite=overwrite)
         )
 
     def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
         """See FileIO."""
-        return self._run("read_tail", path, lambda: self._inner.read_tail(path, num_bytes))
+        return self._run("read_tail", path, lambda: self.inner.read_tail(path, num_bytes))
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """See FileIO."""
-        return self._run("read_range", path, lambda: self._inner.read_range(path, offset, length))
+        return self._run("read_range", path, lambda: self.inner.read_range(path, offset, length))
 
     def fetch(self, path: str) -> str:
         """See FileIO."""
-        return self._run("fetch", path, lambda: self._inner.fetch(path))
+        return self._run("fetch", path, lambda: self.inner.fetch(path))
+
+    def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
+        """See FileIO."""
+        return self._run("fetch_slices", path, lambda: self.inner.fetch_slices(path, size, slices))
 
     def delete(self, path: str) -> None:
         """See FileIO."""
-        self._run("delete", path, lambda: self._inner.delete(path))
+        self._run("delete", path, lambda: self.inner.delete(path))
 
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO."""
-        return self._run("list", directory, lambda: self._inner.list(directory))
+        return self._run("list", directory, lambda: self.inner.list(directory))
 
     def make_directory(self, directory: str) -> None:
         """See FileIO."""
-        self._run("make_directory", directory, lambda: self._inner.make_directory(directory))
+        self._run("make_directory", directory, lambda: self.inner.make_directory(directory))
+
+    def list_tree(self, directory: str) -> builtins.list[FileInfo]:
+        """See TreeFileIO."""
+        return self._run("list_tree", directory, lambda: self.inner.list_tree(directory))
+
+    def delete_tree(self, directory: str) -> None:
+        """See TreeFileIO."""
+        self._run("delete_tree", directory, lambda: self.inner.delete_tree(directory))
+
+    def shares(self, other: FileIO) -> bool:
+        """See TreeFileIO."""
+        return other is self or self.inner.shares(other)
+
+    def link(self, path: str, new_path: str, *, sync: bool) -> None:
+        """See TreeFileIO."""
+        self._run("link", new_path, lambda: self.inner.link(path, new_path, sync=sync))
 
     def _run(self, call: str, path: str, action: Callable[[], T]) -> T:
         name = path.rsplit("/", 1)[-1]

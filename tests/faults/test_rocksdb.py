@@ -7,14 +7,19 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import google_crc32c
 import pytest
+from rocksdict import SstFileWriter
 
 import statestore
+from statestore.backends.rocksdb import sst
+from statestore.backends.rocksdb.database import MAX_WAITING
 from statestore.backends.rocksdb.view import View
-from statestore.codec.rows import PUT, Row
+from statestore.codec.rows import DELETE, PUT, Row
 from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.core.options import StateStoreOptions
+from statestore.testing.deltas import write_stream
 from statestore.testing.engine_process import EngineGoneError, EngineProcess
 from tests.shim import G, Shim, rows
 
@@ -102,9 +107,9 @@ def test_engine_killed_in_a_commit_answers_the_repeated_one(tmp_path, delay_ms):
         reply = engine.call("commit", **request)
         shim.committed(request, reply)
 
-        assert in_view(reply) == {b"%08d" % n: b"w" * 50 for n in range(20_000)}
-        reply = shim.commit(engine, rows(20_000))
-        assert len(in_view(reply)) == 20_001
+        assert in_view(shim.view(engine)) == {b"%08d" % n: b"w" * 50 for n in range(20_000)}
+        shim.commit(engine, rows(20_000))
+        assert len(in_view(shim.view(engine))) == 20_001
 
 
 @pytest.mark.parametrize("delay_ms", [0, 5, 20, 60])
@@ -122,8 +127,8 @@ def test_engine_killed_in_a_merge_loses_nothing(tmp_path, delay_ms):
 
     with EngineProcess(shim.scratch) as engine:
         engine.call("maintain", **arguments)
-        reply = shim.commit(engine, rows(18_000))
-        assert len(in_view(reply)) == 18_001
+        shim.commit(engine, rows(18_000))
+        assert len(in_view(shim.view(engine))) == 18_001
     assert len(load(tmp_path / "ck", 7)) == 18_001
 
 
@@ -190,8 +195,8 @@ def test_store_closed_beside_its_commits_keeps_every_row(tmp_path):
         closer.start()
         try:
             for number in range(100, 140):
-                reply = shim.commit(engine, rows(number))
-                assert len(in_view(reply)) == number + 1
+                shim.commit(engine, rows(number))
+                assert len(in_view(shim.view(engine))) == number + 1
         finally:
             is_over.set()
             closer.join()
@@ -219,8 +224,12 @@ def test_view_can_be_read_when_its_directory_is_gone(tmp_path):
     """Catches a reader of a version that fails when the engine removes it."""
     shim = RocksDBShim(tmp_path)
     with EngineProcess(shim.scratch) as engine:
-        view = View(shim.commit(engine, rows(*range(1000)))["view"])
-        directories = [shim.commit(engine, rows(1000 + n))["view"] for n in range(8)]
+        shim.commit(engine, rows(*range(1000)))
+        view = View(shim.view(engine)["view"])
+        directories = []
+        for number in range(8):
+            shim.commit(engine, rows(1000 + number))
+            directories.append(shim.view(engine)["view"])
 
         assert sum(Path(path).exists() for path in directories) < 8
         assert len(list(view.scan(0, b""))) == 1000
@@ -284,5 +293,91 @@ def test_merge_does_not_hold_up_commits(tmp_path):
         while engine.call("status")["snapshots_in_flight"]:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        reply = shim.commit(engine, rows(300_000))
-        assert len(in_view(reply)) == 150_007
+        shim.commit(engine, rows(300_000))
+        assert len(in_view(shim.view(engine))) == 150_007
+
+
+def test_versions_that_nobody_read_can_be_gone_back_to(tmp_path):
+    """Catches a commit that the local database took in too late, twice, or on the wrong version."""
+    shim = RocksDBShim(tmp_path)
+    with EngineProcess(shim.scratch) as engine:
+        shim.commit(engine, rows(*range(10)))
+        for number in range(10, 10 + 3 * MAX_WAITING):
+            before = {"parent": shim.parent, "num_keys": shim.num_keys}
+            shim.commit(engine, rows(number, 1000 + number))
+            if number % 4 == 1:
+                # The batch failed elsewhere: it is made again from the version before.
+                loaded = engine.call("load", **shim.load(before["parent"]["version"]))
+                assert loaded["files_read"] == 0
+                assert len(in_view(loaded)) == before["num_keys"]
+                shim.parent, shim.num_keys = before["parent"], before["num_keys"]
+                shim.commit(engine, rows(number, 2000 + number))
+        found = in_view(shim.view(engine))
+        assert len(found) == shim.num_keys
+        redone = {n for n in range(10, 10 + 3 * MAX_WAITING) if n % 4 == 1}
+        assert {int(key) - 2000 for key in found if int(key) >= 2000} == redone
+
+
+def sst_request(shim, puts, deletes=()):
+    """A commit of rows that are handed over as an SST, as the shim makes it."""
+    gone = [Row(key[-1] % G, 0, DELETE, key, None) for key in deletes]
+    request = shim.request([*puts, *gone])
+    request["num_keys"] = shim.num_keys + len(puts) - len(gone)
+    path = Path(request["delta"]["path"])
+    encoded = {sst.encode_key(0, row.key): row for row in [*puts, *gone]}
+    writer = SstFileWriter(sst.Memory(1 << 20).options(OPTIONS))
+    writer.open(f"{path}.written")
+    checksum = 0
+    for key, row in sorted(encoded.items()):
+        if row.op == DELETE:
+            del writer[key]
+        else:
+            writer[key] = row.key_group.to_bytes(2) + row.value
+        checksum = google_crc32c.extend(checksum, key + (row.value or b""))
+    writer.finish()
+    Path(f"{path}.written").replace(path)
+    described = {"rows_length": sum(map(len, encoded)), "checksum": checksum}
+    if gone:
+        deletes_path = f"{path}.deletes"
+        length = write_stream(deletes_path, gone, G)
+        described["deletes"] = {"path": deletes_path, "length": length}
+    request["delta"] |= {
+        "length": path.stat().st_size,
+        "put": len(puts),
+        "delete": len(gone),
+        "sst": described,
+    }
+    return request
+
+
+def test_rows_handed_over_as_an_sst(tmp_path):
+    """Catches an SST of the shim that is not durable, lost with its engine, or without deletes."""
+    shim = RocksDBShim(tmp_path, rocksdb_merge_min_files=2)
+    with EngineProcess(shim.scratch) as engine:
+        shim.commit(engine, rows(*range(20)))
+        expected = {row.key: row.value for row in rows(*range(5, 24))}
+        request = sst_request(shim, rows(*range(20, 24)), [b"%08d" % n for n in range(5)])
+        first = engine.call("commit", **request)
+        # The reply was lost.
+        again = engine.call("commit", **request)
+        assert again["lineage"] == first["lineage"]
+        shim.committed(request, again)
+        assert in_view(shim.view(engine)) == expected
+        assert dict(load(tmp_path / "ck", 2)).keys() == expected.keys()
+
+        # A merge passes on what the SST deletes.
+        engine.call("maintain", **{**shim.load(), "snapshot": True, "cleanup": False})
+        shim.commit(engine, rows(30))
+        assert len(load(tmp_path / "ck", 3)) == 20
+
+        request = sst_request(shim, rows(40))
+        request["delta"]["length"] += 1
+        with pytest.raises(AssertionError, match="not as long as it was announced"):
+            engine.call("commit", **request)
+        request["delta"]["length"] -= 1
+        engine.process.kill()
+        engine.process.wait()
+
+    with EngineProcess(shim.scratch) as engine:
+        shim.committed(request, engine.call("commit", **request))
+        assert len(in_view(shim.view(engine))) == 21

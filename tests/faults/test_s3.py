@@ -49,6 +49,24 @@ def test_files_come_back_whole_whatever_their_size(io, bucket, local_file, size)
     assert io.read_range(path, 3, 5) == data[3:8]
 
 
+def test_slices_come_at_their_place_and_nothing_else_does(io, s3_server, bucket, local_file):
+    """Catches a part of a file that is fetched whole, or that lies where it does not belong."""
+    size = 3 * PART_BYTES
+    data = os.urandom(size)
+    path = f"/{bucket}/large"
+    io.publish(local_file(data), path, sync=True, overwrite=False)
+    slices = ((0, 100), (PART_BYTES - 7, PART_BYTES + 20), (size - 50, 50))
+    s3_server.requests.clear()
+
+    fetched = Path(io.fetch_slices(path, size, slices)).read_bytes()
+
+    expected = bytearray(size)
+    for offset, length in slices:
+        expected[offset : offset + length] = data[offset : offset + length]
+    assert fetched == bytes(expected)
+    assert dict(s3_server.requests) == {"GET": 4}
+
+
 @pytest.mark.parametrize("size", [100, 3 * PART_BYTES])
 def test_existing_file_is_not_replaced(io, bucket, local_file, size):
     """Catches two writers of one name that both think they won."""

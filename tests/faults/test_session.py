@@ -50,7 +50,7 @@ class SessionBench:
         path = f"{self.directory}/{checkpoint_id}.arrows"
         length = write_stream(path, rows, G)
         new = new_version(version, self.parent, checkpoint_id, rows, num_keys)
-        published, _, status, _ = self.session.commit(
+        published, _, status = self.session.commit(
             new, path, length, options, force_snapshot=force_snapshot
         )
         self.parent = VersionRef(version, checkpoint_id, published.trailer.lineage)
@@ -155,9 +155,9 @@ def test_repeated_commit_answers_the_same_from_a_new_session(bench):
     length = write_stream(path, rows, G)
     new = new_version(1, None, "ab" * 16, rows, 1)
 
-    first, _, _, _ = bench.session.commit(new, path, length, OPTIONS, force_snapshot=False)
-    again, _, _, _ = bench.new_session().commit(new, path, length, OPTIONS, force_snapshot=False)
-    same, _, _, _ = bench.session.commit(new, path, length, OPTIONS, force_snapshot=False)
+    first, _, _ = bench.session.commit(new, path, length, OPTIONS, force_snapshot=False)
+    again, _, _ = bench.new_session().commit(new, path, length, OPTIONS, force_snapshot=False)
+    same, _, _ = bench.session.commit(new, path, length, OPTIONS, force_snapshot=False)
 
     assert first == again == same
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from statestore.spark.jar import find_jar
 
 from .application import start_application
-from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB, ROCKSDB_BACKEND, Lane, Query
+from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB, ROCKSDB_BACKEND, Lane, Query, run_plan
 from .helper_jar import compile_test_jar
 from .job_process import Job
 
@@ -35,7 +35,9 @@ IGNORED_WARNINGS = [
     ":pytest.PytestUnraisableExceptionWarning",
     "PySpark does not yet fully support pandas:FutureWarning",
 ]
+EXTENDED = pytest.mark.extended
 MakeLane = Callable[..., Lane]
+RunReference = Callable[[Query], Lane]
 state_on_heap = pytest.mark.skipif(
     PROVIDER == ROCKSDB_BACKEND,
     reason="the rocksdb backend keeps state on local disk, where a restarted query finds it",
@@ -91,6 +93,24 @@ def make_lane(spark: SparkSession, tmp_path: Path) -> MakeLane:
         return Lane(spark, query, provider, tmp_path / name, conf)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def run_reference(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Query], Lane]:
+    """Returns a function that runs a query's plan on Spark's own provider, once for each query."""
+    lanes: dict[str, Lane] = {}
+
+    def run(query: Query) -> Lane:
+        if query.name not in lanes:
+            lane = Lane(spark, query, HDFS, tmp_path_factory.mktemp("reference"))
+            run_plan(lane)
+            lanes[query.name] = lane
+        assert lanes[query.name].query == query, "queries of one name must be the same"
+        return lanes[query.name]
+
+    return run
 
 
 @pytest.fixture

@@ -20,8 +20,11 @@ import pyspark
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from statestore.checkpoint.lease import Leases
+from statestore.io.local import LocalFileIO
+
 from .application import start_application
-from .harness import HEAP, STATE_STORE, Lane, Query
+from .harness import HEAP, STATE_STORE, Lane, Query, wait_for
 from .processes import (
     checkpoint_memories,
     command_and_environment,
@@ -54,17 +57,30 @@ def cluster(root: Path, jars: list[Path], provider: str) -> dict[str, Any]:
         _kill_before(dedup, 1, executors, during=False),
         _kill_before(dedup, 3, engines, during=True),
     ]
+    num_leases = []
     for lane in lanes.values():
+        leases = Leases(LocalFileIO(), f"{lane.checkpoint}/state")
+        lane.on_batch = lambda _, leases=leases: num_leases.append(len(leases.list()))
         for batches in lane.query.plan:
             lane.run(*batches)
+        if provider.startswith("io.statestore."):
+            # Executors ask the driver which runs have ended; that of a killed one expires.
+            wait_for(lambda: _num_alive(leases) == 0, "the end of the leases")  # noqa: B023
     session.stop()
     return {
+        "num_leases": num_leases,
         "batches": {name: lane.batches for name, lane in lanes.items()},
         "failed_tasks": {name: lane.failed_tasks for name, lane in lanes.items()},
         "killed": killed,
         "engines_left": engines(descendants(os.getpid())),
         "scratch_left": [str(path) for path in scratch_directories(root)],
     }
+
+
+def _num_alive(leases: Leases) -> int:
+    """Return how many leases there are of processes that live."""
+    found = map(leases.read, leases.list())
+    return sum(one is not None and one.holder.process.state() == "alive" for one in found)
 
 
 def heap_cluster(root: Path, jars: list[Path]) -> dict[str, Any]:

@@ -322,8 +322,49 @@ GROUP_STATES = [
     ),
 ]
 
+
+def _every_type(events: DataFrame) -> DataFrame:
+    """Group by a column of every type that can be grouped by, and keep values of the others."""
+    keys = {
+        "flag": "value % 2 = 0",
+        "tiny": "CAST(value % 100 AS TINYINT)",
+        "small": "CAST(value AS SMALLINT)",
+        "number": "CAST(value AS INT)",
+        "single": "CAST(value AS FLOAT) / 8",
+        "real": "CASE WHEN value % 5 = 0 THEN -0.0D ELSE value / 3 END",
+        "money": "CAST(value / 7 AS DECIMAL(12, 4))",
+        "much": "CAST(value AS DECIMAL(38, 10)) * 1000000000000000",
+        "word": "key",
+        "data": "CAST(key AS BINARY)",
+        "day": "CAST(ts AS DATE)",
+        "at": "ts",
+        "local": "CAST(ts AS TIMESTAMP_NTZ)",
+        "months": "make_ym_interval(value % 9, 3)",
+        "seconds": "make_dt_interval(1, 2, 3, value)",
+        "pair": "named_struct('a', value, 'b', key, 'c', named_struct('d', ts))",
+        "list": "array(key, NULL, 'x')",
+        "lists": "array(array(value), NULL, array())",
+    }
+    values = {
+        "map": "first(map(coalesce(key, ''), value, 'none', NULL))",
+        "maps": "first(map(value, map('k', array(named_struct('s', key)))))",
+        "span": "first(make_interval(0, value % 12, 0, 1, 0, 0, 0.5))",
+        "some": "collect_set(value)",
+        "most": "max(named_struct('v', value, 'w', key))",
+        "nothing": "first(IF(value > 1e9, array(key), NULL))",
+    }
+    columns = [sf.expr(text).alias(name) for name, text in keys.items()]
+    totals = [sf.expr(text).alias(name) for name, text in values.items()]
+    rows = events.groupBy(*columns).agg(*totals)
+    # As text, since intervals cannot be collected.
+    return rows.select(*(sf.col(name).cast("string") for name in rows.columns))
+
+
+EVERY_TYPE = single("aggregation-of-every-type", "update", _every_type, one_input(1, 1))
+
 OPERATORS = [
     *AGGREGATIONS,
+    EVERY_TYPE,
     *WINDOWS,
     SESSION_APPEND,
     SESSION_COMPLETE,

@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from statestore.checkpoint.lease import Leases
+from statestore.io.local import LocalFileIO
+from statestore.operations.in_use import exclusive_directory
+
 from .conftest import OURS, PROVIDER, MakeLane
 from .harness import HDFS, STATE_STORE, assert_same, run_plan, wait_for
 from .job import ENDLESS, KILL_DELAY_S
@@ -49,6 +53,7 @@ def test_rows_equal_built_in_when_executors_and_engines_are_killed(
     assert report["failed_tasks"][AGGREGATION.name] == 0
     assert report["engines_left"] == []
     assert report["scratch_left"] == []
+    assert max(report["num_leases"]) >= 2
     wait_for(lambda: not job.pids(), "the end of the job's processes")
 
 
@@ -64,6 +69,10 @@ def test_nothing_outlives_a_killed_driver(
     job = start_job("endless", provider=PROVIDER, master=master)
     wait_for(lambda: job.num_batches() > 3, "the third batch", timeout_s=60)
     assert not OURS or engines(job.pids())
+    checkpoint = str(job.root / ENDLESS.name / "checkpoint")
+    leases = Leases(LocalFileIO(), f"{checkpoint}/state")
+    if OURS:
+        assert len(leases.list()) == (2 if "cluster" in master else 1)
 
     if victim == "session":
         os.killpg(job.process.pid, signal.SIGKILL)
@@ -71,6 +80,9 @@ def test_nothing_outlives_a_killed_driver(
         os.kill(job.process.pid if victim == "python" else job.driver(), signal.SIGKILL)
 
     wait_for(lambda: not engines(job.pids()), "the end of the engines", timeout_s=10)
+    with exclusive_directory(LocalFileIO(), checkpoint, "rescale"):
+        # Nobody waits for the leases of the killed to expire.
+        assert [name.split("-")[0] for name in leases.list()] == ["operation"]
     if victim == "session":
         # The engine was killed with its JVM: the next engine sweeps what is a minute old.
         left = {str(path) for path in scratch_directories(job.root)}

@@ -22,7 +22,7 @@ from statestore.core.providers import PROVIDERS
 from statestore.operations.conversion import TARGETS, UNFINISHED
 from statestore.spark.convert import ConversionProgress, convert, open_conversion
 
-from .conftest import OURS, MakeLane
+from .conftest import EXTENDED, OURS, MakeLane
 from .harness import HDFS, ROCKSDB, STATE_STORE, Lane, Query, assert_same, run_plan, wait_for
 from .queries import (
     AGGREGATION,
@@ -55,8 +55,6 @@ FILES = {
     "rocksdb": "*.delta.sst",
 }
 GLOBAL = next(query for query in AGGREGATIONS if "global" in query.name)
-# STATESTORE_CONVERT=all runs every operator through every round trip.
-IS_ALL = os.environ.get("STATESTORE_CONVERT") == "all"
 
 
 def _cases() -> list[Any]:
@@ -72,16 +70,19 @@ def _cases() -> list[Any]:
         # Spark's RocksDB provider asserts on another operator's read store.
         (AGGREGATION_THEN_DEDUP, ("spark-hdfs", "rocksdb", "spark-hdfs")),
     ]
-    if IS_ALL:
-        some = [
-            (query, names)
-            for query in OPERATORS
-            # Spark writes no state schema for a new join of state format 1.
-            if not query.name.startswith("join-") or not query.name.endswith("format-1")
-            for names in ROUND_TRIPS
-            if query is not AGGREGATION_THEN_DEDUP or "spark-rocksdb" not in names
-        ]
-    return [pytest.param(query, names, id=f"{query.name}-{names[1]}") for query, names in some]
+    every = [
+        (query, names)
+        for query in OPERATORS
+        # Spark writes no state schema for a new join of state format 1.
+        if not query.name.startswith("join-") or not query.name.endswith("format-1")
+        for names in ROUND_TRIPS
+        if query is not AGGREGATION_THEN_DEDUP or "spark-rocksdb" not in names
+    ]
+    return [
+        pytest.param(query, names, id=f"{query.name}-{'-'.join(names)}", marks=marks)
+        for cases, marks in ((some, []), ([case for case in every if case not in some], [EXTENDED]))
+        for query, names in cases
+    ]
 
 
 def _in_runs(query: Query, *runs: int) -> Query:

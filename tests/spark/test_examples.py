@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from examples.store_comparison import STORES
+from examples.store_comparison import TITLES
 from statestore.spark.jar import find_jar
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,12 +95,17 @@ def test_edit_diffs_go_on_when_restarted(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(620)
-def test_demo_compares_equal_when_killed_twice() -> None:
+@pytest.mark.parametrize(
+    "stores",
+    [["HDFS-backed", "statestore rocksdb"], pytest.param(TITLES, marks=pytest.mark.extended)],
+    ids=["two-stores", "every-store"],
+)
+def test_demo_compares_equal_when_killed_twice(stores: list[str]) -> None:
     """Catches whatever the demo would: a query that dies with its engine, a wrong row."""
-    output = run_example("demo.py", timeout_s=600)
+    output = run_example("demo.py", "--compare", *stores, timeout_s=600)
 
     assert "killed the query with -9" in output
-    for store in STORES:
-        (row,) = [line for line in output.splitlines() if line.startswith(f"  {store.title}  ")]
+    for store in stores:
+        (row,) = [line for line in output.splitlines() if line.startswith(f"  {store}  ")]
         assert row.split()[-2:] == ["16,119", "0"]
     assert output.splitlines()[-1].startswith("every result row equals the batch computation's")

@@ -200,6 +200,21 @@ class RocksDBEngineMachine(EngineMachine):
 
     backend = "rocksdb"
 
+    @precondition(lambda self: self.model.version > 0)
+    @rule()
+    def view(self):
+        """What the shim reads when a row of the version it is at is not in its cache."""
+        version = self.model.version
+        reply = self.call(
+            "view",
+            store=self.store,
+            backend=self.backend,
+            version=self.commits[version][1],
+            checkpoint_format=self.format,
+            options=self.options,
+        )
+        assert sorted(rows_in_view(reply)) == sorted(self.model.versions[version].items())
+
 
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(max_examples=6, stateful_step_count=15, deadline=None)

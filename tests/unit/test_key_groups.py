@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import (
+    KeyGroupSet,
     default_max_parallelism,
+    join_sets,
     rank,
     rank_table,
     resolve_max_parallelism,
@@ -61,3 +63,35 @@ def test_key_groups_of_a_future_partition_lie_together(doublings, more_doublings
             ranks = np.sort(table[np.arange(max_parallelism) % after_split == partition])
 
             assert ranks[-1] - ranks[0] + 1 == len(ranks)
+
+
+SETS = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24]).flatmap(
+    lambda modulus: st.builds(KeyGroupSet, st.just(modulus), st.integers(0, modulus - 1))
+)
+
+
+def groups_in(*sets):
+    """Key groups of 24 that are in any of some sets."""
+    return [group for group in range(24) if any(group in of for of in sets)]
+
+
+@given(SETS, SETS)
+def test_intersection_of_key_group_sets_is_a_set(first, second):
+    """Catches a clip that lets rows of others by, or none of one's own."""
+    both = first & second
+
+    expected = [group for group in range(24) if group in first and group in second]
+    assert groups_in(*([] if both is None else [both])) == expected
+
+
+@given(st.lists(SETS, min_size=1, max_size=4))
+def test_joined_sets_are_what_they_were_apart(sets):
+    """Catches a file taken over with more, or less, than the chains that named it."""
+    disjoint = [of for n, of in enumerate(sets) if all((of & other) is None for other in sets[:n])]
+
+    assert groups_in(*join_sets(disjoint)) == groups_in(*disjoint)
+
+
+def test_halves_are_joined():
+    """Catches a file read twice after a split and a merge."""
+    assert join_sets([KeyGroupSet(8, 5), KeyGroupSet(8, 1)]) == (KeyGroupSet(4, 1),)

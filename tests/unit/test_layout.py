@@ -8,7 +8,7 @@ from statestore.checkpoint.layout import (
     is_temporary,
     other_provider,
     parse_state_file_name,
-    store_of_ref,
+    store_of_path,
 )
 from statestore.codec.trailer import FileRef, StoreName
 from statestore.io.local import LocalFileIO
@@ -81,4 +81,4 @@ def test_referenced_file_belongs_to_where_its_path_leads(store, path, expected):
     """Catches refusing a file of another partition that a rescale refers to."""
     ref = FileRef(path, "delta", 1, ID, "", 0, 0)
 
-    assert store_of_ref(store, ref) == expected
+    assert store_of_path(store, ref.path) == expected

@@ -9,7 +9,7 @@ from statestore.codec.rows import DELETE, MERGE, PUT, Row, batch_from_rows
 from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import StateFile, describe_stream
 from statestore.codec.trailer import RowCounts, StoreName, Trailer
-from statestore.core.key_groups import rank
+from statestore.core.key_groups import KeyGroupSet, rank
 from statestore.testing.deltas import write_stream
 from statestore.testing.models import keys, values
 
@@ -118,6 +118,6 @@ def test_rows_of_other_partitions_are_skipped(tmp_path):
     rows = [Row(group, 0, PUT, bytes([group]), b"") for group in range(G)]
     run = write_run(tmp_path, 0, rows)
 
-    merged = list(merge_runs([run], G, partition=1, num_partitions=4))
+    merged = list(merge_runs([StateFile(run.path, KeyGroupSet(4, 1))], G))
 
     assert sorted(row["key_group"] for batch in merged for row in batch.to_pylist()) == [1, 5, 9]

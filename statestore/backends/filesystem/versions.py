@@ -23,6 +23,7 @@ from statestore.checkpoint.commit import (
     require_stream,
 )
 from statestore.checkpoint.lineage import files_for_child
+from statestore.checkpoint.rescale_refs import Cleanup, release
 from statestore.checkpoint.restore import (
     RestoredVersion,
     check_settings,
@@ -31,7 +32,7 @@ from statestore.checkpoint.restore import (
     restore_from_snapshot,
     restore_version,
 )
-from statestore.checkpoint.retention import Cleanup, plan_cleanup
+from statestore.checkpoint.retention import plan_cleanup
 from statestore.checkpoint.snapshot import SnapshotStatus, SnapshotWriter, is_snapshot_due
 from statestore.checkpoint.trailers import (
     PublishedFile,
@@ -127,13 +128,10 @@ class StoreVersions:
             max_parallelism=options.max_parallelism,
         )
         self._remember(restored.head)
-        first = restored.files[0]
         # A newer one may be known: taken since this version was committed, and not named by it.
-        if (
-            first.trailer.kind == "snapshot"
-            and first.trailer.version > self.snapshot_status.version
-        ):
-            self._adopt(PublishedFile(restored.refs[0], first.trailer), duration_ms=0.0, taken=0)
+        if restored.snapshot_version > self.snapshot_status.version:
+            first = restored.files[0].trailer
+            self._adopt(PublishedFile(restored.refs[0], first), duration_ms=0.0, taken=0)
         with self._lock:
             self._pinned = frozenset(self.location.path(ref.path) for ref in restored.refs)
             self._held = tuple(file.path for file in restored.files)
@@ -206,7 +204,9 @@ class StoreVersions:
             self._pinned, self._held = frozenset(), ()
         return published, replace(times, checksum_ms=times.checksum_ms + described_ms)
 
-    def view(self, _version: VersionRef) -> None:
+    def view(
+        self, _version: VersionRef, _checkpoint_format: int, _options: StateStoreOptions
+    ) -> None:
         """Return None: rows of this backend reach the shim in files."""
 
     def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
@@ -264,18 +264,17 @@ class StoreVersions:
         """
         files = self.location.io.list(self.location.directory)
         plan = plan_cleanup(self.location, head, files, options, self._clock.now_ms())
-        num_files = num_bytes = 0
+        cleaned = release(self.location, plan.release, head.trailer.num_partitions)
         for info in plan.delete:
             path = self.location.path(info.name)
             with self._lock:
                 is_pinned = path in self._pinned
             if not is_pinned:
                 self.location.io.delete(path)
-                num_files += 1
-                num_bytes += info.size
+                cleaned += Cleanup(1, info.size)
         if plan.snapshots:
             self._learn_snapshot(plan.snapshots[-1])
-        return Cleanup(num_files, num_bytes)
+        return cleaned
 
     def changes(
         self, start_version: int, end_version: int, checkpoint_id: str | None

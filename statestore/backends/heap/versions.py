@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from statestore.backends.filesystem.versions import StoreVersions
-from statestore.checkpoint.layout import HEAP_MARKER, parse_state_file_name
+from statestore.checkpoint.layout import HEAP_MARKER, HEAP_MARKER_TEXT, parse_state_file_name
 from statestore.checkpoint.restore import check_settings
 from statestore.checkpoint.trailers import other_provider_error, read_trailer
 from statestore.core.errors import NotFoundError, StorageError
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from statestore.core.options import StateStoreOptions
 
 BACKEND = "heap"
-_MARKER_TEXT = b"The state of this store is in the memory of the driver (heap backend).\n"
 
 
 class HeapVersions(StoreVersions):
@@ -104,7 +103,7 @@ class HeapVersions(StoreVersions):
         if new.parent is None:
             self._home.io.make_directory(self._home.directory)
             path = self._home.path(HEAP_MARKER)
-            self._home.io.write(path, _MARKER_TEXT, sync=False, overwrite=True)
+            self._home.io.write(path, HEAP_MARKER_TEXT, sync=False, overwrite=True)
         try:
             return super().commit(new, local_path, arrow_length, options)
         except StorageError as error:
@@ -131,7 +130,8 @@ class HeapVersions(StoreVersions):
         if not deltas or oldest <= version:
             return not deltas
         # The oldest version is a full state exactly where this memory began after a loss.
-        return read_trailer(self.location, file_name).trailer.parent is None
+        trailer = read_trailer(self.location, file_name).trailer
+        return trailer.parent is None and not trailer.files
 
     def _lost(
         self, error_class: type[NotFoundError] | type[StorageError], version: int

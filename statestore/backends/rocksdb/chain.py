@@ -3,7 +3,9 @@
 A version's files are deltas and merged files, oldest first; the first may be a snapshot, which is a
 merged file that begins with the store itself. Merging goes by size, as in a log-structured merge
 tree: young files together with every older one that is not larger than all younger ones, so that a
-row is rewritten about log2(versions / 8) times and a chain stays short.
+row is rewritten about log2(versions / 8) times and a chain stays short. Files that a rescale took
+over stand first and are merged with the whole chain or not at all: they delete keys of other state
+partitions, which a merged file that is not the beginning would pass on as the store's own.
 """
 
 from __future__ import annotations
@@ -48,10 +50,15 @@ def merges_left(chain: tuple[FileRef, ...], merges: Iterable[Merge]) -> tuple[Me
 def files_to_merge(chain: tuple[FileRef, ...], min_files: int) -> tuple[FileRef, ...]:
     """Return the youngest run of files that should become one, empty when it is too short.
 
+    After a rescale that is the whole chain as soon as it has so many files of its own.
+
     Args:
         chain: Files of a version, oldest first.
         min_files: Fewest files worth a merge, at least 2.
     """
+    num_foreign = sum(ref.is_foreign for ref in chain)
+    if num_foreign:
+        return chain if len(chain) - num_foreign >= min_files else ()
     size = 0
     start = len(chain)
     while start > 0 and (size == 0 or chain[start - 1].size <= size):
@@ -64,6 +71,7 @@ def files_to_delete(
     files: Iterable[FileInfo],
     needed: Mapping[int, frozenset[str]],
     pending: frozenset[str],
+    held_below: int,
     options: StateStoreOptions,
     now_ms: int,
 ) -> list[FileInfo]:
@@ -73,6 +81,7 @@ def files_to_delete(
         files: Listing of the directory.
         needed: For each retained version the paths of the files that make it.
         pending: Merged files that the next version may name, published already or not.
+        held_below: Files of lower versions stay, for the sake of a rescaled version.
         options: orphan_age_ms is the age from which files of newer versions go: of an attempt that
             lost, or of a merge nobody used.
         now_ms: Now, milliseconds since the Unix epoch.
@@ -87,8 +96,10 @@ def files_to_delete(
             if is_temporary(info.name) and is_old:
                 delete.append(info)
         # The newest version itself may be the attempt that lost.
-        elif info.name not in reachable and (
-            name.version < oldest or (is_old and name.version < newest)
+        elif (
+            info.name not in reachable
+            and name.version >= held_below
+            and (name.version < oldest or (is_old and name.version < newest))
         ):
             delete.append(info)
     return delete

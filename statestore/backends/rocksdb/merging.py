@@ -5,14 +5,16 @@ from __future__ import annotations
 import heapq
 import operator
 import tempfile
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rocksdict import IngestExternalFileOptions, Rdict
 
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import local_errors
 from statestore.checkpoint.commit import WRITER
-from statestore.checkpoint.layout import store_of_ref
+from statestore.checkpoint.layout import store_of_path
 from statestore.checkpoint.lineage import check_ref, check_store, make_ref
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.rows import DELETE, PUT, Row
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.trailer import FileRef
+    from statestore.core.key_groups import KeyGroupSet
 
 
 def open_sst(location: StoreLocation, ref: FileRef) -> SealedFile:
@@ -42,10 +45,66 @@ def open_sst(location: StoreLocation, ref: FileRef) -> SealedFile:
     local_path = location.io.fetch(path)
     with named_errors("open a file", local_path):
         file = SealedFile(local_path)
-    check_store(file.trailer, store_of_ref(location.store, ref), path)
+    check_store(file.trailer, store_of_path(location.store, ref.path), path)
     check_ref(file.trailer, file.size, ref, path)
     file.verify()
     return file
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """The SST of a durable file as a file of its own.
+
+    Attributes:
+        path: The SST, None where it has no rows.
+        is_mixed: Whether it has rows of other state partitions.
+    """
+
+    path: str | None
+    is_mixed: bool = False
+
+
+def lay_out(
+    file: SealedFile, ref: FileRef, owned: KeyGroupSet, path: str, options: Options
+) -> LaidOut:
+    """Copy the SST of a durable file for a database of a state partition.
+
+    What else is in a file that a rescale took over is passed over by whoever reads the database,
+    since a row tells its key group. Only where the file holds rows of the partition that another
+    file tells anew, by a merge that passed on no deletes, are they left out of the copy. Keys that
+    the file deletes stay: files are ingested in the order of their versions, so that whatever puts
+    such a key for a partition it moved to comes later.
+
+    Args:
+        file: The durable file.
+        ref: How the version names it.
+        owned: The key groups of the state partition.
+        path: The copy.
+        options: Of the SST.
+
+    Raises:
+        StorageError: The local disk failed.
+    """
+    has = file.trailer.key_groups
+    with local_errors("write to the local disk", path):
+        if ref.clip is None or has & owned == ref.clip:
+            is_mixed = ref.clip is not None and ref.clip != has
+            return LaidOut(sst.extract_sst(file, path), is_mixed)
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=Path(path).parent) as directory:
+            copy = sst.extract_sst(file, f"{directory}/1.sst")
+            database = database_of([copy], directory, options)
+            try:
+                rows = heapq.merge(
+                    _rows_in(database, ref.clip),
+                    ((key, None) for key in sst.read_deletes(file)),
+                    key=operator.itemgetter(0),
+                )
+                body = sst.write_body(rows, f"{directory}/body", options)
+            finally:
+                database.close()
+            if body.sst_path is None:
+                return LaidOut(None)
+            return LaidOut(str(Path(body.sst_path).rename(path)))
 
 
 def read_rows(
@@ -58,9 +117,10 @@ def read_rows(
     """
     file = open_sst(location, ref)
     with tempfile.TemporaryDirectory(prefix="read-", dir=scratch_directory) as directory:
-        database = _database_of([file], directory, memory.options(StateStoreOptions()))
+        copy = sst.extract_sst(file, f"{directory}/1.sst")
+        database = database_of([copy], directory, memory.options(StateStoreOptions()))
         try:
-            for key, value in _own_rows(database, None, 1):
+            for key, value in _rows_in(database, None):
                 family, short_key, group, short_value = sst.split_row(key, value)
                 yield Row(group, family, PUT, short_key, short_value)
             for key in sst.read_deletes(file):
@@ -100,21 +160,38 @@ def merge_files(
         StorageError: The storage or the local disk failed.
     """
     trailer = head.trailer
-    partition = trailer.store.partition if any(ref.is_foreign for ref in sources) else None
+    owned = trailer.key_groups
+    internal = [family.id for family in trailer.column_families if family.internal]
+    num_internal = 0
+
+    def counted(rows: Iterator[sst.EncodedRow]) -> Iterator[sst.EncodedRow]:
+        nonlocal num_internal
+        for row in rows:
+            num_internal += sst.family_of(row[0]) in internal
+            yield row
+
     with (
         tempfile.TemporaryDirectory(prefix="merge-", dir=scratch_directory) as directory,
         local_errors("merge SSTs", directory),
     ):
         files = [open_sst(location, ref) for ref in sources]
-        database = _database_of(files, directory, sst_options)
+        laid_out = [
+            lay_out(file, ref, owned, f"{directory}/{number}.sst", sst_options)
+            for number, (file, ref) in enumerate(zip(files, sources, strict=True))
+        ]
+        database = database_of([copy.path for copy in laid_out], directory, sst_options)
         try:
-            rows = _own_rows(database, partition, trailer.num_partitions)
-            if not is_whole:
-                rows = heapq.merge(rows, _deleted(files, database), key=operator.itemgetter(0))
+            is_mixed = any(copy.is_mixed for copy in laid_out)
+            rows = _rows_in(database, owned if is_mixed else None)
+            if is_whole and internal:
+                rows = counted(rows)
+            deleted = [] if is_whole else _deleted(files, database)
+            if deleted:
+                rows = heapq.merge(rows, deleted, key=operator.itemgetter(0))
             body = sst.write_body(rows, f"{directory}/body", sst_options)
         finally:
             database.close()
-        if is_whole and body.rows.put != trailer.num_keys:
+        if is_whole and trailer.num_keys not in (body.rows.put, None):
             raise InternalError(
                 "the rows of a version are not as many as its trailer says",
                 store=str(trailer.store),
@@ -123,14 +200,12 @@ def merge_files(
                 found=body.rows.put,
                 to_fix="report it with the query's stateful operators; no snapshot was published",
             )
-        return _publish(location, head, tuple(sources), body, is_whole=is_whole, sync=sync)
+        counts = (body.rows.put, num_internal) if is_whole else None
+        return _publish(location, head, tuple(sources), body, counts, sync=sync)
 
 
-def _database_of(files: Sequence[SealedFile], directory: str, options: Options) -> Rdict:
-    """Return a database of its own that holds what files make together, oldest first."""
-    copies = [
-        sst.extract_sst(file, f"{directory}/{number}.sst") for number, file in enumerate(files)
-    ]
+def database_of(copies: Sequence[str | None], directory: str, options: Options) -> Rdict:
+    """Return a database of its own that holds what SSTs make together, oldest first."""
     database = Rdict(f"{directory}/db", options)
     paths = [path for path in copies if path is not None]
     if paths:
@@ -140,22 +215,14 @@ def _database_of(files: Sequence[SealedFile], directory: str, options: Options) 
     return database
 
 
-def _own_rows(
-    database: Rdict, partition: int | None, num_partitions: int
-) -> Iterator[sst.EncodedRow]:
-    rows = cast("Iterator[tuple[bytes, bytes]]", database.items())
-    for key, value in rows:
-        group = int.from_bytes(value[: sst.KEY_GROUP_BYTES])
-        if partition is None or group % num_partitions == partition:
-            yield key, value
+def _rows_in(database: Rdict, key_groups: KeyGroupSet | None) -> Iterator[sst.EncodedRow]:
+    return sst.rows_in(sst.all_rows(database), key_groups)
 
 
-def _deleted(files: Sequence[SealedFile], database: Rdict) -> Iterator[sst.EncodedRow]:
-    """Yield the keys that the files delete together, in key order."""
+def _deleted(files: Sequence[SealedFile], database: Rdict) -> list[sst.EncodedRow]:
+    """Return the keys that the files delete together, in key order."""
     keys = {key for file in files for key in sst.read_deletes(file)}
-    for key in sorted(keys):
-        if database.get(key) is None:
-            yield key, None
+    return [(key, None) for key in sorted(keys) if database.get(key) is None]
 
 
 def _publish(
@@ -163,11 +230,14 @@ def _publish(
     head: PublishedFile,
     sources: tuple[FileRef, ...],
     body: sst.SstBody,
+    counts: tuple[int, int] | None,
     *,
-    is_whole: bool,
     sync: bool,
 ) -> PublishedFile:
+    """Publish a merged file; a snapshot where the counts of all and of internal rows are given."""
     of = head.trailer
+    is_whole = counts is not None
+    num_keys, num_internal_keys = counts or (of.num_keys, of.num_internal_keys)
     name = location.summary_name("snapshot" if is_whole else "merged", of.version, of.checkpoint_id)
     trailer = Trailer(
         kind="snapshot" if is_whole else "merged",
@@ -182,8 +252,8 @@ def _publish(
         files=sources,
         blocks=body.blocks,
         rows=body.rows,
-        num_keys=of.num_keys,
-        num_internal_keys=of.num_internal_keys,
+        num_keys=num_keys,
+        num_internal_keys=num_internal_keys,
         max_parallelism=of.max_parallelism,
         num_partitions=of.num_partitions,
         rescalable=of.rescalable,

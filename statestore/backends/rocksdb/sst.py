@@ -8,6 +8,7 @@ of one binary column: RocksDB shows no deletes to those who read, but a merge mu
 
 from __future__ import annotations
 
+import itertools
 import operator
 import shutil
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ from rocksdict import (
     BlockBasedOptions,
     Cache,
     DBCompressionType,
+    Env,
     Options,
+    Rdict,
     SstFileWriter,
     WriteBufferManager,
 )
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from statestore.codec.sealed_file import SealedFile
+    from statestore.core.key_groups import KeyGroupSet
     from statestore.core.options import StateStoreOptions
 
 FAMILY_BYTES = 2
@@ -62,6 +66,9 @@ class Memory:
         self.write_buffer = WriteBufferManager.new_write_buffer_manager_with_cache(
             budget_bytes, False, self.cache
         )
+        self._env = Env()
+        # Compactions: commits come first.
+        self._env.lower_thread_pool_cpu_priority()
 
     def options(self, options: StateStoreOptions) -> Options:
         """Return the options of a database or an SST."""
@@ -79,6 +86,7 @@ class Memory:
         table.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
         made.set_block_based_table_factory(table)
         made.set_write_buffer_manager(self.write_buffer)
+        made.set_env(self._env)
         made.set_compression_type(getattr(DBCompressionType, options.rocksdb_compression)())
         # A directory may be deleted while a reader has it open.
         made.set_max_open_files(-1)
@@ -100,17 +108,36 @@ class SstBody:
     rows: RowCounts
 
 
-def read_delta(path: str, arrow_length: int) -> tuple[list[EncodedRow], list[bytes], int]:
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The rows of a commit, encoded.
+
+    Attributes:
+        keys: In key order.
+        values: One for each key, None for a delete.
+        merges: Keys of the rows that are merges: their value is what to append.
+        checksum: CRC32C of the stream they came in.
+    """
+
+    keys: list[bytes]
+    values: list[bytes | None]
+    merges: list[bytes]
+    checksum: int
+
+    @property
+    def rows(self) -> Iterator[EncodedRow]:
+        """The rows in key order."""
+        # A tuple at a time: the garbage collector would look through a list of them.
+        return zip(self.keys, self.values, strict=True)
+
+
+def read_delta(path: str, arrow_length: int) -> Delta:
     """Read the rows of a delta as the shim hands it over.
 
     Args:
         path: Local file that begins with an Arrow stream of state rows, in any order, each
             (column family, key) once.
         arrow_length: Bytes of the stream.
-
-    Returns:
-        Rows in key order, the keys of rows that are merges (their value is what to append), and
-        the CRC32C of the stream.
 
     Raises:
         InvalidArgumentError: It is not such a stream.
@@ -136,10 +163,10 @@ def read_delta(path: str, arrow_length: int) -> tuple[list[EncodedRow], list[byt
         values += _join(_big_endian(batch.column(0)), batch.column(4))
         ops = to_numpy(batch.column(2), np.uint8)
         merges += [encoded[row] for row in np.flatnonzero(ops == MERGE)]
-    rows = list(zip(keys, values, strict=True))
-    if not all(map(operator.lt, keys, keys[1:])):
-        rows.sort(key=operator.itemgetter(0))
-    return rows, merges, int(google_crc32c.value(stream))
+    if not all(map(operator.lt, keys, itertools.islice(keys, 1, None))):
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        keys, values = [keys[row] for row in order], [values[row] for row in order]
+    return Delta(keys, values, merges, int(google_crc32c.value(stream)))
 
 
 def _join(first: pa.Array[Any], second: pa.Array[Any]) -> list[Any]:
@@ -185,7 +212,24 @@ def write_body(rows: Iterable[EncodedRow], path: str, options: Options) -> SstBo
         Path(path).write_bytes(b"")
         return SstBody(path, None, (Block(0, 0, 0, 0, -1, -1),), RowCounts())
     writer.finish()
+    return write_body_of(sst_path, num_puts, deletes, path)
+
+
+def write_body_of(sst_path: str, num_puts: int, deletes: list[bytes], path: str) -> SstBody:
+    """Write the body that an SST begins.
+
+    Args:
+        sst_path: The SST; stays. Empty without rows.
+        num_puts: Rows in it that are puts.
+        deletes: Keys that it deletes, in key order.
+        path: File to write.
+
+    Raises:
+        OSError: The local disk failed.
+    """
     shutil.copyfile(sst_path, path)
+    if num_puts + len(deletes) == 0:
+        return SstBody(path, None, (Block(0, 0, 0, 0, -1, -1),), RowCounts())
     blocks = [_block(map_file(path), 0, num_puts + len(deletes))]
     if deletes:
         encoded = _encode_deletes(deletes)
@@ -235,6 +279,35 @@ def encode_key(column_family: int, key: bytes) -> bytes:
     return column_family.to_bytes(FAMILY_BYTES) + key
 
 
+def encode_rows(batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
+    """Yield puts of SCHEMA as encoded rows."""
+    keys = _join(_big_endian(batch.column(1)), batch.column(3))
+    values = _join(_big_endian(batch.column(0)), batch.column(4))
+    return zip(keys, values, strict=True)
+
+
+def all_rows(database: Rdict) -> Iterator[tuple[bytes, bytes]]:
+    """Yield every encoded row of a database in key order."""
+    yield from cast("Iterator[tuple[bytes, bytes]]", database.items())
+
+
+def family_of(key: bytes) -> int:
+    """Return the column family of an encoded key."""
+    return int.from_bytes(key[:FAMILY_BYTES])
+
+
+def rows_in(
+    rows: Iterable[tuple[bytes, bytes]], key_groups: KeyGroupSet | None
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the encoded rows whose key group is in a set; all where it is None."""
+    if key_groups is None:
+        yield from rows
+        return
+    for key, value in rows:
+        if int.from_bytes(value[:KEY_GROUP_BYTES]) in key_groups:
+            yield key, value
+
+
 def split_row(key: bytes, value: bytes | None) -> tuple[int, bytes, int, bytes | None]:
     """Return column family, key, key group (0 for a delete) and value of an encoded row."""
     family = int.from_bytes(key[:FAMILY_BYTES])
@@ -245,7 +318,7 @@ def split_row(key: bytes, value: bytes | None) -> tuple[int, bytes, int, bytes |
 
 
 def resolve_merges(
-    rows: list[EncodedRow], merges: list[bytes], current: Callable[[bytes], bytes | None]
+    rows: Iterable[EncodedRow], merges: list[bytes], current: Callable[[bytes], bytes | None]
 ) -> Iterator[EncodedRow]:
     """Yield rows with every merge turned into the put of the whole value.
 

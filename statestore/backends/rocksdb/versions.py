@@ -27,19 +27,23 @@ from statestore.backends.rocksdb.chain import (
     with_merges,
 )
 from statestore.backends.rocksdb.database import LocalDatabase, local_errors
-from statestore.backends.rocksdb.merging import merge_files, open_sst, read_rows
+from statestore.backends.rocksdb.merging import LaidOut, lay_out, merge_files, open_sst, read_rows
+from statestore.backends.rocksdb.view import View
 from statestore.checkpoint.commit import (
     Body,
     CommitTimes,
     NewVersion,
+    SstRows,
+    check_length,
     check_rows,
     find_committed,
     publish_delta,
     read_parent,
     require_stream,
 )
+from statestore.checkpoint.lineage import check_parent
+from statestore.checkpoint.rescale_refs import Cleanup, find_refs, plan_release, release
 from statestore.checkpoint.restore import check_settings
-from statestore.checkpoint.retention import Cleanup
 from statestore.checkpoint.snapshot import SnapshotStatus
 from statestore.checkpoint.trailers import (
     PublishedFile,
@@ -52,7 +56,8 @@ from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import StateFile, describe_stream
 from statestore.codec.trailer import Block, VersionRef, compute_lineage
 from statestore.core.errors import FencedError, IncompatibleError, NotFoundError, StorageError
-from statestore.core.key_groups import resolve_max_parallelism
+from statestore.core.key_groups import KeyGroupSet, resolve_max_parallelism
+from statestore.core.options import StateStoreOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +65,6 @@ if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.trailer import FileRef
     from statestore.core.clock import Clock
-    from statestore.core.options import StateStoreOptions
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +82,8 @@ class LocalVersion:
         view: Directory of its view, None for a store that never had rows.
         refs: The files that make it.
         files_read, bytes_read: What had to be fetched.
+        has_foreign_rows: Whether the view has rows of other state partitions, to be passed over.
+        num_keys, num_internal_keys: Rows of the version, None where they are not counted yet.
     """
 
     head: PublishedFile
@@ -85,12 +91,10 @@ class LocalVersion:
     refs: tuple[FileRef, ...]
     files_read: int
     bytes_read: int
+    has_foreign_rows: bool
+    num_keys: int | None
+    num_internal_keys: int | None
     files: tuple[StateFile, ...] = ()
-
-    @property
-    def has_foreign_files(self) -> bool:
-        """Whether the view may hold key groups of other state partitions."""
-        return any(ref.is_foreign for ref in self.refs)
 
     @property
     def snapshot_version(self) -> int:
@@ -105,6 +109,16 @@ class _Retained:
     parent: VersionRef | None
     checkpoint_format: int
     paths: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The rows of a commit as an SST, the body to publish, and what its lineage is over."""
+
+    delta: sst.SstBody
+    body: sst.SstBody
+    rows_length: int
+    rows_checksum: int
 
 
 class RocksDBVersions:
@@ -182,7 +196,7 @@ class RocksDBVersions:
         if from_snapshot is not None:
             for _ in self._lineage(head, from_snapshot, is_whole=True):
                 pass
-        loaded = self._bring_to(head, options)
+        loaded = self._counted(self._bring_to(head, options))
         with self._lock:
             # Whoever had the store in between may have deleted what was merged here, or is now.
             self._merges = ()
@@ -193,12 +207,13 @@ class RocksDBVersions:
     def commit(
         self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
     ) -> tuple[PublishedFile, CommitTimes]:
-        """Make a version durable and bring the local database to it.
+        """Make a version durable; the local database follows when somebody reads it.
 
         Args:
             new: What the version is.
-            local_path: A complete Arrow stream of the rows, in any order; deleted on success.
-            arrow_length: Bytes of the stream.
+            local_path: A complete Arrow stream of the rows, in any order, or an SST of them where
+                `new` says so; deleted on success.
+            arrow_length: Bytes of the stream or SST.
             options: rocksdb_incremental says whether the durable file is the rows or all the state.
 
         Guarantee: as `publish_delta`; repeating it with the same checkpoint ID answers the same.
@@ -216,7 +231,6 @@ class RocksDBVersions:
             done = find_committed(self.location, new)
             if done is not None:
                 Path(local_path).unlink(missing_ok=True)
-                self._bring_to(done, options)
                 self._remember(done)
                 return done, CommitTimes()
             require_stream(local_path)
@@ -250,19 +264,15 @@ class RocksDBVersions:
         options: StateStoreOptions,
     ) -> tuple[PublishedFile, CommitTimes]:
         start_ms = self._clock.elapsed_ms()
-        rows, merged_keys, checksum = sst.read_delta(local_path, arrow_length)
-        check_rows(new, len(rows), local_path)
         database = self._stand_at(parent, options)
-        if merged_keys:
-            rows = list(sst.resolve_merges(rows, merged_keys, database.get))
-        with local_errors("write an SST", scratch):
-            delta = sst.write_body(rows, scratch, self._memory.options(options))
-            body = delta
-            if not options.rocksdb_incremental:
-                whole = sst.apply_rows(database.items(), rows)
-                body = sst.write_body(whole, f"{scratch}.full", self._memory.options(options))
+        if new.sst is None:
+            written = self._write(new, database, local_path, arrow_length, scratch, options)
+        else:
+            written = self._take(new, new.sst, local_path, arrow_length, scratch)
+        delta, body = written.delta, written.body
         # Of the rows, not of the file: an SST tells when and where it was written.
-        lineage = compute_lineage(new.parent, (Block(0, arrow_length, 0, checksum, -1, -1),))
+        rows = Block(0, written.rows_length, 0, written.rows_checksum, -1, -1)
+        lineage = compute_lineage(new.parent, (rows,))
         files: tuple[FileRef, ...] = ()
         if parent is not None and options.rocksdb_incremental:
             with self._lock:
@@ -277,8 +287,12 @@ class RocksDBVersions:
             sync=options.fsync_enabled,
             clock=self._clock,
         )
+        database.follow(
+            delta.sst_path,
+            parent.trailer.version_ref if parent else None,
+            published.trailer.version_ref,
+        )
         Path(local_path).unlink(missing_ok=True)
-        database.ingest([delta.sst_path] if delta.sst_path else [], published.trailer.version_ref)
         if options.rocksdb_compact_on_commit:
             database.compact()
         self._remember(published)
@@ -286,9 +300,59 @@ class RocksDBVersions:
             self._merges = merges_left((*files, published.ref), self._merges)
         return published, replace(times, checksum_ms=times.checksum_ms + encoded_ms)
 
-    def view(self, version: VersionRef) -> str | None:
-        """Return the directory of a version's view, None when it has none."""
-        return self._database.view(version) if self._database else None
+    def _write(
+        self,
+        new: NewVersion,
+        database: LocalDatabase,
+        local_path: str,
+        arrow_length: int,
+        scratch: str,
+        options: StateStoreOptions,
+    ) -> _Written:
+        """Write the rows of an Arrow stream as an SST."""
+        given = sst.read_delta(local_path, arrow_length)
+        check_rows(new, len(given.keys), local_path)
+        if given.merges:
+            resolved = sst.resolve_merges(given.rows, given.merges, database.get)
+            given = replace(given, values=[value for _, value in resolved])
+        with local_errors("write an SST", scratch):
+            delta = sst.write_body(given.rows, scratch, self._memory.options(options))
+            body = delta
+            if not options.rocksdb_incremental:
+                owned = KeyGroupSet(new.num_partitions, self.location.store.partition)
+                base = sst.rows_in(database.items(), owned if database.is_at_mixed else None)
+                whole = sst.apply_rows(base, given.rows)
+                body = sst.write_body(whole, f"{scratch}.full", self._memory.options(options))
+        return _Written(delta, body, arrow_length, given.checksum)
+
+    def _take(
+        self, new: NewVersion, rows: SstRows, local_path: str, length: int, scratch: str
+    ) -> _Written:
+        """Take over an SST of puts and deletes that is written already; it stays."""
+        deletes: list[bytes] = []
+        if rows.deletes_path is not None:
+            deletes = sst.read_delta(rows.deletes_path, rows.deletes_length).keys
+        check_rows(new, new.rows.put + len(deletes), local_path)
+        with local_errors("write an SST", scratch):
+            check_length(local_path, length)
+            body = sst.write_body_of(local_path, new.rows.put, deletes, scratch)
+        return _Written(body, body, rows.length, rows.checksum)
+
+    def view(
+        self, version: VersionRef, checkpoint_format: int, options: StateStoreOptions
+    ) -> LocalVersion:
+        """Return a version as `load` does, for whoever committed it; rows are not counted.
+
+        Raises:
+            FencedError: It was replaced by another attempt.
+            NotFoundError, IncompatibleError, CorruptionError, StorageError: As `load`.
+        """
+        head = self._recall(version)
+        if head is None:
+            checkpoint_id = version.checkpoint_id if checkpoint_format >= 2 else None
+            head = read_delta_trailer(self.location, version.version, checkpoint_id)
+        check_parent(head.trailer, version, self.location.path(head.ref.path))
+        return self._bring_to(head, options)
 
     def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
         """Return the delta of a version, from memory when it is one of the newest.
@@ -378,12 +442,19 @@ class RocksDBVersions:
             self._retained = {
                 ref: known for ref, known in self._retained.items() if ref.version >= oldest
             }
-        num_files = num_bytes = 0
-        for info in files_to_delete(files, needed, pending, options, self._clock.now_ms()):
+        is_foreign = any("/" in path for paths in needed.values() for path in paths)
+        done, held_below = plan_release(
+            find_refs(files),
+            self.location.store.partition,
+            head.trailer.num_partitions,
+            0 if is_foreign else min(needed),
+        )
+        cleaned = release(self.location, done, head.trailer.num_partitions)
+        now_ms = self._clock.now_ms()
+        for info in files_to_delete(files, needed, pending, held_below, options, now_ms):
             self.location.io.delete(self.location.path(info.name))
-            num_files += 1
-            num_bytes += info.size
-        return Cleanup(num_files, num_bytes)
+            cleaned += Cleanup(1, info.size)
+        return cleaned
 
     def changes(
         self, start_version: int, end_version: int, checkpoint_id: str | None
@@ -411,6 +482,15 @@ class RocksDBVersions:
                     "a query whose change feed is to be read",
                 )
             found.append((version.version, self._write_changes(file, directory)))
+        if found[-1][0] != start_version:
+            raise NotFoundError(
+                "the first version of the change feed is not there",
+                kind="version-not-found",
+                directory=self.location.directory,
+                start_version=start_version,
+                oldest_version=found[-1][0],
+                to_fix="start the change feed at a later batch",
+            )
         return head, found[::-1]
 
     def _write_changes(self, file: PublishedFile, directory: str) -> StateFile:
@@ -448,12 +528,37 @@ class RocksDBVersions:
     def _bring_to(self, head: PublishedFile, options: StateStoreOptions) -> LocalVersion:
         """Make a view of a version, from the nearest state that is there."""
         database = self._open_database(options)
-        target = head.trailer.version_ref
-        refs = (*head.trailer.files, head.ref)
-        view = database.view(target)
+        view = database.view(head.trailer.version_ref)
         if view is not None:
-            return LocalVersion(head, view, refs, 0, 0)
+            return self._local(database, head, view, ())
         return self._advance(database, head)
+
+    def _local(
+        self, database: LocalDatabase, head: PublishedFile, view: str, read: tuple[FileRef, ...]
+    ) -> LocalVersion:
+        trailer = head.trailer
+        return LocalVersion(
+            head,
+            view,
+            (*trailer.files, head.ref),
+            files_read=len(read),
+            bytes_read=sum(ref.size for ref in read),
+            has_foreign_rows=database.is_mixed(trailer.version_ref),
+            num_keys=trailer.num_keys,
+            num_internal_keys=trailer.num_internal_keys,
+        )
+
+    def _counted(self, local: LocalVersion) -> LocalVersion:
+        """Return a version with its rows counted, which after a rescale only reading them does."""
+        if local.num_keys is not None and local.num_internal_keys is not None:
+            return local
+        with local_errors("read the local database", str(local.view)):
+            view = View.of(local)
+            try:
+                num_keys, num_internal_keys = view.count(local.head.trailer.column_families)
+            finally:
+                view.close()
+        return replace(local, num_keys=num_keys, num_internal_keys=num_internal_keys)
 
     def _advance(self, database: LocalDatabase, head: PublishedFile) -> LocalVersion:
         """Bring the database itself to a version, from the nearest state that is there."""
@@ -463,16 +568,26 @@ class RocksDBVersions:
             start = self._go_near(database, refs)
         except StorageError as error:
             start = self._begin_anew(database, error)
-        paths = self._fetch_all(database, refs[start:])
+        owned = head.trailer.key_groups
         try:
-            view = database.ingest(paths, target)
+            view = self._ingest(database, refs[start:], target, owned)
         except StorageError as error:
             if start == 0:
                 raise
             start = self._begin_anew(database, error)
-            view = database.ingest(self._fetch_all(database, refs), target)
-        read = refs[start:]
-        return LocalVersion(head, view, refs, len(read), sum(ref.size for ref in read))
+            view = self._ingest(database, refs, target, owned)
+        return self._local(database, head, view, refs[start:])
+
+    def _ingest(
+        self,
+        database: LocalDatabase,
+        refs: tuple[FileRef, ...],
+        target: VersionRef,
+        owned: KeyGroupSet,
+    ) -> str:
+        copies = self._fetch_all(database, refs, owned)
+        paths = [copy.path for copy in copies if copy.path is not None]
+        return database.ingest(paths, target, is_mixed=any(copy.is_mixed for copy in copies))
 
     def _begin_anew(self, database: LocalDatabase, error: StorageError) -> int:
         logger.warning(
@@ -485,12 +600,16 @@ class RocksDBVersions:
     def _go_near(self, database: LocalDatabase, refs: tuple[FileRef, ...]) -> int:
         """Bring the database to the newest version on a chain that it holds.
 
+        What a rescale took over are other versions, be it of this very partition.
+
         Returns:
             Which file of the chain is to be applied first.
         """
-        held = {*database.views, database.at}
+        held = {*database.versions, database.at}
         for index in range(len(refs) - 1, -1, -1):
             ref = refs[index]
+            if ref.is_foreign:
+                break
             version = VersionRef(ref.version, ref.checkpoint_id, ref.lineage)
             if ref.kind != "delta":
                 if not any(at is not None and at.version == ref.version for at in held):
@@ -498,26 +617,30 @@ class RocksDBVersions:
                 version = read_trailer(self.location, ref.path).trailer.version_ref
             if version == database.at:
                 return index + 1
-            if version in database.views:
+            if version in held:
                 database.rewind(version)
                 return index + 1
         database.begin_empty()
         return 0
 
-    def _fetch_all(self, database: LocalDatabase, refs: tuple[FileRef, ...]) -> list[str]:
+    def _fetch_all(
+        self, database: LocalDatabase, refs: tuple[FileRef, ...], owned: KeyGroupSet
+    ) -> list[LaidOut]:
         """Fetch, verify and lay out the SSTs of files, side by side; a file may have none."""
         directory = database.directory
         with ThreadPoolExecutor(PARALLEL_FETCHES, "fetch") as pool:
-            found = pool.map(
-                lambda numbered: self._fetch(numbered[1], f"{directory}/.tmp-{numbered[0]}.sst"),
-                enumerate(refs),
+            return list(
+                pool.map(
+                    lambda numbered: self._fetch(
+                        numbered[1], owned, f"{directory}/.tmp-{numbered[0]}.sst"
+                    ),
+                    enumerate(refs),
+                )
             )
-            return [path for path in found if path is not None]
 
-    def _fetch(self, ref: FileRef, path: str) -> str | None:
+    def _fetch(self, ref: FileRef, owned: KeyGroupSet, path: str) -> LaidOut:
         file = open_sst(self.location, ref)
-        with local_errors("write to the local disk", path):
-            return sst.extract_sst(file, path)
+        return lay_out(file, ref, owned, path, self._memory.options(StateStoreOptions()))
 
     def _lineage(
         self, head: PublishedFile, oldest: int, *, is_whole: bool = False

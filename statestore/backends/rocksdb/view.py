@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
-from rocksdict import AccessType, Options, Rdict
+import numpy as np
+import pyarrow as pa
+from rocksdict import AccessType, Options, Rdict, ReadOptions
 
 from statestore.backends.rocksdb import sst
+from statestore.codec.byte_ranges import ByteRanges
+from statestore.codec.rows import PUT, SCHEMA, from_numpy, rows_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from statestore.backends.rocksdb.versions import LocalVersion
+    from statestore.codec.trailer import ColumnFamily
+    from statestore.core.key_groups import KeyGroupSet
+
+
+_BATCH_ROWS = 16_384
+_READAHEAD_BYTES = 4 * 1024 * 1024
 
 
 class View:
@@ -19,23 +30,42 @@ class View:
 
     Args:
         path: Directory of the view.
-        partition: State partition of the store.
-        num_partitions: Rows of other partitions of so many are passed over; 0 shows all.
+        owned: Rows of other key groups are passed over; None shows all.
     """
 
-    def __init__(self, path: str, partition: int = 0, num_partitions: int = 0) -> None:
+    def __init__(self, path: str, owned: KeyGroupSet | None = None) -> None:
         options = Options(raw_mode=True)
         options.set_max_open_files(-1)
         self._database = Rdict(path, options, access_type=AccessType.read_only())
-        self._partition = partition
-        self._num_partitions = num_partitions
+        self._owned = owned
 
     @classmethod
     def of(cls, local: LocalVersion) -> View:
         """Open the view of a loaded version that has one."""
-        trailer = local.head.trailer
-        num_partitions = trailer.num_partitions if local.has_foreign_files else 0
-        return cls(local.view or "", trailer.store.partition, num_partitions)
+        owned = local.head.trailer.key_groups if local.has_foreign_rows else None
+        return cls(local.view or "", owned)
+
+    def count(self, column_families: Sequence[ColumnFamily]) -> tuple[int, int]:
+        """Return how many rows there are, and how many of them in internal column families."""
+        internal = [family.id for family in column_families if family.internal]
+        if not internal:
+            # Half the time of reading keys as well.
+            values = cast("Iterator[bytes]", self._database.values())
+            owned = self._owned
+            if owned is None:
+                return sum(1 for _ in values), 0
+            modulus, remainder = owned.modulus, owned.remainder
+            return sum((v[0] << 8 | v[1]) % modulus == remainder for v in values), 0
+        rows = cast("Iterator[tuple[bytes, bytes]]", self._database.items())
+        num_rows = num_internal = 0
+        for key, _ in sst.rows_in(rows, self._owned):
+            num_rows += 1
+            num_internal += sst.family_of(key) in internal
+        return num_rows, num_internal
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
 
     def get(self, column_family: int, key: bytes) -> tuple[int, bytes] | None:
         """Return key group and value of a key, or None."""
@@ -43,7 +73,7 @@ class View:
         if value is None:
             return None
         _, _, group, found = sst.split_row(b"\0\0", value)
-        return group, found or b""
+        return (group, found or b"") if self._shows(group) else None
 
     def scan(self, column_family: int, prefix: bytes) -> Iterator[tuple[int, bytes, bytes]]:
         """Yield (key group, key, value) of keys with a prefix, in key order."""
@@ -53,5 +83,43 @@ class View:
             if not key.startswith(first):
                 return
             _, short_key, group, found = sst.split_row(key, value)
-            if self._num_partitions == 0 or group % self._num_partitions == self._partition:
+            if self._shows(group):
                 yield group, short_key, found or b""
+
+    def _shows(self, group: int) -> bool:
+        return self._owned is None or group in self._owned
+
+    def batches(self, column_family: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield all rows, or those of a column family, in order of column family and key.
+
+        Yields:
+            Record batches of SCHEMA, puts only.
+        """
+        options = ReadOptions()
+        options.set_readahead_size(_READAHEAD_BYTES)
+        first = None
+        if column_family is not None:
+            first = sst.encode_key(column_family, b"")
+            options.set_iterate_upper_bound(sst.encode_key(column_family + 1, b""))
+        items = cast(
+            "Iterator[tuple[bytes, bytes]]",
+            self._database.items(from_key=first, read_opt=options),
+        )
+        while rows := list(islice(items, _BATCH_ROWS)):
+            keys, values = (_joined(column) for column in zip(*rows, strict=True))
+            families = keys.read(">u2", keys.starts).astype(np.uint16)
+            groups = values.read(">u2", values.starts).astype(np.uint16)
+            columns = [
+                from_numpy(groups, pa.uint16()),
+                from_numpy(families, pa.uint16()),
+                from_numpy(np.full(len(rows), PUT, np.uint8), pa.uint8()),
+                keys.skip(sst.FAMILY_BYTES).to_arrow(pa.binary()),
+                values.skip(sst.KEY_GROUP_BYTES).to_arrow(pa.binary()),
+            ]
+            batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+            yield batch if self._owned is None else rows_in(batch, self._owned)
+
+
+def _joined(values: tuple[bytes, ...]) -> ByteRanges:
+    sizes = np.fromiter(map(len, values), np.int64, len(values))
+    return ByteRanges(np.frombuffer(b"".join(values), np.uint8), np.cumsum(sizes) - sizes, sizes)

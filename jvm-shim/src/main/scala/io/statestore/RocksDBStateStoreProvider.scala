@@ -34,7 +34,22 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
         else families :+ context.defaultFamily,
         reply.get("num_keys").asLong,
         reply.get("num_internal_keys").asLong,
-        keyGroupFilter(reply))
+        filterOf(reply))
+
+      /** N where only rows of this state partition of N are the store's, else 0. */
+      private def filterOf(reply: ObjectNode): Int =
+        if (reply.get("key_group_filter").asBoolean) reply.get("num_partitions").asInt else 0
+
+      private def askForView(version: ViewVersion): (String, Int) = {
+        val request = context.request("view")
+        request.putObject("version")
+          .put("version", version.number)
+          .put("checkpoint_id", version.checkpointId)
+          .put("lineage", version.lineage)
+        request.put("checkpoint_format", context.checkpointFormat)
+        val reply = context.call(request)
+        (viewOf(version, reply), filterOf(reply))
+      }
 
       /** Directory of a version's view, null for version 0 only, which has none. */
       private def viewOf(version: ViewVersion, reply: ObjectNode): String = {
@@ -56,6 +71,7 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
         version,
         maxParallelism,
         path,
+        askForView,
         families,
         rows,
         internalRows,

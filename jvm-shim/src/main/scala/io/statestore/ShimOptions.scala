@@ -21,6 +21,9 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
  * @param fileCompression `none` or `zstd`
  * @param rocksdbBlockCacheBytes block cache of RocksDB readers in this JVM
  * @param rocksdbRowCacheBytes bytes of rows that all stores of the rocksdb backend keep on the heap
+ * @param leaseIntervalMs milliseconds between two renewals of a lease
+ * @param rocksdbIncremental whether a commit makes only the rows of its batch durable
+ * @param rocksdbCompression of the blocks in an SST, of rocksdbBlockSizeKB each
  * @param engineProcesses engine processes in this JVM, 0 to choose from its cores
  * @param engineCallTimeoutMs milliseconds after which a call's engine counts as hung
  * @param enginePackage `embedded` or `installed`
@@ -33,6 +36,10 @@ final case class ShimOptions(
     fileCompression: String,
     rocksdbBlockCacheBytes: Long,
     rocksdbRowCacheBytes: Long,
+    leaseIntervalMs: Long,
+    rocksdbIncremental: Boolean,
+    rocksdbCompression: String,
+    rocksdbBlockSizeKB: Int,
     engineProcesses: Int,
     engineCallTimeoutMs: Long,
     enginePackage: String,
@@ -47,6 +54,9 @@ object ShimOptions {
 
   /** Keys of Spark's own RocksDB provider, which it reads without declaring them, in any case. */
   private val RocksDBPrefix = Prefix + "rocksdb."
+
+  /** The row cache takes this part of the heap where nobody says how much. */
+  private val RowCachesPerHeap = 8L
 
   private val log = LoggerFactory.getLogger(classOf[ShimOptions])
   private val warned = ConcurrentHashMap.newKeySet[String]()
@@ -72,7 +82,11 @@ object ShimOptions {
       overlayMaxBytes = values("overlay_max_bytes").asLong,
       fileCompression = values("file_compression").asText,
       rocksdbBlockCacheBytes = values("rocksdb_block_cache_size_mb").asLong << 20,
-      rocksdbRowCacheBytes = values("rocksdb_row_cache_bytes").asLong,
+      rocksdbRowCacheBytes = rowCacheBytes(values("rocksdb_row_cache_bytes").asLong),
+      leaseIntervalMs = values("lease_interval_ms").asLong,
+      rocksdbIncremental = values("rocksdb_incremental").asBoolean,
+      rocksdbCompression = values("rocksdb_compression").asText,
+      rocksdbBlockSizeKB = values("rocksdb_block_size_kb").asInt,
       engineProcesses = values("engine_processes").asInt,
       engineCallTimeoutMs = values("engine_call_timeout_ms").asLong,
       enginePackage = values("engine_package").asText,
@@ -88,6 +102,9 @@ object ShimOptions {
     sqlConfs.keys.map(canonical).filter(ignored.contains).filter(warned.add).foreach { key =>
       log.warn(s"option is ignored by the rocksdb backend: key=$key, reason=${ignored(key)}")
     }
+
+  private def rowCacheBytes(asked: Long): Long =
+    if (asked >= 0L) asked else Runtime.getRuntime.maxMemory / RowCachesPerHeap
 
   /** A key as the table has it: Spark's RocksDB provider takes its own in any case. */
   private def canonical(key: String): String =

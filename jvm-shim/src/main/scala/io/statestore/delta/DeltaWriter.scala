@@ -23,7 +23,7 @@ import org.apache.spark.unsafe.Platform
  * @param expectedRows upper bound that sizes the first buffers
  */
 private[statestore] final class DeltaWriter(file: File, compression: String, expectedRows: Int)
-    extends AutoCloseable {
+    extends RowWriter {
   import DeltaWriter._
 
   private val channel = FileChannel.open(file.toPath, CREATE_NEW, WRITE)
@@ -42,8 +42,7 @@ private[statestore] final class DeltaWriter(file: File, compression: String, exp
   /** Rows written so far. */
   def rows: Long = written
 
-  /** Adds a row; `value` is null where the row has none. */
-  def add(keyGroup: Int, family: Int, op: Int, key: BytesRef, value: BytesRef): Unit = {
+  override def add(keyGroup: Int, family: Int, op: Int, key: BytesRef, value: BytesRef): Unit = {
     val bytes = key.length.toLong + (if (value == null) 0 else value.length)
     val isFull = batch.rows == capacity || batch.bytes + bytes > MaxBatchBytes
     if (isFull && batch.rows > 0) {
@@ -53,8 +52,7 @@ private[statestore] final class DeltaWriter(file: File, compression: String, exp
     written += 1
   }
 
-  /** Ends the stream and returns its length in bytes. */
-  def finish(): Long = {
+  override def finish(): Long = {
     if (batch.rows > 0) flush()
     ArrowStreamWriter.writeEndOfStream(out, IpcOption.DEFAULT)
     channel.size()

@@ -1,7 +1,8 @@
 package io.statestore.delta
 
 import java.io.File
-import java.nio.channels.FileChannel
+import java.nio.ByteBuffer
+import java.nio.channels.{FileChannel, ReadableByteChannel}
 import java.nio.file.StandardOpenOption.READ
 
 import org.apache.arrow.compression.CommonsCompressionFactory
@@ -11,11 +12,16 @@ import org.apache.arrow.vector.ipc.ArrowStreamReader
 /**
  * Reads the rows of a state file that the engine has verified, batch by batch. Row bytes are
  * off-heap and valid until the next `nextBatch` or `close`.
+ *
+ * @param slices offset and length of the bytes that are the stream, in file order; empty for a file
+ *   that begins with it
  */
-private[statestore] final class StateFileReader(file: File) extends AutoCloseable {
+private[statestore] final class StateFileReader(file: File, slices: Seq[(Long, Long)] = Nil)
+    extends AutoCloseable {
   private val channel = FileChannel.open(file.toPath, READ)
+  private val stream = if (slices.isEmpty) channel else new SlicesChannel(channel, slices)
   private val reader =
-    new ArrowStreamReader(channel, DeltaWriter.allocator, CommonsCompressionFactory.INSTANCE)
+    new ArrowStreamReader(stream, DeltaWriter.allocator, CommonsCompressionFactory.INSTANCE)
   private var keyGroups: UInt2Vector = _
   private var families: UInt2Vector = _
   private var ops: UInt1Vector = _
@@ -65,4 +71,32 @@ private[statestore] object StateFileOp {
   val Put = 0
   val Delete = 1
   val Merge = 2
+}
+
+/** The bytes of some slices of a file, one after the other. */
+private final class SlicesChannel(file: FileChannel, slices: Seq[(Long, Long)])
+    extends ReadableByteChannel {
+  private var left = slices.toList
+  private var at = left.headOption.fold(0L)(_._1)
+
+  override def read(into: ByteBuffer): Int = left match {
+    case Nil => -1
+    case (offset, length) :: rest if at >= offset + length =>
+      left = rest
+      at = rest.headOption.fold(0L)(_._1)
+      read(into)
+    case (offset, length) :: _ =>
+      val limit = into.limit()
+      val wanted = math.min(into.remaining().toLong, offset + length - at).toInt
+      into.limit(into.position() + wanted)
+      val found =
+        try file.read(into, at)
+        finally into.limit(limit)
+      if (found > 0) at += found
+      found
+  }
+
+  override def isOpen: Boolean = file.isOpen
+
+  override def close(): Unit = file.close()
 }

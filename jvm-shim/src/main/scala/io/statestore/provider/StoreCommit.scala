@@ -7,7 +7,8 @@ import scala.collection.mutable
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import io.statestore.delta.{DeltaWriter, StateFileOp}
+import io.statestore.delta.{DeltaWriter, RowWriter, StateFileOp}
+import io.statestore.rocksdb.{SstSettings, SstWriter}
 import io.statestore.view._
 
 /**
@@ -32,11 +33,13 @@ private[statestore] final class StoreCommit(
   private var deletes = 0L
   private var merges = 0L
   private var length = 0L
+  private var sst: SstWriter = _
   private var rescalable = base.rescalable
   private var stateBytes = base.stateBytes
 
   /** Makes the next version durable, or raises what the engine said. */
   def run(): Committed = {
+    Leases.hold(context)
     // Also the attempt's identity: a call that is repeated is recognised by it.
     val checkpointId = UUID.randomUUID().toString.replace("-", "")
     val file = context.engines.scratchFile("delta")
@@ -49,13 +52,13 @@ private[statestore] final class StoreCommit(
       count(reply, numInternalKeys)
       val version = ViewVersion(
         base.number + 1, checkpointId, reply.get("lineage").asText, rescalable, stateBytes)
-      val advance = new ViewAdvance(
-        version,
-        families,
-        changes.values.filter(_.length > 0).toSeq,
-        Option(reply.get("view")).filterNot(_.isNull).map(_.asText).orNull)
+      val advance =
+        new ViewAdvance(version, families, changes.values.filter(_.length > 0).toSeq)
       Committed(version, numKeys, reply.get("snapshot"), advance)
-    } finally file.delete()
+    } finally {
+      file.delete()
+      if (sst != null && sst.deletesFile != null) sst.deletesFile.delete()
+    }
   }
 
   /** How many rows more than the view the new version has. */
@@ -64,9 +67,22 @@ private[statestore] final class StoreCommit(
     .map(change => change.numNew.toLong - change.numDeleted)
     .sum
 
+  /** Only the engine puts values together, or makes a version of all the state. */
+  private def writesSst: Boolean = context.keepsRowsByKey && context.options.rocksdbIncremental &&
+    !overlay.allFamilies.exists(_.family.multiValues)
+
   private def writeDelta(file: File): Unit = {
     val expected = overlay.allFamilies.map(_.table.size).sum
-    val writer = new DeltaWriter(file, context.deltaCompression, expected)
+    val writer =
+      if (writesSst) {
+        sst = new SstWriter(
+          file,
+          () => context.engines.scratchFile("deletes"),
+          SstSettings.of(context.options.rocksdbCompression, context.options.rocksdbBlockSizeKB))
+        sst
+      } else {
+        new DeltaWriter(file, context.deltaCompression, expected)
+      }
     try {
       val slots = new Array[Int](RecordBlock.Capacity)
       overlay.visitSorted { block =>
@@ -80,7 +96,7 @@ private[statestore] final class StoreCommit(
   }
 
   private def writeBlock(
-      writer: DeltaWriter,
+      writer: RowWriter,
       block: RecordBlock,
       below: CommittedFamily,
       slots: Array[Int]): Unit = {
@@ -147,12 +163,22 @@ private[statestore] final class StoreCommit(
     }
     request.put("checkpoint_id", checkpointId)
     request.put("checkpoint_format", context.checkpointFormat)
-    request.putObject("delta")
+    val delta = request.putObject("delta")
       .put("path", file.getPath)
       .put("length", length)
       .put("put", puts)
       .put("delete", deletes)
       .put("merge", merges)
+    if (sst != null) {
+      val described = delta.putObject("sst")
+        .put("rows_length", sst.rowsLength)
+        .put("checksum", sst.checksum)
+      if (sst.deletesFile != null) {
+        described.putObject("deletes")
+          .put("path", sst.deletesFile.getPath)
+          .put("length", sst.deletesLength)
+      }
+    }
     request.put("num_keys", view.numRows + growth(internal = false) + growth(internal = true))
     request.put("num_internal_keys", view.numInternalKeys + growth(internal = true))
     if (context.isInDriversMemory) request.put("state_bytes", stateBytes)

@@ -26,6 +26,9 @@ private[statestore] final class StoreContext(
 
   val directory: String = storeId.storeCheckpointLocation().toString
 
+  /** ID of the query run; where no query runs (the state data source), empty or of no meaning. */
+  val run: String = hadoopConf.get("sql.streaming.runId", "")
+
   val checkpointFormat: Int = if (storeConf.enableStateStoreCheckpointIds) 2 else 1
 
   /** Whether rows are kept by key, and not by key group first. */
@@ -75,9 +78,10 @@ private[statestore] final class StoreContext(
       .put("operator", storeId.operatorId)
       .put("partition", storeId.partitionId)
       .put("name", storeId.storeName)
-      .put("run", hadoopConf.get("sql.streaming.runId", ""))
-    // Not to close: nobody is asked, and nothing started, for a store that is given up.
-    if (isInDriversMemory && op != "close") {
+      .put("run", run)
+    // Not to close: nobody is asked, and nothing started, for a store that is given up. A lease is
+    // in the checkpoint directory.
+    if (isInDriversMemory && op != "close" && op != "lease") {
       store.set[ObjectNode]("memory", CheckpointMemory.address(options.enginePackage))
     }
     val engineOptions = options.engineJson.deepCopy()

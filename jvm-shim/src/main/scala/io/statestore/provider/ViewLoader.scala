@@ -61,15 +61,6 @@ private[statestore] abstract class ViewLoader(context: StoreContext) {
       reply: ObjectNode,
       counters: HandleCounters): CommittedView
 
-  /** N where only rows of this state partition of N are the store's, else 0. */
-  protected def keyGroupFilter(reply: ObjectNode): Int =
-    if (!reply.get("key_group_filter").asBoolean) {
-      0
-    } else {
-      Option(reply.get("num_partitions")).filterNot(_.isNull).map(_.asInt)
-        .orElse(context.numPartitions).getOrElse(1)
-    }
-
   /** The family as the provider knows it, after a check that the stored bytes are laid out so. */
   private def checked(stored: ColumnFamily): ColumnFamily =
     if (stored.name != context.defaultFamily.name) {
@@ -109,8 +100,7 @@ private[statestore] final class HeapViewLoader(context: StoreContext) extends Vi
       family.id -> view.addFamily(family, if (families.size == 1) expected else 0)
     }.toMap
     if (view.family(context.defaultFamily.name) == null) view.addFamily(context.defaultFamily)
-    val filter = keyGroupFilter(reply)
-    reply.get("files").elements.asScala.foreach(read(_, byId, filter, counters))
+    reply.get("files").elements.asScala.foreach(read(_, byId, counters))
     if (context.isInDriversMemory) view.countStateBytes()
     view
   }
@@ -118,20 +108,26 @@ private[statestore] final class HeapViewLoader(context: StoreContext) extends Vi
   private def read(
       file: JsonNode,
       families: Map[Int, ViewFamily],
-      filter: Int,
       counters: HandleCounters): Unit = {
     val isSnapshot = file.get("kind").asText == "snapshot"
     val metric = if (isSnapshot) StoreMetrics.LoadSnapshotMs else StoreMetrics.ReplayMs
     if (!isSnapshot) counters.add(StoreMetrics.ReplayFiles, 1L)
     counters.timed(metric) {
-      val reader = new StateFileReader(new File(file.get("path").asText))
+      val slices = file.get("slices").elements.asScala
+        .map(slice => (slice.get(0).asLong, slice.get(1).asLong))
+        .toSeq
+      // Of a file that a rescale took over only some key groups count.
+      val clip = file.get("clip")
+      val modulus = if (clip.isNull) 1 else clip.get(0).asInt
+      val remainder = if (clip.isNull) 0 else clip.get(1).asInt
+      val reader = new StateFileReader(new File(file.get("path").asText), slices)
       try {
         var family: ViewFamily = null
         var familyId = -1
         while (reader.nextBatch()) {
           var row = 0
           while (row < reader.rows) {
-            if (filter == 0 || reader.keyGroup(row) % filter == context.storeId.partitionId) {
+            if (modulus == 1 || reader.keyGroup(row) % modulus == remainder) {
               if (reader.family(row) != familyId) {
                 familyId = reader.family(row)
                 family = families.getOrElse(familyId, null)

@@ -5,6 +5,7 @@ import scala.util.control.NonFatal
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{Background, EngineUnavailableException, ShimErrors, ShimOptions}
+import io.statestore.engine.QueryRuns
 import io.statestore.view.{ColumnFamily, CommittedView, ViewAdvance}
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.internal.Logging
@@ -23,6 +24,9 @@ abstract class ViewStateStoreProvider(backend: String)
     extends StateStoreProvider
     with SupportsFineGrainedReplay
     with Logging {
+
+  // The driver makes an instance to ask for metric names while it plans, before any task runs.
+  QueryRuns.offer()
 
   // Everything below is set by init; the driver makes instances only to ask for metric names.
   private var context: StoreContext = _
@@ -251,6 +255,7 @@ abstract class ViewStateStoreProvider(backend: String)
       readOnly: Boolean,
       loadEmpty: Boolean): StoreHandle = loading(version) {
     if (version < 0) throw StateStoreInternals.unexpectedStateStoreVersion(version)
+    Leases.hold(context)
     val counters = new HandleCounters
     lock.synchronized {
       checkNotClosed("getStore")

@@ -7,13 +7,14 @@ import org.apache.spark.unsafe.Platform
 
 /**
  * The rows of one store at one version in RocksDB on the local disk, which the engine writes and
- * this JVM reads, with a cache of rows in front. A commit brings the next version's directory, a
- * copy by hard links; the rows of the commit go into the cache, so that what is written again and
- * again is seldom read from RocksDB.
+ * this JVM reads, with a cache of rows in front. The rows of a commit go into the cache. Of the
+ * next version's directory, a copy by hard links, the engine is asked when a row is not in the
+ * cache; between batches where the last batch had such a row.
  *
  * Key in RocksDB: column family u16 big-endian, key. Value: key group u16 big-endian, value.
  *
  * @param path directory of the version, null for a store that never had rows
+ * @param viewOf asks the engine for the directory of a later version, and its filter
  * @param partition state partition of the store
  * @param filter N where only rows of this state partition of N are the store's, else 0
  */
@@ -21,19 +22,21 @@ private[statestore] final class RocksDBView(
     private var current: ViewVersion,
     val maxParallelism: Int,
     path: String,
+    viewOf: ViewVersion => (String, Int),
     stored: Seq[ColumnFamily],
     private var rows: Long,
     private var internalRows: Long,
     partition: Int,
-    filter: Int,
+    private var filter: Int,
     blockCacheBytes: Long,
     rowCacheBytes: Long)
     extends CommittedView {
   import RocksDBView._
 
   private val settings = ReaderSettings.of(blockCacheBytes)
-  private var reader: VersionReader = open(path)
-  private val cache = new RowCache(rowCacheBytes)
+  private var reader: VersionReader = if (path == null) null else new VersionReader(path, settings)
+  private var isReaderBehind = false
+  private var wasRead = false // RocksDB, at this version
   private val byName = mutable.LinkedHashMap.empty[String, Family]
   stored.foreach(add)
 
@@ -52,83 +55,87 @@ private[statestore] final class RocksDBView(
 
   override def numInternalKeys: Long = internalRows
 
-  override def heapBytes: Long = synchronized(cache.heapBytes)
+  override def heapBytes: Long = synchronized(byName.valuesIterator.map(_.cache.heapBytes).sum)
 
   override def advance(to: ViewAdvance): Unit = synchronized {
-    if (to.path == null) throw new IllegalStateException("the engine kept no view of the version")
-    val next = open(to.path)
-    if (reader != null) reader.close()
-    reader = next
+    closeReader()
     to.families.foreach(family => if (!byName.contains(family.name)) add(family))
     to.changes.foreach { change =>
       val growth = change.numNew.toLong - change.numDeleted
       rows += growth
       if (change.overlay.family.internal) internalRows += growth
-      remember(change)
+      byName(change.overlay.family.name).cache.write(change)
     }
     val names = to.families.map(_.name).toSet
-    byName.keys.filterNot(names).toList.foreach(byName.remove)
+    byName.keys.filterNot(names).toList.foreach(byName.remove(_).foreach(_.cache.close()))
     current = to.version
+    isReaderBehind = true
+    if (wasRead) reading()
+    wasRead = false
   }
 
   override protected def idle(): Unit = if (reader != null) reader.closeIterators()
 
   override protected def close(): Unit = synchronized {
-    if (reader != null) reader.close()
-    cache.close()
+    closeReader()
+    byName.valuesIterator.foreach(_.cache.close())
   }
 
   private def add(family: ColumnFamily): Unit = byName.put(family.name, new Family(family))
 
-  private def open(path: String): VersionReader =
-    if (path == null) null else new VersionReader(path, settings)
+  private def isOwn(value: Array[Byte]): Boolean =
+    filter == 0 || shortAt(value) % filter == partition
 
-  private def remember(change: FamilyChanges): Unit = {
-    val pages = change.overlay.table.pages
-    val value = new BytesRef
-    var i = 0
-    while (i < change.length) {
-      val address = change.address(i)
-      val key = encode(
-        change.overlay.family.id,
-        pages.base(address),
-        pages.keyOffset(address),
-        pages.keyLength(address))
-      val hash = RecordTable.hashKey(key, Start, key.length)
-      change.op(i) match {
-        case RecordPages.Delete => cache.putAbsent(key, hash)
-        case RecordPages.Merge => cache.remove(key, hash) // the engine put the values together
-        case _ =>
-          change.value(i, value)
-          cache.put(key, hash, value.base, value.at, value.length)
-      }
-      i += 1
+  private def closeReader(): Unit = {
+    if (reader != null) reader.close()
+    reader = null
+  }
+
+  /** RocksDB at this version, null for a store that never had rows. */
+  private def reading(): VersionReader = {
+    if (isReaderBehind) {
+      val (directory, filterNow) = viewOf(current)
+      reader = new VersionReader(directory, settings)
+      filter = filterNow
+      isReaderBehind = false
     }
+    wasRead = reader != null
+    reader
   }
 
   private final class Family(val family: ColumnFamily) extends CommittedFamily {
+
+    val cache = new RowCache(rowCacheBytes, beganEmpty = path == null)
 
     override def get(
         keyBase: AnyRef,
         keyAt: Long,
         keyLen: Int,
-        keyHash: Int,
+        hash: Int,
         into: BytesRef): Boolean = RocksDBView.this.synchronized {
-      val key = encode(family.id, keyBase, keyAt, keyLen)
-      val hash = RecordTable.hashKey(key, Start, key.length)
-      cache.find(key, hash, into) match {
+      cache.find(keyBase, keyAt, keyLen, hash, into) match {
         case RowCache.Found => true
         case RowCache.Absent => false
-        case _ =>
-          val value = if (reader == null) null else reader.get(key)
-          if (value == null) {
-            cache.putAbsent(key, hash)
-            false
-          } else {
-            into.set(value, Start + KeyGroupBytes, value.length - KeyGroupBytes)
-            cache.put(key, hash, into.base, into.at, into.length)
-            true
-          }
+        case _ => read(keyBase, keyAt, keyLen, hash, into)
+      }
+    }
+
+    private def read(
+        keyBase: AnyRef,
+        keyAt: Long,
+        keyLen: Int,
+        hash: Int,
+        into: BytesRef): Boolean = {
+      val rocksDB = reading()
+      val value =
+        if (rocksDB == null) null else rocksDB.get(encode(family.id, keyBase, keyAt, keyLen))
+      if (value == null || !isOwn(value)) {
+        cache.putAbsent(keyBase, keyAt, keyLen, hash)
+        false
+      } else {
+        into.set(value, Start + KeyGroupBytes, value.length - KeyGroupBytes)
+        cache.put(keyBase, keyAt, keyLen, hash, into)
+        true
       }
     }
 
@@ -136,18 +143,17 @@ private[statestore] final class RocksDBView(
         other: RecordPages,
         records: Array[Int],
         count: Int,
-        found: Array[Int]): Unit = {
+        found: Array[Int]): Unit = RocksDBView.this.synchronized {
+      cache.findSlots(other, records, count, found)
       val ignored = new BytesRef
       var i = 0
       while (i < count) {
-        val address = records(i)
-        val isThere = get(
-          other.base(address),
-          other.keyOffset(address),
-          other.keyLength(address),
-          0,
-          ignored)
-        found(i) = if (isThere) 0 else -1
+        if (found(i) < 0) {
+          val base = other.base(records(i))
+          val at = other.keyOffset(records(i))
+          val length = other.keyLength(records(i))
+          if (get(base, at, length, RecordTable.hashKey(base, at, length), ignored)) found(i) = 0
+        }
         i += 1
       }
     }
@@ -158,7 +164,8 @@ private[statestore] final class RocksDBView(
       RocksDBView.this.synchronized {
         val start = if (from == null) Array.emptyByteArray else from
         val first = encode(family.id, start, Start, start.length)
-        if (reader == null) Nothing else new RowCursor(reader.rowsFrom(first), family.id, until)
+        val rocksDB = reading()
+        if (rocksDB == null) Nothing else new RowCursor(rocksDB.rowsFrom(first), family.id, until)
       }
   }
 
@@ -176,7 +183,7 @@ private[statestore] final class RocksDBView(
           return false
         }
         val found = rows.value
-        if (filter == 0 || shortAt(found) % filter == partition) {
+        if (isOwn(found)) {
           key.set(bytes, Start + FamilyBytes, bytes.length - FamilyBytes)
           value.set(found, Start + KeyGroupBytes, found.length - KeyGroupBytes)
           return true

@@ -2,89 +2,149 @@ package io.statestore.rocksdb
 
 import java.util.concurrent.atomic.AtomicInteger
 
-import io.statestore.view.{BytesRef, RecordPages, RecordTable}
-import org.apache.spark.unsafe.Platform
+import io.statestore.view.{BytesRef, FamilyChanges, RecordPages, RecordTable}
 
 /**
- * Rows of one store that were read or written lately, absent ones included, in bounded memory. Two
- * generations: a row that is found in the old one moves to the young one, and when the young one
- * is full it becomes the old one, whose rows go. Rows handed out stay valid: a generation that went
- * lives as long as a row points into it. Not thread-safe.
+ * Rows of one column family that were read or written lately, absent ones included, in bounded
+ * memory. Two generations: a row that is found in the old one moves to the young one, and when the
+ * young one is full it becomes the old one, whose rows go. While no row went, a cache that began
+ * with an empty family holds all of it, and a key that is not in it is absent.
  *
- * @param budgetBytes for the caches of all stores of this JVM together
+ * Rows handed out stay valid until `write` or `adopt` is called, which no reader may see: a
+ * generation that went lives as long as a row points into it. Not thread-safe.
+ *
+ * @param budgetBytes for the caches of all column families of this JVM together
+ * @param beganEmpty the family has no rows yet
  */
-private[rocksdb] final class RowCache(budgetBytes: Long) {
-  import RecordPages.{Delete, OpMask, Put}
+private[rocksdb] final class RowCache(budgetBytes: Long, beganEmpty: Boolean) {
+  import RecordPages.{Delete, Merge, OpMask, Put}
   import RowCache._
 
-  private var young = new Generation
-  private var old = new Generation
-  numStores.incrementAndGet()
+  private var young = Generation.empty
+  private var old = Generation.empty
+  private var hasAllRows = beganEmpty
+  private var isCounted = false
 
   def heapBytes: Long = young.bytes + old.bytes
 
   /** Looks a key up; where the answer is `Found`, `into` shows the value. */
-  def find(key: Array[Byte], hash: Int, into: BytesRef): Int = {
-    val address = young.find(key, hash)
+  def find(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int, into: BytesRef): Int = {
+    val address = young.find(keyBase, keyAt, keyLen, hash)
     if (address != 0) {
       young.show(address, into)
     } else {
-      val older = old.find(key, hash)
+      val older = old.find(keyBase, keyAt, keyLen, hash)
       if (older == 0) {
-        Unknown
+        if (hasAllRows) Absent else Unknown
       } else {
         val answer = old.show(older, into)
-        if (answer == Absent) put(key, hash, Delete, null, 0L, 0)
-        else put(key, hash, Put, into.base, into.at, into.length)
+        if (answer == Absent) putAbsent(keyBase, keyAt, keyLen, hash)
+        else put(keyBase, keyAt, keyLen, hash, into)
         answer
       }
     }
   }
 
-  def put(key: Array[Byte], hash: Int, valueBase: AnyRef, valueAt: Long, valueLen: Int): Unit =
-    put(key, hash, Put, valueBase, valueAt, valueLen)
+  /**
+   * Looks up the keys of the first `count` of `records` in `other`, many at a time: a number in
+   * `found` that is not negative where the key is there for sure.
+   */
+  def findSlots(other: RecordPages, records: Array[Int], count: Int, found: Array[Int]): Unit =
+    young.findSlots(other, records, count, found)
 
-  def putAbsent(key: Array[Byte], hash: Int): Unit = put(key, hash, Delete, null, 0L, 0)
+  def put(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int, value: BytesRef): Unit =
+    if (hasRoom) {
+      young.put(
+        Put, keyBase, keyAt, keyLen, hash, value.base, value.at, value.length, inPlace = false)
+    } else {
+      hasAllRows = false
+    }
 
-  def remove(key: Array[Byte], hash: Int): Unit = {
-    young.remove(key, hash)
-    old.remove(key, hash)
-  }
+  def putAbsent(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int): Unit =
+    if (hasRoom) young.put(Delete, keyBase, keyAt, keyLen, hash, null, 0L, 0, inPlace = false)
+
+  /** Takes in a committed batch; nothing reads a row that was handed out. */
+  def write(change: FamilyChanges): Unit =
+    if (change.isAdoptable && hasRoom && heapBytes == 0L &&
+      change.overlay.table.pages.heapBytes + change.overlay.indexBytes <= share / 2) {
+      young = new Generation(change.overlay.table.pages, change.overlay.table)
+    } else {
+      val pages = change.overlay.table.pages
+      val value = new BytesRef
+      var i = 0
+      while (i < change.length) {
+        val address = change.address(i)
+        val base = pages.base(address)
+        val at = pages.keyOffset(address)
+        val length = pages.keyLength(address)
+        val hash = RecordTable.hashKey(base, at, length)
+        val op = change.op(i)
+        // The engine puts the values of a merge together.
+        if (op == Merge || !hasRoom) {
+          hasAllRows = false
+          young.remove(base, at, length, hash)
+          old.remove(base, at, length, hash)
+        } else if (op == Delete) {
+          young.put(Delete, base, at, length, hash, null, 0L, 0, inPlace = true)
+        } else {
+          change.value(i, value)
+          young.put(
+            Put, base, at, length, hash, value.base, value.at, value.length, inPlace = true)
+        }
+        i += 1
+      }
+    }
 
   def close(): Unit = {
-    numStores.decrementAndGet()
-    young = new Generation
-    old = new Generation
+    if (isCounted) numCaches.decrementAndGet()
+    isCounted = false
+    young = Generation.empty
+    old = Generation.empty
+    hasAllRows = false
   }
 
-  private def put(
-      key: Array[Byte],
-      hash: Int,
-      op: Int,
-      valueBase: AnyRef,
-      valueAt: Long,
-      valueLen: Int): Unit = {
-    val share = budgetBytes / math.max(1, numStores.get)
+  private def share: Long = budgetBytes / math.max(1, numCaches.get)
+
+  /** Makes room for a row in the young generation; false where a cache is not worth its memory. */
+  private def hasRoom: Boolean = {
+    if (!isCounted) {
+      isCounted = true
+      numCaches.incrementAndGet()
+    }
     if (share < SmallestShare) {
-      remove(key, hash)
-      return
+      false
+    } else {
+      if (young.bytes > share / 2) {
+        hasAllRows &= old.bytes == 0L
+        old = young
+        young = Generation.empty
+      }
+      true
     }
-    if (young.bytes > share / 2) {
-      old = young
-      young = new Generation
-    }
-    young.put(key, hash, op, valueBase, valueAt, valueLen)
   }
 
-  private final class Generation {
-    private val pages = new RecordPages
-    private val table = new RecordTable(pages, 0)
+  private final class Generation(pages: RecordPages, table: RecordTable) {
 
     def bytes: Long = if (table.isEmpty) 0L else pages.heapBytes + table.indexBytes
 
-    def find(key: Array[Byte], hash: Int): Int = {
-      val slot = if (table.isEmpty) -1 else table.find(key, Start, key.length, hash)
+    def find(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int): Int = {
+      val slot = if (table.isEmpty) -1 else table.find(keyBase, keyAt, keyLen, hash)
       if (slot < 0) 0 else table.addressAt(slot)
+    }
+
+    def findSlots(
+        other: RecordPages,
+        records: Array[Int],
+        count: Int,
+        found: Array[Int]): Unit = {
+      table.findSlots(other, records, count, found)
+      var i = 0
+      while (i < count) {
+        if (found(i) >= 0 && (pages.flags(table.addressAt(found(i))) & OpMask) == Delete) {
+          found(i) = -1
+        }
+        i += 1
+      }
     }
 
     def show(address: Int, into: BytesRef): Int =
@@ -95,21 +155,39 @@ private[rocksdb] final class RowCache(budgetBytes: Long) {
         Found
       }
 
+    /** `inPlace`: nobody reads the record that is there, its space is used again. */
     def put(
-        key: Array[Byte],
-        hash: Int,
         op: Int,
+        keyBase: AnyRef,
+        keyAt: Long,
+        keyLen: Int,
+        hash: Int,
         valueBase: AnyRef,
         valueAt: Long,
-        valueLen: Int): Unit = {
-      val slot = table.find(key, Start, key.length, hash)
-      val address = pages.append(op, key, Start, key.length, valueBase, valueAt, valueLen)
-      if (slot < 0) table.insert(hash, address) else table.replace(slot, address)
+        valueLen: Int,
+        inPlace: Boolean): Unit = {
+      val slot = table.find(keyBase, keyAt, keyLen, hash)
+      val before = if (slot < 0) 0 else table.addressAt(slot)
+      if (before != 0 && inPlace && op == Put && (pages.flags(before) & OpMask) == Put &&
+        pages.valueLength(before) == valueLen) {
+        pages.overwriteValue(before, valueBase, valueAt)
+      } else {
+        val address = pages.append(op, keyBase, keyAt, keyLen, valueBase, valueAt, valueLen)
+        if (before == 0) table.insert(hash, address) else table.replace(slot, address)
+        if (before != 0 && inPlace) pages.release(before)
+      }
     }
 
-    def remove(key: Array[Byte], hash: Int): Unit = {
-      val slot = if (table.isEmpty) -1 else table.find(key, Start, key.length, hash)
+    def remove(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int): Unit = {
+      val slot = if (table.isEmpty) -1 else table.find(keyBase, keyAt, keyLen, hash)
       if (slot >= 0) table.remove(slot)
+    }
+  }
+
+  private object Generation {
+    def empty: Generation = {
+      val pages = new RecordPages
+      new Generation(pages, new RecordTable(pages))
     }
   }
 }
@@ -119,10 +197,9 @@ private[rocksdb] object RowCache {
   val Absent = 1
   val Found = 2
 
-  private val numStores = new AtomicInteger
+  /** Caches that have a share of the budget. */
+  private val numCaches = new AtomicInteger
 
   // A page and an index; below that a cache costs more than it saves.
   private val SmallestShare = 256L * 1024L
-
-  private def Start: Long = Platform.BYTE_ARRAY_OFFSET.toLong
 }

@@ -121,13 +121,11 @@ private[statestore] final class WorkingView(
  * What a commit does to the view it was made on.
  *
  * @param families the column families of the new version
- * @param path directory where the engine keeps the version, or null
  */
 private[statestore] final class ViewAdvance(
     val version: ViewVersion,
     val families: Seq[ColumnFamily],
-    val changes: Seq[FamilyChanges],
-    val path: String)
+    val changes: Seq[FamilyChanges])
 
 /**
  * A version a view can be at; the checkpoint ID and lineage tell two attempts of it apart, and are

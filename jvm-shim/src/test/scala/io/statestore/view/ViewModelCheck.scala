@@ -179,7 +179,7 @@ object ViewModelCheck {
       }
       val id = view.version.number + 1
       val version = ViewVersion(id, s"c$number", s"l$number", rescalable = true)
-      view.advance(new ViewAdvance(version, families, changes.values.toSeq, null))
+      view.advance(new ViewAdvance(version, families, changes.values.toSeq))
       previous = model
       model = next
     }

@@ -1,6 +1,7 @@
 package org.apache.spark.sql.execution.streaming.state
 
-import java.util.UUID
+import java.lang.{Boolean => JBoolean}
+import java.util.{Collections, UUID, WeakHashMap}
 
 import scala.jdk.CollectionConverters._
 import scala.util.control.NonFatal
@@ -12,8 +13,9 @@ import org.apache.spark.api.python.PythonUtils
 import org.apache.spark.rpc.{IsolatedThreadSafeRpcEndpoint, RpcCallContext, RpcEnv}
 import org.apache.spark.scheduler.{SparkListener, SparkListenerApplicationEnd}
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.errors.QueryExecutionErrors
-import org.apache.spark.sql.internal.SQLConf
+import org.apache.spark.sql.internal.{SQLConf, SharedState}
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.util.{NextIterator, RpcUtils, Utils}
 
@@ -106,6 +108,18 @@ object StateStoreInternals {
   private def isUnknownName(e: Throwable): Boolean =
     Iterator.iterate(e)(_.getCause).takeWhile(_ != null)
       .exists(_.getClass.getSimpleName == "RpcEndpointNotFoundException")
+
+  /** On the driver: let `activeRuns` look at the queries of this thread's session, if any. */
+  def noteSession(): Unit =
+    SparkSession.getActiveSession.foreach(session => sharedStates.add(session.sharedState))
+
+  /** On the driver: run IDs of the active queries of all sessions noted. */
+  def activeRuns: Set[String] = sharedStates.synchronized(sharedStates.asScala.toSet)
+    .flatMap(_.activeStreamingQueries.values.asScala).map(_.runId.toString)
+
+  // Sessions of one application mostly share one.
+  private val sharedStates =
+    Collections.synchronizedSet(Collections.newSetFromMap(new WeakHashMap[SharedState, JBoolean]))
 
   /**
    * Key and value schema of the default column family, from a store's state schema file.

@@ -1,0 +1,152 @@
+"""Rescaling: 4 to 8 state partitions, beside Spark's own repartition on its RocksDB store.
+
+    $ python -m benchmarks.rescaling [--keys 100000,1000000] [--rounds 3]
+
+An aggregation by a string key is loaded and updated in 4 state partitions; its checkpoint is copied
+for each round and rescaled. Over this package's store the query then restarts on the copy, and on
+one that was not rescaled, and the first batch of both is timed: it loads the state and updates a
+tenth of the keys. Every provider has a process of its own, with a JVM warmed by another query.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+import statestore
+from benchmarks.datasets import input_files, link_files
+from benchmarks.query_runs import run_from_start, start_query, start_warm_session
+from benchmarks.workloads import OURS, Provider, QueryWorkload, find_provider
+
+PARTITIONS, RESCALED_PARTITIONS = 4, 8
+SPARKS = "rocksdb"
+PROVIDERS = (OURS, SPARKS)
+FIGURE = "FIGURE "
+
+
+def main() -> int:
+    """Measure every size on both providers and print the figures; exit status 1 on a failure."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--keys", default="100000,1000000", help="sizes, separated by commas")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--providers", default=",".join(PROVIDERS))
+    parser.add_argument("--application", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.application:
+        provider = find_provider(arguments.application)
+        say(FIGURE + json.dumps(measure(provider, int(arguments.keys), arguments.rounds)))
+        return 0
+    figures: dict[tuple[str, int], dict[str, float]] = {}
+    for keys in map(int, arguments.keys.split(",")):
+        for provider_id in arguments.providers.split(","):
+            command = [sys.executable, "-m", "benchmarks.rescaling", "--application", provider_id]
+            command += ["--keys", str(keys), "--rounds", str(arguments.rounds)]
+            done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+            lines = [line for line in done.stdout.splitlines() if line.startswith(FIGURE)]
+            if done.returncode or not lines:
+                say(f"{provider_id} with {keys:,} keys failed: exit status {done.returncode}")
+                return 1
+            figures[provider_id, keys] = json.loads(lines[-1].removeprefix(FIGURE))
+            report(provider_id, keys, figures[provider_id, keys])
+    compare(figures)
+    return 0
+
+
+def measure(provider: Provider, keys: int, rounds: int) -> dict[str, float]:
+    """Return medians in ms: `rescale`, of ours also `first_batch` and `first_batch_rescaled`.
+
+    Args:
+        provider: Whose state store.
+        keys: Rows of the state.
+        rounds: How often each is measured.
+    """
+    workload = QueryWorkload("rescale", keys, keys // 10, 3, 0, 1, PARTITIONS)
+    work = Path(tempfile.mkdtemp(prefix="statestore-rescaling-"))
+    try:
+        run_from_start(workload, provider, work)
+        spark = start_warm_session(workload, provider, work)
+        rescale = by_spark(spark) if provider.id == SPARKS else by_statestore
+        times: dict[str, list[float]] = defaultdict(list)
+        for number in range(rounds):
+            plain, rescaled = work / f"plain-{number}", work / f"rescaled-{number}"
+            for copy in (plain, rescaled):
+                shutil.copytree(work / "checkpoint", copy)
+            started = time.perf_counter()
+            rescale(str(rescaled))
+            times["rescale"].append((time.perf_counter() - started) * 1000)
+        if provider.is_ours:
+            source = work / "source"
+            link_files(input_files(workload)[1 + workload.update_batches :], source)
+            # In turn, so that a machine that gets slower or faster treats both alike.
+            for number in range(rounds):
+                for kind, key in (("plain", "first_batch"), ("rescaled", "first_batch_rescaled")):
+                    batch_ms = first_batch_ms(spark, source, work / f"{kind}-{number}")
+                    times[key].append(batch_ms)
+        spark.stop()
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return {key: median(values) for key, values in times.items()}
+
+
+def by_statestore(checkpoint: str) -> None:
+    """Rescale with this package."""
+    statestore.rescale(checkpoint, RESCALED_PARTITIONS)
+
+
+def by_spark(spark: SparkSession) -> Callable[[str], None]:
+    """Return Spark's own repartition."""
+    manager: Any = spark._streamingCheckpointManager
+    return lambda checkpoint: manager.repartition(checkpoint, RESCALED_PARTITIONS)
+
+
+def first_batch_ms(spark: SparkSession, source: Path, checkpoint: Path) -> float:
+    """Restart the query on one more file and return the ms of its only batch."""
+    query = start_query(spark, source, checkpoint)
+    query.awaitTermination()
+    (progress,) = (p for p in query.recentProgress if p["numInputRows"])
+    return float(progress["durationMs"]["triggerExecution"])
+
+
+def report(provider_id: str, keys: int, figures: dict[str, float]) -> None:
+    """Print a line."""
+    text = f"{find_provider(provider_id).title:>12}  {keys:>10,} keys"
+    text += f"  rescale {figures['rescale']:>9,.1f} ms"
+    if "first_batch" in figures:
+        ratio = figures["first_batch_rescaled"] / figures["first_batch"]
+        text += f"  first batch {figures['first_batch']:>7,.0f} ms"
+        text += f", after a rescale {figures['first_batch_rescaled']:>7,.0f} ms ({ratio:.2f}x)"
+    say(text)
+
+
+def compare(figures: dict[tuple[str, int], dict[str, float]]) -> None:
+    """Print how many times faster the rescale is than Spark's, and how it grows with the state."""
+    sizes = sorted({keys for _, keys in figures})
+    for keys in sizes:
+        if (OURS, keys) in figures and (SPARKS, keys) in figures:
+            ratio = figures[SPARKS, keys]["rescale"] / figures[OURS, keys]["rescale"]
+            say(f"{keys:,} keys: {ratio:,.0f} times faster than Spark's repartition")
+    ours = [figures[OURS, keys]["rescale"] for keys in sizes if (OURS, keys) in figures]
+    if len(ours) > 1:
+        say(f"from {sizes[0]:,} to {sizes[-1]:,} keys: {ours[-1] / ours[0]:.2f} times as long")
+
+
+def say(text: str) -> None:
+    """Print at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

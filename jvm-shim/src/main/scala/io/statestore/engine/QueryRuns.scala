@@ -1,0 +1,48 @@
+package io.statestore.engine
+
+import java.nio.charset.StandardCharsets.UTF_8
+
+import org.slf4j.LoggerFactory
+
+import org.apache.spark.{SparkEnv, SparkException}
+import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
+
+/** Which query runs are active: the driver knows, executors ask it. */
+object QueryRuns {
+  private val log = LoggerFactory.getLogger(getClass.getName.stripSuffix("$"))
+  private val EndpointName = "statestore-query-runs"
+
+  // Guarded by this.
+  private[this] var application: SparkEnv = _
+
+  /** On the driver, lets executors ask from now on for runs of this thread's session. */
+  def offer(): Unit = {
+    val env = SparkEnv.get
+    if (env != null && StateStoreInternals.isDriver(env)) {
+      StateStoreInternals.noteSession()
+      synchronized {
+        if (application ne env) {
+          application = env
+          StateStoreInternals.answerQuestions(env, EndpointName) { runs =>
+            runs.split(' ').filter(StateStoreInternals.activeRuns).mkString(" ").getBytes(UTF_8)
+          }
+        }
+      }
+    }
+  }
+
+  /** Those of some runs that are active; all of them where the driver does not answer. */
+  def active(runs: Set[String]): Set[String] = SparkEnv.get match {
+    case null => Set.empty
+    case env if StateStoreInternals.isDriver(env) => runs & StateStoreInternals.activeRuns
+    case env =>
+      try {
+        StateStoreInternals.askDriver(env, EndpointName, runs.mkString(" "))
+          .fold(runs)(bytes => new String(bytes, UTF_8).split(' ').toSet & runs)
+      } catch {
+        case e: SparkException =>
+          log.debug("the driver does not say which runs are active", e)
+          runs
+      }
+  }
+}

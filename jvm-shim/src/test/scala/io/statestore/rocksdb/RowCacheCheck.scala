@@ -1,0 +1,211 @@
+package io.statestore.rocksdb
+
+import java.io.File
+import java.nio.file.Files
+
+import scala.collection.mutable
+import scala.util.Random
+
+import io.statestore.keygroup.{KeyGroups, PartitionKey}
+import io.statestore.view._
+import org.apache.spark.sql.catalyst.expressions.{UnsafeProjection, UnsafeRow}
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.types._
+import org.apache.spark.unsafe.types.UTF8String
+import org.apache.spark.unsafe.Platform
+
+/**
+ * Random reads and committed batches on row caches of several budgets against a model, a map in
+ * RocksDB's place. Run with a seed and a number of batches; exits non-zero at the first difference.
+ */
+object RowCacheCheck {
+  private val schema = new StructType().add("s", StringType)
+  private val spec = NoPrefixKeyStateEncoderSpec(schema)
+  private val budgets = Seq(0L, 300L << 10, 1L << 20, 1L << 30)
+  private var misses = 0L
+  private var absents = 0L
+  private var hits = 0L
+
+  def main(args: Array[String]): Unit = {
+    val seed = args(0).toLong
+    val batches = args(1).toInt
+    for (budget <- budgets; beganEmpty <- Seq(true, false); multiValues <- Seq(true, false)) {
+      val check = new RowCacheCheck(seed, budget, beganEmpty, multiValues)
+      (1 to batches).foreach(check.batch)
+      check.close()
+    }
+    println(s"ok seed=$seed batches=$batches misses=$misses absents=$absents hits=$hits")
+  }
+
+  private final class RowCacheCheck(
+      seed: Long,
+      budget: Long,
+      beganEmpty: Boolean,
+      multiValues: Boolean) {
+    private val random = new Random(seed)
+    private val keyGroups = new KeyGroups(64)
+    private val family = ColumnFamily(0, "default", spec, schema, multiValues, internal = false)
+    private val cache = new RowCache(budget, beganEmpty)
+    private val toRow = UnsafeProjection.create(schema)
+    private val rocksDB = mutable.HashMap.empty[Seq[Byte], Array[Byte]]
+    private var model = Map.empty[String, Vector[String]]
+    // The bytes that a reader was shown, and what they were.
+    private val shown = mutable.ArrayBuffer.empty[(BytesRef, Seq[Byte])]
+
+    private val committed = new CommittedFamily {
+      override def get(base: AnyRef, at: Long, length: Int, hash: Int, into: BytesRef): Boolean = {
+        val inRocksDB = rocksDB.get(copy(base, at, length).toSeq)
+        val answer = cache.find(base, at, length, hash, into)
+        answer match {
+          case RowCache.Found =>
+            hits += 1
+            same("row", Some(bytesOf(into)), inRocksDB.map(_.toSeq))
+          case RowCache.Absent =>
+            absents += 1
+            same("absent row", None, inRocksDB.map(_.toSeq))
+          case _ =>
+            misses += 1
+            inRocksDB match {
+              case None => cache.putAbsent(base, at, length, hash)
+              case Some(bytes) =>
+                into.set(bytes, Platform.BYTE_ARRAY_OFFSET.toLong, bytes.length)
+                cache.put(base, at, length, hash, into)
+            }
+        }
+        if (inRocksDB.isDefined) {
+          val ref = new BytesRef
+          ref.set(into.base, into.at, into.length)
+          shown += ((ref, bytesOf(ref)))
+        }
+        inRocksDB.isDefined
+      }
+
+      override def rows(): CommittedCursor = throw new UnsupportedOperationException("rows")
+
+      override def range(from: Array[Byte], until: Array[Byte]): CommittedCursor =
+        throw new UnsupportedOperationException("range")
+
+      override def findSlots(
+          other: RecordPages,
+          records: Array[Int],
+          count: Int,
+          found: Array[Int]): Unit = {
+        cache.findSlots(other, records, count, found)
+        (0 until count).foreach { i =>
+          val base = other.base(records(i))
+          val at = other.keyOffset(records(i))
+          val length = other.keyLength(records(i))
+          val isThere =
+            get(base, at, length, RecordTable.hashKey(base, at, length), new BytesRef)
+          same("slot", found(i) >= 0 && !isThere, false)
+          found(i) = if (isThere) 0 else -1
+        }
+      }
+    }
+
+    def batch(number: Int): Unit = {
+      val overlay = new Overlay(keyGroups, 1L << 30, () => scratchFile(), true)
+      val state = new FamilyState(
+        family,
+        committed,
+        overlay,
+        () => overlay.family(
+          family, PartitionKey.function("default", true, family.name, family.spec, 64)))
+      var next = model
+      (0 until 1 + random.nextInt(300)).foreach { _ =>
+        val key = s"key${random.nextInt(400)}"
+        val row = rowOf(key)
+        random.nextInt(8) match {
+          case 0 =>
+            state.remove(row)
+            next -= key
+          case 1 if multiValues =>
+            val value = randomValue()
+            state.putValues(row, Iterator.single(rowOf(value)), append = true)
+            next += key -> (next.getOrElse(key, Vector.empty) :+ value)
+          case 2 | 3 =>
+            val value = randomValue()
+            state.put(row, rowOf(value))
+            next += key -> Vector(value)
+          case _ =>
+            val found = state.values(row).map(_.getUTF8String(0).toString).toVector
+            same(s"values in batch $number", found, next.getOrElse(key, Vector.empty))
+        }
+      }
+      // Most batches commit; the cache must know nothing of the others.
+      if (random.nextInt(4) > 0) {
+        commit(overlay)
+        model = next
+      }
+      shown.clear()
+    }
+
+    def close(): Unit = cache.close()
+
+    private def commit(overlay: Overlay): Unit = {
+      val slots = new Array[Int](RecordBlock.Capacity)
+      var change: FamilyChanges = null
+      overlay.visitSorted { block =>
+        if (change == null) change = new FamilyChanges(overlay, block.family)
+        committed.findSlots(overlay.pages, block.addresses, block.length, slots)
+        (0 until block.length).foreach { i =>
+          if (FamilyChanges.netOp(overlay.pages, block.addresses(i), slots(i)) >= 0) {
+            change.add(block.addresses(i), slots(i))
+          }
+        }
+      }
+      shown.foreach { case (ref, bytes) => same("row that was shown", bytesOf(ref), bytes) }
+      if (change != null) {
+        (0 until change.length).foreach(apply(overlay, change, _))
+        cache.write(change)
+      }
+    }
+
+    private def apply(overlay: Overlay, change: FamilyChanges, i: Int): Unit = {
+      val pages = overlay.pages
+      val address = change.address(i)
+      val key =
+        copy(pages.base(address), pages.keyOffset(address), pages.keyLength(address)).toSeq
+      val value = new BytesRef
+      change.op(i) match {
+        case RecordPages.Delete => rocksDB.remove(key)
+        case op =>
+          change.value(i, value)
+          val before =
+            if (op == RecordPages.Merge) rocksDB.getOrElse(key, Array.emptyByteArray)
+            else Array.emptyByteArray
+          rocksDB.put(key, before ++ bytesOf(value))
+      }
+      ()
+    }
+
+    private def rowOf(text: String): UnsafeRow =
+      toRow(InternalRow(UTF8String.fromString(text))).copy()
+
+    private def randomValue(): String =
+      if (random.nextInt(60) == 0) "x" * (100000 + random.nextInt(100000))
+      else "v" * random.nextInt(700)
+
+    private def copy(base: AnyRef, at: Long, length: Int): Array[Byte] = {
+      val bytes = new Array[Byte](length)
+      Platform.copyMemory(base, at, bytes, Platform.BYTE_ARRAY_OFFSET.toLong, length.toLong)
+      bytes
+    }
+
+    private def bytesOf(ref: BytesRef): Seq[Byte] = copy(ref.base, ref.at, ref.length).toSeq
+
+    private def scratchFile(): File = {
+      val path = Files.createTempFile("statestore-cache", ".run")
+      Files.delete(path)
+      path.toFile
+    }
+
+    private def same(what: String, found: Any, wanted: Any): Unit = if (found != wanted) {
+      System.err.println(s"differs: $what seed=$seed budget=$budget beganEmpty=$beganEmpty")
+      System.err.println(s" found=${found.toString.take(300)}")
+      System.err.println(s" wanted=${wanted.toString.take(300)}")
+      System.exit(1)
+    }
+  }
+}

@@ -1,0 +1,107 @@
+"""The full state of a version of the rocksdb backend: read from a view, and written as a body."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING
+
+from statestore.backends.rocksdb import sst
+from statestore.backends.rocksdb.database import local_errors
+from statestore.backends.rocksdb.merging import database_of
+from statestore.backends.rocksdb.versions import RocksDBVersions
+from statestore.backends.rocksdb.view import View
+from statestore.checkpoint.commit import Body
+from statestore.codec.rows import split_for_blocks
+from statestore.codec.sorting import sort_by_key
+from statestore.codec.trailer import compute_lineage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import pyarrow as pa
+
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.core.clock import Clock
+    from statestore.core.options import StateStoreOptions
+
+
+def read_full_state(
+    location: StoreLocation,
+    head: PublishedFile,
+    scratch_directory: str,
+    options: StateStoreOptions,
+    clock: Clock,
+    memory: sst.Memory,
+    column_family: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a version in order of column family and key.
+
+    Args:
+        location: The store; its body is sst.
+        head: The delta of the version.
+        scratch_directory: Local directory for the database, which is gone after the last row.
+        options: How the database is laid out.
+        clock: Source of time.
+        memory: Shared by all databases.
+        column_family: Only rows of this one, None for all.
+
+    Yields:
+        Record batches of SCHEMA, puts only, each key once and only keys of the store's own state
+        partition.
+
+    Raises:
+        NotFoundError, CorruptionError, FencedError, StorageError: As `RocksDBVersions.load`.
+    """
+    trailer = head.trailer
+    checkpoint_id = trailer.checkpoint_id if trailer.checkpoint_format >= 2 else None
+    with tempfile.TemporaryDirectory(prefix="rows-", dir=scratch_directory) as directory:
+        versions = RocksDBVersions(location, clock, directory, memory)
+        local = versions.load(trailer.version, checkpoint_id, None, options)
+        if local.view is None:
+            return
+        view = View.of(local)
+        try:
+            yield from view.batches(column_family)
+        finally:
+            view.close()
+
+
+def write_full_body(
+    pieces: Iterable[pa.RecordBatch],
+    directory: str,
+    options: StateStoreOptions,
+    memory: sst.Memory,
+) -> Body:
+    """Write the body of a version that is all its rows.
+
+    Args:
+        pieces: Puts of SCHEMA in any order, each key once; one piece is sorted in memory at a time,
+            RocksDB merges them.
+        directory: Local directory for the body, twice its size; empty.
+        options: rocksdb_compression and rocksdb_block_size_kb are used.
+        memory: Shared by all databases.
+
+    Raises:
+        StorageError: The local disk failed.
+    """
+    sst_options = memory.options(options)
+    with local_errors("write a full state", directory):
+        written = [
+            sst.write_body(_in_key_order(piece), f"{directory}/{number}", sst_options)
+            for number, piece in enumerate(pieces)
+        ]
+        if len(written) == 1:
+            (body,) = written
+        else:
+            database = database_of([part.sst_path for part in written], directory, sst_options)
+            try:
+                body = sst.write_body(sst.all_rows(database), f"{directory}/body", sst_options)
+            finally:
+                database.close()
+    return Body(body.path, body.blocks, body.rows, compute_lineage(None, body.blocks))
+
+
+def _in_key_order(piece: pa.RecordBatch) -> Iterator[sst.EncodedRow]:
+    for block in split_for_blocks(sort_by_key(piece)):
+        yield from sst.encode_rows(block)

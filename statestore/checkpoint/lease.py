@@ -1,0 +1,230 @@
+"""Lease: the file by which who writes into a checkpoint says so, for as long as they do.
+
+A running query holds one for each executor, an operation one of its own. Its holder renews a lease
+by writing it again and drops it at the end; one that was not renewed for `lasts_ms` has expired,
+whoever held it.
+
+Whoever takes a lease writes it first and looks for those of others then: of two that come at the
+same time, at least one sees the other. How old a lease is says the storage alone, which dates all
+of them: clocks of machines are not compared.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import LeaseKind, lease_directory, lease_name, parse_lease_name
+from statestore.core.errors import CorruptionError, NotFoundError
+from statestore.core.process import Process
+from statestore.core.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from statestore.core.clock import Clock
+    from statestore.io.file_io import FileInfo, FileIO
+
+FORMAT_VERSION = 1
+INTERVALS = 3
+"""A lease that missed so many renewals has expired."""
+_RESOLUTION_MS = 2_000  # an object store dates its objects by whole seconds
+_FORGOTTEN_MS = 24 * 3600 * 1000
+_MAX_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lease, a query by one of its executors or an operation.
+
+    Attributes:
+        process: The executor's JVM, or the process that carries out the operation.
+        application: Spark application ID, empty for an operation.
+        executor: ID of the executor in it, empty for an operation.
+        run: ID of the query run, empty for an operation.
+        operation: Name of the operation, empty for a query.
+    """
+
+    process: Process
+    application: str = ""
+    executor: str = ""
+    run: str = ""
+    operation: str = ""
+
+    @property
+    def kind(self) -> LeaseKind:
+        """Which of the two it is."""
+        return "operation" if self.operation else "query"
+
+    def describe(self) -> dict[str, object]:
+        """Return what an error says of it, without what is empty."""
+        fields = {"host": self.process.host, "pid": self.process.pid, **asdict(self)}
+        return {name: value for name, value in fields.items() if name != "process" and value != ""}
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLease:
+    """Somebody's lease, as it was read.
+
+    Attributes:
+        path: Its file.
+        holder: Who holds it.
+        interval_ms: How often it is renewed.
+        lasts_ms: How long it lasts when it is not.
+    """
+
+    path: str
+    holder: Holder
+    interval_ms: int
+    lasts_ms: int
+
+    def has_expired(self, age_ms: float) -> bool:
+        """Return whether it counts no more, given how long ago it was renewed."""
+        return age_ms > self.lasts_ms + _RESOLUTION_MS
+
+
+class Leases:
+    """The leases of one checkpoint.
+
+    Args:
+        io: Storage of the checkpoint.
+        root: Its `state` directory there.
+    """
+
+    def __init__(self, io: FileIO, root: str) -> None:
+        self._io = io
+        self.directory = lease_directory(root)
+
+    def path(self, name: str) -> str:
+        """Return the path of a lease by its file name."""
+        return f"{self.directory}/{name}"
+
+    def list(self) -> dict[str, FileInfo]:
+        """Return the file of every lease by its name; one listing, nothing is read.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        return {
+            info.name: info
+            for info in self._io.list(self.directory)
+            if parse_lease_name(info.name) is not None
+        }
+
+    def read(self, name: str) -> FoundLease | None:
+        """Return a lease by its file name, None when it was dropped meanwhile.
+
+        Raises:
+            CorruptionError: It is damaged, or of a format that cannot be read.
+            StorageError: The storage failed.
+        """
+        path = self.path(name)
+        try:
+            data, _ = self._io.read_tail(path, _MAX_BYTES)
+        except NotFoundError:
+            return None
+        try:
+            fields = json.loads(data)
+            holder = fields["holder"]
+            process = Process(**holder.pop("process"))
+            found = FoundLease(
+                path, Holder(process, **holder), int(fields["interval_ms"]), int(fields["lasts_ms"])
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptionError(
+                "a lease cannot be read",
+                file=path,
+                offset=0,
+                expected=f"a lease of format version {FORMAT_VERSION}",
+                found=data[:200].decode(errors="replace"),
+                to_fix="use the version of statestore that wrote it; or delete it, if nothing "
+                "writes into the checkpoint",
+            ) from error
+        return found
+
+    def forget_old(self, files: Mapping[str, FileInfo], now_ms: float) -> None:
+        """Delete what nobody renewed for a day: of holders that died when nobody looked.
+
+        Args:
+            files: As `list` returned them.
+            now_ms: The storage's time.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        for name, info in files.items():
+            if now_ms - info.modified_ms > _FORGOTTEN_MS:
+                self.delete(name)
+
+    def delete(self, name: str) -> None:
+        """Delete a lease by its file name, if it is there."""
+        self._io.delete(self.path(name))
+
+
+class Lease:
+    """A lease of this process's, or of the JVM it serves. Thread-safe.
+
+    Args:
+        io: Storage of the checkpoint.
+        root: Its `state` directory there.
+        lease_id: 32 hex digits that no other lease has.
+        holder: Who holds it.
+        interval_ms: How often its owner is going to renew it.
+        clock: Source of time.
+    """
+
+    def __init__(
+        self, io: FileIO, root: str, lease_id: str, holder: Holder, interval_ms: int, clock: Clock
+    ) -> None:
+        self.leases = Leases(io, root)
+        self.name = lease_name(holder.kind, lease_id)
+        self._io = io
+        self._holder = holder
+        self._interval_ms = interval_ms
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._is_dropped = False
+
+    def take(self) -> Mapping[str, FileInfo]:
+        """Write the lease and return the files of all there are then, this one among them.
+
+        Guarantee: who takes a lease after this returned finds it.
+
+        Raises:
+            StorageError: The storage failed; the lease may be there.
+        """
+        self._io.make_directory(self.leases.directory)
+        self.renew()
+        return self.leases.list()
+
+    def renew(self) -> None:
+        """Write the lease again, unless it was dropped.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        fields = {
+            "format_version": FORMAT_VERSION,
+            "writer": f"statestore {__version__}",
+            "holder": asdict(self._holder),
+            "interval_ms": self._interval_ms,
+            "lasts_ms": INTERVALS * self._interval_ms,
+            "renewed_ms": self._clock.now_ms(),
+        }
+        data = json.dumps(fields, indent=2).encode()
+        with self._lock:
+            if not self._is_dropped:
+                # Not synced: after a power failure nobody writes any more.
+                self._io.write(self.leases.path(self.name), data, sync=False, overwrite=True)
+
+    def drop(self) -> None:
+        """Delete the lease for good.
+
+        Raises:
+            StorageError: The storage failed; the lease expires.
+        """
+        with self._lock:
+            self._is_dropped = True
+            self.leases.delete(self.name)

@@ -1,0 +1,193 @@
+"""Reference files of rescales: which store directories a rescaled version is made of files of.
+
+`<version>.<partition>.ref` lies in the directory of every source, where it keeps the files of lower
+versions from being deleted, and in the rescaled store's own directory. Its bytes are the same
+everywhere and name the sources. A maintenance that lists its own directory, as each does, sees
+them all; no further request is made until the last retained version that needs foreign files has
+gone. The own one is written first and deleted last, so a set of them can always be taken away.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import (
+    RescaleRefName,
+    is_temporary,
+    parse_rescale_ref_name,
+    parse_state_file_name,
+)
+from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.io.file_io import FileInfo
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cleanup:
+    """What a cleanup deleted."""
+
+    num_files: int = 0
+    num_bytes: int = 0
+
+    def __add__(self, other: Cleanup) -> Cleanup:
+        return Cleanup(self.num_files + other.num_files, self.num_bytes + other.num_bytes)
+
+
+def write_refs(
+    location: StoreLocation, version: int, sources: Iterable[int], *, sync: bool
+) -> None:
+    """Keep the files of some state partitions for a version that is about to be made of them.
+
+    Args:
+        location: The store that the version is of.
+        version: The rescaled version.
+        sources: State partitions whose store directories hold the files.
+        sync: Whether to wait for the disk.
+
+    Guarantee: on return no maintenance deletes a file of a lower version there, until `release` or
+    `plan_release` says so. Writing them again changes nothing.
+
+    Raises:
+        StorageError: The storage failed; `release` takes away what was written.
+    """
+    own = location.store.partition
+    ref = RescaleRefName(version, own)
+    others = sorted(set(sources) - {own})
+    fields = {"format_version": FORMAT_VERSION, "sources": sorted({own, *others})}
+    data = json.dumps(fields).encode()
+    for partition in (own, *others):
+        source = location.sibling(partition)
+        source.io.make_directory(source.directory)
+        source.io.write(source.path(str(ref)), data, sync=sync, overwrite=True)
+
+
+def find_refs(files: Iterable[FileInfo]) -> tuple[RescaleRefName, ...]:
+    """Return the reference files of a listing."""
+    found = (parse_rescale_ref_name(info.name) for info in files)
+    return tuple(sorted(ref for ref in found if ref is not None))
+
+
+def plan_release(
+    refs: Iterable[RescaleRefName], partition: int, num_partitions: int, oldest: int
+) -> tuple[tuple[RescaleRefName, ...], int]:
+    """Decide which reference files of a store directory are needed no longer.
+
+    Nothing goes before the store's newest rescaled version does: until then that rescale may be
+    undone, and what the layout before it was made of is needed again. Then the store's own go, and
+    those of state partitions that are no more: whoever took over their state has its own.
+
+    Args:
+        refs: Reference files in the directory.
+        partition: State partition of the store.
+        num_partitions: State partitions that the checkpoint has now.
+        oldest: The oldest version that a retained version of the store is made of; 0 where one of
+            them is made of files that a rescale took over.
+
+    Returns:
+        The references to release; and the version below which every file must stay for those that
+        are left, 0 where none is.
+    """
+    known = tuple(refs)
+    newest_own = max((ref.version for ref in known if ref.partition == partition), default=0)
+    done = tuple(
+        ref
+        for ref in known
+        if newest_own < oldest
+        and ref.version < oldest
+        and (ref.partition == partition or ref.partition >= num_partitions)
+    )
+    return done, max((ref.version for ref in known if ref not in done), default=0)
+
+
+def release(
+    location: StoreLocation, refs: Sequence[RescaleRefName], num_partitions: int
+) -> Cleanup:
+    """Let go of the sources of rescaled versions, and delete those that nobody has any more.
+
+    Args:
+        location: A store whose directory has the reference files.
+        refs: Its own, or of state partitions that are no more; what is gone is no error.
+        num_partitions: State partitions that the checkpoint has now: a source beyond them has no
+            maintenance of its own, so whoever lets go of it last deletes its files.
+
+    Guarantee: can be repeated after a raise.
+
+    Raises:
+        CorruptionError, IncompatibleError: A reference cannot be read.
+        StorageError: The storage failed.
+    """
+    own = location.store.partition
+    below = max((ref.version for ref in refs if ref.partition == own), default=0)
+    cleaned = Cleanup()
+    for ref in refs:
+        sources = _read_sources(location, ref) if ref.partition == own else ()
+        for partition in sources:
+            if partition != own:
+                source = location.sibling(partition)
+                source.io.delete(source.path(str(ref)))
+                cleaned += _delete_abandoned(source, below, num_partitions, {own})
+        location.io.delete(location.path(str(ref)))
+    return cleaned
+
+
+def _delete_abandoned(
+    location: StoreLocation, below: int, num_partitions: int, visited: set[int]
+) -> Cleanup:
+    """Delete the files of a state partition that is no more, unless somebody needs them."""
+    partition = location.store.partition
+    if partition < num_partitions or partition in visited:
+        return Cleanup()
+    visited.add(partition)
+    files = location.io.list(location.directory)
+    refs = find_refs(files)
+    if any(ref.partition < num_partitions or ref.version > below for ref in refs):
+        return Cleanup()
+    cleaned = Cleanup()
+    for info in files:
+        name = parse_state_file_name(info.name)
+        if is_temporary(info.name) or (name is not None and name.version < below):
+            location.io.delete(location.path(info.name))
+            cleaned += Cleanup(1, info.size)
+    # What it let go of, or would have, may have been left by everybody as well.
+    own = {ref for ref in refs if ref.partition == partition}
+    for source in sorted({source for ref in own for source in _read_sources(location, ref)}):
+        cleaned += _delete_abandoned(location.sibling(source), below, num_partitions, visited)
+    for ref in sorted(refs, key=own.__contains__):
+        location.io.delete(location.path(str(ref)))
+    return cleaned
+
+
+def _read_sources(location: StoreLocation, ref: RescaleRefName) -> tuple[int, ...]:
+    path = location.path(str(ref))
+    try:
+        data, _ = location.io.read_tail(path, 1 << 20)
+        fields = json.loads(data)
+        version, sources = fields["format_version"], fields["sources"]
+    except NotFoundError:
+        return ()
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptionError(
+            "a rescale's reference file cannot be read",
+            file=path,
+            offset=0,
+            to_fix="restore the file from a copy: the same one is in the directory of every "
+            "state partition it names",
+        ) from error
+    if version > FORMAT_VERSION:
+        raise IncompatibleError(
+            "a rescale's reference file is of a newer format version",
+            kind="newer-format",
+            file=path,
+            format_version=version,
+            newest_known=FORMAT_VERSION,
+            to_fix="use the statestore release that wrote it, or a later one",
+        )
+    return tuple(sources)

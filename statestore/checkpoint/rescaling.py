@@ -1,0 +1,471 @@
+"""Rescaled versions: the first ones of another number of state partitions, made of present files.
+
+State partition q of N' is made of the chains of those partitions of N that shared key groups with
+it. Each file is named with a clip, the key groups that count: those that are q's now and were the
+chain's until now, so that what a file holds of key groups that had moved away before stays out.
+Planning is pure and reads no row; writing publishes a file without rows for each partition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from statestore.checkpoint.commit import Body, NewVersion, publish_delta
+from statestore.checkpoint.layout import (
+    HEAP_MARKER,
+    HEAP_MARKER_TEXT,
+    RescaleRefName,
+    StoreLocation,
+    parse_state_file_name,
+    placeholder_path,
+    store_of_path,
+)
+from statestore.checkpoint.lineage import taken_over
+from statestore.checkpoint.rescale_refs import release, write_refs
+from statestore.checkpoint.trailers import PublishedFile, read_trailer
+from statestore.codec.state_file import blocks_of, empty_stream, slices_of
+from statestore.codec.trailer import Block, ColumnFamily, FileRef, RowCounts, compute_lineage
+from statestore.core.errors import (
+    FencedError,
+    IncompatibleError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from statestore.core.key_groups import (
+    MAX_PARALLELISM_LIMIT,
+    KeyGroupSet,
+    join_sets,
+    rank_table,
+)
+from statestore.io.local import named_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from statestore.codec.trailer import Trailer
+    from statestore.core.clock import Clock
+
+Heads = Mapping[int, PublishedFile]
+"""The delta of one version of a store, by state partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class RescaledStore:
+    """What a store of one state partition of the new layout is made of.
+
+    Attributes:
+        partition: The state partition.
+        new: The version, without a parent; its checkpoint ID follows from what it is made of.
+        files: References to be read from the store's directory, in order.
+        sources: State partitions, of the old layout and ones before it, in whose directories the
+            files lie, and those whose state this was, ascending.
+    """
+
+    partition: int
+    new: NewVersion
+    files: tuple[FileRef, ...]
+    sources: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEstimate:
+    """What a state partition will read when it is loaded first.
+
+    Attributes:
+        num_bytes: Bytes of files, or of slices of them.
+        num_rows: Rows in the store, estimated.
+    """
+
+    num_bytes: int
+    num_rows: int
+
+
+def contributors(partition: int, num_partitions_now: int, num_partitions: int) -> tuple[int, ...]:
+    """Return the state partitions that share key groups with a partition of another layout.
+
+    Args:
+        partition: State partition of the other layout.
+        num_partitions_now: State partitions now, a divisor of the number of key groups.
+        num_partitions: State partitions of the other layout, a divisor as well.
+    """
+    wanted = KeyGroupSet(num_partitions, partition)
+    return tuple(
+        now
+        for now in range(num_partitions_now)
+        if KeyGroupSet(num_partitions_now, now) & wanted is not None
+    )
+
+
+def plan_rescale(
+    heads: Heads, num_partitions: int, *, version: int | None = None, is_whole: bool = False
+) -> dict[int, RescaledStore]:
+    """Plan the next version of a store in another number of state partitions.
+
+    Args:
+        heads: The newest version of the store in every state partition, all of one number.
+        num_partitions: State partitions of the new layout, a divisor of the number of key groups.
+        version: The rescaled version; None for the one after the heads'. A later one leaves out
+            what a batch that never ended has left behind.
+        is_whole: All state is in state partition 0 and stays there, as that of an aggregation or
+            limit without keys does; `heads` has that partition only, and so has the answer.
+
+    Returns:
+        The store of each new state partition.
+
+    Raises:
+        InvalidArgumentError: The number of key groups is not a multiple (kind not-a-divisor).
+        NotFoundError: A state partition is missing.
+        IncompatibleError: The store is not rescalable by key groups (kind not-rescalable), or its
+            state partitions differ in version, settings or IDs of column families.
+    """
+    of = _check_heads(heads, num_partitions, is_whole=is_whole)
+    number = of.version + 1 if version is None else version
+    if number <= of.version:
+        raise InvalidArgumentError(
+            "a rescaled version must follow what it is made of",
+            version=number,
+            newest_version=of.version,
+            to_fix=f"take {of.version + 1} or a later one",
+        )
+    if is_whole:
+        return {0: _rescaled(heads, (0,), of, number, num_partitions, 0, None)}
+    return {
+        partition: _rescaled(
+            heads,
+            contributors(partition, of.num_partitions, num_partitions),
+            of,
+            number,
+            num_partitions,
+            partition,
+            KeyGroupSet(num_partitions, partition),
+        )
+        for partition in range(num_partitions)
+    }
+
+
+def _check_heads(heads: Heads, num_partitions: int, *, is_whole: bool) -> Trailer:
+    """Return the first trailer, after a check that the others fit."""
+    of = heads[min(heads)].trailer
+    store = f"{of.store.operator}/*/{of.store.name}"
+    if num_partitions < 1 or (not is_whole and of.max_parallelism % num_partitions):
+        raise InvalidArgumentError(
+            "the number of key groups is not a multiple of the number of state partitions",
+            kind="not-a-divisor",
+            store=store,
+            max_parallelism=of.max_parallelism,
+            num_partitions=num_partitions,
+            to_fix=f"choose a divisor of {of.max_parallelism}, or have every row hashed anew",
+        )
+    expected = {0} if is_whole else set(range(of.num_partitions))
+    if set(heads) != expected:
+        raise NotFoundError(
+            "a state partition of the store is missing",
+            kind="version-not-found",
+            store=store,
+            version=of.version,
+            missing=", ".join(map(str, sorted(expected - set(heads)))),
+            to_fix="put the directories of all state partitions back; checkpoints are copied whole",
+        )
+    ids: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for head in heads.values():
+        trailer = head.trailer
+        if not (trailer.rescalable or is_whole):
+            raise IncompatibleError(
+                "a store is not rescalable by key groups: some rows are not where their key "
+                "groups belong",
+                kind="not-rescalable",
+                store=str(trailer.store),
+                version=trailer.version,
+                to_fix="have every row hashed anew, or start the query with a new checkpoint",
+            )
+        for name in ("version", "backend", "max_parallelism", "num_partitions"):
+            if getattr(trailer, name) != getattr(of, name):
+                raise IncompatibleError(
+                    "state partitions of a store differ",
+                    store=str(trailer.store),
+                    field=name,
+                    expected=getattr(of, name),
+                    found=getattr(trailer, name),
+                    to_fix="go back to a version that all of them have; checkpoints are copied "
+                    "whole",
+                )
+        for family in trailer.column_families:
+            known = ids.setdefault(family.name, family.id), names.setdefault(family.id, family.name)
+            if known != (family.id, family.name):
+                raise IncompatibleError(
+                    "column families have other IDs in other state partitions",
+                    kind="not-rescalable",
+                    store=str(trailer.store),
+                    column_family=family.name,
+                    to_fix="have every row hashed anew",
+                )
+    return of
+
+
+def _rescaled(
+    heads: Heads,
+    from_partitions: tuple[int, ...],
+    of: Trailer,
+    version: int,
+    num_partitions: int,
+    partition: int,
+    wanted: KeyGroupSet | None,
+) -> RescaledStore:
+    taken: list[FileRef] = []
+    families: dict[int, ColumnFamily] = {}
+    is_exact = True
+    for now in from_partitions:
+        head = heads[now]
+        trailer = head.trailer
+        owned = KeyGroupSet(of.num_partitions, now)
+        is_exact = is_exact and (wanted is None or owned & wanted == owned)
+        families |= {family.id: family for family in trailer.column_families}
+        for ref in (*trailer.files, head.ref):
+            found = taken_over(trailer.store, ref, owned, wanted)
+            if found is not None and ref.rows:
+                taken.append(found)
+    files = _joined(taken)
+    store = replace(of.store, partition=partition)
+    sources = {store_of_path(store, ref.path).partition for ref in files}
+    trailers = [heads[now].trailer for now in from_partitions]
+    new = NewVersion(
+        version=version,
+        parent=None,
+        checkpoint_id="",
+        checkpoint_format=of.checkpoint_format,
+        rows=RowCounts(),
+        num_keys=_sum([trailer.num_keys if is_exact else None for trailer in trailers]),
+        num_internal_keys=_sum(
+            [trailer.num_internal_keys if is_exact else None for trailer in trailers]
+        ),
+        max_parallelism=of.max_parallelism,
+        num_partitions=num_partitions,
+        rescalable=all(trailer.rescalable for trailer in trailers),
+        column_families=tuple(families[number] for number in sorted(families)),
+        backend=of.backend,
+    )
+    identity = f"{store} {new.version} {num_partitions} {compute_lineage(None, (), files)}"
+    digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+    new = replace(new, checkpoint_id=digest)
+    return RescaledStore(partition, new, files, tuple(sorted(sources.union(from_partitions))))
+
+
+def _joined(taken: list[FileRef]) -> tuple[FileRef, ...]:
+    """Return files in the order of their versions, those named by several chains once if possible.
+
+    Rows of one key group are in files of different versions, whoever wrote them, so this order is
+    that of every chain. A file whose clips are together one is read once; where one chain has
+    summarised it already and another has not, the clips keep apart what is to be read of it.
+    """
+    files: list[FileRef] = []
+    by_path = sorted(taken, key=lambda ref: ref.path)
+    for _, same in groupby(by_path, key=lambda ref: ref.path):
+        refs = list(same)
+        clips = [ref.clip for ref in refs if ref.clip is not None]
+        if len(clips) < 2:
+            files += refs
+        else:
+            files += [replace(refs[0], clip=clip) for clip in join_sets(clips)]
+    return tuple(sorted(files, key=lambda ref: (ref.version, ref.path)))
+
+
+def _sum(counts: list[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def read_trailers(location: StoreLocation, files: Iterable[FileRef]) -> dict[str, Trailer]:
+    """Return the trailers of files by the path of their references: a request each, for estimates.
+
+    Raises:
+        NotFoundError, CorruptionError, IncompatibleError, StorageError: As `read_trailer`.
+    """
+    paths = {ref.path for ref in files}
+    return {path: read_trailer(location, path).trailer for path in sorted(paths)}
+
+
+def estimate_reads(
+    store: RescaledStore, heads: Heads, trailers: Mapping[str, Trailer]
+) -> ReadEstimate:
+    """Estimate what a rescaled store reads and holds, from block indexes alone.
+
+    Args:
+        store: The store.
+        heads: As it was planned from.
+        trailers: Trailer of each of its files, by the path of its reference; the estimate of rows
+            is better with those of all state partitions.
+    """
+    num_bytes = sum(_estimate_file(ref, trailers[ref.path])[0] for ref in store.files)
+    if store.new.num_keys is not None:
+        return ReadEstimate(num_bytes, store.new.num_keys)
+    wanted = KeyGroupSet(store.new.num_partitions, store.partition)
+    num_rows = sum(_estimate_rows(head, wanted, trailers) for head in heads.values())
+    return ReadEstimate(num_bytes, round(num_rows))
+
+
+def _estimate_rows(
+    head: PublishedFile, wanted: KeyGroupSet, trailers: Mapping[str, Trailer]
+) -> float:
+    """Return about how many rows of a version are in some key groups.
+
+    Files count every write of a key: what share of them is wanted tells more than their number.
+    """
+    owned = head.trailer.key_groups
+    num_taken = num_written = 0.0
+    for ref in (*head.trailer.files, head.ref):
+        written = taken_over(head.trailer.store, ref, owned, owned)
+        if written is not None and written.path in trailers:
+            trailer = trailers[written.path]
+            num_written += _estimate_file(written, trailer)[1]
+            taken = taken_over(head.trailer.store, ref, owned, wanted)
+            num_taken += 0.0 if taken is None else _estimate_file(taken, trailer)[1]
+    if head.trailer.num_keys is None or not num_written:
+        return num_taken
+    return head.trailer.num_keys * num_taken / num_written
+
+
+def _estimate_file(ref: FileRef, trailer: Trailer) -> tuple[int, float]:
+    """Return the bytes to read of a file, and about how many of its rows count."""
+    written_by = trailer.key_groups
+    clip = written_by if ref.clip is None else written_by & ref.clip
+    if clip is None or trailer.blocks[0].rows or len(trailer.blocks) < 2:
+        share = 0.0 if clip is None else written_by.modulus / clip.modulus
+        return ref.size, ref.rows * share
+    if clip == written_by:
+        return ref.size, float(ref.rows)
+    ranks = rank_table(trailer.max_parallelism)
+    is_written = np.zeros(trailer.max_parallelism, bool)
+    is_wanted = is_written.copy()
+    is_written[ranks[written_by.remainder :: written_by.modulus]] = True
+    is_wanted[ranks[clip.remainder :: clip.modulus]] = True
+    rows = 0.0
+    for block in blocks_of(trailer, clip):
+        between = slice(int(ranks[block.first_key_group]), int(ranks[block.last_key_group]) + 1)
+        rows += block.rows * is_wanted[between].sum() / max(1, is_written[between].sum())
+    num_bytes = sum(length for _, length in slices_of(trailer, clip))
+    return num_bytes + ref.size - trailer.body_length, rows
+
+
+def write_rescaled_version(
+    location: StoreLocation,
+    store: RescaledStore,
+    scratch_directory: str,
+    *,
+    sync: bool,
+    clock: Clock,
+    home: StoreLocation | None = None,
+) -> PublishedFile:
+    """Publish the rescaled version of one store; its rows stay in the files it is made of.
+
+    Args:
+        location: The store of the new layout.
+        store: What it is made of, from `plan_rescale`.
+        scratch_directory: Local directory for the file while it is written.
+        sync: Whether to wait for the disk.
+        clock: For the times.
+        home: The store in the checkpoint directory, where its state is kept elsewhere.
+
+    Guarantee: on return the version is durable and no maintenance deletes a file it is made of.
+    Repeating it, also after a kill at any point, gives the same version.
+
+    Raises:
+        FencedError: The version is there and is another one (kind version-exists).
+        StorageError: The storage or the local disk failed.
+    """
+    blocks: tuple[Block, ...] = (Block(0, 0, 0, 0, -1, -1),)
+    data = b""
+    if location.body == "arrows":
+        data, blocks = empty_stream()
+    lineage = compute_lineage(None, blocks, store.files)
+    existing = _find(location, store.new, lineage)
+    write_refs(location, store.new.version, store.sources, sync=sync)
+    mark_home(location, home, store.new.backend)
+    if existing is not None:
+        return existing
+    name = f"{location.store.operator}-{location.store.partition}-{location.store.name}"
+    local_path = f"{scratch_directory}/{name}-{store.new.version}.{location.body}"
+    with named_errors("write to the scratch directory", local_path):
+        Path(local_path).write_bytes(data)
+    body = Body(local_path, blocks, store.new.rows, lineage)
+    published, _ = publish_delta(
+        location, store.new, None, store.files, body, sync=sync, clock=clock
+    )
+    return published
+
+
+def _find(location: StoreLocation, new: NewVersion, lineage: str) -> PublishedFile | None:
+    try:
+        found = read_trailer(location, new.file_name(location))
+    except NotFoundError:
+        return None
+    if found.trailer.lineage == lineage:
+        return found
+    raise FencedError(
+        "the version that a rescale would make is there already",
+        kind="version-exists",
+        file=location.path(found.ref.path),
+        version=new.version,
+        to_fix="stop the query, or undo the rescale before, and plan again",
+    )
+
+
+def mark_home(location: StoreLocation, home: StoreLocation | None, backend: str) -> None:
+    """Let Spark's state reader, and other providers, find a state partition.
+
+    Args:
+        location: The store.
+        home: The store in the checkpoint directory; None where it is not told.
+        backend: Name of the state backend.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    if home is None:
+        return
+    home.io.make_directory(home.directory)
+    if backend == "heap":
+        home.io.write(home.path(HEAP_MARKER), HEAP_MARKER_TEXT, sync=False, overwrite=True)
+    elif home.root != location.root:
+        home.io.write(placeholder_path(home.root, home.store), b"", sync=False, overwrite=True)
+
+
+def undo_rescaled_version(location: StoreLocation, version: int) -> None:
+    """Take a rescaled version of one store away, and let go of the files it was made of.
+
+    Args:
+        location: The store of the new layout.
+        version: The rescaled version.
+
+    Guarantee: on return the store is as it was before, also where the version was never complete;
+    can be repeated after a raise.
+
+    Raises:
+        IncompatibleError: A later version was committed (kind version-exists); nothing was changed.
+        StorageError: The storage failed.
+    """
+    files = location.io.list(location.directory)
+    names = [(parse_state_file_name(info.name), info.name) for info in files]
+    newest = max((name.version for name, _ in names if name is not None), default=0)
+    if newest > version:
+        raise IncompatibleError(
+            "a rescale cannot be undone: a batch has run since",
+            kind="version-exists",
+            store=str(location.store),
+            version=version,
+            newest_version=newest,
+            to_fix="rescale to the former number of state partitions instead",
+        )
+    for name, text in names:
+        if name is not None and name.version == version:
+            location.io.delete(location.path(text))
+    # The sources are the state partitions again, so the release must delete none of them.
+    ref = RescaleRefName(version, location.store.partition)
+    release(location, (ref,), MAX_PARALLELISM_LIMIT)

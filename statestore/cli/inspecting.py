@@ -1,0 +1,341 @@
+"""Commands that look into state: read, inspect, diff."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from statestore.cli.output import (
+    Command,
+    checkpoint_argument,
+    conf_option,
+    console,
+    format_bytes,
+    output_option,
+    print_json,
+    table,
+)
+from statestore.core.options import StateStoreOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from statestore.operations.inspection import StoreDescription
+
+_SPREAD_BARS = 16
+
+
+def _store_options(command: Command) -> Command:
+    """Add the options that name a column family of a store."""
+    for option in (
+        click.option("--column-family", default="default", show_default=True, metavar="NAME"),
+        click.option(
+            "--store", default="default", show_default=True, help="A join has four.", metavar="NAME"
+        ),
+        click.option("--operator", default=0, show_default=True, metavar="ID"),
+    ):
+        command = option(command)
+    return command
+
+
+_version_option = click.option(
+    "--version",
+    type=int,
+    metavar="V",
+    help="State version, batch + 1.  [default: newest committed]",
+)
+
+
+@click.command()
+@checkpoint_argument()
+@_store_options
+@_version_option
+@click.option("--partition", "partitions", type=int, multiple=True, help="Only these partitions.")
+@click.option(
+    "--to",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, writable=True),
+    help="Write all rows to a Parquet file instead.",
+)
+@click.option("--limit", default=20, show_default=True, help="Most rows to print, 0 for all.")
+@conf_option
+@output_option
+def read(
+    checkpoint: str,
+    operator: int,
+    store: str,
+    column_family: str,
+    version: int | None,
+    partitions: tuple[int, ...],
+    to: str | None,
+    limit: int,
+    options: StateStoreOptions,
+    output: str,
+) -> None:
+    """Print rows of state, or write them to a Parquet file.
+
+    \b
+    statestore read /data/checkpoint --limit 5
+    statestore read /data/checkpoint --store left-keyToNumValues --output json
+    statestore read s3://bucket/checkpoint --version 12 --to state.parquet
+    """  # noqa: D301
+    from statestore.operations.reading import read_batches
+
+    batches = read_batches(
+        checkpoint,
+        operator=operator,
+        store=store,
+        version=version,
+        column_family=column_family,
+        partitions=partitions or None,
+        options=options,
+    )
+    if to is None:
+        _print_rows(batches, limit, output)
+        return
+    num_rows = _write_parquet(batches, to)
+    if output == "json":
+        print_json({"file": to, "rows": num_rows})
+    else:
+        click.echo(f"{num_rows:,} rows in {to}, {format_bytes(Path(to).stat().st_size)}")
+
+
+@click.command()
+@checkpoint_argument()
+@_store_options
+@_version_option
+@click.option("--key", metavar="JSON", help='Rows of a key or of its first columns, as ["a", 3].')
+@click.option("--top", metavar="K", type=click.IntRange(min=1), help="The K keys of most bytes.")
+@click.option("--key-groups", is_flag=True, help="How rows and bytes spread over key groups.")
+@conf_option
+@output_option
+def inspect(
+    checkpoint: str,
+    operator: int,
+    store: str,
+    column_family: str,
+    version: int | None,
+    key: str | None,
+    top: int | None,
+    key_groups: bool,
+    options: StateStoreOptions,
+    output: str,
+) -> None:
+    """Show operators, stores, schemas and row counts; or rows by key, or what is large.
+
+    Without --key, --top and --key-groups only trailers are read, however large the state is.
+
+    \b
+    statestore inspect /data/checkpoint
+    statestore inspect /data/checkpoint --key '["user-17"]'
+    statestore inspect /data/checkpoint --operator 1 --top 10
+    statestore inspect /data/checkpoint --key-groups --output json
+    """  # noqa: D301
+    from statestore.operations import inspection
+
+    if sum([key is not None, top is not None, key_groups]) > 1:
+        raise click.UsageError("--key, --top and --key-groups exclude each other")
+    place: dict[str, Any] = {
+        "operator": operator,
+        "store": store,
+        "version": version,
+        "column_family": column_family,
+        "options": options,
+    }
+    if key is not None:
+        found = inspection.find_rows(checkpoint, _parse_key(key), **place)
+        _print_rows(iter(found.to_batches()), 0, output)
+    elif top is not None:
+        _print_rows(iter(inspection.largest_keys(checkpoint, top, **place).to_batches()), 0, output)
+    elif key_groups:
+        _print_key_groups(inspection.key_group_histogram(checkpoint, **place), output)
+    else:
+        stores = inspection.describe(checkpoint, version=version, options=options)
+        _print_stores(stores, output)
+
+
+@click.command()
+@checkpoint_argument("old")
+@click.argument("new", required=False)
+@_store_options
+@click.option("--old-version", type=int, metavar="V", help="[default: newest committed]")
+@click.option("--new-version", type=int, metavar="V", help="[default: newest committed]")
+@click.option("--counts", is_flag=True, help="Only how many rows differ.")
+@click.option("--limit", default=20, show_default=True, help="Most rows to print, 0 for all.")
+@conf_option
+@output_option
+@click.pass_context
+def diff(
+    ctx: click.Context,
+    old: str,
+    new: str | None,
+    operator: int,
+    store: str,
+    column_family: str,
+    old_version: int | None,
+    new_version: int | None,
+    counts: bool,
+    limit: int,
+    options: StateStoreOptions,
+    output: str,
+) -> None:
+    """Show rows added, removed and changed between two versions, or two checkpoints.
+
+    NEW is OLD where it is left out. Exit status 0 whether they differ or not.
+
+    \b
+    statestore diff /data/checkpoint --old-version 11 --new-version 12
+    statestore diff /data/checkpoint /data/savepoint --counts
+    """  # noqa: D301
+    from statestore.operations.diff import count_differences, diff_batches
+
+    if new is None and old_version == new_version:
+        raise click.UsageError("a version is not compared with itself: give --old-version", ctx)
+    place: dict[str, Any] = {
+        "operator": operator,
+        "store": store,
+        "column_family": column_family,
+        "old_version": old_version,
+        "new_version": new_version,
+        "options": options,
+    }
+    if not counts:
+        _print_rows(diff_batches(old, new or old, **place), limit, output)
+        return
+    found = count_differences(old, new or old, **place)
+    numbers = {"added": found.added, "removed": found.removed, "changed": found.changed}
+    if output == "json":
+        print_json(numbers)
+    else:
+        console().print(table(list(numbers), [list(numbers.values())]))
+
+
+def _parse_key(text: str) -> list[Any]:
+    try:
+        key = json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(f"--key takes a JSON list, not {text!r}") from error
+    return key if isinstance(key, list) else [key]
+
+
+def _print_rows(batches: Iterator[pa.RecordBatch], limit: int, output: str) -> None:
+    """Print rows, nested values as JSON; as one JSON object with --output json."""
+    columns: list[str] = []
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for batch in batches:
+            columns[:] = batch.schema.names
+            yield from batch.to_pylist()
+
+    found = rows()
+    shown = list(islice(found, limit)) if limit else list(found)
+    more = next(found, None) is not None
+    if output == "json":
+        print_json({"rows": [_plain(row) for row in shown], "more": more})
+        return
+    cells = [[_cell(row[column]) for column in columns] for row in shown]
+    console().print(table(columns, cells))
+    if more:
+        click.echo(f"The first {limit:,} rows. Use --limit to see more.")
+
+
+def _cell(value: Any) -> object:
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(_plain(value), default=str, ensure_ascii=False)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: bytes as hex, the pairs of a map as pairs."""
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _write_parquet(batches: Iterator[pa.RecordBatch], path: str) -> int:
+    from pyarrow import parquet
+
+    num_rows = 0
+    first = next(batches)
+    with parquet.ParquetWriter(path, first.schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            num_rows += batch.num_rows
+    return num_rows
+
+
+def _print_key_groups(found: pa.Table, output: str) -> None:
+    rows = found.to_pylist()
+    if output == "json":
+        print_json({"key_groups": rows})
+        return
+    width = -(-(max((row["key_group"] for row in rows), default=0) + 1) // _SPREAD_BARS)
+    cells: list[list[object]] = []
+    for start in range(0, width * _SPREAD_BARS, width):
+        inside = [row for row in rows if start <= row["key_group"] < start + width]
+        num_bytes = sum(row["key_bytes"] + row["value_bytes"] for row in inside)
+        num_rows = [row["num_rows"] for row in inside]
+        label = f"{start}-{start + width - 1}" if width > 1 else str(start)
+        largest = max(num_rows, default=0)
+        cells.append([label, len(inside), sum(num_rows), largest, format_bytes(num_bytes)])
+    console().print(table(["key groups", "with rows", "rows", "most in one", "bytes"], cells))
+
+
+def _print_stores(stores: tuple[StoreDescription, ...], output: str) -> None:
+    if output == "json":
+        print_json({"stores": [_store_fields(store) for store in stores]})
+        return
+    out = console()
+    for store in stores:
+        rows = _total(store)
+        out.print(
+            f"[bold]operator {store.operator} {store.operator_name}, store {store.name}[/bold]: "
+            f"{'rows not counted yet' if rows is None else f'{rows:,} rows'} in "
+            f"{len(store.num_keys)} of {store.num_partitions} state partitions, "
+            f"{store.max_parallelism:,} key groups"
+            + ("" if store.rescalable else ", not rescalable by key groups")
+        )
+        for family in store.column_families:
+            kind = f"{family.encoder} keys" + (", multi-value" if family.multi_values else "")
+            out.print(f"  column family {family.name}: {kind}", markup=False)
+            out.print(f"    key    {family.key}", markup=False)
+            out.print(f"    value  {family.value}", markup=False)
+
+
+def _total(store: StoreDescription) -> int | None:
+    counts = [count for count in store.num_keys.values() if count is not None]
+    return sum(counts) if len(counts) == len(store.num_keys) else None
+
+
+def _store_fields(store: StoreDescription) -> dict[str, Any]:
+    return {
+        "operator": store.operator,
+        "operator_name": store.operator_name,
+        "store": store.name,
+        "num_partitions": store.num_partitions,
+        "max_parallelism": store.max_parallelism,
+        "rescalable": store.rescalable,
+        "num_keys": _total(store),
+        "num_keys_by_partition": store.num_keys,
+        "column_families": [
+            {
+                "name": family.name,
+                "key": str(family.key),
+                "value": str(family.value),
+                "encoder": family.encoder,
+                "multi_values": family.multi_values,
+                "internal": family.internal,
+            }
+            for family in store.column_families
+        ],
+    }
+
+
+__all__ = ["diff", "inspect", "read"]

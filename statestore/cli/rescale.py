@@ -1,0 +1,164 @@
+"""`statestore rescale`: change the number of state partitions of a query that is stopped."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from statestore.cli.output import (
+    NOTHING_CHANGED,
+    checkpoint_argument,
+    conf_option,
+    console,
+    format_bytes,
+    output_option,
+    print_json,
+    progress,
+    table,
+    yes_option,
+)
+
+if TYPE_CHECKING:
+    from statestore.core.options import StateStoreOptions
+    from statestore.operations.rescale_plan import RescalePlan, StoreRescale, UndoPlan
+
+_WAYS = {
+    "key-groups": "state files stay as they are, each state partition reads its key groups of them",
+    "whole": "stays whole in state partition 0",
+    "rehash": "every row is read, hashed anew and written",
+}
+
+
+@click.command()
+@checkpoint_argument()
+@click.option("--partitions", type=int, metavar="N", help="State partitions to have, 1 to 32768.")
+@click.option("--undo", is_flag=True, help="Go back, as long as no batch has run since.")
+@yes_option
+@conf_option
+@output_option
+def rescale(
+    checkpoint: str,
+    partitions: int | None,
+    undo: bool,
+    yes: bool,
+    options: StateStoreOptions,
+    output: str,
+) -> None:
+    """Change the number of state partitions of a query that is stopped.
+
+    Without --yes the plan is shown: which state partitions the new ones take their rows of, the
+    bytes each will read when the query starts, and the skew, rows of the largest new state
+    partition by those of the mean. Where N divides the number of key groups no state file is read
+    or written; for any other N every row is hashed anew.
+
+    The query then restarts as it was; spark.sql.shuffle.partitions comes from its checkpoint.
+    --undo goes back. A rescale that was killed, and what Spark's own repartition leaves behind when
+    it refuses the provider, is finished by the same N and taken away by --undo. State of the heap
+    backend is rescaled from its driver's Python program: statestore.rescale.
+
+    \b
+    Examples:
+      statestore rescale /data/checkpoint --partitions 8
+      statestore rescale /data/checkpoint --partitions 8 --yes
+      statestore rescale s3://bucket/checkpoint --undo --yes
+    """  # noqa: D301 (click reads the backspace)
+    if undo == (partitions is not None):
+        raise click.UsageError("either --partitions N or --undo")
+    if partitions is None:
+        _undo(checkpoint, options, yes=yes, output=output)
+    else:
+        _rescale(checkpoint, partitions, options, yes=yes, output=output)
+
+
+def _rescale(
+    uri: str, partitions: int, options: StateStoreOptions, *, yes: bool, output: str
+) -> None:
+    # Imported late like every command's library: it needs pyarrow, which takes long.
+    from statestore.operations.rescale import plan_rescale, rescale
+
+    if yes:
+        with progress("rescaling stores", output=output) as report:
+            plan = rescale(uri, partitions, options=options, report=report)
+    else:
+        plan = plan_rescale(uri, partitions, options=options)
+    if output == "json":
+        stores = [
+            asdict(store) | {"num_moves": store.num_moves, "skew": store.skew}
+            for store in plan.stores
+        ]
+        print_json({"done": yes or plan.is_done, **asdict(plan), "stores": stores})
+        return
+    if plan.is_done:
+        click.echo(f"The checkpoint has {plan.num_partitions} state partitions already.")
+    elif yes:
+        click.echo(
+            f"Rescaled from {plan.num_partitions_before} to {plan.num_partitions} state partitions "
+            f"as batch {plan.batch}. Start the query as it was; --undo goes back until then."
+        )
+    else:
+        _print_plan(plan)
+        click.echo(NOTHING_CHANGED)
+
+
+def _print_plan(plan: RescalePlan) -> None:
+    click.echo(
+        f"From {plan.num_partitions_before} to {plan.num_partitions} state partitions as batch "
+        f"{plan.batch}, {plan.backend} backend."
+    )
+    if plan.is_begun:
+        click.echo("It was begun before, by a rescale or by Spark's own repartition: to finish it.")
+    for store in plan.stores:
+        click.echo("")
+        click.echo(
+            f"Operator {store.operator} ({store.operator_name}), store {store.name}: "
+            f"{_WAYS[store.way]}."
+        )
+        click.echo(f"{_summary(store)}.")
+        rows: list[list[object]] = [
+            [
+                part.partition,
+                ", ".join(map(str, part.sources)),
+                None if part.num_bytes is None else format_bytes(part.num_bytes),
+                part.num_rows,
+            ]
+            for part in store.partitions
+        ]
+        console().print(table(["partition", "takes rows of", "reads", "rows, about"], rows))
+    click.echo("")
+
+
+def _summary(store: StoreRescale) -> str:
+    skew = "unknown" if store.skew is None else f"{store.skew:.2f}"
+    parts = [f"{store.num_moves} moves", f"skew {skew}"]
+    if store.way == "rehash":
+        parts.append(f"{store.max_parallelism} key groups afterwards")
+    return ", ".join(parts)
+
+
+def _undo(uri: str, options: StateStoreOptions, *, yes: bool, output: str) -> None:
+    from statestore.operations.rescale import plan_undo, undo_rescale
+
+    plan = (undo_rescale if yes else plan_undo)(uri, options=options)
+    if output == "json":
+        print_json({"done": yes, **asdict(plan)})
+        return
+    _print_undo(plan, yes=yes)
+    if not yes:
+        click.echo(NOTHING_CHANGED)
+
+
+def _print_undo(plan: UndoPlan, *, yes: bool) -> None:
+    verb = "Took" if yes else "To take"
+    if plan.batch is None:
+        click.echo(
+            f"{verb} away the state files of a rescale that was killed before it planned its "
+            f"batch; the checkpoint has {plan.num_partitions} state partitions."
+        )
+        return
+    kind = "finished" if plan.was_committed else "unfinished"
+    click.echo(
+        f"{verb} back the {kind} rescale of batch {plan.batch}: from {plan.num_partitions_before} "
+        f"to {plan.num_partitions} state partitions."
+    )

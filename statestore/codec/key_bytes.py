@@ -1,0 +1,194 @@
+"""Key bytes of a column family, as its key encoder made them, decoded into columns.
+
+    no-prefix          UnsafeRow
+    prefix             length, u32 | 0, UnsafeRow of the first columns | 0, UnsafeRow of the others
+    range              length, u32 | 0, UnsafeRow of the ordering columns, each as binary: a marker
+                       (0 negative, 1 not, 2 null) and the value, big-endian | 0, UnsafeRow of the
+                       others, unless there are none
+    timestamp-prefix   timestamp | 0, UnsafeRow of all but the last column
+    timestamp-postfix  0, UnsafeRow of all but the last column | timestamp
+
+The 0 is the version of Spark's encoding, the length counts it in; a timestamp is 8 bytes big-endian
+with its sign flipped. Also here: the values of a multi-value family, told apart.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from statestore.codec.byte_ranges import ByteRanges, child, unreadable
+from statestore.codec.spark_types import SparkType, parse_schema
+from statestore.codec.unsafe_row import decode_rows, numbers
+from statestore.core.errors import IncompatibleError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from statestore.codec.byte_ranges import Int64s
+    from statestore.codec.trailer import ColumnFamily
+
+_NULL_MARKER = 2
+_BIG_ENDIAN = {
+    "byte": "i1",
+    "short": ">i2",
+    "integer": ">i4",
+    "long": ">i8",
+    "float": ">i4",
+    "double": ">i8",
+}
+"""Floating-point numbers as their bits, which are all flipped where negative."""
+
+
+def key_type(family: ColumnFamily) -> SparkType:
+    """Return the struct of a column family's keys.
+
+    Raises:
+        IncompatibleError: The trailer has no schema, or a type cannot be read.
+    """
+    return _schema(family, family.key_schema)
+
+
+def value_type(family: ColumnFamily) -> SparkType:
+    """Return the struct of a column family's values; errors as `key_type`."""
+    return _schema(family, family.value_schema)
+
+
+def _schema(family: ColumnFamily, text: str | None) -> SparkType:
+    if text is None:
+        raise IncompatibleError(
+            "a column family has no schema",
+            column_family=family.name,
+            to_fix="read it as bytes: statestore.open_store(...).scan(column_family=...)",
+        )
+    return parse_schema(text)
+
+
+def decode_keys(keys: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
+    """Decode the keys of a column family.
+
+    Args:
+        keys: Binary, length n, no nulls.
+        family: Whose encoder made them.
+
+    Returns:
+        Struct of `key_type`, length n.
+
+    Raises:
+        CorruptionError: The bytes are not keys of the family.
+        IncompatibleError: As `key_type`, or an encoder that is not known.
+    """
+    schema = key_type(family)
+    ranges = ByteRanges.of_column(keys)
+    num_columns = len(schema.fields)
+    if family.encoder == "no-prefix":
+        return decode_rows(ranges, schema)
+    if family.encoder == "prefix":
+        firsts = tuple(range(family.num_prefix_columns or 0))
+        first, others = _split(ranges)
+        found = _fields(decode_rows(first.skip(1), schema.select(firsts)), firsts)
+    elif family.encoder == "range":
+        firsts = tuple(family.ordering_ordinals or ())
+        first, others = _split(ranges)
+        found = _ordered(first.skip(1), schema, firsts)
+    elif family.encoder in ("timestamp-prefix", "timestamp-postfix"):
+        firsts = (num_columns - 1,)
+        times, others = _timestamps(ranges, is_prefix=family.encoder == "timestamp-prefix")
+        found = {num_columns - 1: numbers(times, schema.types[-1], None)}
+    else:
+        raise IncompatibleError(
+            "a column family has a key encoder that is not known",
+            column_family=family.name,
+            encoder=family.encoder,
+            to_fix="use the statestore release that wrote it, or a later one",
+        )
+    rest = tuple(ordinal for ordinal in range(num_columns) if ordinal not in firsts)
+    if rest:
+        found |= _fields(decode_rows(others.skip(1), schema.select(rest)), rest)
+    columns = [found[ordinal] for ordinal in range(num_columns)]
+    return pa.Array.from_buffers(schema.arrow, len(keys), [None], children=columns)
+
+
+def _fields(struct: pa.Array[Any], ordinals: tuple[int, ...]) -> dict[int, pa.Array[Any]]:
+    return {ordinal: child(struct, place) for place, ordinal in enumerate(ordinals)}
+
+
+def _split(keys: ByteRanges) -> tuple[ByteRanges, ByteRanges]:
+    """Split keys that begin with the length of their first half."""
+    halves = keys.skip(4)
+    lengths: Int64s = keys.read("<i4", keys.starts).astype(np.int64)
+    return (
+        halves.at(halves.starts, lengths),
+        halves.at(halves.starts + lengths, halves.sizes - lengths),
+    )
+
+
+def _ordered(
+    rows: ByteRanges, schema: SparkType, ordinals: tuple[int, ...]
+) -> dict[int, pa.Array[Any]]:
+    """Decode ordering columns from a row of binary columns."""
+    binary = SparkType("struct", tuple(("", SparkType("binary")) for _ in ordinals))
+    encoded = decode_rows(rows, binary)
+    columns = {}
+    for place, ordinal in enumerate(ordinals):
+        kind = schema.types[ordinal]
+        parts = ByteRanges.of_column(child(encoded, place))
+        dtype = _BIG_ENDIAN.get(kind.kind)
+        if dtype is None:
+            raise unreadable(f"an ordering column of type {kind.kind}")
+        parts.require(1 + np.dtype(dtype).itemsize)
+        is_null = parts.read("u1", parts.starts) == _NULL_MARKER
+        values = parts.read(dtype, parts.starts + 1)
+        values = values.astype(values.dtype.newbyteorder("="))
+        if kind.kind in ("float", "double"):
+            is_negative = parts.read("u1", parts.starts) == 0
+            values = np.where(is_negative, ~values, values)
+        columns[ordinal] = numbers(values, kind, is_null if is_null.any() else None)
+    return columns
+
+
+def _timestamps(keys: ByteRanges, *, is_prefix: bool) -> tuple[npt.NDArray[Any], ByteRanges]:
+    if is_prefix:
+        others = keys.skip(8)
+        at = keys.starts
+    else:
+        keys.require(8)
+        others = keys.at(keys.starts, keys.sizes - 8)
+        at = others.starts + others.sizes
+    flipped = keys.read(">u8", at).astype(np.uint64)
+    return (flipped ^ np.uint64(1 << 63)).view(np.int64), others
+
+
+def split_values(values: pa.Array[Any]) -> tuple[ByteRanges, npt.NDArray[np.int64]]:
+    """Tell the values of a multi-value family apart.
+
+    Args:
+        values: Binary, length n, no nulls; each one or more of (u32 big-endian length, row).
+
+    Returns:
+        Ranges of all rows in order, and for each the index of the value it is from.
+
+    Raises:
+        CorruptionError: The lengths do not fit.
+    """
+    rows = ByteRanges.of_column(values)
+    ends = rows.starts + rows.sizes
+    active = np.flatnonzero(rows.sizes > 0)
+    position = rows.starts[active]
+    found: list[tuple[Int64s, Int64s, Int64s]] = []
+    # The first row of every value, then the second of those that have one, and so on.
+    while len(active):
+        sizes: Int64s = rows.read(">i4", position).astype(np.int64)
+        found.append((active, position + 4, sizes))
+        position = position + 4 + sizes
+        if (sizes < 0).any() or (position > ends[active]).any():
+            raise unreadable("a value of several rows with a wrong length")
+        more = position < ends[active]
+        active, position = active[more], position[more]
+    if not found:
+        return rows.pick(np.zeros(len(rows), bool)), np.empty(0, np.int64)
+    owners, starts, row_sizes = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.argsort(starts, kind="stable")
+    return rows.at(starts[order], row_sizes[order]), owners[order]

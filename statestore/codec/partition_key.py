@@ -1,0 +1,114 @@
+"""Which columns of a state key Spark partitioned the input by, and the key group they make.
+
+The same decision as the shim's PartitionKey.scala takes when it writes; every operator's layout is
+a case of `partition_key_columns`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from statestore.codec.byte_ranges import child
+from statestore.codec.key_bytes import decode_keys, key_type
+from statestore.codec.murmur3 import hash_columns, key_groups
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from statestore.codec.spark_types import SparkType
+    from statestore.codec.trailer import ColumnFamily
+
+_JOIN_INDEXED = "-keyWithIndexToValue"
+_EVENT_TIME = "__event_time"
+_TTL_PREFIX = "$ttl_"
+_DEFAULT = "default"
+
+
+def partition_key_columns(store: str, family: ColumnFamily) -> tuple[tuple[int, ...], ...]:
+    """Return the partition-key columns of a column family's keys.
+
+    Args:
+        store: Name of the state store.
+        family: The column family; any other than `default` is of a store that has several.
+
+    Returns:
+        Each column as ordinals from the key down to a field, (1, 0) the first field of the second
+        column. Empty where all state is in state partition 0: no key columns, or none that holds
+        anything.
+
+    Raises:
+        IncompatibleError: As `key_type`.
+    """
+    schema = key_type(family)
+    has_families = family.name != _DEFAULT
+    join_store = family.name if has_families else store
+    found: tuple[tuple[int, ...], ...] = tuple((ordinal,) for ordinal in range(len(schema.fields)))
+    if family.encoder.startswith("timestamp-"):
+        if schema.names[-1:] == (_EVENT_TIME,):
+            found = found[:-1]
+    elif family.encoder == "no-prefix":
+        if join_store.endswith(_JOIN_INDEXED):
+            found = found[:-1]
+    elif family.encoder == "prefix":
+        # Map state and the timers of a key: the first column is the grouping key. Session windows:
+        # the last column is the start of the session.
+        found = found[: 1 if has_families else family.num_prefix_columns]
+    elif family.encoder == "range" and has_families and len(found) == 2:
+        # Timers by time and expiry indexes: the second column holds the grouping key.
+        found = (_expiring_key(family, schema),)
+    return () if all(_holds_nothing(field_type(schema, path)) for path in found) else found
+
+
+def field_type(schema: SparkType, path: tuple[int, ...]) -> SparkType:
+    """Return the type of a column named by ordinals."""
+    for ordinal in path:
+        schema = schema.types[ordinal]
+    return schema
+
+
+def compute_key_groups(
+    keys: pa.Array[Any], store: str, family: ColumnFamily, max_parallelism: int
+) -> npt.NDArray[np.uint16]:
+    """Compute the key group of keys, as the shim does when it writes them.
+
+    Args:
+        keys: Binary key bytes of one column family, length n, no nulls.
+        store: Name of the state store.
+        family: The column family.
+        max_parallelism: Number of key groups.
+
+    Raises:
+        CorruptionError, IncompatibleError: As `decode_keys` and `hash_columns`.
+    """
+    paths = partition_key_columns(store, family)
+    if not paths:
+        return np.zeros(len(keys), np.uint16)
+    schema = key_type(family)
+    decoded = decode_keys(keys, family)
+    columns = [(_field(decoded, path), field_type(schema, path)) for path in paths]
+    return key_groups(hash_columns(columns, len(keys)), max_parallelism)
+
+
+def _field(struct: pa.Array[Any], path: tuple[int, ...]) -> pa.Array[Any]:
+    for ordinal in path:
+        struct = child(struct, ordinal)
+    return struct
+
+
+def _expiring_key(family: ColumnFamily, schema: SparkType) -> tuple[int, ...]:
+    """The expiry index of a map state holds (grouping key, user key) where others hold the key."""
+    element = schema.types[1]
+    is_map = (
+        family.name.startswith(_TTL_PREFIX)
+        and element.kind == "struct"
+        and element.names == ("key", "userKey")
+        and all(kind.kind == "struct" for kind in element.types)
+    )
+    return (1, 0) if is_map else (1,)
+
+
+def _holds_nothing(kind: SparkType) -> bool:
+    return kind.kind == "void" or (kind.kind == "struct" and not kind.fields)

@@ -1,0 +1,96 @@
+"""Sorting of rows that may be more than fit memory: pieces are sorted into runs on the local disk.
+
+`merge_runs` makes the sorted whole of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
+from statestore.codec.rows import SCHEMA, from_numpy, sort_group, split_for_blocks
+from statestore.codec.sealed_file import map_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+RUN_BYTES = 64 * 1024 * 1024
+"""Rows sorted in memory at a time."""
+
+
+class LocalRun:
+    """A sorted run mapped from the local disk; deleting the file meanwhile is harmless.
+
+    Args:
+        path: An Arrow IPC file of rows in file order.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._reader = ipc.open_file(pa.BufferReader(map_file(path)))
+        self.num_batches = self._reader.num_record_batches
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """Return one record batch."""
+        return self._reader.get_batch(index)
+
+
+def sort_into_runs(
+    batches: Iterable[pa.RecordBatch], max_parallelism: int, directory: str
+) -> list[LocalRun]:
+    """Write rows as runs in file order, with no more than about RUN_BYTES of them in memory.
+
+    Args:
+        batches: Record batches of SCHEMA, in any order.
+        max_parallelism: Number of key groups.
+        directory: Local directory for the runs, empty; may be deleted when they are read.
+
+    Raises:
+        OSError: The local disk failed.
+    """
+    runs: list[LocalRun] = []
+    for piece in gather(batches):
+        path = f"{directory}/{len(runs)}.arrow"
+        groups = from_numpy(sort_group(piece, max_parallelism), pa.uint32())
+        with ipc.new_file(path, SCHEMA) as file:
+            for block in split_for_blocks(_sort(piece, groups)):
+                file.write_batch(block)
+        runs.append(LocalRun(path))
+    return runs
+
+
+def gather(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield rows as record batches of about RUN_BYTES each."""
+    waiting: list[pa.RecordBatch] = []
+    num_bytes = 0
+    for batch in batches:
+        waiting.append(batch)
+        num_bytes += int(batch.nbytes)
+        if num_bytes >= RUN_BYTES:
+            yield join_batches(waiting)
+            waiting, num_bytes = [], 0
+    if waiting:
+        yield join_batches(waiting)
+
+
+def join_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return record batches of one schema as one."""
+    joined = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined[0] if joined else batches[0]
+
+
+def sort_by_key(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows in order of column family and key."""
+    return _sort(rows, rows.column(1))
+
+
+def _sort(rows: pa.RecordBatch, groups: pa.Array[Any]) -> pa.RecordBatch:
+    # Imported here because an engine that only loads and commits never needs it.
+    import pyarrow.compute as pc
+
+    order = pc.sort_indices(
+        pa.table([groups, rows.column(3)], names=["group", "key"]),
+        sort_keys=[("group", "ascending"), ("key", "ascending")],
+    )
+    return rows.take(order)

@@ -1,0 +1,170 @@
+"""Spark's data types: read from the JSON of a schema, and what they are in Arrow.
+
+| Spark | Arrow |
+|---|---|
+| boolean, byte, short, integer, long, float, double, string, binary, date | of the same name |
+| decimal(p,s) | decimal128(p, s) |
+| timestamp, timestamp_ntz, time(p) | timestamp(us, UTC), timestamp(us), time64(ns) |
+| interval, interval year to month | month_day_nano_interval |
+| interval day to second | duration(us) |
+| variant | struct<value: binary, metadata: binary> |
+| void | null |
+| struct, array, map, udt | struct, list, map, its sqlType |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from statestore.core.errors import IncompatibleError
+
+_ARROW: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "time": pa.time64("ns"),
+    "interval": pa.month_day_nano_interval(),
+    "year-month interval": pa.month_day_nano_interval(),
+    "day-time interval": pa.duration("us"),
+    "variant": pa.struct([pa.field("value", pa.binary()), pa.field("metadata", pa.binary())]),
+    "void": pa.null(),
+}
+_YEAR_MONTH = re.compile(r"interval (year|month)( to month)?")
+_DAY_TIME = re.compile(r"interval (day|hour|minute|second)( to (hour|minute|second))?")
+_CHARACTERS = re.compile(r"string( collate \w+)?|(var)?char\(\d+\)")
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
+_TIME = re.compile(r"time(\(\d\))?")
+# Names of older releases, and of DDL.
+_SYNONYMS = {"null": "void", "int": "integer", "bigint": "long", "tinyint": "byte"}
+
+
+@dataclass(frozen=True)
+class SparkType:
+    """A data type.
+
+    Attributes:
+        kind: A key of the Arrow table above, or decimal, struct, array, map.
+        fields: Name and type of each field of a struct; one nameless element of an array; key and
+            value of a map.
+        precision, scale: Of a decimal.
+    """
+
+    kind: str
+    fields: tuple[tuple[str, SparkType], ...] = ()
+    precision: int = 0
+    scale: int = 0
+
+    @cached_property
+    def arrow(self) -> pa.DataType:
+        """The type of a column of it in Arrow; every field may be null.
+
+        Fields of a struct that have the name of an earlier one, which Spark allows and two sums in
+        one aggregation lead to, get a number: `sum`, `sum_2`.
+        """
+        if self.kind == "struct":
+            names = _distinct(self.names)
+            return pa.struct(
+                [pa.field(name, kind.arrow) for name, kind in zip(names, self.types, strict=True)]
+            )
+        if self.kind == "array":
+            return pa.list_(self.types[0].arrow)
+        if self.kind == "map":
+            return pa.map_(self.types[0].arrow, self.types[1].arrow)
+        if self.kind == "decimal":
+            return pa.decimal128(self.precision, self.scale)
+        return _ARROW[self.kind]
+
+    @property
+    def types(self) -> tuple[SparkType, ...]:
+        """Types of the fields."""
+        return tuple(field for _, field in self.fields)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the fields."""
+        return tuple(name for name, _ in self.fields)
+
+    def select(self, ordinals: tuple[int, ...]) -> SparkType:
+        """Return the struct of some of this struct's fields."""
+        return SparkType("struct", tuple(self.fields[ordinal] for ordinal in ordinals))
+
+
+def _distinct(names: tuple[str, ...]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        number, made = 1, name
+        while made in found or (number > 1 and made in names):
+            number += 1
+            made = f"{name}_{number}"
+        found.append(made)
+    return found
+
+
+@lru_cache(maxsize=256)
+def parse_schema(text: str) -> SparkType:
+    """Read a schema as Spark prints it: `StructType.json`.
+
+    Args:
+        text: JSON of a column family's key or value schema, as a trailer holds it.
+
+    Raises:
+        IncompatibleError: A type is not one this package can read.
+    """
+    return _parse(json.loads(text))
+
+
+def _parse(described: Any) -> SparkType:
+    if isinstance(described, str):
+        return _parse_name(described)
+    kind = described["type"]
+    if kind == "struct":
+        fields = [(field["name"], _parse(field["type"])) for field in described["fields"]]
+        return SparkType("struct", tuple(fields))
+    if kind == "array":
+        return SparkType("array", (("element", _parse(described["elementType"])),))
+    if kind == "map":
+        pair = (("key", _parse(described["keyType"])), ("value", _parse(described["valueType"])))
+        return SparkType("map", pair)
+    if kind == "udt":
+        return _parse(described["sqlType"])
+    raise _unknown(str(kind))
+
+
+def _parse_name(name: str) -> SparkType:
+    name = _SYNONYMS.get(name, name)
+    if name in _ARROW:
+        return SparkType(name)
+    if match := _DECIMAL.fullmatch(name):
+        return SparkType("decimal", (), int(match[1]), int(match[2]))
+    for pattern, kind in (
+        (_CHARACTERS, "string"),
+        (_TIME, "time"),
+        (_YEAR_MONTH, "year-month interval"),
+        (_DAY_TIME, "day-time interval"),
+    ):
+        if pattern.fullmatch(name):
+            return SparkType(kind)
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> IncompatibleError:
+    return IncompatibleError(
+        "a column is of a data type that cannot be read",
+        type=name,
+        to_fix="read the state with Spark's state reader, or a later release of statestore",
+    )

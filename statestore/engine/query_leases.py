@@ -1,0 +1,143 @@
+"""The leases of the query runs that this engine's JVM has stores of."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import parse_lease_name
+from statestore.checkpoint.lease import INTERVALS, FoundLease, Holder, Lease
+from statestore.core.errors import InUseError, ProtocolError, StateStoreError
+from statestore.core.process import find_process
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from statestore.core.clock import Clock
+    from statestore.engine.requests import Request
+    from statestore.engine.storages import Storages
+    from statestore.io.file_io import FileInfo
+
+logger = logging.getLogger(__name__)
+
+_DROP_TIMEOUT_S = 1.5  # less than the shim waits for an engine that it asked to end
+
+
+class QueryLeases:
+    """Takes, renews and drops leases when the shim says so. Thread-safe.
+
+    Args:
+        storages: Where the checkpoints are.
+        clock: Source of time.
+    """
+
+    def __init__(self, storages: Storages, clock: Clock) -> None:
+        self._storages = storages
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held: dict[str, Lease] = {}
+
+    def serve(self, request: Request) -> None:
+        """Answer a call `lease`; see docs/protocol.md.
+
+        Raises:
+            InUseError: An operation is changing the checkpoint (kind checkpoint-under-operation);
+                the lease was dropped.
+            CorruptionError, StorageError: A lease cannot be read; the storage failed.
+        """
+        lease_id = request.get("id", str)
+        match request.get("action", str):
+            case "take":
+                self._take(self._lease(request, lease_id))
+            case "renew":
+                self._lease(request, lease_id).renew()
+            case "drop":
+                lease = self._lease(request, lease_id)
+                with self._lock:
+                    self._held.pop(lease_id, None)
+                lease.drop()
+            case action:
+                raise ProtocolError(
+                    "the engine does not know what to do with a lease",
+                    action=action,
+                    to_fix="use the shim and the package of one version",
+                )
+
+    def drop_all(self) -> None:
+        """Drop all leases, as far as that takes little time: nobody can write any more.
+
+        Never raises; what is left expires.
+        """
+        dropping = threading.Thread(target=self._drop_all, name="drop-leases", daemon=True)
+        dropping.start()
+        dropping.join(_DROP_TIMEOUT_S)
+
+    def _drop_all(self) -> None:
+        with self._lock:
+            leases = list(self._held.values())
+            self._held.clear()
+        for lease in leases:
+            try:
+                lease.drop()
+            except StateStoreError as error:
+                logger.warning("a lease is left to expire: error=%s", error)
+
+    def _lease(self, request: Request, lease_id: str) -> Lease:
+        """Return a lease, whichever engine took it."""
+        with self._lock:
+            known = self._held.get(lease_id)
+        if known is not None:
+            return known
+        io, root = self._storages.open_checkpoint(request)
+        holder = Holder(
+            find_process(request.get("pid", int)),
+            application=request.get("application", str),
+            executor=request.get("executor", str),
+            run=request.run(),
+        )
+        interval_ms = request.options().lease_interval_ms
+        made = Lease(io, root, lease_id, holder, interval_ms, self._clock)
+        with self._lock:
+            return self._held.setdefault(lease_id, made)
+
+    def _take(self, lease: Lease) -> None:
+        files = lease.take()
+        now_ms = files[lease.name].modified_ms if lease.name in files else self._clock.now_ms()
+        try:
+            self._require_no_operation(lease, files, now_ms)
+        except InUseError:
+            lease.drop()
+            with self._lock:
+                self._held = {name: held for name, held in self._held.items() if held is not lease}
+            raise
+        lease.leases.forget_old(files, now_ms)
+
+    def _require_no_operation(
+        self, lease: Lease, files: Mapping[str, FileInfo], now_ms: int
+    ) -> None:
+        for name, info in files.items():
+            if parse_lease_name(name) != "operation":
+                continue
+            found = lease.leases.read(name)
+            if found is None:
+                raise _under_operation(lease, None, 0.0)
+            age_ms = now_ms - info.modified_ms
+            is_gone = found.holder.process.state() == "gone"
+            if not is_gone and not found.has_expired(age_ms):
+                raise _under_operation(lease, found, age_ms)
+
+
+def _under_operation(lease: Lease, found: FoundLease | None, age_ms: float) -> InUseError:
+    # Also where it ended this very moment: the query was planned before.
+    holder = {} if found is None else found.holder.describe()
+    wait_s = 0 if found is None else INTERVALS * found.interval_ms // 1000
+    return InUseError(
+        "an operation is changing the checkpoint",
+        kind="checkpoint-under-operation",
+        **holder,
+        renewed_ms_ago=int(age_ms),
+        lease=lease.leases.directory if found is None else found.path,
+        to_fix="start the query again when the operation has ended; one that died counts as "
+        f"ended {wait_s} s after its last renewal",
+    )

@@ -1,0 +1,292 @@
+"""A committed version of a query: everything that a restart from it needs, as files.
+
+metadata                       the query's ID; made anew, not copied
+offsets/<b>, commits/<b>       of the version's batch, the one before, and a batch under way
+sources/…, and any other directory beside these
+state/<operator>/_metadata, state/<operator>/0/…/_metadata      Spark's: operators, schemas
+state/<operator>/<partition>/…  state files: the version's delta and what it names
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import parse_state_file_name
+from statestore.checkpoint.query_log import (
+    NUM_PARTITIONS_KEY,
+    CommitEntry,
+    OffsetsEntry,
+    write_text,
+)
+from statestore.codec.sealed_file import SealedFile
+from statestore.core.errors import NotFoundError
+from statestore.io.local import named_errors
+from statestore.operations.new_directory import METADATA_NAME, read_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.trailer import StoreName
+    from statestore.io.file_io import FileIO
+    from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.new_directory import NewDirectory
+
+Report = Callable[[int, int], None]
+"""Called with what is done and the total, in bytes."""
+
+
+def no_report(_done: int, _total: int) -> None:
+    """Report nothing."""
+
+
+MAX_COPIES_AT_ONCE = 8
+_LOGS = ("offsets", "commits")
+_REFERENCE = re.compile(r"[0-9]+\.[0-9]+\.ref")
+_OF_STATE = re.compile(r"state/[0-9]+/[0-9]+/(?:.*/)?(?P<name>[^/]+)")
+
+
+@dataclass(frozen=True)
+class CommittedVersion:
+    """A version that was committed in all operators, stores and state partitions.
+
+    Attributes:
+        checkpoint: Where it is.
+        version: Its number, at least 1.
+        query_id: ID of the query, None in a savepoint, whose descriptor has it.
+        offsets: Entries of the offset log by batch: the version's own, the one before, and where
+            the version is the newest, the one of a batch that was planned and not committed.
+        commits: Entries of the commit log by batch: the version's own, and the one before.
+        heads: The delta of every store that has state.
+        spark_files: Paths below the checkpoint directory of Spark's other files.
+    """
+
+    checkpoint: Checkpoint
+    version: int
+    query_id: str | None
+    offsets: Mapping[int, OffsetsEntry]
+    commits: Mapping[int, CommitEntry]
+    heads: Mapping[StoreName, PublishedFile]
+    spark_files: tuple[str, ...]
+
+    @property
+    def batch(self) -> int:
+        """The batch that made the version."""
+        return self.version - 1
+
+    @cached_property
+    def num_partitions(self) -> int:
+        """Number of state partitions."""
+        return self.checkpoint.num_partitions_at(self.version)
+
+    @property
+    def has_checkpoint_ids(self) -> bool:
+        """Whether the commit log names checkpoint IDs: checkpoint format v2."""
+        return bool(self.commits[self.batch].checkpoint_ids)
+
+    def state_files(self, store: StoreName) -> tuple[tuple[str, int], ...]:
+        """Return path on the state's storage and size of the files that make a store's version."""
+        head = self.heads[store]
+        location = self.checkpoint.location(store)
+        refs = (*head.trailer.files, head.ref)
+        return tuple((location.path(ref.path), ref.size) for ref in refs)
+
+    def state_bytes(self, stores: Iterable[StoreName] | None = None) -> int:
+        """Return the bytes of the files that make some stores, or all; shared ones once."""
+        wanted = self.heads if stores is None else stores
+        return sum(dict(file for store in wanted for file in self.state_files(store)).values())
+
+
+def pin_version(checkpoint: Checkpoint, version: int | None = None) -> CommittedVersion:
+    """Find what makes a committed version; the newest when None. Nothing is copied yet.
+
+    Raises:
+        NotFoundError: The version was not committed, or was expired.
+        CorruptionError, IncompatibleError, FencedError, StorageError: Its files cannot be read.
+    """
+    if version is None:
+        version = checkpoint.newest_version
+    batch = version - 1
+    if batch not in checkpoint.committed_batches:
+        raise NotFoundError(
+            "the version was not committed, or was expired",
+            kind="version-not-found",
+            checkpoint=checkpoint.uri,
+            version=version,
+            oldest_version=min(checkpoint.committed_batches, default=-1) + 1,
+            newest_version=checkpoint.newest_version,
+            to_fix="name a version between these two, or let the query commit its first batch",
+        )
+    # The logs first: a source notes what a batch reads before the batch is planned.
+    needed = (batch - 1, batch) if batch > 0 else (batch,)
+    offsets = {wanted: checkpoint.offsets_entry(wanted) for wanted in needed}
+    commits = {batch: checkpoint.commit_entry(batch)}
+    with suppress(NotFoundError):
+        commits[batch - 1] = checkpoint.commit_entry(batch - 1)
+    if version == checkpoint.newest_version:
+        # A batch whose output may be in the sink already must be repeated with the same input.
+        with suppress(NotFoundError):
+            planned = checkpoint.offsets_entry(version)
+            # One of another number of state partitions is what a rescale left that was not ended.
+            if planned.conf.get(NUM_PARTITIONS_KEY) == offsets[batch].conf.get(NUM_PARTITIONS_KEY):
+                offsets[version] = planned
+    return CommittedVersion(
+        checkpoint,
+        version,
+        read_metadata(checkpoint.io, checkpoint.path)[0],
+        offsets,
+        commits,
+        checkpoint.heads(version),
+        tuple(_spark_files(checkpoint)),
+    )
+
+
+def _spark_files(checkpoint: Checkpoint) -> Iterable[str]:
+    """Yield the paths of what is neither log, state nor ours; hidden files are temporary."""
+    for info in checkpoint.io.list_tree(checkpoint.path):
+        top = info.name.partition("/")[0]
+        is_ours = top.startswith("statestore")
+        if is_ours or top in (METADATA_NAME, *_LOGS) or "/." in f"/{info.name}":
+            continue
+        of_state = _OF_STATE.fullmatch(info.name)
+        if of_state is None or "/_metadata/" in info.name:
+            yield info.name
+
+
+def copy_file(source: FileIO, path: str, target: NewDirectory, new_path: str) -> None:
+    """Copy a file to any storage, durably; a state file is checked first.
+
+    Raises:
+        CorruptionError: It is a damaged state file.
+        NotFoundError: It is not there.
+        StorageError: A storage failed.
+    """
+    target.io.make_directory(posixpath.dirname(new_path))
+    local = source.fetch(path)
+    copy = f"{target.scratch_directory}/{target.ids.new_id()}"
+    try:
+        shutil.copyfile(local, copy)
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            "a file was deleted while it was copied",
+            kind="file-not-found",
+            file=path,
+            to_fix="copy a newer version",
+        ) from error
+    if parse_state_file_name(posixpath.basename(path)) is not None:
+        with named_errors("check a copy", copy):
+            SealedFile(copy).verify()
+    target.io.publish(copy, new_path, sync=True, overwrite=True)
+
+
+def link_file(source: FileIO, path: str, target: NewDirectory, new_path: str) -> None:
+    """Let a file appear in a directory of the same storage; errors as `copy_file`."""
+    if not target.io.shares(source):
+        copy_file(source, path, target, new_path)
+        return
+    target.io.make_directory(posixpath.dirname(new_path))
+    target.io.link(path, new_path, sync=True)
+
+
+def copy_state(
+    version: CommittedVersion,
+    stores: Iterable[StoreName],
+    target: NewDirectory,
+    state_io_root: str,
+    report: Report,
+    *,
+    copy: Callable[[FileIO, str, NewDirectory, str], None] = copy_file,
+) -> None:
+    """Copy the state files of some stores as they are, to the same place below another root.
+
+    Args:
+        version: What to copy.
+        stores: The stores.
+        target: Where to.
+        state_io_root: Directory of the operators' state there.
+        report: Told of the bytes copied.
+        copy: How to copy a file.
+
+    Raises:
+        NotFoundError: A file was deleted meanwhile.
+        CorruptionError, StorageError: A storage failed.
+    """
+    checkpoint = version.checkpoint
+    stores = list(stores)
+    files: dict[str, tuple[FileIO, str, int]] = {}
+    for store in stores:
+        location = checkpoint.location(store)
+        found = [*version.state_files(store), *_references(version, store)]
+        for path, size in found:
+            files[posixpath.relpath(path, location.root)] = location.io, path, size
+    done, total = 0, sum(size for _, _, size in files.values())
+    with ThreadPoolExecutor(MAX_COPIES_AT_ONCE) as pool:
+
+        def copy_one(below: str) -> int:
+            io, path, size = files[below]
+            copy(io, path, target, f"{state_io_root}/{below}")
+            return size
+
+        for size in pool.map(copy_one, files):
+            done += size
+            report(done, total)
+
+
+def _references(version: CommittedVersion, store: StoreName) -> Iterable[tuple[str, int]]:
+    """Yield the files that keep what a store takes from others from being deleted there."""
+    location = version.checkpoint.location(store)
+    taken = [ref.path for ref in version.heads[store].trailer.files if ref.is_foreign]
+    directories = {posixpath.dirname(location.path(path)) for path in taken}
+    for directory in directories | ({location.directory} if taken else set()):
+        for info in location.io.list(directory):
+            if _REFERENCE.fullmatch(info.name):
+                yield f"{directory}/{info.name}", info.size
+
+
+def write_logs(
+    target: NewDirectory, offsets: Mapping[int, OffsetsEntry], commits: Mapping[int, CommitEntry]
+) -> None:
+    """Write the entries of both logs; errors as `NewDirectory.check_mine` and `write_text`."""
+    target.check_mine()
+    for batch, offset in offsets.items():
+        write_text(target.io, f"{target.path}/offsets/{batch}", offset.encode(), overwrite=True)
+    for batch, commit in commits.items():
+        write_text(target.io, f"{target.path}/commits/{batch}", commit.encode(), overwrite=True)
+
+
+def copy_spark_files(
+    version: CommittedVersion,
+    target: NewDirectory,
+    rename: Callable[[str], str | None] = lambda path: path,
+) -> None:
+    """Copy Spark's files that are neither log nor state.
+
+    Args:
+        version: What to copy from.
+        target: Where to.
+        rename: Returns the new path of a file below the directory, None to leave it out.
+
+    Raises:
+        NotFoundError: A source deleted one meanwhile, as it does after it put it into a later one.
+        FencedError: The target was begun anew by another process.
+        StorageError: A storage failed.
+    """
+    # Their names are the same for whoever else might write the directory.
+    target.check_mine()
+    io, directory = version.checkpoint.io, version.checkpoint.path
+    renamed = [(path, new) for path in version.spark_files if (new := rename(path)) is not None]
+
+    def copy_one(names: tuple[str, str]) -> None:
+        copy_file(io, f"{directory}/{names[0]}", target, f"{target.path}/{names[1]}")
+
+    with ThreadPoolExecutor(MAX_COPIES_AT_ONCE) as pool:
+        for _ in pool.map(copy_one, renamed):
+            pass

@@ -1,0 +1,352 @@
+"""Full states: a version read and written as all its rows, in a file that stands on no other.
+
+Rows are read once, dealt out anew, and written once, whatever state backend they come from and go
+to and however many state partitions there are on either side. What is not in file order already is
+sorted on the local disk.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
+from statestore.checkpoint.commit import Body, NewVersion, describe_delta, publish_delta
+from statestore.checkpoint.restore import restore_version
+from statestore.codec.merge import merge_runs
+from statestore.codec.rows import (
+    MAX_BLOCK_BYTES,
+    SCHEMA,
+    from_numpy,
+    split_for_blocks,
+    to_numpy,
+    write_options,
+)
+from statestore.codec.sorting import gather, join_batches, sort_into_runs
+from statestore.codec.trailer import RowCounts, compute_lineage
+from statestore.core.errors import IncompatibleError, InternalError, InvalidArgumentError
+from statestore.io.local import named_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from statestore.backends.rocksdb.sst import Memory
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.merge import SortedRun
+    from statestore.codec.trailer import ColumnFamily, Trailer
+    from statestore.core.clock import Clock
+    from statestore.core.options import StateStoreOptions
+
+
+MAX_STATES_AT_ONCE = min(os.cpu_count() or 1, 8)
+"""Stores read and written side by side; Arrow and RocksDB work outside of Python's lock."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every step needs.
+
+    Attributes:
+        scratch_directory: Local directory.
+        options: Of the files written.
+        clock: Source of time.
+        memory: Shared by all of RocksDB's databases, None where neither side is of the rocksdb
+            backend.
+    """
+
+    scratch_directory: str
+    options: StateStoreOptions
+    clock: Clock
+    memory: Memory | None
+
+    @property
+    def rocksdb(self) -> Memory:
+        """The memory of RocksDB's databases, where there are any."""
+        if self.memory is None:
+            raise AssertionError("no memory for RocksDB's databases")
+        return self.memory
+
+
+def open_memory(options: StateStoreOptions) -> Memory:
+    """Return memory for RocksDB's databases.
+
+    Raises:
+        InvalidArgumentError: The package it needs is not installed.
+    """
+    try:
+        # Imported here because it needs a package that is an extra.
+        from statestore.backends.rocksdb.sst import Memory
+    except ModuleNotFoundError as error:
+        raise InvalidArgumentError(
+            "the rocksdb backend needs a package that is not installed",
+            missing=error.name,
+            to_fix="pip install 'statestore[rocksdb]'",
+        ) from error
+    return Memory(options.rocksdb_memory_bytes)
+
+
+def deal_out(num_before: int, num_after: int) -> list[tuple[range, range]]:
+    """Return which state partitions give rows to which, when their number changes.
+
+    Each state partition of either side is in exactly one pair: of (givers, takers) that have no
+    key group in common with any other.
+    """
+    step = math.gcd(num_before, num_after)
+    return [(range(r, num_before, step), range(r, num_after, step)) for r in range(step)]
+
+
+def open_runs(location: StoreLocation, head: PublishedFile, work: Work) -> Sequence[SortedRun]:
+    """Open the rows of a version as runs in file order, oldest first.
+
+    Raises:
+        NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError: As
+            `restore_version`.
+    """
+    trailer = head.trailer
+    if location.body == "arrows":
+        checkpoint_id = trailer.checkpoint_id if trailer.checkpoint_format >= 2 else None
+        return restore_version(location, trailer.version, checkpoint_id).files
+    # Known to be there: it made the memory.
+    from statestore.backends.rocksdb.full_state import read_full_state
+
+    batches = read_full_state(
+        location, head, work.scratch_directory, work.options, work.clock, work.rocksdb
+    )
+    return _sort(batches, trailer.max_parallelism, work)
+
+
+def _sort(
+    batches: Iterable[pa.RecordBatch], max_parallelism: int, work: Work
+) -> Sequence[SortedRun]:
+    directory = tempfile.mkdtemp(prefix="runs-", dir=work.scratch_directory)
+    with named_errors("sort rows in the scratch directory", directory):
+        return sort_into_runs(batches, max_parallelism, directory)
+
+
+class StateWriter:
+    """Writes the full state of one store at one version, row batches in file order.
+
+    For an sst body they may come in any order.
+
+    Args:
+        location: Where to.
+        new: The version; its row counts are taken from the rows.
+        work: What every step needs.
+    """
+
+    def __init__(self, location: StoreLocation, new: NewVersion, work: Work) -> None:
+        self._location = location
+        self._new = new
+        self._work = work
+        self._path = f"{work.scratch_directory}/new-{new.checkpoint_id}"
+        compression = "none" if location.body == "sst" else work.options.file_compression
+        self._stream = ipc.new_stream(self._path, SCHEMA, options=write_options(compression))
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
+        self._num_rows = 0
+        self._num_internal = 0
+        self._internal = [family.id for family in new.column_families if family.internal]
+        self._fits = True
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows, which come after those added before."""
+        if batch.num_rows == 0:
+            return
+        groups = to_numpy(batch.column(0), np.uint16)
+        partition = self._location.store.partition
+        self._fits &= bool((groups % self._new.num_partitions == partition).all())
+        if self._internal:
+            families = to_numpy(batch.column(1), np.uint16)
+            self._num_internal += int(np.isin(families, self._internal).sum())
+        self._num_rows += batch.num_rows
+        self._held.append(batch)
+        self._held_bytes += int(batch.nbytes)
+        if self._held_bytes >= MAX_BLOCK_BYTES:
+            with named_errors("write to the scratch directory", self._path):
+                self._flush()
+
+    def finish(self) -> PublishedFile:
+        """Publish the version; durable on return. Errors as `publish_delta`."""
+        with named_errors("write to the scratch directory", self._path):
+            self._flush()
+            self._stream.close()
+        new = replace(
+            self._new,
+            rows=RowCounts(put=self._num_rows),
+            num_keys=self._num_rows,
+            num_internal_keys=self._num_internal,
+            rescalable=self._new.rescalable and self._fits,
+        )
+        published, _ = publish_delta(
+            self._location,
+            new,
+            None,
+            (),
+            self._body(new),
+            sync=self._work.options.fsync_enabled,
+            clock=self._work.clock,
+        )
+        Path(self._path).unlink(missing_ok=True)
+        return published
+
+    def _body(self, new: NewVersion) -> Body:
+        if self._location.body == "arrows":
+            blocks = describe_delta(new, self._path, Path(self._path).stat().st_size)
+            return Body(self._path, blocks, new.rows, compute_lineage(None, blocks))
+        from statestore.backends.rocksdb.full_state import write_full_body
+
+        directory = tempfile.mkdtemp(prefix="sst-", dir=self._work.scratch_directory)
+        with ipc.open_stream(pa.memory_map(self._path)) as rows:
+            return write_full_body(gather(rows), directory, self._work.options, self._work.rocksdb)
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        for block in split_for_blocks(join_batches(self._held)):
+            self._stream.write_batch(block)
+        self._held, self._held_bytes = [], 0
+
+
+def write_full_state(
+    location: StoreLocation, new: NewVersion, batches: Iterable[pa.RecordBatch], work: Work
+) -> PublishedFile:
+    """Write the full state of one store at one version, rows in any order.
+
+    Args:
+        location: Where to.
+        new: The version; its row counts are taken from the rows.
+        batches: Record batches of SCHEMA, puts only, each key once.
+        work: What every step needs.
+
+    Guarantee: as `publish_delta`.
+
+    Raises:
+        InternalError: A key group is out of range.
+        StorageError: The storage or the local disk failed.
+    """
+    with _own_scratch(work) as own:
+        writer = StateWriter(location, new, own)
+        if location.body == "arrows":
+            batches = merge_runs(_sort(batches, new.max_parallelism, own), new.max_parallelism)
+        for batch in batches:
+            writer.add(batch)
+        return writer.finish()
+
+
+@contextmanager
+def _own_scratch(work: Work) -> Iterator[Work]:
+    """Yield work with a scratch directory that is deleted afterwards."""
+    with tempfile.TemporaryDirectory(prefix="full-", dir=work.scratch_directory) as directory:
+        yield replace(work, scratch_directory=directory)
+
+
+def write_states(
+    givers: Sequence[tuple[StoreLocation, PublishedFile]],
+    takers: Mapping[StoreLocation, str],
+    num_partitions: int,
+    backend: str,
+    work: Work,
+) -> dict[StoreLocation, PublishedFile]:
+    """Write the rows of some state partitions of a store into those that take them.
+
+    Args:
+        givers: State partitions that have the rows, and the delta of the version of each.
+        takers: State partitions that get them and the checkpoint ID of each; a single one takes
+            every row, of several each its key groups.
+        num_partitions: Number of state partitions of the taking side.
+        backend: State backend of the taking side.
+        work: What every step needs.
+
+    Returns:
+        What was published for each taker.
+
+    Guarantee: what is returned is durable; after a raise some of it may be published.
+
+    Raises:
+        NotFoundError, CorruptionError, FencedError, StorageError: As `restore_version` and
+            `publish_delta`.
+        IncompatibleError: The givers' column families contradict each other.
+    """
+    trailers = [head.trailer for _, head in givers]
+    first = trailers[0]
+    new = NewVersion(
+        version=first.version,
+        parent=None,
+        checkpoint_id="",
+        checkpoint_format=first.checkpoint_format,
+        rows=RowCounts(),
+        num_keys=0,
+        max_parallelism=first.max_parallelism,
+        num_partitions=num_partitions,
+        rescalable=all(trailer.rescalable for trailer in trailers),
+        column_families=_families(trailers),
+        backend=backend,
+    )
+    with _own_scratch(work) as own:
+        runs = [run for location, head in givers for run in open_runs(location, head, own)]
+        writers = {
+            location: StateWriter(location, replace(new, checkpoint_id=checkpoint_id), own)
+            for location, checkpoint_id in takers.items()
+        }
+        num_rows = 0
+        for batch in merge_runs(runs, new.max_parallelism):
+            num_rows += batch.num_rows
+            for location, rows in _dealt(batch, list(writers), num_partitions):
+                writers[location].add(rows)
+        _check_count(trailers, num_rows)
+        return {location: writer.finish() for location, writer in writers.items()}
+
+
+def _dealt(
+    batch: pa.RecordBatch, takers: list[StoreLocation], num_partitions: int
+) -> Iterator[tuple[StoreLocation, pa.RecordBatch]]:
+    if len(takers) == 1:
+        yield takers[0], batch
+        return
+    partitions: npt.NDArray[np.uint16] = to_numpy(batch.column(0), np.uint16) % num_partitions
+    for location in takers:
+        own = np.flatnonzero(partitions == location.store.partition)
+        yield location, batch.take(from_numpy(own, pa.int64()))
+
+
+def _families(trailers: Sequence[Trailer]) -> tuple[ColumnFamily, ...]:
+    families: dict[int, ColumnFamily] = {}
+    for trailer in trailers:
+        for family in trailer.column_families:
+            if families.setdefault(family.id, family).name != family.name:
+                raise IncompatibleError(
+                    "state partitions number their column families differently",
+                    kind="not-rescalable",
+                    store=str(trailer.store),
+                    column_family=family.name,
+                    other=families[family.id].name,
+                    to_fix="keep the number of state partitions as it is",
+                )
+    return tuple(families[number] for number in sorted(families))
+
+
+def _check_count(trailers: Sequence[Trailer], num_rows: int) -> None:
+    counts: list[int | None] = [trailer.num_keys for trailer in trailers]
+    known = [count for count in counts if count is not None]
+    # A version that a rescale made of others' files does not know its number of rows.
+    if len(known) < len(counts) or sum(known) == num_rows:
+        return
+    raise InternalError(
+        "the rows of a version are not as many as its trailers say",
+        store=str(trailers[0].store),
+        version=trailers[0].version,
+        expected=sum(known),
+        found=num_rows,
+        to_fix="report it with the query's stateful operators; nothing was made whole",
+    )

@@ -1,0 +1,290 @@
+"""Whether a checkpoint is in use by a running query, and how an operation keeps queries away.
+
+What is known of this package's queries is known by their leases. The lease of a process of this
+machine says at once whether it counts: a process that is gone writes nothing. Others are watched
+until they are dropped or expire, or were renewed meanwhile. Queries over Spark's own providers have
+no lease: `require_same_batches` tells afterwards whether one ran.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import parse_lease_name
+from statestore.checkpoint.lease import INTERVALS, FoundLease, Holder, Lease, Leases
+from statestore.checkpoint.query_log import QueryLog
+from statestore.core.clock import SystemClock
+from statestore.core.errors import InUseError, StateStoreError
+from statestore.core.ids import RandomIds
+from statestore.core.options import StateStoreOptions
+from statestore.core.process import find_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from statestore.core.clock import Clock
+    from statestore.io.file_io import FileInfo, FileIO
+    from statestore.operations.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+_POLL_MS = 250
+_DROP_MS = 4_000
+"""How long the lease of a query that was just stopped may stay."""
+
+
+@contextmanager
+def exclusive_use(checkpoint: Checkpoint, operation: str) -> Iterator[ExclusiveUse]:
+    """Keep queries and other operations away from a checkpoint while a block changes it.
+
+    May wait: a few seconds for a query that was just stopped; for one whose executors died on other
+    machines, until their leases have expired.
+
+    Args:
+        checkpoint: The checkpoint. What it remembers of the logs is still true when the block
+            begins.
+        operation: What is done, in a word, for whoever is refused meanwhile.
+
+    Guarantee: no query run of this package loads or commits a state version between the beginning
+    of the block and its end, unless this process stood still for longer than its lease lasts;
+    `ExclusiveUse.require_held` tells. After a raise from here nothing has changed.
+
+    Raises:
+        InUseError: A query or another operation is at it; `fields` say who, and how that is known.
+        CorruptionError, StorageError: A lease cannot be read; the storage failed.
+    """
+    batches = checkpoint.planned_batches, checkpoint.committed_batches
+    with exclusive_directory(
+        checkpoint.io,
+        checkpoint.path,
+        operation,
+        interval_ms=checkpoint.options.lease_interval_ms,
+        clock=checkpoint.clock,
+    ) as use:
+        _require_batches(checkpoint, *batches)
+        yield use
+
+
+@contextmanager
+def exclusive_directory(
+    io: FileIO,
+    path: str,
+    operation: str,
+    *,
+    interval_ms: int | None = None,
+    clock: Clock | None = None,
+) -> Iterator[ExclusiveUse]:
+    """Do what `exclusive_use` does for a checkpoint directory that need not be there yet.
+
+    Args:
+        io: Its storage.
+        path: The checkpoint directory there; made if it is not.
+        operation: As `exclusive_use`.
+        interval_ms: How often the lease is renewed; as the option says when None.
+        clock: Source of time, the machine's when None.
+
+    Raises:
+        InUseError, CorruptionError, StorageError: As `exclusive_use`.
+    """
+    clock = clock or SystemClock()
+    interval_ms = interval_ms or StateStoreOptions().lease_interval_ms
+    root = f"{path.rstrip('/')}/state"
+    holder = Holder(find_process(), operation=operation)
+    lease = Lease(io, root, RandomIds().new_id(), holder, interval_ms, clock)
+    try:
+        with ExclusiveUse(lease, interval_ms, clock) as use:
+            files = dict(lease.take())
+            own = files.pop(lease.name, None)
+            now_ms = clock.now_ms() if own is None else own.modified_ms
+            for name in _await_end(lease.leases, files, now_ms, path, clock):
+                lease.leases.delete(name)
+            yield use
+    finally:
+        # One that stays expires; what the block did or raised counts more.
+        with suppress(StateStoreError):
+            lease.drop()
+
+
+class ExclusiveUse:
+    """A lease of an operation's, renewed by a thread of its own while the block runs."""
+
+    def __init__(self, lease: Lease, interval_ms: int, clock: Clock) -> None:
+        self._lease = lease
+        self._interval_ms = interval_ms
+        self._clock = clock
+        self._renewed_ms = clock.elapsed_ms()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+
+    def __enter__(self) -> ExclusiveUse:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def require_held(self) -> None:
+        """Raise unless the lease was renewed in time: to be called before what cannot be undone.
+
+        Raises:
+            InUseError: The lease has expired, a query may have started (kind checkpoint-in-use).
+        """
+        age_ms = self._clock.elapsed_ms() - self._renewed_ms
+        if age_ms > INTERVALS * self._interval_ms:
+            raise InUseError(
+                "the operation's lease on the checkpoint has expired",
+                lease=self._lease.leases.path(self._lease.name),
+                renewed_ms_ago=int(age_ms),
+                lasts_ms=INTERVALS * self._interval_ms,
+                to_fix="see that no query writes the checkpoint, and do the operation again",
+            )
+
+    def _renew(self) -> None:
+        while not self._is_over.wait(self._interval_ms / 1000):
+            began_ms = self._clock.elapsed_ms()
+            try:
+                self._lease.renew()
+            except StateStoreError as error:
+                logger.warning("the lease was not renewed: error=%s", error)
+            else:
+                self._renewed_ms = began_ms
+
+
+def require_not_in_use(checkpoint: Checkpoint) -> None:
+    """Raise if a query is writing a checkpoint, or an operation changes it; nothing is written.
+
+    Raises:
+        As `exclusive_use`; what begins afterwards is not kept away.
+    """
+    leases = Leases(checkpoint.io, checkpoint.state_directory)
+    _await_end(leases, leases.list(), 0, checkpoint.path, checkpoint.clock)
+
+
+@contextmanager
+def require_same_batches(checkpoint: Checkpoint) -> Iterator[None]:
+    """Raise after a block if a batch was planned or committed since the checkpoint was first asked.
+
+    For reading what a query over another provider wrote, which holds no lease: what was read while
+    it ran may be of no one version.
+
+    Raises:
+        InUseError: There is another batch (kind checkpoint-in-use).
+        StorageError: The storage failed.
+    """
+    batches = checkpoint.planned_batches, checkpoint.committed_batches
+    yield
+    _require_batches(checkpoint, *batches)
+
+
+def _require_batches(
+    checkpoint: Checkpoint, planned: tuple[int, ...], committed: tuple[int, ...]
+) -> None:
+    for log, known in ((checkpoint.offsets, planned), (checkpoint.commits, committed)):
+        newest = max(known, default=-1)
+        found = max(QueryLog(log.io, log.checkpoint, log.name).batches(), default=-1)
+        if found != newest:
+            raise InUseError(
+                "a query has written the checkpoint since it was opened",
+                checkpoint=checkpoint.path,
+                known_by=f"a new entry in its log {log.name}",
+                batch_then=newest,
+                batch_now=found,
+                to_fix="stop the query and try again",
+            )
+
+
+def _await_end(
+    leases: Leases, files: dict[str, FileInfo], now_ms: int, checkpoint: str, clock: Clock
+) -> list[str]:
+    """Return the names of the leases that count no more, when there are no others.
+
+    Args:
+        leases: Those of the checkpoint.
+        files: The files that count; who came later has seen the caller's own lease.
+        now_ms: The storage's time, 0 where no lease of our own tells it.
+        checkpoint: The checkpoint directory, for errors.
+        clock: Source of time.
+
+    Raises:
+        InUseError: One is in use.
+    """
+    watch = [_Watch(leases, name, info) for name, info in files.items()]
+    began_ms = clock.elapsed_ms()
+    present = files
+    while watch:
+        waited_ms = clock.elapsed_ms() - began_ms
+        still = [one for one in watch if one.may_count(present, now_ms, waited_ms)]
+        for one in still:
+            one.require_end(checkpoint, waited_ms)
+        if not still:
+            break
+        clock.sleep_ms(_POLL_MS)
+        present = leases.list()
+    return [one.name for one in watch if one.is_dead]
+
+
+class _Watch:
+    """A lease that is watched, and what was seen of it."""
+
+    def __init__(self, leases: Leases, name: str, info: FileInfo) -> None:
+        self.name = name
+        self.is_dead = False
+        self._leases = leases
+        self._last, self._last_ms = info, 0.0
+        self._found: FoundLease | None = None
+        self._suspect_since_ms: float | None = None
+        self._known_by = ""
+
+    def may_count(self, present: dict[str, FileInfo], now_ms: int, waited_ms: float) -> bool:
+        """Return whether its holder may still be at it, by what is there after a time."""
+        if self.is_dead or self.name not in present:
+            return False
+        if present[self.name].modified_ms != self._last.modified_ms:
+            self._last, self._last_ms = present[self.name], waited_ms
+        if self._found is None:
+            self._found = self._leases.read(self.name)
+        if self._found is None:
+            return False
+        state = self._found.holder.process.state()
+        # What was watched counts also where nobody knows what time it is for the storage.
+        age_ms = max(now_ms + waited_ms - self._last.modified_ms, waited_ms - self._last_ms)
+        if state == "gone" or self._found.has_expired(age_ms):
+            self.is_dead = True
+            return False
+        if self._suspect_since_ms is None:
+            if state == "alive":
+                self._suspect(waited_ms, "its process is alive on this machine")
+            elif self._last_ms > 0:
+                self._suspect(waited_ms, "its lease was renewed while it was watched")
+        return True
+
+    def _suspect(self, since_ms: float, known_by: str) -> None:
+        self._suspect_since_ms, self._known_by = since_ms, known_by
+
+    def require_end(self, checkpoint: str, waited_ms: float) -> None:
+        """Raise when it had the time to be dropped and was not."""
+        if (
+            self._found is None
+            or self._suspect_since_ms is None
+            or waited_ms - self._suspect_since_ms < _DROP_MS
+        ):
+            return
+        is_query = parse_lease_name(self.name) == "query"
+        raise InUseError(
+            "a query is writing the checkpoint"
+            if is_query
+            else "an operation is changing the checkpoint",
+            kind="checkpoint-in-use" if is_query else "checkpoint-under-operation",
+            checkpoint=checkpoint,
+            **self._found.holder.describe(),
+            known_by=self._known_by,
+            watched_ms=int(waited_ms),
+            lease=self._found.path,
+            to_fix="stop the query, and try again when it has ended"
+            if is_query
+            else "wait for its end",
+        )

@@ -1,0 +1,99 @@
+"""Operators of a query, which Spark numbers by their place in the plan, before and after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import DEFAULT_STORE_NAME
+from statestore.core.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from statestore.operations.committed_version import CommittedVersion
+
+_LIMIT_OPERATOR = "globalLimit"
+_JOIN_OPERATOR = "symmetricHashJoin"
+_JOIN_STORES = tuple(
+    f"{side}-{store}"
+    for side in ("left", "right")
+    for store in ("keyToNumValues", "keyWithIndexToValue")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorMap:
+    """Which operator of a savepoint becomes which of the query, whose numbers Spark gives.
+
+    Attributes:
+        moved: New ID by old; an operator that is not named keeps its own.
+        dropped: Old IDs of operators whose state is left behind.
+        added: Spark's short name by new ID, of operators that begin with empty state.
+    """
+
+    moved: Mapping[int, int] = field(default_factory=dict)
+    dropped: frozenset[int] = frozenset()
+    added: Mapping[int, str] = field(default_factory=dict)
+
+    def resolve(self, operators: Sequence[int]) -> ResolvedOperators:
+        """Return what becomes of every operator of a savepoint.
+
+        Args:
+            operators: IDs of the savepoint's operators.
+
+        Raises:
+            InvalidArgumentError: An operator is named that there is not, or the query's operators
+                would not be numbered 0, 1, 2 … without a gap.
+        """
+        unknown = ({*self.moved} | self.dropped) - {*operators}
+        kept = {old: self.moved.get(old, old) for old in operators if old not in self.dropped}
+        taken = [*kept.values(), *self.added]
+        if unknown or {*self.moved} & self.dropped or sorted(taken) != [*range(len(taken))]:
+            raise InvalidArgumentError(
+                "operators of the savepoint do not become operators 0, 1, 2 … of a query",
+                savepoint=", ".join(map(str, operators)),
+                mapped=", ".join(f"{old}:{new}" for old, new in kept.items()),
+                dropped=", ".join(map(str, sorted(self.dropped))),
+                added=", ".join(map(str, sorted(self.added))),
+                to_fix="map every operator whose number changes, drop those the query no longer "
+                "has, and add those it did not have",
+            )
+        return ResolvedOperators(kept, dict(self.added))
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedOperators:
+    """What becomes of the operators of a savepoint.
+
+    Attributes:
+        kept: New ID by old; those that are not here are dropped.
+        added: Spark's short name by new ID, of operators that begin with empty state.
+    """
+
+    kept: Mapping[int, int]
+    added: Mapping[int, str]
+
+    def new_id(self, operator: int) -> int:
+        """Return the new ID of an operator that is kept."""
+        return self.kept[operator]
+
+
+def store_names_of(short_name: str) -> tuple[str, ...]:
+    """Return the names of the stores that Spark gives an operator, by its short name."""
+    return _JOIN_STORES if short_name == _JOIN_OPERATOR else (DEFAULT_STORE_NAME,)
+
+
+def is_single(version: CommittedVersion, operator: int, name: str) -> bool:
+    """Return whether a store has one state partition whatever the query's number is.
+
+    So it is where Spark does not partition by a key: a limit, an aggregation without a key.
+    """
+    stores = [store for store in version.heads if (store.operator, store.name) == (operator, name)]
+    if len(stores) < version.num_partitions:
+        return True
+    families = version.heads[stores[0]].trailer.column_families
+    schemas = [json.loads(family.key_schema) for family in families if family.key_schema]
+    return version.checkpoint.operator(operator).name == _LIMIT_OPERATOR or any(
+        not schema.get("fields") for schema in schemas
+    )

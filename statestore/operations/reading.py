@@ -1,0 +1,180 @@
+"""Reading state as typed Arrow columns, without Spark and without a JVM.
+
+table = statestore.read("/data/checkpoint", operator=0)
+table.flatten().to_pandas()
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from statestore.codec.byte_ranges import bits, buffer, unpack
+from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
+from statestore.codec.rows import from_numpy
+from statestore.codec.unsafe_row import decode_column, decode_rows
+from statestore.operations.rows import (
+    Heads,
+    find_family,
+    find_heads,
+    of_partitions,
+    opened,
+    read_rows,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from statestore.codec.trailer import ColumnFamily
+    from statestore.core.options import StateStoreOptions
+    from statestore.operations.checkpoint import Checkpoint
+
+NUM_THREADS = 2
+"""Threads that decode; as many batches again wait for the reader."""
+
+
+def read(
+    checkpoint: str | Checkpoint,
+    *,
+    operator: int = 0,
+    store: str = "default",
+    version: int | None = None,
+    column_family: str = "default",
+    partitions: Iterable[int] | None = None,
+    options: StateStoreOptions | None = None,
+) -> pa.Table:
+    """Read a column family of a store into memory.
+
+    Args:
+        checkpoint: Checkpoint directory of the query, a path or a `file:`, `s3:` or `s3a:` URI; or
+            one that is open.
+        operator: Operator ID.
+        store: Store name; a stream-stream join has four.
+        version: State version, which is batch + 1; None for the newest committed.
+        column_family: Name of the column family; all but transformWithState have one.
+        partitions: Only these state partitions, None for all.
+        options: How to reach the storage (`s3.*`); defaults when None.
+
+    Returns:
+        A row a key, in a multi-value column family a row a value; no order. Columns as in Spark's
+        state reader: `key` and `value`, structs of the column family's schemas, and `partition_id`.
+        `Table.flatten` makes a column of every field.
+
+    Raises:
+        NotFoundError: There is no checkpoint, no such version, or it was expired.
+        InvalidArgumentError: There is no such operator, store, column family or state partition.
+        IncompatibleError: Another provider's checkpoint, or a data type that cannot be read.
+        CorruptionError, FencedError, StorageError: The version cannot be restored.
+    """
+    return pa.Table.from_batches(
+        list(
+            read_batches(
+                checkpoint,
+                operator=operator,
+                store=store,
+                version=version,
+                column_family=column_family,
+                partitions=partitions,
+                options=options,
+            )
+        )
+    )
+
+
+def read_batches(
+    checkpoint: str | Checkpoint,
+    *,
+    operator: int = 0,
+    store: str = "default",
+    version: int | None = None,
+    column_family: str = "default",
+    partitions: Iterable[int] | None = None,
+    options: StateStoreOptions | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Read a column family of a store batch by batch, for state that does not fit memory.
+
+    Yields:
+        Record batches of the columns of `read`, a few MiB each, the first one always, if empty. A
+        version stays readable while it is read unless the query expires it.
+
+    Arguments and errors as `read`.
+    """
+    with opened(checkpoint, options) as source:
+        heads = find_heads(source, operator, store, version)
+        family = find_family(heads, column_family)
+        if partitions is not None:
+            heads = of_partitions(heads, partitions)
+        yield pa.RecordBatch.from_pylist([], schema=row_schema(family))
+        yield from _decode_all(_raw_batches(source, heads, family), family)
+
+
+def row_schema(family: ColumnFamily) -> pa.Schema:
+    """Return the schema of what `read` returns for a column family."""
+    return pa.schema(
+        [
+            pa.field("key", key_type(family).arrow),
+            pa.field("value", value_type(family).arrow),
+            pa.field("partition_id", pa.int32()),
+        ]
+    )
+
+
+def decode_batch(batch: pa.RecordBatch, family: ColumnFamily, partition: int) -> pa.RecordBatch:
+    """Decode rows of one column family and state partition into the columns of `read`.
+
+    Raises:
+        CorruptionError, IncompatibleError: As `decode_keys`.
+    """
+    keys, values = decode_pairs(batch.column("key"), batch.column("value"), family)
+    partitions = from_numpy(np.full(len(keys), partition, np.int32), pa.int32())
+    return pa.RecordBatch.from_arrays([keys, values, partitions], schema=row_schema(family))
+
+
+def decode_pairs(
+    keys: pa.Array[Any], values: pa.Array[Any], family: ColumnFamily
+) -> tuple[pa.Array[Any], pa.Array[Any]]:
+    """Decode keys and values; those of a multi-value family become a row a value."""
+    decoded = decode_keys(keys, family)
+    if not family.multi_values:
+        return decoded, decode_column(values, value_type(family))
+    rows, owners = split_values(values)
+    return decoded.take(from_numpy(owners, pa.int64())), decode_rows(rows, value_type(family))
+
+
+def decode_values(values: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
+    """Decode values, one for one; those of a multi-value family become a list each."""
+    schema = value_type(family)
+    if not family.multi_values:
+        return decode_column(values, schema)
+    rows, owners = split_values(values)
+    counts = np.bincount(owners, minlength=len(values))
+    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+    buffers: list[pa.Buffer | None] = [bits(~unpack(values.is_null())), buffer(offsets)]
+    kind = pa.list_(schema.arrow)
+    return pa.Array.from_buffers(kind, len(values), buffers, children=[decode_rows(rows, schema)])
+
+
+def _raw_batches(
+    checkpoint: Checkpoint, heads: Heads, family: ColumnFamily
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    for store, head in heads.items():
+        for batch in read_rows(checkpoint, head, family.name):
+            if batch.num_rows:
+                yield batch, store.partition
+
+
+def _decode_all(
+    batches: Iterator[tuple[pa.RecordBatch, int]], family: ColumnFamily
+) -> Iterator[pa.RecordBatch]:
+    """Decode in threads while the next batches are read, in order and a few at a time."""
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="statestore-decode") as pool:
+        waiting: list[Future[pa.RecordBatch]] = []
+        for batch, partition in batches:
+            waiting.append(pool.submit(decode_batch, batch, family, partition))
+            if len(waiting) > 2 * NUM_THREADS:
+                yield waiting.pop(0).result()
+        for future in waiting:
+            yield future.result()

@@ -1,0 +1,199 @@
+"""Rehashing: every row of a store into the state partition that Spark's hash gives it.
+
+For a number of state partitions that does not divide the number of key groups. Rows are read once
+and laid by on the local disk by their new state partition; then each state partition is written as
+a full state, which needs no file of before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
+from statestore.checkpoint.commit import NewVersion
+from statestore.checkpoint.rescale_refs import write_refs
+from statestore.checkpoint.rescaling import mark_home
+from statestore.codec.partition_key import compute_key_groups
+from statestore.codec.rows import SCHEMA, from_numpy, to_numpy
+from statestore.codec.sorting import gather
+from statestore.codec.trailer import RowCounts
+from statestore.core.errors import IncompatibleError
+from statestore.core.key_groups import default_max_parallelism
+from statestore.io.local import named_errors
+from statestore.operations.full_state import Work, open_memory, write_full_state
+from statestore.operations.rows import read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.trailer import StoreName, Trailer
+    from statestore.operations.checkpoint import Checkpoint
+
+
+def rehash_store(
+    checkpoint: Checkpoint, heads: Mapping[int, PublishedFile], num_partitions: int
+) -> dict[StoreName, PublishedFile]:
+    """Make the next version of a store in another number of state partitions, row by row.
+
+    Needs bounded memory, and local disk for the state three times.
+
+    Args:
+        checkpoint: The checkpoint.
+        heads: The newest version of the store in every state partition until now.
+        num_partitions: State partitions of the new layout, 1 to 32768.
+
+    Returns:
+        The version of each new state partition, a full state with as many key groups as a new
+        checkpoint would have.
+
+    Guarantee: on return the versions are durable. Repeating it, also after a kill, makes the same.
+
+    Raises:
+        IncompatibleError: A row is not where its key belongs (kind not-rescalable), or a column of
+            its key cannot be read.
+        NotFoundError, CorruptionError, FencedError, StorageError: As the backend's load and commit.
+    """
+    new = _new_version(heads, num_partitions)
+    of = heads[min(heads)].trailer
+    made: dict[StoreName, PublishedFile] = {}
+    with tempfile.TemporaryDirectory(
+        prefix="rehash-", dir=checkpoint.scratch_directory
+    ) as directory:
+        rows = _RowsByPartition(directory, num_partitions)
+        hashed = (
+            _rehashed(batch, head.trailer, new.max_parallelism)
+            for head in heads.values()
+            for batch in read_rows(checkpoint, head)
+        )
+        for piece in gather(hashed):
+            rows.lay_by(piece)
+        options = replace(checkpoint.options, fsync_enabled=True)
+        memory = open_memory(options) if checkpoint.body == "sst" else None
+        work = Work(directory, options, checkpoint.clock, memory)
+        for partition in range(num_partitions):
+            store = replace(of.store, partition=partition)
+            location = _prepare(checkpoint, store, new, len(heads))
+            at = replace(new, checkpoint_id=_digest(f"{store} {new.checkpoint_id}"))
+            made[store] = write_full_state(location, at, rows.batches(partition), work)
+    return made
+
+
+def _new_version(heads: Mapping[int, PublishedFile], num_partitions: int) -> NewVersion:
+    """Return what the version is in every state partition, but for its ID and rows."""
+    trailers = [head.trailer for head in heads.values()]
+    families = {family.id: family for trailer in trailers for family in trailer.column_families}
+    # The same for the same rows: a rescale that is repeated makes no second attempt.
+    identity = " ".join([str(num_partitions), *(trailer.lineage for trailer in trailers)])
+    return NewVersion(
+        version=trailers[0].version + 1,
+        parent=None,
+        checkpoint_id=_digest(identity),
+        checkpoint_format=trailers[0].checkpoint_format,
+        rows=RowCounts(),
+        num_keys=0,
+        max_parallelism=default_max_parallelism(num_partitions),
+        num_partitions=num_partitions,
+        rescalable=True,
+        column_families=tuple(families[number] for number in sorted(families)),
+        backend=trailers[0].backend,
+    )
+
+
+def _digest(identity: str) -> str:
+    return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+
+
+def _prepare(
+    checkpoint: Checkpoint, store: StoreName, new: NewVersion, num_partitions_before: int
+) -> StoreLocation:
+    """Return where a new state partition goes, after marking what an undo and Spark look for."""
+    location = checkpoint.location(store)
+    # What is no state partition any more has no maintenance: whoever lets go of the reference
+    # deletes its files. A reference in one that stays tells an undo.
+    abandoned = range(
+        new.num_partitions + store.partition, num_partitions_before, new.num_partitions
+    )
+    sources = [store.partition % num_partitions_before, *abandoned]
+    write_refs(location, new.version, sources, sync=True)
+    mark_home(location, checkpoint.home(store), new.backend)
+    return location
+
+
+def _rehashed(batch: pa.RecordBatch, trailer: Trailer, max_parallelism: int) -> pa.RecordBatch:
+    """Return the rows with the key groups they have of another number.
+
+    Raises:
+        IncompatibleError: Hashed with the former number, a key has another key group than its row
+            says: Spark did not partition by what this package takes for the key.
+    """
+    groups = np.zeros(batch.num_rows, np.uint16)
+    families = to_numpy(batch.column(1), np.uint16)
+    stored = to_numpy(batch.column(0), np.uint16)
+    for family in trailer.column_families:
+        of_family = np.flatnonzero(families == family.id)
+        if len(of_family) == 0:
+            continue
+        keys = batch.column(3)
+        if len(of_family) < batch.num_rows:
+            keys = keys.take(from_numpy(of_family, pa.int64()))
+        name = trailer.store.name
+        before = compute_key_groups(keys, name, family, trailer.max_parallelism)
+        if not trailer.rescalable or not np.array_equal(before, stored[of_family]):
+            raise IncompatibleError(
+                "rows of a store are not where their keys belong",
+                kind="not-rescalable",
+                store=str(trailer.store),
+                column_family=family.name,
+                version=trailer.version,
+                to_fix="report it with the query's stateful operators; nothing was changed",
+            )
+        groups[of_family] = compute_key_groups(keys, name, family, max_parallelism)
+    hashed: pa.Array[Any] = from_numpy(groups, pa.uint16())
+    columns: list[pa.Array[Any]] = [hashed, *batch.columns[1:]]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+class _RowsByPartition:
+    """Rows by their new state partition, on the local disk.
+
+    Each file has a record batch for every state partition.
+
+    Args:
+        directory: Local directory, deleted by the caller.
+        num_partitions: State partitions, a divisor of the number of key groups.
+    """
+
+    def __init__(self, directory: str, num_partitions: int) -> None:
+        self._directory = directory
+        self._num_partitions = num_partitions
+        self._paths: list[str] = []
+
+    def lay_by(self, rows: pa.RecordBatch) -> None:
+        """Write rows with their new key groups."""
+        path = f"{self._directory}/{len(self._paths)}.arrow"
+        owners = to_numpy(rows.column(0), np.uint16) % self._num_partitions
+        rows = rows.take(from_numpy(np.argsort(owners, kind="stable"), pa.int64()))
+        counts = np.bincount(owners, minlength=self._num_partitions).tolist()
+        with (
+            named_errors("lay rows by in the scratch directory", path),
+            ipc.new_file(path, SCHEMA) as file,
+        ):
+            start = 0
+            for count in counts:
+                file.write_batch(rows.slice(start, count))
+                start += count
+        self._paths.append(path)
+
+    def batches(self, partition: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a state partition."""
+        for path in self._paths:
+            with pa.memory_map(path) as source, ipc.open_file(source) as file:
+                yield file.get_batch(partition)

@@ -1,0 +1,460 @@
+"""Rescale: change the number of state partitions of a query that is stopped, or go back.
+
+State first, Spark's logs last: `commits/<batch>` is the moment from which the new state partitions
+count. A crash leaves, by how far it came,
+
+    rescaled versions, no entry of a log     the old state; the query starts on it
+    `offsets/<batch>`                        Spark refuses to start: finish or undo the rescale
+    `commits/<batch>`                        the new state; the query starts on it
+
+and to do the rescale again finishes it. An undo goes the same way back and takes the rescaled
+versions away while Spark still refuses to start.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint import rescaling
+from statestore.checkpoint.rescale_refs import find_refs
+from statestore.codec.partition_key import partition_key_columns
+from statestore.codec.trailer import StoreName
+from statestore.core.errors import InvalidArgumentError
+from statestore.core.key_groups import MAX_PARALLELISM_LIMIT, default_max_parallelism
+from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint, open_checkpoint
+from statestore.operations.in_use import ExclusiveUse, exclusive_use
+from statestore.operations.rehashing import rehash_store
+from statestore.operations.rescale_log import (
+    CheckpointIds,
+    RescaleBatch,
+    add_commit,
+    add_offsets,
+    check_rescalable,
+    find_rescale_batch,
+    write_operators,
+)
+from statestore.operations.rescale_plan import (
+    PartitionRead,
+    RescalePlan,
+    StoreRescale,
+    UndoPlan,
+    Way,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.core.options import StateStoreOptions
+    from statestore.io.file_io import FileIO, TreeFileIO
+
+
+def plan_rescale(
+    uri: str,
+    num_partitions: int,
+    *,
+    options: StateStoreOptions | None = None,
+    io: TreeFileIO | None = None,
+    memory: FileIO | None = None,
+) -> RescalePlan:
+    """Return what a rescale would do, with estimates; reads logs and trailers, changes nothing.
+
+    Args:
+        uri: Checkpoint directory: a path, or a `file:`, `s3:` or `s3a:` URI.
+        num_partitions: Number of state partitions to have, 1 to 32768.
+        options: Options of the query, for its storage; defaults when None.
+        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+        memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
+
+    Raises:
+        InvalidArgumentError: The number is out of range; a batch is planned but not committed (kind
+            unfinished-batch); another rescale is (kind unfinished-operation); or the query has no
+            state.
+        IncompatibleError: Another provider's checkpoint, or state that does not follow its keys
+            (kind not-rescalable).
+        NotFoundError: There is no checkpoint, or a version of a store is not there; of the heap
+            backend also when memory is None (kind driver-lost).
+        CorruptionError, FencedError, StorageError: A file cannot be read.
+    """
+    with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
+        return _Rescale(checkpoint, num_partitions).plan(with_estimates=True)
+
+
+def rescale(
+    uri: str,
+    num_partitions: int,
+    *,
+    options: StateStoreOptions | None = None,
+    io: TreeFileIO | None = None,
+    memory: FileIO | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> RescalePlan:
+    """Change the number of state partitions of a query that does not run.
+
+    Args:
+        uri: Checkpoint directory, as `plan_rescale` takes it.
+        num_partitions: Number of state partitions to have, 1 to 32768.
+        options: Options of the query, for its storage; defaults when None.
+        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+        memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
+        report: Called with the number of stores done and of all of them.
+
+    Returns:
+        What was done.
+
+    Guarantee: on return the query goes on from the same rows in the new state partitions. After a
+    raise, or a kill at any moment, it either starts on the old or new ones, whole, or Spark refuses
+    to start it because the rescale is unfinished; the same call again finishes it, `undo_rescale`
+    takes it back.
+
+    Raises:
+        InUseError: A query, or another operation, is writing the checkpoint; or as `plan_rescale`.
+    """
+    with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
+        planned = _Rescale(checkpoint, num_partitions)
+        with exclusive_use(checkpoint, "rescale") as use:
+            return planned.run(use, report or (lambda _done, _total: None))
+
+
+def plan_undo(
+    uri: str,
+    *,
+    options: StateStoreOptions | None = None,
+    io: TreeFileIO | None = None,
+    memory: FileIO | None = None,
+) -> UndoPlan:
+    """Return what the undo of the newest rescale would do; changes nothing.
+
+    Args:
+        uri: Checkpoint directory, as `plan_rescale` takes it.
+        options: Options of the query, for its storage; defaults when None.
+        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+        memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
+
+    Raises:
+        InvalidArgumentError: The newest batch is not a rescale's: nothing can be undone, or no more
+            since a batch has run.
+        NotFoundError, IncompatibleError, CorruptionError, StorageError: As `plan_rescale`.
+    """
+    with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
+        return _Undo(checkpoint).plan
+
+
+def undo_rescale(
+    uri: str,
+    *,
+    options: StateStoreOptions | None = None,
+    io: TreeFileIO | None = None,
+    memory: FileIO | None = None,
+) -> UndoPlan:
+    """Go back to the state partitions before the newest rescale, finished or not.
+
+    Args:
+        uri: Checkpoint directory, as `plan_rescale` takes it.
+        options: Options of the query, for its storage; defaults when None.
+        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+        memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
+
+    Returns:
+        What was done.
+
+    Guarantee: on return the checkpoint is as it was before the rescale. After a raise or a kill
+    Spark refuses to start the query, and the same call again goes on; so does `rescale`.
+
+    Raises:
+        InUseError: A query, or another operation, is writing the checkpoint; or as `plan_undo`.
+    """
+    with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
+        undo = _Undo(checkpoint)
+        with exclusive_use(checkpoint, "undo of a rescale") as use:
+            undo.run(use)
+        return undo.plan
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreChange:
+    """A store with what it is made of now and then; `made_of` is None where it is re-hashed."""
+
+    operator: int
+    operator_name: str
+    name: str
+    heads: Mapping[int, PublishedFile]
+    way: Way
+    max_parallelism: int
+    made_of: Mapping[int, rescaling.RescaledStore] | None
+
+
+class _Rescale:
+    """One rescale of an open checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, num_partitions: int) -> None:
+        self._checkpoint = checkpoint
+        self._num_partitions = num_partitions
+        if not 1 <= num_partitions <= MAX_PARALLELISM_LIMIT:
+            raise InvalidArgumentError(
+                "number of state partitions is out of range",
+                value=num_partitions,
+                minimum=1,
+                maximum=MAX_PARALLELISM_LIMIT,
+                to_fix=f"choose a number from 1 to {MAX_PARALLELISM_LIMIT}",
+            )
+        self._backend = checkpoint.backend
+        check_rescalable(checkpoint)
+        found = find_rescale_batch(checkpoint)
+        self._begun = None if found is None or found.is_committed else found
+        if self._begun is not None and self._begun.num_partitions != num_partitions:
+            raise _begun_with_another(checkpoint, self._begun, num_partitions)
+        self._is_done = self._begun is None and checkpoint.num_partitions == num_partitions
+        self._batch = checkpoint.newest_version
+        if self._is_done:
+            self._batch -= 1
+
+    def plan(self, *, with_estimates: bool) -> RescalePlan:
+        """Return what is to be done."""
+        stores: list[StoreRescale] = []
+        if not self._is_done:
+            stores = [self._describe(store, with_estimates) for store in self._changes()]
+        return self._as_plan(stores)
+
+    def run(self, use: ExclusiveUse, report: Callable[[int, int], None]) -> RescalePlan:
+        """Do it."""
+        if self._is_done:
+            return self._as_plan([])
+        changes = self._changes()
+        ids = self._write_state(changes, report)
+        use.require_held()
+        if self._begun is None:
+            add_offsets(self._checkpoint, self._batch, self._num_partitions)
+        write_operators(self._checkpoint, self._num_partitions)
+        add_commit(self._checkpoint, self._batch, ids)
+        return self._as_plan([self._describe(store, with_estimates=False) for store in changes])
+
+    def _as_plan(self, stores: Sequence[StoreRescale]) -> RescalePlan:
+        return RescalePlan(
+            checkpoint=self._checkpoint.uri,
+            backend=self._backend,
+            batch=self._batch,
+            num_partitions_before=self._checkpoint.num_partitions,
+            num_partitions=self._num_partitions,
+            is_begun=self._begun is not None,
+            is_done=self._is_done,
+            stores=tuple(stores),
+        )
+
+    def _changes(self) -> list[_StoreChange]:
+        heads: dict[tuple[int, str], dict[int, PublishedFile]] = {}
+        for store, head in self._checkpoint.heads(self._checkpoint.newest_version).items():
+            heads.setdefault((store.operator, store.name), {})[store.partition] = head
+        return [self._change(*key, of) for key, of in heads.items()]
+
+    def _change(self, operator: int, name: str, heads: dict[int, PublishedFile]) -> _StoreChange:
+        trailer = heads[min(heads)].trailer
+        is_whole = not any(
+            partition_key_columns(name, family) for family in trailer.column_families
+        )
+        way: Way = "whole" if is_whole else "key-groups"
+        max_parallelism = trailer.max_parallelism
+        made_of = None
+        if not is_whole and max_parallelism % self._num_partitions:
+            way, max_parallelism = "rehash", default_max_parallelism(self._num_partitions)
+        else:
+            made_of = rescaling.plan_rescale(heads, self._num_partitions, is_whole=is_whole)
+        operator_name = self._checkpoint.operator(operator).name
+        return _StoreChange(operator, operator_name, name, heads, way, max_parallelism, made_of)
+
+    def _describe(self, change: _StoreChange, with_estimates: bool) -> StoreRescale:
+        if change.made_of is None:
+            partitions = self._rehashed(change)
+        else:
+
+            def read(item: tuple[int, rescaling.RescaledStore]) -> PartitionRead:
+                return self._read(change, *item, with_estimates)
+
+            with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
+                partitions = tuple(pool.map(read, change.made_of.items()))
+        return StoreRescale(
+            change.operator,
+            change.operator_name,
+            change.name,
+            change.way,
+            change.max_parallelism,
+            partitions,
+        )
+
+    def _read(
+        self,
+        change: _StoreChange,
+        partition: int,
+        store: rescaling.RescaledStore,
+        with_estimates: bool,
+    ) -> PartitionRead:
+        sources = tuple(source for source in store.sources if source in change.heads)
+        if not with_estimates:
+            return PartitionRead(partition, sources, None, None)
+        location = self._checkpoint.location(StoreName(change.operator, partition, change.name))
+        reads = rescaling.estimate_reads(
+            store, change.heads, rescaling.read_trailers(location, store.files)
+        )
+        return PartitionRead(partition, sources, reads.num_bytes, reads.num_rows)
+
+    def _rehashed(self, change: _StoreChange) -> tuple[PartitionRead, ...]:
+        """Return equal shares: only hashing every row would tell more."""
+        trailers = [head.trailer for head in change.heads.values()]
+        counts = [trailer.num_keys for trailer in trailers]
+        num_rows = None
+        if None not in counts:
+            num_rows = sum(filter(None, counts)) // self._num_partitions
+        num_bytes = sum(
+            head.ref.size + sum(ref.size for ref in head.trailer.files)
+            for head in change.heads.values()
+        )
+        sources = tuple(change.heads)
+        return tuple(
+            PartitionRead(partition, sources, num_bytes // self._num_partitions, num_rows)
+            for partition in range(self._num_partitions)
+        )
+
+    def _write_state(
+        self, changes: Sequence[_StoreChange], report: Callable[[int, int], None]
+    ) -> CheckpointIds:
+        """Make the rescaled version of every store; return its checkpoint IDs in format v2."""
+        made: dict[StoreName, PublishedFile] = {}
+        jobs = [
+            (StoreName(change.operator, partition, change.name), made_of)
+            for change in changes
+            for partition, made_of in (change.made_of or {}).items()
+        ]
+        to_rehash = [change for change in changes if change.made_of is None]
+        total = len(jobs) + len(to_rehash) * self._num_partitions
+        with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
+            for published in pool.map(self._write, *zip(*jobs, strict=True)) if jobs else ():
+                made[published.trailer.store] = published
+                report(len(made), total)
+        for change in to_rehash:
+            made |= rehash_store(self._checkpoint, change.heads, self._num_partitions)
+            report(len(made), total)
+        return self._checkpoint_ids(made)
+
+    def _write(self, store: StoreName, made_of: rescaling.RescaledStore) -> PublishedFile:
+        return rescaling.write_rescaled_version(
+            self._checkpoint.location(store),
+            made_of,
+            self._checkpoint.scratch_directory,
+            sync=True,
+            clock=self._checkpoint.clock,
+            home=self._checkpoint.home(store),
+        )
+
+    def _checkpoint_ids(self, made: Mapping[StoreName, PublishedFile]) -> CheckpointIds:
+        before = self._checkpoint.commit_entry(self._batch - 1).checkpoint_ids
+        ids: CheckpointIds = {}
+        for operator in self._checkpoint.operators if before else ():
+            partitions = {store.partition for store in made if store.operator == operator.id}
+            ids[str(operator.id)] = [
+                [
+                    made[StoreName(operator.id, partition, info.name)].trailer.checkpoint_id
+                    for info in operator.stores
+                ]
+                for partition in sorted(partitions)
+            ]
+        return ids
+
+
+def _begun_with_another(
+    checkpoint: Checkpoint, begun: RescaleBatch, num_partitions: int
+) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "a rescale to another number of state partitions was begun and not finished",
+        kind="unfinished-operation",
+        checkpoint=checkpoint.uri,
+        batch=begun.batch,
+        begun=begun.num_partitions,
+        asked=num_partitions,
+        to_fix=f"finish it with --partitions {begun.num_partitions}, or take it back with --undo, "
+        "before you rescale again",
+    )
+
+
+class _Undo:
+    """The undo of the newest rescale of an open checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        found = find_rescale_batch(checkpoint)
+        if found is None:
+            self._version = checkpoint.newest_version + 1
+            self._stores = self._left_over()
+            if not self._stores:
+                raise _nothing_to_undo(checkpoint)
+            now = before = checkpoint.num_partitions
+        else:
+            self._version = found.version
+            before, now = found.num_partitions_before, found.num_partitions
+            self._stores = [
+                StoreName(operator.id, partition, info.name)
+                for operator in checkpoint.operators
+                for info in operator.stores
+                for partition in range(found.num_partitions)
+            ]
+        self._found = found
+        self.plan = UndoPlan(
+            checkpoint=checkpoint.uri,
+            batch=None if found is None else found.batch,
+            was_committed=found is not None and found.is_committed,
+            num_partitions_before=now,
+            num_partitions=before,
+        )
+
+    def run(self, use: ExclusiveUse) -> None:
+        """Do it."""
+        checkpoint, found = self._checkpoint, self._found
+        use.require_held()
+        if found is not None:
+            checkpoint.commits.delete(found.batch)
+        with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
+            list(pool.map(self._take_away, self._stores))
+        if found is not None:
+            write_operators(checkpoint, found.num_partitions_before)
+            checkpoint.offsets.delete(found.batch)
+
+    def _take_away(self, store: StoreName) -> None:
+        rescaling.undo_rescaled_version(self._checkpoint.location(store), self._version)
+
+    def _left_over(self) -> list[StoreName]:
+        """Return what a rescale left that was killed before it planned its batch.
+
+        Every rescaled version has a reference file in a state partition of those before it.
+        """
+        checkpoint = self._checkpoint
+        sources = [
+            StoreName(operator.id, partition, info.name)
+            for operator in checkpoint.operators
+            for info in operator.stores
+            for partition in range(checkpoint.num_partitions)
+        ]
+
+        def refs_in(source: StoreName) -> set[StoreName]:
+            location = checkpoint.location(source)
+            refs = find_refs(location.io.list(location.directory))
+            return {
+                StoreName(source.operator, ref.partition, source.name)
+                for ref in refs
+                if ref.version == self._version
+            }
+
+        with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
+            found = set().union(*pool.map(refs_in, sources))
+        return sorted(found, key=str)
+
+
+def _nothing_to_undo(checkpoint: Checkpoint) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "there is no rescale to undo: the newest batch is the query's own",
+        checkpoint=checkpoint.uri,
+        batch=checkpoint.newest_committed,
+        num_partitions=checkpoint.num_partitions,
+        to_fix="once a batch has run after a rescale, rescale to the former number of state "
+        "partitions instead",
+    )

@@ -1,0 +1,173 @@
+"""The batch by which Spark's logs change the number of state partitions of a query.
+
+A rescale is a batch that reads nothing: its entry of the offset log is that of the batch before
+with another `spark.sql.shuffle.partitions`, as in Spark's own repartition. Planned but not
+committed it is unfinished, and Spark refuses to start the query; committed it is what the next
+batch goes on from. Only the offset log's conf decides; `numPartitions` of the operator metadata is
+for people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.query_log import (
+    NUM_PARTITIONS_KEY,
+    operator_metadata_path,
+    read_text,
+    with_num_partitions,
+    write_text,
+)
+from statestore.core.errors import IncompatibleError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from statestore.operations.checkpoint import Checkpoint
+
+STRICT_DISTRIBUTION_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
+
+CheckpointIds = dict[str, list[list[str]]]
+"""By operator ID: for each state partition one for each store, in the operator metadata's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RescaleBatch:
+    """The newest batch of a checkpoint, where it is a rescale's.
+
+    Attributes:
+        batch: Its number.
+        num_partitions_before: Number of state partitions of the batch before.
+        num_partitions: Number of state partitions from it on.
+        is_committed: Whether the rescale is finished.
+    """
+
+    batch: int
+    num_partitions_before: int
+    num_partitions: int
+    is_committed: bool
+
+    @property
+    def version(self) -> int:
+        """The state version it makes."""
+        return self.batch + 1
+
+
+def find_rescale_batch(checkpoint: Checkpoint) -> RescaleBatch | None:
+    """Return the newest batch where it is a rescale's, else None.
+
+    Raises:
+        InvalidArgumentError: The newest batch is neither committed nor a rescale's (kind
+            unfinished-batch); or the logs contradict each other.
+        CorruptionError, StorageError: The logs cannot be read.
+    """
+    newest, committed = checkpoint.newest_planned, checkpoint.newest_committed
+    assert newest is not None, "a checkpoint has a planned batch"  # noqa: S101
+    if committed is None or newest not in (committed, committed + 1):
+        raise _unfinished(checkpoint)
+    before, after = (_num_partitions(checkpoint, batch) for batch in (newest - 1, newest))
+    if before is not None and after is not None and before != after:
+        return RescaleBatch(newest, before, after, is_committed=newest == committed)
+    if newest != committed:
+        raise _unfinished(checkpoint)
+    return None
+
+
+def _num_partitions(checkpoint: Checkpoint, batch: int) -> int | None:
+    """Return the number of state partitions of a batch, None where its entry is gone."""
+    if batch not in checkpoint.planned_batches:
+        return None
+    return int(checkpoint.offsets_entry(batch).conf[NUM_PARTITIONS_KEY])
+
+
+def _unfinished(checkpoint: Checkpoint) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "the newest batch of the query is planned but not committed",
+        kind="unfinished-batch",
+        checkpoint=checkpoint.uri,
+        planned_batch=checkpoint.newest_planned,
+        committed_batch=checkpoint.newest_committed,
+        to_fix="start the query as it was and let it end the batch, for example with "
+        "trigger(availableNow=True), then repeat this; its rows may have reached the sink already, "
+        "so it cannot be left out",
+    )
+
+
+def check_rescalable(checkpoint: Checkpoint) -> None:
+    """Check that the rows of every operator are where Spark's partition function puts them.
+
+    Raises:
+        IncompatibleError: The query does not pin the strict distribution (kind not-rescalable), or
+            an operator keeps its state in a way this package does not know.
+        InvalidArgumentError: The query has no stateful operator.
+    """
+    if checkpoint.conf.get(STRICT_DISTRIBUTION_KEY, "false").lower() != "true":
+        raise IncompatibleError(
+            "state partitions of this query do not follow the key alone",
+            kind="not-rescalable",
+            checkpoint=checkpoint.uri,
+            conf=STRICT_DISTRIBUTION_KEY,
+            found=checkpoint.conf.get(STRICT_DISTRIBUTION_KEY),
+            to_fix="start the query with a new checkpoint directory and another "
+            f"{NUM_PARTITIONS_KEY}: a checkpoint of a Spark before 3.3 cannot be rescaled",
+        )
+    unknown = f"{checkpoint.state_directory}/{len(checkpoint.operators)}/_metadata/v2"
+    if checkpoint.io.list(unknown):
+        raise IncompatibleError(
+            "an operator has metadata of a version that this package does not know",
+            kind="not-rescalable",
+            directory=unknown,
+            to_fix="only operators with metadata of version 1 can be rescaled; see docs/spark.md",
+        )
+    if not checkpoint.operators:
+        raise InvalidArgumentError(
+            "the query has no state to rescale",
+            checkpoint=checkpoint.uri,
+            to_fix=f"start the query with another {NUM_PARTITIONS_KEY}; without state nothing "
+            "keeps the old one",
+        )
+
+
+def add_offsets(checkpoint: Checkpoint, batch: int, num_partitions: int) -> None:
+    """Plan the rescale: from now on Spark refuses to start the query until `add_commit`.
+
+    Raises:
+        FencedError: The batch was planned meanwhile, by a query or another rescale.
+        StorageError: The storage failed.
+    """
+    entry = checkpoint.offsets_entry(batch - 1)
+    changed = entry.with_conf({NUM_PARTITIONS_KEY: str(num_partitions)})
+    checkpoint.offsets.add(batch, changed.encode())
+
+
+def write_operators(checkpoint: Checkpoint, num_partitions: int) -> None:
+    """Write the number of state partitions into every operator's metadata.
+
+    Raises:
+        CorruptionError, StorageError: Metadata cannot be read or written.
+    """
+    for operator in checkpoint.operators:
+        path = operator_metadata_path(checkpoint.state_directory, operator.id)
+        text = read_text(checkpoint.io, path)
+        changed = with_num_partitions(text, path, num_partitions)
+        if changed != text:
+            write_text(checkpoint.io, path, changed, overwrite=True)
+
+
+def add_commit(checkpoint: Checkpoint, batch: int, ids: Mapping[str, list[list[str]]]) -> None:
+    """Finish the rescale; from now on the query goes on with the new state partitions.
+
+    Args:
+        checkpoint: The checkpoint.
+        batch: The rescale's batch.
+        ids: Checkpoint IDs of the new state partitions, empty in checkpoint format v1.
+
+    Raises:
+        FencedError: The batch was committed meanwhile.
+        StorageError: The storage failed.
+    """
+    entry = checkpoint.commit_entry(batch - 1)
+    if ids:
+        entry = entry.with_checkpoint_ids(ids)
+    checkpoint.commits.add(batch, entry.encode())

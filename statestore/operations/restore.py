@@ -1,0 +1,469 @@
+"""Restore: a new checkpoint made of a savepoint, from which a query goes on.
+
+State files are copied as they are where the new checkpoint keeps its state the same way, and else
+written anew. `plan_restore` reads and decides, `Restore.run` writes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.commit import NewVersion
+from statestore.checkpoint.layout import (
+    HEAP_MARKER,
+    HEAP_MARKER_TEXT,
+    StoreLocation,
+    placeholder_path,
+)
+from statestore.checkpoint.placement import make_placement
+from statestore.checkpoint.query_log import (
+    NUM_PARTITIONS_KEY,
+    PROVIDER_KEY,
+    operator_metadata_path,
+    read_text,
+    write_text,
+)
+from statestore.codec.trailer import RowCounts, StoreName
+from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.core.key_groups import default_max_parallelism
+from statestore.core.options import StateStoreOptions
+from statestore.core.providers import PROVIDERS
+from statestore.io.s3_settings import S3Settings
+from statestore.io.storage import open_storage
+from statestore.operations.committed_version import (
+    CommittedVersion,
+    copy_file,
+    copy_spark_files,
+    copy_state,
+    link_file,
+    no_report,
+    pin_version,
+    write_logs,
+)
+from statestore.operations.full_state import (
+    MAX_STATES_AT_ONCE,
+    StateWriter,
+    Work,
+    deal_out,
+    open_memory,
+    write_states,
+)
+from statestore.operations.new_directory import METADATA_NAME, begin_directory, check_target
+from statestore.operations.operator_map import (
+    OperatorMap,
+    ResolvedOperators,
+    is_single,
+    store_names_of,
+)
+from statestore.operations.savepoint import Savepoint, open_savepoint
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.layout import FileBody
+    from statestore.codec.trailer import Trailer
+    from statestore.core.clock import Clock
+    from statestore.core.ids import IdSource
+    from statestore.io.file_io import FileIO, TreeFileIO
+    from statestore.operations.committed_version import Report
+    from statestore.operations.new_directory import NewDirectory
+
+_OF_OPERATOR = re.compile(r"state/([0-9]+)/(.*)")
+_METADATA = "_metadata/metadata"
+
+
+@dataclass(frozen=True)
+class Restore:
+    """What a restore does, decided and not yet done.
+
+    Attributes:
+        savepoint: What is restored.
+        version: Its files.
+        target: The new checkpoint, as the caller named it.
+        backend: State backend of the new checkpoint.
+        num_partitions: Number of its state partitions.
+        operators: Which operators become which.
+        claims: Whether the savepoint is deleted when the checkpoint is whole.
+        keeps_query_id: Whether sinks take it for the same query.
+    """
+
+    savepoint: Savepoint
+    version: CommittedVersion
+    target: str
+    backend: str
+    num_partitions: int
+    operators: ResolvedOperators
+    claims: bool
+    keeps_query_id: bool
+    options: StateStoreOptions
+    target_io: TreeFileIO | None
+    memory: FileIO | None
+    ids: IdSource | None
+    clock: Clock | None
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether the state files are copied as they are, and not written anew."""
+        return (
+            self.backend == self.version.checkpoint.backend
+            and self.num_partitions == self.version.num_partitions
+            and all(old == new for old, new in self.operators.kept.items())
+        )
+
+    @cached_property
+    def stores(self) -> tuple[StoreName, ...]:
+        """The savepoint's stores that are restored."""
+        return tuple(store for store in self.version.heads if store.operator in self.operators.kept)
+
+    @cached_property
+    def store_names(self) -> tuple[tuple[int, str], ...]:
+        """Old operator ID and name of every store that is restored."""
+        return tuple(dict.fromkeys((store.operator, store.name) for store in self.stores))
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state files that are read."""
+        return self.version.state_bytes(self.stores)
+
+    def run(self, report: Report = no_report) -> None:
+        """Make the checkpoint.
+
+        Args:
+            report: Called with bytes of state done and the total.
+
+        Guarantee: on return the checkpoint is whole and durable, and the savepoint as it was, or
+        gone where it was claimed. After a raise, or when the process is killed, no query starts
+        from the checkpoint until the restore is repeated, and the savepoint is whole; or the
+        checkpoint is whole, and what may be left of a claimed savepoint no longer is one.
+
+        Raises:
+            InvalidArgumentError: The checkpoint has files meanwhile (kind checkpoint-exists).
+            CorruptionError, NotFoundError, StorageError: A file of the savepoint cannot be read, or
+                a storage failed.
+        """
+        with begin_directory(
+            self.target, "restore", options=self.options, io=self.target_io, ids=self.ids,
+            clock=self.clock,
+        ) as target:  # fmt: skip
+            state_io, state_root = self._place_state(target)
+            to = replace(target, io=state_io)
+            ids = self._new_ids(target)
+            if self.is_copied:
+                # What is claimed is moved: no byte is copied on one storage.
+                copy = link_file if self.claims else copy_file
+                copy_state(self.version, self.stores, to, state_root, report, copy=copy)
+            else:
+                self._write_states(to, state_root, ids, report)
+            self._write_added(to, state_root, ids)
+            copy_spark_files(self.version, target, self._rename)
+            if not self.operators.added:
+                self._write_operators(target)
+            self._write_logs(target, ids)
+            query_id = self.savepoint.query_id if self.keeps_query_id else ""
+            target.finish(query_metadata(query_id or new_query_id(target.ids)))
+        if self.claims:
+            io, directory = self.version.checkpoint.io, self.version.checkpoint.path
+            io.delete(f"{directory}/{METADATA_NAME}")
+            io.delete_tree(directory)
+
+    def _place_state(self, target: NewDirectory) -> tuple[TreeFileIO, str]:
+        """Return storage and directory of the state, outside of the checkpoint where asked for."""
+        root = f"{target.path}/state"
+        uri = self.options.checkpoint_storage
+        if not uri:
+            return target.io, root
+        fetched = f"{target.scratch_directory}/fetched"
+        Path(fetched).mkdir()
+        settings = S3Settings.from_options(self.options)
+        io, path = open_storage(uri, fetched, settings, target.clock)
+        home = StoreLocation(target.io, root, StoreName(0, 0))
+        placement = make_placement(home, io, path, uri, sync=self.options.fsync_enabled)
+        for store in self._new_ids(target):
+            write_text(target.io, placeholder_path(root, store), "", overwrite=True)
+        return io, f"{path}/{placement.id}"
+
+    def _new_ids(self, target: NewDirectory) -> dict[StoreName, str]:
+        """Return the checkpoint ID of every store of the new checkpoint; those copied keep it."""
+        if self.is_copied:
+            ids = {store: self.version.heads[store].trailer.checkpoint_id for store in self.stores}
+        else:
+            ids = {
+                StoreName(self.operators.new_id(operator), partition, name): target.ids.new_id()
+                for operator, name in self.store_names
+                for partition in range(
+                    1 if is_single(self.version, operator, name) else self.num_partitions
+                )
+            }
+        for operator, short_name in self.operators.added.items():
+            for name in store_names_of(short_name):
+                for partition in range(self.num_partitions):
+                    ids[StoreName(operator, partition, name)] = target.ids.new_id()
+        return ids
+
+    def _write_states(
+        self, target: NewDirectory, root: str, ids: Mapping[StoreName, str], report: Report
+    ) -> None:
+        """Write the state of every store of the savepoint anew."""
+        checkpoint = self.version.checkpoint
+        work = self._work(target)
+
+        def write(stores: tuple[list[StoreName], list[StoreName]]) -> int:
+            givers, takers = stores
+            write_states(
+                [(checkpoint.location(store), self.version.heads[store]) for store in givers],
+                {self._location(target, root, store): ids[store] for store in takers},
+                self.num_partitions,
+                self.backend,
+                work,
+            )
+            return self.version.state_bytes(givers)
+
+        done, total = 0, self.state_bytes
+        with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
+            for num_bytes in pool.map(write, self._givers_and_takers()):
+                done += num_bytes
+                report(min(done, total), total)
+
+    def _givers_and_takers(self) -> Iterator[tuple[list[StoreName], list[StoreName]]]:
+        """Yield stores of the savepoint, and those of the checkpoint that take their rows."""
+        for operator, name in self.store_names:
+            pairs = [(range(1), range(1))]
+            if not is_single(self.version, operator, name):
+                pairs = deal_out(self.version.num_partitions, self.num_partitions)
+            new_id = self.operators.new_id(operator)
+            for givers, takers in pairs:
+                yield (
+                    [StoreName(operator, partition, name) for partition in givers],
+                    [StoreName(new_id, partition, name) for partition in takers],
+                )
+
+    def _write_added(self, target: NewDirectory, root: str, ids: Mapping[StoreName, str]) -> None:
+        """Write the empty state of operators that the savepoint does not have."""
+        work = self._work(target)
+        parallelisms = [head.trailer.max_parallelism for head in self.version.heads.values()]
+        known = [number for number in parallelisms if number % self.num_partitions == 0]
+        for store, checkpoint_id in ids.items():
+            if store.operator not in self.operators.added:
+                continue
+            new = NewVersion(
+                version=self.version.version,
+                parent=None,
+                checkpoint_id=checkpoint_id,
+                checkpoint_format=2 if self.version.has_checkpoint_ids else 1,
+                rows=RowCounts(),
+                num_keys=0,
+                max_parallelism=max(known, default=default_max_parallelism(self.num_partitions)),
+                num_partitions=self.num_partitions,
+                rescalable=True,
+                column_families=(),
+                backend=self.backend,
+            )
+            StateWriter(self._location(target, root, store), new, work).finish()
+
+    def _work(self, target: NewDirectory) -> Work:
+        backends = self.backend, self.version.checkpoint.backend
+        memory = open_memory(self.options) if "rocksdb" in backends else None
+        return Work(target.scratch_directory, self.options, target.clock, memory)
+
+    def _location(self, target: NewDirectory, root: str, store: StoreName) -> StoreLocation:
+        if self.backend != "heap" or self.memory is None:
+            body: FileBody = "sst" if self.backend == "rocksdb" else "arrows"
+            return StoreLocation(target.io, root, store, body)
+        home = StoreLocation(target.io, root, store)
+        target.io.make_directory(home.directory)
+        target.io.write(home.path(HEAP_MARKER), HEAP_MARKER_TEXT, sync=False, overwrite=True)
+        return StoreLocation(self.memory, root, store)
+
+    def _rename(self, path: str) -> str | None:
+        """Return the new path of one of Spark's files; None for one that is written, or left."""
+        found = _OF_OPERATOR.fullmatch(path)
+        if found is None:
+            return path
+        operator, rest = int(found[1]), found[2]
+        if operator not in self.operators.kept or rest == _METADATA:
+            return None
+        return f"state/{self.operators.new_id(operator)}/{rest}"
+
+    def _write_operators(self, target: NewDirectory) -> None:
+        """Write Spark's metadata of the operators, with their new numbers."""
+        checkpoint = self.version.checkpoint
+        for old, new in self.operators.kept.items():
+            path = operator_metadata_path(checkpoint.state_directory, old)
+            *head, last = read_text(checkpoint.io, path).rstrip("\n").split("\n")
+            fields = json.loads(last)
+            fields["operatorInfo"]["operatorId"] = new
+            for store in fields["stateStoreInfo"]:
+                store["numPartitions"] = self.num_partitions
+            text = "\n".join([*head, json.dumps(fields, separators=(",", ":"))])
+            new_path = operator_metadata_path(f"{target.path}/state", new)
+            write_text(target.io, new_path, text, overwrite=True)
+
+    def _write_logs(self, target: NewDirectory, ids: Mapping[StoreName, str]) -> None:
+        conf = {
+            PROVIDER_KEY: PROVIDERS[self.backend],
+            NUM_PARTITIONS_KEY: str(self.num_partitions),
+        }
+        offsets = {batch: entry.with_conf(conf) for batch, entry in self.version.offsets.items()}
+        commits = dict(self.version.commits)
+        if self.version.has_checkpoint_ids:
+            batch = self.version.batch
+            commits[batch] = commits[batch].with_checkpoint_ids(self._by_operator(ids))
+        write_logs(target, offsets, commits)
+
+    def _by_operator(self, ids: Mapping[StoreName, str]) -> dict[str, list[list[str]]]:
+        """Return checkpoint IDs as the commit log has them: by operator, partition and store."""
+        names: dict[int, list[str]] = {}
+        for operator in self.version.checkpoint.operators:
+            if operator.id in self.operators.kept:
+                new_id = self.operators.new_id(operator.id)
+                names[new_id] = [store.name for store in operator.stores]
+        for store in ids:
+            if store.operator in self.operators.added:
+                known = names.setdefault(store.operator, [])
+                known += [] if store.name in known else [store.name]
+        return {
+            str(operator): [
+                [ids[StoreName(operator, partition, name)] for name in stores]
+                for partition in range(self.num_partitions)
+                if StoreName(operator, partition, stores[0]) in ids
+            ]
+            for operator, stores in sorted(names.items())
+        }
+
+
+def query_metadata(query_id: str) -> str:
+    """Return the text of Spark's `metadata`."""
+    return json.dumps({"id": query_id}, separators=(",", ":"))
+
+
+def new_query_id(ids: IdSource) -> str:
+    """Return an ID that no query has had."""
+    return str(uuid.UUID(hex=ids.new_id()))
+
+
+@contextmanager
+def plan_restore(
+    savepoint: str,
+    checkpoint: str,
+    *,
+    backend: str | None = None,
+    num_partitions: int | None = None,
+    operators: OperatorMap | None = None,
+    claims: bool = False,
+    keeps_query_id: bool = True,
+    options: StateStoreOptions | None = None,
+    io: TreeFileIO | None = None,
+    target_io: TreeFileIO | None = None,
+    memory: FileIO | None = None,
+    ids: IdSource | None = None,
+    clock: Clock | None = None,
+) -> Iterator[Restore]:
+    """Decide how a savepoint becomes a new checkpoint; nothing is written.
+
+    Args:
+        savepoint: The savepoint: a path, or a `file:`, `s3:` or `s3a:` URI.
+        checkpoint: The new checkpoint, which must not be there; of any such storage.
+        backend: Its state backend; that of the checkpoint the savepoint was taken of when None.
+        num_partitions: Number of its state partitions, a divisor of the number of key groups; the
+            savepoint's when None.
+        operators: Which operators of the savepoint become which of the query; all stay when None.
+        claims: Whether the savepoint is moved, and gone afterwards.
+        keeps_query_id: Whether the query goes on under its ID, so that sinks which know its batches
+            by it pass over those they have; else it is a new query beside the one that was.
+        options: Of the query: storage (`s3.*`, checkpointStorage) and the form of files; defaults
+            when None.
+        io: Storage of `savepoint`, which is then a path of it; what the URI names when None.
+        target_io: The same of `checkpoint`.
+        memory: The driver's memory, for the heap backend.
+        ids: Source of IDs, random when None.
+        clock: Source of time, the machine's when None.
+
+    Yields:
+        The plan, to be run within the context.
+
+    Raises:
+        InvalidArgumentError: The checkpoint has files (kind checkpoint-exists); the operators do
+            not become those of a query; the number of state partitions or the state backend cannot
+            be had.
+        IncompatibleError: A store cannot be dealt out by key groups (kind not-rescalable).
+        NotFoundError, CorruptionError, StorageError: As `open_savepoint`.
+    """
+    options = options or StateStoreOptions()
+    with open_savepoint(savepoint, options=options, io=io, clock=clock) as (found, source):
+        check_target(checkpoint, options, source.clock, target_io)
+        version = pin_version(source)
+        restore = Restore(
+            savepoint=found,
+            version=version,
+            target=checkpoint,
+            backend=backend or found.backend,
+            num_partitions=num_partitions or found.num_partitions,
+            operators=(operators or OperatorMap()).resolve(
+                [operator.id for operator in source.operators]
+            ),
+            claims=claims,
+            keeps_query_id=keeps_query_id,
+            options=options,
+            target_io=target_io,
+            memory=memory,
+            ids=ids,
+            clock=clock,
+        )
+        _check_backend(restore)
+        _check_partitions(restore)
+        yield restore
+
+
+def _check_backend(restore: Restore) -> None:
+    if restore.backend not in PROVIDERS:
+        raise InvalidArgumentError(
+            "unknown state backend",
+            backend=restore.backend,
+            to_fix=f"use one of {', '.join(PROVIDERS)}",
+        )
+    if restore.backend == "heap" and restore.memory is None:
+        raise InvalidArgumentError(
+            "the heap backend keeps state in the memory of the query's driver",
+            backend=restore.backend,
+            to_fix="call plan_restore in the driver's own Python program, with "
+            "memory=driver_memory(spark), or restore to the filesystem or rocksdb backend",
+        )
+
+
+def _check_partitions(restore: Restore) -> None:
+    before, after = restore.version.num_partitions, restore.num_partitions
+    if before == after:
+        return
+    for operator, name in restore.store_names:
+        if is_single(restore.version, operator, name):
+            continue
+        for partition in range(before):
+            store = StoreName(operator, partition, name)
+            _check_store(restore.version.heads[store].trailer, before, after)
+
+
+def _check_store(trailer: Trailer, before: int, after: int) -> None:
+    if after < 1 or trailer.max_parallelism % after:
+        raise InvalidArgumentError(
+            "the number of state partitions does not divide the number of key groups",
+            store=str(trailer.store),
+            num_partitions=after,
+            max_parallelism=trailer.max_parallelism,
+            to_fix=f"restore with {before}, then statestore rescale CHECKPOINT --partitions "
+            f"{after} --yes, which hashes every row anew",
+        )
+    if not trailer.rescalable:
+        raise IncompatibleError(
+            "the rows of a store do not follow their key groups",
+            kind="not-rescalable",
+            store=str(trailer.store),
+            num_partitions=before,
+            to_fix=f"restore with {before} state partitions",
+        )

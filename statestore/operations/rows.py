@@ -1,0 +1,177 @@
+"""The rows of a store at a version as bytes, whatever the state backend: record batches of puts.
+
+What reading, diff and inspection stand on. A version is restored the way an engine does it, into
+the scratch directory of the opened checkpoint, and passes by in bounded memory.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from statestore.checkpoint.restore import restore_version
+from statestore.codec.merge import merge_runs
+from statestore.codec.rows import from_numpy, to_numpy
+from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.operations.checkpoint import Checkpoint, open_checkpoint
+from statestore.operations.full_state import open_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.trailer import ColumnFamily, StoreName
+    from statestore.core.options import StateStoreOptions
+
+Heads = dict["StoreName", "PublishedFile"]
+
+
+@contextmanager
+def opened(
+    checkpoint: str | Checkpoint, options: StateStoreOptions | None = None
+) -> Iterator[Checkpoint]:
+    """Open a checkpoint by its URI; one that is open already is passed through and stays open."""
+    if isinstance(checkpoint, Checkpoint):
+        yield checkpoint
+        return
+    with open_checkpoint(checkpoint, options=options) as made:
+        yield made
+
+
+def find_heads(
+    checkpoint: Checkpoint,
+    operator: int,
+    store: str,
+    version: int | None,
+) -> Heads:
+    """Return the deltas that make a version of a store, one a state partition.
+
+    Args:
+        checkpoint: The checkpoint.
+        operator: Operator ID.
+        store: Store name.
+        version: State version, which is batch + 1; None for the newest committed.
+
+    Raises:
+        NotFoundError: No batch is committed, or the version was expired.
+        InvalidArgumentError: There is no such operator or store.
+        IncompatibleError, CorruptionError, FencedError, StorageError: As `Checkpoint.head`.
+    """
+    known = [info.name for info in checkpoint.operator(operator).stores]
+    if store not in known:
+        raise InvalidArgumentError(
+            "the operator has no such store",
+            operator=operator,
+            store=store,
+            known=", ".join(known),
+            to_fix="use one of these",
+        )
+    version = checkpoint.newest_version if version is None else version
+    if version not in range(1, checkpoint.newest_version + 1):
+        raise NotFoundError(
+            "the version is not committed",
+            kind="version-not-found",
+            checkpoint=checkpoint.uri,
+            version=version,
+            newest_version=checkpoint.newest_version,
+            to_fix="ask for a version from 1 to the newest; batch b makes version b + 1",
+        )
+    return checkpoint.heads(version, operator=operator, name=store)
+
+
+def of_partitions(heads: Heads, partitions: Iterable[int]) -> Heads:
+    """Return the deltas of some state partitions.
+
+    Raises:
+        InvalidArgumentError: There is no such state partition.
+    """
+    wanted = set(partitions)
+    num_partitions = next(iter(heads.values())).trailer.num_partitions
+    unknown = wanted - set(range(num_partitions))
+    if unknown:
+        raise InvalidArgumentError(
+            "there is no such state partition",
+            partitions=", ".join(map(str, sorted(unknown))),
+            num_partitions=num_partitions,
+            to_fix=f"use numbers from 0 to {num_partitions - 1}",
+        )
+    return {store: head for store, head in heads.items() if store.partition in wanted}
+
+
+def try_find_family(heads: Heads, name: str) -> ColumnFamily | None:
+    """Return a column family by its name, None where no state partition has it."""
+    for head in heads.values():
+        for family in head.trailer.column_families:
+            if family.name == name:
+                return family
+    return None
+
+
+def find_family(heads: Heads, name: str) -> ColumnFamily:
+    """Return a column family by its name.
+
+    Raises:
+        InvalidArgumentError: There is none of that name; names those there are.
+    """
+    found = try_find_family(heads, name)
+    if found is None:
+        known = [family.name for head in heads.values() for family in head.trailer.column_families]
+        raise InvalidArgumentError(
+            "the store has no such column family",
+            column_family=name,
+            known=", ".join(dict.fromkeys(known)),
+            to_fix="use one of these",
+        )
+    return found
+
+
+def read_rows(
+    checkpoint: Checkpoint, head: PublishedFile, column_family: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a store's version.
+
+    Args:
+        checkpoint: The checkpoint.
+        head: The delta of the version, as `find_heads` returns it.
+        column_family: Name of the column family, None for all.
+
+    Yields:
+        Record batches of the state file schema, puts only, each key once and only keys of the
+        store's own state partition. In file order, of the rocksdb backend in order of column family
+        and key.
+
+    Raises:
+        NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError: As
+            `restore_version`.
+    """
+    of = head.trailer
+    # State partitions number their column families by themselves.
+    ids = {family.name: family.id for family in of.column_families}
+    family = None if column_family is None else ids.get(column_family)
+    if family is None and column_family is not None:
+        return
+    location = checkpoint.location(of.store)
+    if location.body == "sst":
+        options = checkpoint.options
+        memory = open_memory(options)
+        # Known to be there: it made the memory.
+        from statestore.backends.rocksdb.full_state import read_full_state
+
+        yield from read_full_state(
+            location, head, checkpoint.scratch_directory, options, checkpoint.clock, memory, family
+        )
+        return
+    checkpoint_id = checkpoint.checkpoint_id(of.store, of.version)
+    restored = restore_version(location, of.version, checkpoint_id)
+    for batch in merge_runs(restored.files, of.max_parallelism):
+        yield batch if family is None else _of_family(batch, family)
+
+
+def _of_family(batch: pa.RecordBatch, column_family: int) -> pa.RecordBatch:
+    is_wanted = to_numpy(batch.column(1), np.uint16) == column_family
+    if is_wanted.all():
+        return batch
+    return batch.take(from_numpy(np.flatnonzero(is_wanted), pa.int64()))

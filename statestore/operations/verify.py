@@ -1,0 +1,238 @@
+"""Verify: prove that versions of a checkpoint are whole, by their trailers or by every row.
+
+Fast reads the trailer of every file that a version is made of: each is there, of the right size,
+and the one its reference names. Deep reads every byte as well: the checksum of every block, every
+row in the key group and the state partition that its key belongs to, and as many rows as the
+version says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from statestore.checkpoint.lineage import check_ref
+from statestore.checkpoint.trailers import read_trailer
+from statestore.codec.partition_key import compute_key_groups
+from statestore.codec.rows import from_numpy, to_numpy
+from statestore.codec.sealed_file import SealedFile
+from statestore.core.errors import CorruptionError, StateStoreError
+from statestore.io.local import named_errors
+from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
+from statestore.operations.rows import opened, read_rows
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.trailer import FileRef, StoreName, Trailer
+    from statestore.core.options import StateStoreOptions
+
+Report = Callable[[int, int], None]
+
+NUM_READERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong.
+
+    Attributes:
+        version: The version that cannot be trusted.
+        store: The store of it, None where all are concerned.
+        kind: Kind of the error, as in statestore.core.errors.KINDS.
+        problem: The error's text.
+    """
+
+    version: int
+    store: StoreName | None
+    kind: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was verified.
+
+    Attributes:
+        versions: The versions, newest first.
+        is_deep: Whether every row was read.
+        num_files, num_bytes: Files they are made of, each counted once.
+        num_rows: Rows read, 0 unless deep.
+        findings: What is wrong; empty when all is well.
+    """
+
+    versions: tuple[int, ...]
+    is_deep: bool
+    num_files: int
+    num_bytes: int
+    num_rows: int
+    findings: tuple[Finding, ...]
+
+    def is_sound(self, version: int) -> bool:
+        """Return whether nothing is wrong with a version."""
+        return version in self.versions and all(
+            finding.version != version for finding in self.findings
+        )
+
+
+def verify(
+    checkpoint: str | Checkpoint,
+    *,
+    versions: Iterable[int] | None = None,
+    deep: bool = False,
+    options: StateStoreOptions | None = None,
+    report: Report | None = None,
+) -> Verification:
+    """Verify versions of a checkpoint; nothing is changed.
+
+    Args:
+        checkpoint: Checkpoint directory of the query, a path or a `file:`, `s3:` or `s3a:` URI; or
+            one that is open. A savepoint is one as well.
+        versions: State versions, None for the newest committed.
+        deep: Whether to read every row.
+        options: How to reach the storage (`s3.*`); defaults when None.
+        report: Called with the stores done and their number, from any thread.
+
+    Returns:
+        What was found. Damage is a finding, not an error.
+
+    Raises:
+        NotFoundError: There is no checkpoint.
+        IncompatibleError: Another provider's.
+        StorageError: The storage failed.
+    """
+    with opened(checkpoint, options) as source:
+        wanted = (source.newest_version,) if versions is None else tuple(versions)
+        return _Verifier(source, deep=deep).run(sorted(set(wanted), reverse=True), report)
+
+
+class _Verifier:
+    """One verification; remembers the files it has seen."""
+
+    def __init__(self, checkpoint: Checkpoint, *, deep: bool) -> None:
+        self._checkpoint = checkpoint
+        self._deep = deep
+        self._lock = Lock()
+        self._sizes: dict[str, int] = {}
+        self._errors: dict[str, StateStoreError | None] = {}
+        self._num_rows = 0
+        self._findings: list[Finding] = []
+
+    def run(self, versions: list[int], report: Report | None) -> Verification:
+        work: list[tuple[int, PublishedFile]] = []
+        for version in versions:
+            try:
+                heads = self._checkpoint.heads(version)
+            except StateStoreError as error:
+                self._find(version, None, error)
+                continue
+            work += [(version, head) for head in heads.values()]
+        done = 0
+        with ThreadPoolExecutor(NUM_READERS if self._deep else MAX_REQUESTS_AT_ONCE) as pool:
+            for _ in pool.map(lambda item: self._verify_store(*item), work):
+                done += 1
+                if report is not None:
+                    report(done, len(work))
+        return Verification(
+            versions=tuple(versions),
+            is_deep=self._deep,
+            num_files=len(self._sizes),
+            num_bytes=sum(self._sizes.values()),
+            num_rows=self._num_rows,
+            findings=tuple(self._findings),
+        )
+
+    def _verify_store(self, version: int, head: PublishedFile) -> None:
+        store = head.trailer.store
+        errors = [
+            error
+            for ref in (*head.trailer.files, head.ref)
+            if (error := self._verify_file(store, ref)) is not None
+        ]
+        for error in errors:
+            self._find(version, store, error)
+        # Rows of damaged files would only raise the same again.
+        if self._deep and not errors:
+            try:
+                self._verify_rows(head)
+            except StateStoreError as error:
+                self._find(version, store, error)
+
+    def _verify_file(self, store: StoreName, ref: FileRef) -> StateStoreError | None:
+        location = self._checkpoint.location(store)
+        path = location.path(ref.path)
+        with self._lock:
+            if path in self._errors:
+                return self._errors[path]
+        found: StateStoreError | None = None
+        try:
+            published = read_trailer(location, ref.path)
+            check_ref(published.trailer, published.ref.size, ref, path)
+            if self._deep:
+                local_path = location.io.fetch(path)
+                with named_errors("open a file", local_path):
+                    SealedFile(local_path).verify()
+        except StateStoreError as error:
+            found = error
+        with self._lock:
+            self._errors[path] = found
+            self._sizes[path] = ref.size
+        return found
+
+    def _verify_rows(self, head: PublishedFile) -> None:
+        trailer = head.trailer
+        num_rows = 0
+        for batch in read_rows(self._checkpoint, head):
+            num_rows += batch.num_rows
+            if trailer.rescalable:
+                _check_key_groups(batch, trailer)
+        with self._lock:
+            self._num_rows += num_rows
+        if trailer.num_keys is not None and num_rows != trailer.num_keys:
+            raise CorruptionError(
+                "the rows of a version are not as many as its trailer says",
+                file=head.ref.path,
+                offset=0,
+                expected=trailer.num_keys,
+                found=num_rows,
+                to_fix="go back to an older version with `statestore repair`",
+            )
+
+    def _find(self, version: int, store: StoreName | None, error: StateStoreError) -> None:
+        with self._lock:
+            self._findings.append(Finding(version, store, error.kind, str(error)))
+
+
+def _check_key_groups(batch: pa.RecordBatch, trailer: Trailer) -> None:
+    """Check that the rows of a store are where their keys belong.
+
+    Raises:
+        CorruptionError: One is not.
+    """
+    groups = to_numpy(batch.column(0), np.uint16)
+    families = to_numpy(batch.column(1), np.uint16)
+    is_wrong = groups % np.uint32(trailer.num_partitions) != trailer.store.partition
+    for family in trailer.column_families:
+        rows = np.flatnonzero(families == family.id)
+        if not len(rows) or family.key_schema is None:
+            continue
+        keys = batch.column(3)
+        if len(rows) < batch.num_rows:
+            keys = keys.take(from_numpy(rows, pa.int64()))
+        computed = compute_key_groups(keys, trailer.store.name, family, trailer.max_parallelism)
+        is_wrong[rows] |= computed != groups[rows]
+    if is_wrong.any():
+        raise CorruptionError(
+            "a row is not in the key group or the state partition that its key belongs to",
+            file=str(trailer.store),
+            offset=int(np.flatnonzero(is_wrong)[0]),
+            expected=f"key groups of state partition {trailer.store.partition} of "
+            f"{trailer.num_partitions}",
+            found=f"{int(is_wrong.sum())} other rows of {batch.num_rows}",
+            to_fix="go back to an older version with `statestore repair`",
+        )

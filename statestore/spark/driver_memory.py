@@ -1,0 +1,42 @@
+"""The driver's memory, where checkpoints of the heap backend are, for programs of the driver."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from statestore.core.options import StateStoreOptions
+from statestore.io.driver_memory import DriverMemoryFileIO
+from statestore.io.memory_address import MemoryAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from statestore.io.file_io import FileIO
+
+
+@contextmanager
+def driver_memory(spark: SparkSession) -> Iterator[FileIO]:
+    """Open the memory that holds the heap backend's checkpoints, while its application runs.
+
+    Args:
+        spark: A session of the application whose queries made the checkpoints, in its driver.
+
+    Yields:
+        The memory, to be passed as `memory` to what works on checkpoints; it is of use until the
+        application ends.
+
+    Raises:
+        Py4JJavaError: The application has ended, or has no memory for lack of a Python.
+    """
+    package = StateStoreOptions().engine_package
+    # A Scala object of the shim, which runs in the driver's JVM.
+    found = spark._jvm.io.statestore.engine.CheckpointMemory.address(package)  # type: ignore[union-attr]  # noqa: SLF001
+    fields = json.loads(found.toString())
+    address = MemoryAddress(fields["host"], fields["port"], fields["token"])
+    with tempfile.TemporaryDirectory(prefix="statestore-memory-") as cache_directory:
+        yield DriverMemoryFileIO(address, cache_directory)

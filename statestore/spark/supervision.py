@@ -1,0 +1,99 @@
+"""Supervises a streaming query: starts it, waits for its end, starts it again when it failed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from statestore.core.clock import Clock, SystemClock
+from statestore.core.errors import QueryFailedError
+from statestore.core.restart_strategies import (
+    ExponentialDelay,
+    Failure,
+    Restart,
+    RestartStrategy,
+)
+from statestore.spark.failures import find_obstacle, reason_of
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_log = logging.getLogger(__name__)
+
+
+def run(
+    start_query: Callable[[], StreamingQuery],
+    restart: RestartStrategy | None = None,
+    *,
+    obstacle: Callable[[BaseException], str | None] = find_obstacle,
+    clock: Clock | None = None,
+) -> Restart:
+    """Start a streaming query, and again whenever it fails, until it ends or must not go on.
+
+    Every start goes on from the checkpoint, so each batch counts once in the state, however often
+    it was tried; a sink sees a batch again when the failure came before its commit. Each failure
+    is logged with the number of the attempt, the reason and the delay.
+
+    Args:
+        start_query: Builds and starts the query, with the same `checkpointLocation` every time, and
+            returns its handle. It is called once for every attempt, in the calling thread; what it
+            raises counts as a failure of that attempt.
+        restart: Restart strategy; `ExponentialDelay()` when None.
+        obstacle: Says of an error what makes a restart useless, or None when it is worth one.
+        clock: Measures and waits; the machine's when None.
+
+    Returns:
+        What happened, once the query was stopped or has processed all that it was started for.
+
+    Raises:
+        QueryFailedError: The last failure is its cause: there was an obstacle (kind query-failed),
+            or the strategy allows no more restarts (kind restarts-exhausted). Its `restart` is what
+            would have been returned.
+
+    Guarantee: on return, and after a QueryFailedError, the query does not run. Any other exception,
+    such as KeyboardInterrupt, passes through and leaves the query as it is. The durable state is
+    always that of the last batch in the checkpoint's commit log.
+    """
+    clock = clock or SystemClock()
+    strategy = restart if restart is not None else ExponentialDelay()
+    delays = strategy.delays(clock)
+    past = Restart()
+    while True:
+        past.attempts += 1
+        try:
+            start_query().awaitTermination()
+            return past
+        except Exception as error:  # a query, its sources and its sinks raise whatever they like
+            found = obstacle(error)
+            delay_ms = next(delays, None) if found is None else None
+            reason = reason_of(error)
+            past.failures.append(Failure(past.attempts, clock.now_ms(), reason, found, delay_ms))
+            if delay_ms is None:
+                raise _final(past, strategy) from error
+            _log.warning(
+                "query failed, starting it again: attempt=%d, reason=%r, delay_ms=%d",
+                past.attempts,
+                reason,
+                delay_ms,
+            )
+        clock.sleep_ms(delay_ms)
+
+
+def _final(past: Restart, strategy: RestartStrategy) -> QueryFailedError:
+    """Return the error of a query that is not started again, and log it."""
+    failure = past.failures[-1]
+    exhausted = failure.obstacle is None
+    final = QueryFailedError(
+        "the query failed as often as its restart strategy allows"
+        if exhausted
+        else "the query failed, and a restart would not help",
+        kind="restarts-exhausted" if exhausted else "query-failed",
+        attempts=past.attempts,
+        reason=failure.reason,
+        **({"strategy": strategy} if exhausted else {"obstacle": failure.obstacle}),
+        to_fix="remove the cause and start the query again: it goes on from its checkpoint",
+    )
+    final.restart = past
+    _log.error("%s", final)
+    return final

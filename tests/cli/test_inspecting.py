@@ -1,0 +1,106 @@
+"""`statestore read`, `inspect` and `diff` on a small checkpoint."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from statestore.cli.commands import cli
+from tests.checkpoints import contents, write_checkpoint
+
+VERSIONS = [
+    {
+        "default": {(f"user-{n}", n): (n, f"[{n}]") for n in range(30)},
+        "lists": {("user-1", 1): [(1, "first"), (2, "second")]},
+    },
+    {"default": {("user-3", 3): None, ("user-4", 4): (400, None), ("new", 0): (0, "")}},
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("cli") / "checkpoint", VERSIONS)
+
+
+def _run(*arguments, status=0):
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def _json(*arguments):
+    return json.loads(_run(*arguments, "--output", "json"))
+
+
+def test_read_prints_rows_up_to_a_limit(checkpoint):
+    """Catches rows left out without a word."""
+    everything = _json("read", checkpoint, "--limit", 0)
+    assert not everything["more"]
+    found = {tuple(row["key"].values()): tuple(row["value"].values()) for row in everything["rows"]}
+    assert found == contents(VERSIONS)
+
+    few = _json("read", checkpoint, "--limit", 3, "--partition", 1)
+    assert len(few["rows"]) == 3
+    assert few["more"]
+    text = _run("read", checkpoint, "--version", 1, "--limit", 2)
+    assert "partition_id" in text
+    assert "The first 2 rows" in text
+    assert "second" in _run("read", checkpoint, "--column-family", "lists")
+
+
+def test_read_writes_parquet(checkpoint, tmp_path):
+    """Catches a file without the rows of some state partition."""
+    path = tmp_path / "state.parquet"
+
+    assert _json("read", checkpoint, "--to", path)["rows"] == len(contents(VERSIONS))
+    assert "kB" in _run("read", checkpoint, "--to", path)
+
+    rows = pq.read_table(path).to_pylist()
+    found = {tuple(row["key"].values()): tuple(row["value"].values()) for row in rows}
+    assert found == contents(VERSIONS)
+
+
+def test_inspect_shows_stores_and_schemas(checkpoint):
+    """Catches a summary that has to read all state, or counts another version's rows."""
+    (store,) = _json("inspect", checkpoint)["stores"]
+    assert store["num_keys"] == len(contents(VERSIONS)) + 1
+    assert [family["name"] for family in store["column_families"]] == ["default", "lists"]
+
+    text = _run("inspect", checkpoint, "--version", 1)
+    assert "operator 0 stateStoreSave, store default: 31 rows in 2 of 2" in text
+    assert "struct<word: string, number: int64>" in text
+
+
+def test_inspect_finds_rows_by_key_and_what_is_large(checkpoint):
+    """Catches a key given as JSON that is compared as text."""
+    rows = _json("inspect", checkpoint, "--key", '["user-4", 4]')["rows"]
+    assert [row["value"] for row in rows] == [{"total": 400, "note": None}]
+    assert _json("inspect", checkpoint, "--key", '"user-3"')["rows"] == []
+
+    top = _json("inspect", checkpoint, "--top", 1, "--column-family", "lists")["rows"]
+    assert top[0]["key"] == {"word": "user-1", "number": 1}
+    groups = _json("inspect", checkpoint, "--key-groups")["key_groups"]
+    assert sum(group["num_rows"] for group in groups) == len(contents(VERSIONS))
+    assert "most in one" in _run("inspect", checkpoint, "--key-groups")
+
+
+def test_diff_shows_what_differs(checkpoint):
+    """Catches old and new exchanged."""
+    counts = _json("diff", checkpoint, "--old-version", 1, "--counts")
+    assert counts == {"added": 1, "removed": 1, "changed": 1}
+    assert "removed" in _run("diff", checkpoint, "--old-version", 1, "--counts")
+
+    rows = _json("diff", checkpoint, checkpoint, "--old-version", 1)["rows"]
+    assert {row["change"]: row["key"]["word"] for row in rows} == {
+        "added": "new", "removed": "user-3", "changed": "user-4"
+    }  # fmt: skip
+
+
+def test_wrong_usage_is_told_from_errors(checkpoint, tmp_path):
+    """Catches scripts that cannot tell a misspelt option from a damaged checkpoint."""
+    assert "JSON list" in _run("inspect", checkpoint, "--key", "[user", status=2)
+    assert "exclude" in _run("inspect", checkpoint, "--key", "[]", "--top", 1, status=2)
+    assert "itself" in _run("diff", checkpoint, status=2)
+    assert "no such column family" in _run("read", checkpoint, "--column-family", "x", status=1)
+    assert "no checkpoint" in _run("read", tmp_path / "none", status=1)

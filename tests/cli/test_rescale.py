@@ -1,0 +1,94 @@
+"""`statestore rescale` shows its plan, does it when told to, and takes it back."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from statestore.cli.commands import cli
+from statestore.cli.output import NOTHING_CHANGED
+from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A checkpoint of two operators in four state partitions."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    checkpoint = MadeCheckpoint(
+        str(tmp_path / "checkpoint"), scratch, operators=(OPERATORS[0], OPERATORS[2])
+    )
+    checkpoint.run_batch({key: key for key in range(30)})
+    return checkpoint
+
+
+def run(*arguments, exit_code=0):
+    """Run the command; return what it prints."""
+    result = CliRunner().invoke(cli, ["rescale", *arguments])
+    assert result.exit_code == exit_code, result.output
+    return result.output
+
+
+def test_plan_is_shown_and_nothing_done_without_yes(made):
+    """Catches a dry run that is none, and a plan without what people decide by."""
+    text = run(made.path, "--partitions", "8")
+
+    assert "From 4 to 8 state partitions as batch 1, filesystem backend." in text
+    assert "8 moves, skew 1." in text
+    assert "stays whole in state partition 0" in text
+    assert NOTHING_CHANGED in text
+    assert "From 4 to 8" in run(made.path, "--partitions", "8")
+
+
+def test_rescale_is_done_with_yes_and_taken_back(made):
+    """Catches a command that says one thing and does another."""
+    assert "Rescaled from 4 to 8 state partitions as batch 1." in run(
+        made.path, "--partitions", "8", "--yes"
+    )
+    assert "8 state partitions already" in run(made.path, "--partitions", "8", "--yes")
+    text = run(made.path, "--undo")
+    assert "To take back the finished rescale of batch 1: from 8 to 4" in text
+    assert NOTHING_CHANGED in text
+    assert "Took back the finished rescale" in run(made.path, "--undo", "--yes")
+
+    assert read_checkpoint(made.path) == made.expected()
+    assert "[invalid-argument]" in run(made.path, "--undo", "--yes", exit_code=1)
+
+
+def test_rehash_is_said_in_the_plan(made):
+    """Catches a rescale that reads and writes all state without having said so."""
+    text = run(made.path, "--partitions", "6")
+
+    assert "every row is read, hashed anew and written" in text
+    assert "24576 key groups afterwards" in text
+
+
+def test_json_has_the_whole_plan(made):
+    """Catches fields that only the text has."""
+    plan = json.loads(run(made.path, "--partitions", "2", "--output", "json"))
+    assert (plan["done"], plan["num_partitions_before"], plan["num_partitions"]) == (False, 4, 2)
+    keyed, whole = plan["stores"]
+    assert (keyed["way"], keyed["num_moves"]) == ("key-groups", 4)
+    assert [part["sources"] for part in keyed["partitions"]] == [[0, 2], [1, 3]]
+    assert sum(part["num_rows"] for part in keyed["partitions"]) == 30
+    assert keyed["skew"] >= 1
+    assert whole["way"] == "whole"
+
+    done = json.loads(run(made.path, "--partitions", "2", "--yes", "--output", "json"))
+    assert done["done"] is True
+    undone = json.loads(run(made.path, "--undo", "--yes", "--output", "json"))
+    assert (undone["was_committed"], undone["num_partitions"]) == (True, 4)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--undo", "--partitions", "2"]])
+def test_usage_is_refused_with_status_2(made, arguments):
+    """Catches a command that guesses what was meant."""
+    assert "--partitions N or --undo" in run(made.path, *arguments, exit_code=2)
+
+
+def test_missing_checkpoint_is_named(tmp_path):
+    """Catches a rescale that makes a checkpoint where there is none."""
+    text = run(str(tmp_path / "nothing"), "--partitions", "2", exit_code=1)
+
+    assert "[checkpoint-not-found]" in text
+    assert not (tmp_path / "nothing").exists()

@@ -1,0 +1,82 @@
+"""The commands savepoint, restore and branch: plans, what is done, and what is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statestore.cli.commands import cli
+from tests.operations.checkpoints import QueryCheckpoint, files_below, read_rows
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> QueryCheckpoint:
+    """A query's checkpoint after one batch."""
+    made = QueryCheckpoint(tmp_path / "query", num_partitions=2)
+    made.run({f"key-{number}": "value" for number in range(10)})
+    return made
+
+
+def run(*arguments: Any) -> Result:
+    """Run a command."""
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def test_savepoint_restore_and_branch_do_what_they_show(
+    tmp_path: Path, query: QueryCheckpoint
+) -> None:
+    """Catches a command that does it without --yes, or says that it did what it did not."""
+    taken = run("savepoint", query.path, tmp_path / "savepoint", "--output", "json")
+    assert taken.exit_code == 0, taken.output
+    assert json.loads(taken.output).items() >= {"form": "canonical", "version": 1}.items()
+    native = run("savepoint", query.path, tmp_path / "native", "--native", "--version", 1)
+    assert "form               native" in native.output.splitlines()
+
+    how = ("--backend", "rocksdb", "--partitions", 4)
+    for command in (
+        ("restore", tmp_path / "savepoint", tmp_path / "again", *how),
+        ("branch", query.path, tmp_path / "fork"),
+    ):
+        planned = run(*command)
+        assert planned.exit_code == 0, planned.output
+        assert planned.output.splitlines()[-1].startswith("Nothing was changed.")
+        assert not Path(command[2]).exists()
+        done = run(*command, "--yes", "--output", "json")
+        assert json.loads(done.output)["done"] is True
+        assert read_rows(command[2]) == query.model
+
+
+def test_restore_shows_what_becomes_of_operators(tmp_path: Path, query: QueryCheckpoint) -> None:
+    """Catches a plan from which nobody can tell whose state goes where."""
+    run("savepoint", query.path, tmp_path / "savepoint")
+    moved = ("--map-operator", "0:1", "--add-operator", "0:dedupe", "--claim", "--new-query-id")
+
+    planned = run("restore", tmp_path / "savepoint", tmp_path / "again", *moved)
+    dropped = run("restore", tmp_path / "savepoint", tmp_path / "again", "--drop-operator", 0)
+
+    lines = [" ".join(line.split()) for line in planned.output.splitlines()]
+    assert {"operator 0 1", "operator dedupe 0, empty", "state files written anew"} <= {*lines}
+    assert "operator 0         dropped" in dropped.output.splitlines()
+    done = run("restore", tmp_path / "savepoint", tmp_path / "again", *moved, "--yes")
+    assert done.output.splitlines()[-1] == "Done."
+    assert not (tmp_path / "savepoint").exists()
+
+
+def test_wrong_usage_and_refusals_have_a_status_of_their_own(
+    tmp_path: Path, query: QueryCheckpoint
+) -> None:
+    """Catches a script that goes on after a restore which was not done."""
+    before = files_below(query.path)
+    run("savepoint", query.path, tmp_path / "savepoint")
+
+    for wrong in (("--map-operator", "x"), ("--map-operator", "0:x"), ("--add-operator", "1")):
+        assert run("restore", tmp_path / "savepoint", tmp_path / "again", *wrong).exit_code == 2
+    refused = run("restore", tmp_path / "savepoint", query.path, "--yes")
+
+    assert refused.exit_code == 1
+    assert "[checkpoint-exists]" in refused.output
+    assert files_below(query.path) == before

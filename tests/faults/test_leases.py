@@ -1,0 +1,204 @@
+"""Leases of query runs: the engine's calls, on S3 and on the disk, and engines that die."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from statestore.checkpoint.lease import Holder, Lease, Leases
+from statestore.core.clock import SystemClock
+from statestore.core.process import Process, find_process
+from statestore.engine.service import EngineService
+from statestore.io.local import LocalFileIO
+from statestore.io.s3 import S3FileIO
+from statestore.operations.in_use import exclusive_directory
+from statestore.testing.engine_process import EngineProcess
+from tests.shim import Shim, rows
+
+ID = f"{7:032x}"
+ELSEWHERE = Process("elsewhere", "boot namespace", 1, 1)
+
+
+class Query:
+    """The shim's side of a lease, and a look at the storage where it is."""
+
+    def __init__(self, tmp_path, io, path, options):
+        root = f"s3a:/{path}/state" if isinstance(io, S3FileIO) else f"file:{path}/state"
+        self.shim = Shim(tmp_path, run="run-1", root=root, **options)
+        self.io, self.path = io, path
+        self.leases = Leases(io, f"{path}/state")
+
+    def lease(self, action, **changes):
+        """Arguments of a call."""
+        return {
+            "store": self.shim.store,
+            "backend": "filesystem",
+            "options": self.shim.options,
+            "action": action,
+            "id": ID,
+            "pid": os.getpid(),
+            "application": "app-1",
+            "executor": "driver",
+            **changes,
+        }
+
+
+@pytest.fixture(params=["local", "s3"])
+def query(request, tmp_path):
+    """A query with a checkpoint on a storage."""
+    if request.param == "local":
+        return Query(tmp_path, LocalFileIO(), f"{tmp_path}/ck", {})
+    server = request.getfixturevalue("s3_server")
+    io = S3FileIO(str(tmp_path), server.settings())
+    return Query(tmp_path, io, f"/{request.getfixturevalue('bucket')}/ck", server.options())
+
+
+@pytest.fixture
+def engine(query):
+    """The engine's service in this process."""
+    Path(query.shim.scratch).mkdir()
+    return EngineService(query.shim.scratch)
+
+
+def ask(engine, op, **fields):
+    """Send a call and return the whole reply."""
+    return json.loads(engine.call(json.dumps({"op": op, **fields})))
+
+
+def test_lease_is_there_from_take_to_drop(query, engine):
+    """Catches a lease that nobody finds, says nothing of its holder, or stays."""
+    assert ask(engine, "lease", **query.lease("take")) == {"ok": {}}
+
+    (name,) = query.leases.list()
+    holder = query.leases.read(name).holder
+    assert holder.process == find_process()
+    assert (holder.application, holder.executor, holder.run) == ("app-1", "driver", "run-1")
+    assert name == f"query-{ID}.json"
+
+    assert ask(engine, "lease", **query.lease("drop")) == {"ok": {}}
+    assert query.leases.list() == {}
+    # A renewal under way when it was dropped.
+    assert ask(engine, "lease", **query.lease("drop")) == {"ok": {}}
+    with exclusive_directory(query.io, query.path, "rescale"):
+        pass
+
+
+def test_requests_for_leases_are_counted_apart(query, engine):
+    """Catches a lease that costs every store or every batch a request."""
+    ask(engine, "lease", **query.lease("take"))
+    ask(engine, "lease", **query.lease("renew"))
+    ask(engine, "lease", **query.lease("renew"))
+    reply = ask(engine, "commit", **query.shim.request(rows(1)))["ok"]
+
+    counted = ask(engine, "status")["ok"]["lease_requests"]
+    assert counted == {"put": 3, "get": 0, "head": 0, "list": 1, "delete": 0}
+    assert (reply["requests"]["put"], reply["requests"]["list"]) == (1, 0)
+
+
+def test_query_does_not_start_during_an_operation(query, engine):
+    """Catches a query that starts from a checkpoint that is half changed."""
+    with exclusive_directory(query.io, query.path, "rescale"):
+        error = ask(engine, "lease", **query.lease("take"))["error"]
+        assert [name.split("-")[0] for name in query.leases.list()] == ["operation"]
+
+    assert (error["class"], error["kind"]) == ("InUseError", "checkpoint-under-operation")
+    assert error["fields"]["operation"] == "rescale"
+    assert error["fields"]["pid"] == os.getpid()
+    assert "ok" in ask(engine, "lease", **query.lease("take"))
+
+
+def test_query_starts_after_an_operation_that_was_killed(query, engine):
+    """Catches an operation that was killed and locks the checkpoint for ever."""
+    write_lease(query, "operation", replace(find_process(), started=1))
+
+    assert "ok" in ask(engine, "lease", **query.lease("take"))
+
+
+@pytest.mark.parametrize("query", ["local"], indirect=True)
+def test_query_starts_when_the_lease_of_an_operation_has_expired(query, engine):
+    """Catches an operation that died on another machine and locks the checkpoint for ever."""
+    path = write_lease(query, "operation", ELSEWHERE)
+    age(path, 35)
+
+    assert "ok" in ask(engine, "lease", **query.lease("take"))
+
+
+def test_query_does_not_start_when_an_operation_elsewhere_may_be_alive(query, engine):
+    """Catches a verdict about a process of another machine."""
+    write_lease(query, "operation", ELSEWHERE)
+
+    error = ask(engine, "lease", **query.lease("take"))["error"]
+
+    assert (error["kind"], error["fields"]["host"]) == ("checkpoint-under-operation", "elsewhere")
+    assert "30 s" in error["message"]
+
+
+def write_lease(query, kind, process):
+    """Leave a lease behind; return its path."""
+    holder = Holder(process, operation="rescale" if kind == "operation" else "", run="r")
+    lease = Lease(query.io, f"{query.path}/state", f"{9:032x}", holder, 10_000, SystemClock())
+    lease.take()
+    return lease.leases.path(lease.name)
+
+
+def age(path, age_s):
+    """Make a local file older."""
+    then = time.time() - age_s
+    os.utime(path, (then, then))
+
+
+@pytest.mark.parametrize("query", ["local"], indirect=True)
+def test_leases_of_yesterday_are_deleted(query, engine):
+    """Catches a file for every executor that was ever killed."""
+    age(write_lease(query, "query", ELSEWHERE), 25 * 3600)
+
+    ask(engine, "lease", **query.lease("take"))
+
+    assert list(query.leases.list()) == [f"query-{ID}.json"]
+
+
+@pytest.mark.parametrize("query", ["local"], indirect=True)
+def test_renewal_does_not_bring_a_deleted_checkpoint_back(query, engine, tmp_path):
+    """Catches a directory that appears again after its checkpoint was deleted."""
+    ask(engine, "lease", **query.lease("take"))
+    for path in (Path(query.leases.directory) / f"query-{ID}.json", query.leases.directory):
+        Path(path).unlink() if Path(path).is_file() else Path(path).rmdir()
+    (tmp_path / "ck").rmdir()
+
+    error = ask(engine, "lease", **query.lease("renew"))["error"]
+
+    assert (error["class"], error["kind"]) == ("StorageError", "directory-gone")
+    assert not (tmp_path / "ck").exists()
+
+
+def test_lease_goes_with_the_jvm(query):
+    """Catches a lease that stays when application or executor ended, however that came."""
+    with EngineProcess(query.shim.scratch) as engine:
+        engine.call("lease", **query.lease("take"))
+        assert query.leases.list()
+
+        assert engine.end_stdin() == 0
+
+        assert query.leases.list() == {}
+
+
+@pytest.mark.parametrize("query", ["local"], indirect=True)
+def test_lease_survives_its_engine(query):
+    """Catches a query that looks stopped because an engine was killed."""
+    with EngineProcess(query.shim.scratch) as first:
+        first.call("lease", **query.lease("take"))
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+    (before,) = query.leases.list().values()
+
+    with EngineProcess(query.shim.scratch) as second:
+        second.call("lease", **query.lease("renew"))
+        (after,) = query.leases.list().values()
+        assert after.modified_ms > before.modified_ms
+        second.call("lease", **query.lease("drop"))
+
+    assert query.leases.list() == {}

@@ -1,0 +1,87 @@
+"""A savepoint or restore whose process is killed with -9: either side is whole."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from statestore.core.errors import StateStoreError
+from statestore.io.local import LocalFileIO
+from statestore.operations.restore import plan_restore
+from statestore.operations.savepoint import open_savepoint, take_savepoint
+from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.operations.checkpoints import OPTIONS, QueryCheckpoint, files_below, read_rows
+
+CHILD = """
+import os, signal, sys
+from statestore.io.local import LocalFileIO
+from statestore.testing.fault_io import FaultFileIO
+from tests.faults.test_savepoint_kill import OPERATIONS
+
+class Killer(FaultFileIO):
+    def _run(self, call, path, action):
+        if len(self.trace) == int(sys.argv[3]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._run(call, path, action)
+
+OPERATIONS[sys.argv[1]](sys.argv[2], Killer(LocalFileIO()))
+"""
+
+
+def savepoint(root, io):
+    """Take a savepoint."""
+    take_savepoint(
+        f"{root}/query", f"{root}/new", io=LocalFileIO(), destination_io=io, options=OPTIONS
+    )
+
+
+def restore(root, io):
+    """Restore one, on another state backend and parallelism."""
+    with plan_restore(
+        f"{root}/savepoint", f"{root}/new", backend="rocksdb", num_partitions=4,
+        io=LocalFileIO(), target_io=io, options=OPTIONS,
+    ) as plan:  # fmt: skip
+        plan.run()
+
+
+OPERATIONS = {"savepoint": savepoint, "restore": restore}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_either_side_is_whole_when_the_process_is_killed(tmp_path, name):
+    """Catches what only an end without any cleaning up leaves: half a directory taken for whole."""
+    query = QueryCheckpoint(tmp_path / "query", num_partitions=2)
+    for batch in range(2):
+        query.run({f"key-{number}": str(batch) for number in range(20)})
+    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    before = {part: files_below(tmp_path / part) for part in ("query", "savepoint")}
+    counted = FaultFileIO(LocalFileIO())
+    counted.arm(Fault(10**9))
+    (tmp_path / "counted").mkdir()
+    for part in ("query", "savepoint"):
+        (tmp_path / "counted" / part).symlink_to(tmp_path / part)
+    OPERATIONS[name](tmp_path / "counted", counted)
+    num_calls = len(counted.trace)
+
+    for call in (2, num_calls // 3, num_calls // 2, num_calls - 1):
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD, name, str(tmp_path), str(call)],
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+        with pytest.raises(StateStoreError):
+            read_rows(tmp_path / "new")
+        with pytest.raises(StateStoreError), open_savepoint(str(tmp_path / "new")):
+            pass
+
+    OPERATIONS[name](tmp_path, FaultFileIO(LocalFileIO()))
+    assert read_rows(tmp_path / "new") == query.model
+    assert not [name for name in files_below(tmp_path / "new") if "/.tmp-" in f"/{name}"]
+    assert {part: files_below(tmp_path / part) for part in before} == before

@@ -1,0 +1,237 @@
+"""List, verify, repair and expire: damage is found, and nothing that is needed goes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from statestore.cli.commands import cli
+from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.core.options import StateStoreOptions
+from statestore.operations.expire import expire, plan_expiry
+from statestore.operations.listing import list_versions
+from statestore.operations.repair import plan_repair, repair
+from statestore.operations.rescale import rescale
+from statestore.operations.savepoint import take_savepoint
+from statestore.operations.verify import verify
+from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+
+FORMATS = [("filesystem", 1), ("filesystem", 2), ("rocksdb", 1), ("rocksdb", 2)]
+NOW = StateStoreOptions(orphan_age_ms=0)
+
+
+@pytest.fixture(params=FORMATS, ids=lambda param: f"{param[0]}-v{param[1]}")
+def made(request, tmp_path):
+    """A checkpoint of four batches."""
+    backend, checkpoint_format = request.param
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    checkpoint = MadeCheckpoint(
+        str(tmp_path / "checkpoint"), scratch, backend=backend, checkpoint_format=checkpoint_format
+    )
+    for batch in range(4):
+        checkpoint.run_batch({key: batch * 100 + key for key in range(batch * 10, batch * 10 + 30)})
+    return checkpoint
+
+
+def deltas(made, version, operator=0, partition=1):
+    """The state files of a version of a store."""
+    directory = Path(made.path) / "state" / str(operator) / str(partition)
+    return sorted(directory.glob(f"{version}[._]*"))
+
+
+def flip(path, offset=20):
+    """Change one byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0xFF
+    path.write_bytes(data)
+
+
+def run(*arguments):
+    """A command's exit status and the JSON object it printed."""
+    result = CliRunner().invoke(cli, [*arguments, "--output", "json"])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_list_tells_what_each_version_added(made):
+    """Catches sizes of one version taken for another's."""
+    info = list_versions(made.path)
+
+    assert [version.version for version in info.versions] == [4, 3, 2, 1]
+    assert [version.kind for version in info.versions] == ["incremental"] * 3 + ["full"]
+    assert info.versions[-1].full_bytes == info.versions[-1].incremental_bytes
+    for newer, older in zip(info.versions, info.versions[1:], strict=False):
+        assert newer.full_bytes == older.full_bytes + newer.incremental_bytes
+    rows = sum(len(found) for found in read_checkpoint(made.path).values())
+    assert info.versions[0].num_rows == rows
+    assert info.uncommitted_batch is None
+
+    rescale(made.path, 8)
+    assert list_versions(made.path, limit=1).versions[0].kind == "rescaled"
+
+
+def test_list_finds_the_savepoints_of_the_query_only(made, tmp_path):
+    """Catches another query's savepoint, or half of one, taken for the query's own."""
+    Path(made.path, "metadata").write_text('{"id":"one"}')
+    retained = tmp_path / "savepoints"
+    take_savepoint(made.path, str(retained / "first"))
+    made.run_batch({1: 1})
+    take_savepoint(made.path, str(retained / "second"), form="native")
+    Path(made.path, "metadata").write_text('{"id":"other"}')
+    take_savepoint(made.path, str(retained / "strange"))
+    Path(made.path, "metadata").write_text('{"id":"one"}')
+    (retained / "half").mkdir()
+
+    code, printed = run("list", made.path, "--savepoints", str(retained))
+
+    assert code == 0
+    found = [(one["uri"], one["savepoint"]["version"]) for one in printed["savepoints"]]
+    assert found == [(f"{retained}/first", 4), (f"{retained}/second", 5)]
+
+
+def test_verify_finds_nothing_wrong_where_nothing_is(made):
+    """Catches findings in files that a query would read without complaint."""
+    rescale(made.path, 8)
+    made.run_batch({1: 1, 99: 2})
+
+    found = verify(made.path, versions=[1, 2, 3, 4, 5, 6], deep=True)
+
+    assert found.findings == ()
+    assert found.num_rows > 0
+    code, printed = run("verify", made.path, "--all", "--deep")
+    assert (code, printed["ok"], len(printed["versions"])) == (0, True, 6)
+
+
+def test_verify_finds_a_flipped_byte_in_every_version_made_of_it(made):
+    """Catches damage that shows only when the query needs the file."""
+    flip(deltas(made, 2)[0])
+
+    fast = verify(made.path, versions=[1, 2, 3, 4])
+    deep = verify(made.path, versions=[1, 2, 3, 4], deep=True)
+
+    assert fast.findings == ()
+    assert {finding.version for finding in deep.findings} == {2, 3, 4}
+    assert {finding.kind for finding in deep.findings} == {"checksum-mismatch"}
+    assert deep.is_sound(1)
+    code, printed = run("verify", made.path, "--deep")
+    assert (code, printed["ok"]) == (1, False)
+
+
+def test_verify_finds_a_missing_file_and_a_cut_one_without_reading_rows(made):
+    """Catches a fast verification that trusts the newest trailer."""
+    deltas(made, 1)[0].unlink()
+    cut = deltas(made, 3, partition=2)[0]
+    cut.write_bytes(cut.read_bytes()[:-9])
+
+    found = verify(made.path)
+
+    assert {(finding.store.partition, finding.kind) for finding in found.findings} >= {
+        (1, "file-not-found"),
+    }
+    assert any(finding.store.partition == 2 for finding in found.findings)
+
+
+def test_verify_finds_rows_in_the_wrong_state_partition(made):
+    """Catches a store directory put in another one's place with its names and sizes right."""
+    found = verify(made.path, deep=True)
+    assert found.findings == ()
+    one, two = (Path(made.path) / "state" / "0" / str(partition) for partition in (1, 2))
+    aside = one.with_name("aside")
+    one.rename(aside)
+    two.rename(one)
+    aside.rename(two)
+
+    kinds = {finding.kind for finding in verify(made.path).findings}
+    assert kinds & {"other-store", "fenced", "version-not-found"}
+
+
+def test_repair_goes_back_to_the_newest_readable_version(made):
+    """Catches a repair that loses more batches than it must, or hides which."""
+    before = read_checkpoint_at(made, 2)
+    flip(deltas(made, 3)[0])
+    logs = {name: (Path(made.path) / name).glob("[0-9]*") for name in ("offsets", "commits")}
+    kept = {name: {file.name: file.read_text() for file in files} for name, files in logs.items()}
+
+    plan = plan_repair(made.path)
+    assert (plan.newest_version, plan.version) == (4, 2)
+    assert (plan.replayed_batch, plan.replanned_batches) == (2, (3,))
+    assert {finding.version for finding in plan.findings} == {3, 4}
+    code, printed = run("repair", made.path)
+    assert (code, printed["done"], printed["version"]) == (0, False, 2)
+    assert sorted(map(int, kept["commits"])) == [0, 1, 2, 3]
+    assert list_versions(made.path).newest_version == 4
+
+    code, printed = run("repair", made.path, "--yes")
+    assert (code, printed["done"], printed["version"]) == (0, True, 2)
+    info = list_versions(made.path)
+    assert (info.newest_version, info.uncommitted_batch) == (2, 2)
+    assert read_checkpoint(made.path) == before
+    aside = Path(plan.aside)
+    assert (aside / "commits" / "3").read_text() == kept["commits"]["3"]
+    assert (aside / "commits" / "2").read_text() == kept["commits"]["2"]
+    assert (aside / "offsets" / "3").read_text() == kept["offsets"]["3"]
+    again = repair(made.path)
+    assert (again.version, again.is_needed, again.replayed_batch) == (2, False, 2)
+
+
+def read_checkpoint_at(made, version):
+    """The rows of the newest version after the batches up to one."""
+    later = [
+        Path(made.path) / "commits" / str(batch)
+        for batch in range(version, list_versions(made.path).newest_version)
+    ]
+    texts = {path: path.read_text() for path in later}
+    for path in later:
+        path.unlink()
+    try:
+        return read_checkpoint(made.path)
+    finally:
+        for path, text in texts.items():
+            path.write_text(text)
+
+
+def test_repair_of_a_checkpoint_with_nothing_readable_says_so(made):
+    """Catches a repair that starts the query from nothing."""
+    flip(deltas(made, 1)[0])
+
+    with pytest.raises(NotFoundError, match="no version of the checkpoint can be read"):
+        repair(made.path)
+
+    assert list_versions(made.path).newest_version == 4
+
+
+def test_expire_keeps_what_retained_versions_are_made_of(made):
+    """Catches an expiry that deletes by age what a later version needs."""
+    made.take_snapshots()
+    for batch in range(4, 9):
+        made.run_batch(dict.fromkeys(range(batch), batch))
+    expected = read_checkpoint(made.path)
+
+    plan = plan_expiry(made.path, 2, options=NOW)
+    files = {str(path) for path in Path(made.path).rglob("*.*") if path.is_file()}
+    done = expire(made.path, 2, options=NOW)
+
+    assert plan.stores == done.stores
+    left = {str(path) for path in Path(made.path).rglob("*.*") if path.is_file()}
+    assert files - left == {path for store in done.stores for path in store.files}
+    assert read_checkpoint(made.path) == expected
+    assert verify(made.path, versions=[8, 9], deep=True).findings == ()
+    assert plan_expiry(made.path, 2, options=NOW).num_files == 0
+    made.run_batch({3: 3})
+
+
+def test_expire_refuses_to_keep_too_little(made):
+    """Catches a checkpoint whose last batch cannot run again."""
+    with pytest.raises(InvalidArgumentError, match="keep=1"):
+        expire(made.path, 1)
+
+
+def test_no_checkpoint_is_named():
+    """Catches an empty answer for a path that was mistyped."""
+    result = CliRunner().invoke(cli, ["list", "/nowhere/checkpoint"])
+
+    assert result.exit_code == 1
+    assert "/nowhere/checkpoint" in result.output
+    assert "To fix:" in result.output

@@ -1,0 +1,286 @@
+"""State read, compared and looked into without Spark, against a dict for every version."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import statestore
+from statestore.codec import sorting
+from statestore.core.clock import SystemClock
+from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.core.options import StateStoreOptions
+from statestore.core.providers import PROVIDERS
+from statestore.io.local import LocalFileIO
+from statestore.io.s3_settings import S3Settings
+from statestore.io.storage import open_storage
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.diff import DiffCounts, count_differences, diff
+from statestore.operations.inspection import (
+    describe,
+    find_rows,
+    key_group_histogram,
+    largest_keys,
+)
+from tests.checkpoints import DEFAULT, contents, without_lists, write_checkpoint
+
+WORDS = [None, "", "a", "zwölf", "a word that is longer than a slot"]
+VERSIONS = [
+    {
+        "default": {(word, n): (n * 7, f"note {n}") for word in WORDS for n in range(40)},
+        "lists": {("a", n): [(n, None), (n + 1, "second")] for n in range(9)},
+    },
+    {
+        "default": {("a", n): (-n, None) for n in range(20)} | {("zwölf", 3): None},
+        "lists": {("a", 1): [(5, "x")], ("a", 2): None},
+    },
+    {
+        "default": {("new", n): (n, "n") for n in range(5)} | {("a", 0): None, ("a", 1): (7, "n")},
+        "lists": {("b", 0): [(n, str(n)) for n in range(12)]},
+    },
+]
+BACKENDS = [("filesystem", 1), ("filesystem", 2), ("rocksdb", 1)]
+
+
+@pytest.fixture(scope="module", params=BACKENDS, ids=lambda param: f"{param[0]}-{param[1]}")
+def checkpoint(request, tmp_path_factory):
+    backend, checkpoint_format = request.param
+    root = tmp_path_factory.mktemp("checkpoint") / "it"
+    return write_checkpoint(
+        root, VERSIONS, backend=backend, checkpoint_format=checkpoint_format, num_partitions=4
+    )
+
+
+def _rows(table):
+    return {tuple(row["key"].values()): tuple(row["value"].values()) for row in table.to_pylist()}
+
+
+def test_every_version_is_read_as_it_was(checkpoint):
+    """Catches a delete that comes back, an old value, a row of another version or partition."""
+    for version in range(1, len(VERSIONS) + 1):
+        table = statestore.read(checkpoint, version=version)
+
+        expected = contents(VERSIONS[:version])
+        assert _rows(table) == expected
+        assert table.num_rows == len(expected)
+    assert _rows(statestore.read(checkpoint)) == expected
+    assert table.schema.names == ["key", "value", "partition_id"]
+
+
+def test_values_of_a_multi_value_family_are_rows_in_order(checkpoint):
+    """Catches values of one key out of order, or only the first of them."""
+    found = {}
+    for row in statestore.read(checkpoint, column_family="lists").to_pylist():
+        found.setdefault(tuple(row["key"].values()), []).append(tuple(row["value"].values()))
+
+    assert found == contents(VERSIONS, "lists")
+
+
+def test_batches_and_state_partitions_make_up_the_whole(checkpoint):
+    """Catches a state partition read twice or left out, and a reader that needs all memory."""
+    batches = list(statestore.read_batches(checkpoint))
+    assert batches[0].num_rows == 0
+    whole = pa.Table.from_batches(batches)
+
+    pieces = [statestore.read(checkpoint, partitions=[partition]) for partition in range(4)]
+
+    assert all(set(piece["partition_id"].to_pylist()) == {n} for n, piece in enumerate(pieces))
+    assert _rows(pa.concat_tables(pieces)) == _rows(whole)
+    assert sum(piece.num_rows for piece in pieces) == whole.num_rows
+    frame = whole.flatten().to_pandas()
+    assert list(frame.columns) == [
+        "key.word", "key.number", "value.total", "value.note", "partition_id"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "names"),
+    [
+        ({"operator": 7}, "invalid-argument", "0 (stateStoreSave)"),
+        ({"store": "left"}, "invalid-argument", "default"),
+        ({"column_family": "timers"}, "invalid-argument", "default, lists"),
+        ({"partitions": [0, 4]}, "invalid-argument", "num_partitions=4"),
+        ({"version": 0}, "version-not-found", "newest_version=3"),
+        ({"version": 4}, "version-not-found", "newest_version=3"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(checkpoint, arguments, kind, names):
+    """Catches an empty table where a name was misspelt."""
+    with pytest.raises((InvalidArgumentError, NotFoundError)) as caught:
+        statestore.read(checkpoint, **arguments)
+
+    assert caught.value.kind == kind
+    assert names in str(caught.value)
+
+
+def test_an_open_checkpoint_is_read_and_stays_open(checkpoint):
+    """Catches a checkpoint closed by the first of several readers."""
+    with open_checkpoint(checkpoint) as source:
+        first = statestore.read(source, version=1)
+        assert _rows(statestore.read(source, version=2)) == contents(VERSIONS[:2])
+        assert _rows(first) == contents(VERSIONS[:1])
+
+
+def _differences(table):
+    found = {}
+    for row in table.to_pylist():
+        old, new = (
+            None if value is None else tuple(value.values())
+            for value in (row["old_value"], row["new_value"])
+        )
+        found[tuple(row["key"].values())] = (row["change"], old, new)
+    assert len(found) == table.num_rows
+    return found
+
+
+def _expected(old, new):
+    found = {}
+    for key in old.keys() | new.keys():
+        if old.get(key) != new.get(key):
+            change = "added" if key not in old else "removed" if key not in new else "changed"
+            found[key] = (change, old.get(key), new.get(key))
+    return found
+
+
+def _counts(expected):
+    changes = [change for change, _, _ in expected.values()]
+    return DiffCounts(*(changes.count(name) for name in ("added", "removed", "changed")))
+
+
+def test_two_versions_differ_in_what_was_written_between_them(checkpoint):
+    """Catches rows missed at the seams of batches, and equal rows taken for changed."""
+    for old in range(1, 4):
+        for new in range(1, 4):
+            versions = {"old_version": old, "new_version": new}
+            expected = _expected(contents(VERSIONS[:old]), contents(VERSIONS[:new]))
+
+            assert _differences(diff(checkpoint, checkpoint, **versions)) == expected
+            assert count_differences(checkpoint, checkpoint, **versions) == _counts(expected)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"num_partitions": 3, "max_parallelism": 96},
+        {"num_partitions": 4, "max_parallelism": 128},
+        {"num_partitions": 4, "backend": "rocksdb"},
+        {"num_partitions": 8, "backend": "rocksdb", "checkpoint_format": 2},
+    ],
+    ids=["3-partitions", "more-key-groups", "rocksdb", "8-partitions-rocksdb"],
+)
+def test_two_checkpoints_are_compared_whatever_their_layout(
+    checkpoint, other, tmp_path, monkeypatch
+):
+    """Catches rows compared by where they are instead of by their key."""
+    monkeypatch.setattr(sorting, "RUN_BYTES", 1000)
+    twin = write_checkpoint(tmp_path / "twin", VERSIONS, **other)
+
+    assert count_differences(checkpoint, twin) == DiffCounts()
+    found = diff(checkpoint, twin, new_version=1)
+    assert _differences(found) == _expected(contents(VERSIONS), contents(VERSIONS[:1]))
+
+
+def test_a_column_family_made_later_is_all_added(checkpoint, tmp_path):
+    """Catches a diff that fails where a query has got a new state variable."""
+    plain = write_checkpoint(
+        tmp_path / "plain", without_lists(VERSIONS), num_partitions=4, families=(DEFAULT,)
+    )
+
+    found = diff(plain, checkpoint, column_family="lists").to_pylist()
+    back = count_differences(checkpoint, plain, column_family="lists")
+
+    expected = contents(VERSIONS, "lists")
+    assert {row["change"] for row in found} == {"added"}
+    assert {
+        tuple(row["key"].values()): [tuple(value.values()) for value in row["new_value"]]
+        for row in found
+    } == expected
+    assert back == DiffCounts(removed=len(expected))
+    with pytest.raises(InvalidArgumentError, match="no such column family"):
+        diff(plain, checkpoint, column_family="timers")
+
+
+def test_rows_are_found_by_key_and_by_its_first_columns(checkpoint):
+    """Catches a key looked for in the wrong state partition, and null taken for no value."""
+    expected = contents(VERSIONS)
+    for key in [("zwölf", 5), (None, 7), ("", 0), ("a", "2")]:
+        found = find_rows(checkpoint, list(key))
+        assert _rows(found) == {(key[0], int(key[1])): expected[key[0], int(key[1])]}
+    for word in WORDS:
+        assert _rows(find_rows(checkpoint, [word])) == {
+            key: value for key, value in expected.items() if key[0] == word
+        }
+    assert _rows(find_rows(checkpoint, [])) == expected
+    assert find_rows(checkpoint, ["zwölf", 3]).num_rows == 0
+    assert find_rows(checkpoint, ["a", 5], version=1).to_pylist()[0]["value"]["total"] == 35
+    with pytest.raises(InvalidArgumentError, match="not of the type"):
+        find_rows(checkpoint, ["a", "three"])
+    with pytest.raises(InvalidArgumentError, match="more values"):
+        find_rows(checkpoint, ["a", 3, 4])
+
+
+def test_the_largest_keys_come_first(checkpoint):
+    """Catches sizes of other rows, and a largest key forgotten between batches."""
+    found = largest_keys(checkpoint, 3, column_family="lists").to_pylist()
+
+    assert tuple(found[0]["key"].values()) == ("b", 0)
+    assert found[0]["value_bytes"] == 12 * (4 + 32)
+    assert [row["value_bytes"] for row in found[1:]] == [4 + 24 + 4 + 32] * 2
+
+
+def test_key_groups_add_up_to_the_state(checkpoint):
+    """Catches rows counted under a key group that is not their state partition's."""
+    table = key_group_histogram(checkpoint)
+
+    assert sum(table["num_rows"].to_pylist()) == len(contents(VERSIONS))
+    groups = table["key_group"].to_pylist()
+    assert groups == sorted(set(groups))
+    assert [group % 4 for group in groups] == table["partition_id"].to_pylist()
+    total = sum(table["key_bytes"].to_pylist())
+    words = [key[0] for key in contents(VERSIONS)]
+    assert total == sum(24 + -(-len((word or "").encode()) // 8) * 8 for word in words)
+
+
+def test_a_checkpoint_is_described_by_its_trailers(checkpoint):
+    """Catches schemas or counts of another version."""
+    (store,) = describe(checkpoint, version=2)
+
+    assert (store.operator, store.operator_name, store.name) == (0, "stateStoreSave", "default")
+    assert (store.num_partitions, store.max_parallelism, store.rescalable) == (4, 64, True)
+    expected = len(contents(VERSIONS[:2])) + len(contents(VERSIONS[:2], "lists"))
+    assert sum(store.num_keys.values()) == expected
+    assert [(family.name, family.multi_values) for family in store.column_families] == [
+        ("default", False), ("lists", True)
+    ]  # fmt: skip
+    assert store.column_families[0].key == pa.struct({"word": pa.string(), "number": pa.int64()})
+
+
+def test_state_on_the_heap_is_read_through_the_drivers_memory(tmp_path):
+    """Catches the heap backend's state looked for on the disk."""
+    root = write_checkpoint(tmp_path / "heap", VERSIONS)
+    for entry in (tmp_path / "heap" / "offsets").iterdir():
+        text = entry.read_text()
+        entry.write_text(text.replace(PROVIDERS["filesystem"], PROVIDERS["heap"]))
+
+    with open_checkpoint(root, memory=LocalFileIO(clock=SystemClock())) as source:
+        assert _rows(statestore.read(source)) == contents(VERSIONS)
+    with pytest.raises(NotFoundError) as caught:
+        statestore.read(root)
+    assert caught.value.kind == "driver-lost"
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_state_on_s3_is_read_by_its_uri(backend, s3_server, bucket, tmp_path):
+    """Catches a read that needs a local path, or options of the storage that do not get there."""
+    root = write_checkpoint(tmp_path / "local", VERSIONS, backend=backend)
+    options = StateStoreOptions(**s3_server.options())
+    settings = S3Settings.from_options(options)
+    uri = f"s3://{bucket}/checkpoint"
+    io, path = open_storage(uri, str(tmp_path), settings, SystemClock())
+    for file in Path(root).rglob("*"):
+        if file.is_file():
+            name = f"{path}/{file.relative_to(root)}"
+            io.write(name, file.read_bytes(), sync=True, overwrite=False)
+
+    assert _rows(statestore.read(uri, options=options)) == contents(VERSIONS)
+    assert count_differences(root, uri, options=options) == DiffCounts()

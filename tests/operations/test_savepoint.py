@@ -1,0 +1,551 @@
+"""Savepoints: what they hold, whose they are, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from statestore.core.errors import (
+    CorruptionError,
+    FencedError,
+    IncompatibleError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateStoreError,
+)
+from statestore.core.options import StateStoreOptions
+from statestore.io.local import LocalFileIO
+from statestore.io.memory import MemoryFileIO
+from statestore.operations.branch import plan_branch
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.operator_map import OperatorMap
+from statestore.operations.restore import plan_restore
+from statestore.operations.savepoint import open_savepoint, take_savepoint
+from statestore.store.store import open_store
+from statestore.testing.fault_io import Fault, FaultFileIO
+
+from .checkpoints import (
+    AGGREGATION,
+    GLOBAL_AGGREGATION,
+    GLOBAL_LIMIT,
+    JOIN,
+    OPTIONS,
+    QUERY_ID,
+    QueryCheckpoint,
+    files_below,
+    read_rows,
+)
+
+FORMS = ("canonical", "native")
+
+
+def make_query(path, num_batches=3, **how):
+    """Return a query that ran some batches with puts, overwrites and deletes."""
+    query = QueryCheckpoint(path, **how)
+    for batch in range(num_batches):
+        rows = {f"key-{number}": f"{batch}/{number}" for number in range(batch, 30 + batch)}
+        query.run(rows | ({"key-3": None, "key-9": None} if batch else {}))
+    return query
+
+
+def restore(savepoint, checkpoint, **how):
+    how.setdefault("options", OPTIONS)
+    with plan_restore(str(savepoint), str(checkpoint), **how) as plan:
+        plan.run()
+    return plan
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+@pytest.mark.parametrize("form", FORMS)
+def test_query_goes_on_from_a_restored_savepoint(tmp_path, form, backend, checkpoint_format):
+    """Catches a row lost or left in a wrong partition by any change of backend or parallelism."""
+    operators = (AGGREGATION, GLOBAL_LIMIT, JOIN)[: 2 if backend == "rocksdb" else 3]
+    query = make_query(
+        tmp_path / "query", 2, backend=backend, checkpoint_format=checkpoint_format,
+        operators=operators,
+    )  # fmt: skip
+    before = files_below(tmp_path / "query")
+
+    taken = take_savepoint(query.path, str(tmp_path / "savepoint"), form=form, options=OPTIONS)
+
+    assert files_below(tmp_path / "query") == before
+    assert (taken.version, taken.backend, taken.num_partitions) == (2, backend, 4)
+    assert taken.num_rows == sum(map(len, query.model.values()))
+    for other, partitions in [("filesystem", 4), ("rocksdb", 8), ("filesystem", 2)]:
+        name = tmp_path / f"{other}-{partitions}"
+        restore(tmp_path / "savepoint", name, backend=other, num_partitions=partitions)
+        assert read_rows(name) == query.model
+        with open_checkpoint(str(name)) as checkpoint:
+            assert (checkpoint.backend, checkpoint.num_partitions) == (other, partitions)
+            assert checkpoint.newest_version == 2
+            assert [info.name for info in checkpoint.operators] == [name for name, _ in operators]
+            assert {s.num_partitions for o in checkpoint.operators for s in o.stores} == {
+                partitions
+            }
+            heads = checkpoint.heads(2)
+            store = next(store for store in heads if store.operator == 0)
+            checkpoint_id = checkpoint.checkpoint_id(store, 2)
+        # The next batch, and the maintenance after it.
+        with open_store(
+            str(name), store.operator, store.partition, store.name, version=2,
+            checkpoint_id=checkpoint_id,
+            options=StateStoreOptions(min_versions_to_retain=2, fsync_enabled=False),
+        ) as opened:  # fmt: skip
+            for _ in range(3):
+                batch = opened.begin()
+                batch.put(b"another", b"value", key_group=store.partition)
+                batch.commit()
+            opened.snapshot()
+            opened.clean_up()
+            opened.load(5, opened.checkpoint_id)
+            assert opened.get(b"another") == b"value"
+            assert len(opened) == heads[store].trailer.num_keys + 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_savepoint_is_complete_and_can_be_moved(tmp_path, form):
+    """Catches a path into the checkpoint, or a file left behind there."""
+    query = make_query(tmp_path / "query")
+    query.write("_schema_log/0", "of another tool")
+    take_savepoint(query.path, str(tmp_path / "savepoint"), form=form, options=OPTIONS)
+    model = query.model
+    shutil.rmtree(query.path)
+    (tmp_path / "savepoint").rename(tmp_path / "moved")
+
+    for name, data in files_below(tmp_path / "moved").items():
+        assert str(tmp_path).encode() not in data, name
+        assert not name.endswith(".arrows") or b'"path":"../' not in data
+    # Full states of one version, or the deltas of all three that make it.
+    num_files = len(list((tmp_path / "moved").rglob("*.arrows")))
+    assert num_files == {"canonical": 4, "native": 12}[form]
+    restore(tmp_path / "moved", tmp_path / "again")
+
+    assert read_rows(tmp_path / "again") == model
+    files = files_below(tmp_path / "again")
+    assert files["_schema_log/0"] == b"of another tool"
+    assert json.loads(files["metadata"]) == {"id": QUERY_ID}
+    assert {name for name in files if name.startswith(("offsets", "commits", "sources"))} == {
+        "offsets/1", "offsets/2", "commits/1", "commits/2", "sources/0/0", "sources/0/1",
+        "sources/0/2",
+    }  # fmt: skip
+    assert files["state/0/0/_metadata/schema"] == b"schema of default"
+
+
+def test_savepoint_stays_whole_whatever_queries_delete(tmp_path):
+    """Catches a savepoint that shares files with the checkpoint it came from or became."""
+    query = make_query(tmp_path / "query")
+    for form in FORMS:
+        take_savepoint(query.path, str(tmp_path / form), form=form, options=OPTIONS)
+        restore(tmp_path / form, tmp_path / f"of-{form}")
+    before = {form: files_below(tmp_path / form) for form in FORMS}
+
+    for name in ("query", *(f"of-{form}" for form in FORMS)):
+        for path in (tmp_path / name / "state").rglob("*.arrows"):
+            with path.open("r+b") as file:
+                file.write(b"overwritten")
+            path.unlink()
+
+    assert {form: files_below(tmp_path / form) for form in FORMS} == before
+
+
+def test_older_version_is_taken_when_asked_for(tmp_path):
+    """Catches a savepoint of the newest version under another's number."""
+    query = make_query(tmp_path / "query", num_batches=1)
+    model = {key: dict(rows) for key, rows in query.model.items()}
+    query.run({"key-1": "later"})
+
+    taken = take_savepoint(query.path, str(tmp_path / "savepoint"), version=1, options=OPTIONS)
+    restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=2)
+
+    assert taken.version == 1
+    assert read_rows(tmp_path / "again") == model
+    with pytest.raises(NotFoundError, match=r"oldest_version=1, newest_version=2") as raised:
+        take_savepoint(query.path, str(tmp_path / "none"), version=9, options=OPTIONS)
+    assert raised.value.kind == "version-not-found"
+
+
+def test_batch_that_was_planned_is_repeated_with_the_same_input(tmp_path):
+    """Catches a batch whose output a sink has, run with other input after a restore."""
+    query = make_query(tmp_path / "query")
+    query.plan()
+
+    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=8, backend="rocksdb")
+
+    with open_checkpoint(str(tmp_path / "again")) as checkpoint:
+        assert (checkpoint.newest_planned, checkpoint.newest_committed) == (3, 2)
+        planned = checkpoint.offsets_entry(3)
+    assert planned.sources == ('{"logOffset":3}',)
+    assert planned.conf["spark.sql.shuffle.partitions"] == "8"
+    assert planned.conf["spark.sql.streaming.stateStore.providerClass"].endswith(
+        "RocksDBStateStoreProvider"
+    )
+
+
+class ExpiringFileIO(LocalFileIO):
+    """A disk on which a query commits, and expires what it had, when a first file is read."""
+
+    def __init__(self, query):
+        super().__init__()
+        self.query = query
+        self.has_expired = False
+
+    def fetch(self, path):
+        if path.endswith(".delta.arrows") and not self.has_expired:
+            self.has_expired = True
+            self.query.run({"key-0": "new"}, snapshot=True)
+            for old in Path(self.query.path, "state").rglob("[12].delta.arrows"):
+                old.unlink()
+        return super().fetch(path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_newer_version_is_taken_when_files_are_expired_meanwhile(tmp_path, form):
+    """Catches a savepoint without a file that retention deleted, or one that is given up."""
+    query = make_query(tmp_path / "query", num_batches=2, num_partitions=2)
+
+    taken = take_savepoint(
+        query.path, str(tmp_path / "newer"), form=form, io=ExpiringFileIO(query), options=OPTIONS
+    )
+    restore(tmp_path / "newer", tmp_path / "again")
+
+    assert taken.version == 3
+    assert read_rows(tmp_path / "again") == query.model
+    with pytest.raises(NotFoundError) as raised:
+        take_savepoint(query.path, str(tmp_path / "asked"), version=2, form=form, options=OPTIONS)
+    assert raised.value.kind == "version-not-found"
+    with pytest.raises(NotFoundError), open_savepoint(str(tmp_path / "asked")):
+        pass
+
+
+def test_damaged_file_does_not_become_part_of_a_savepoint(tmp_path):
+    """Catches damage that is noticed when the savepoint is needed."""
+    query = make_query(tmp_path / "query")
+    (damaged, *_) = sorted((tmp_path / "query" / "state" / "0" / "1").glob("2.delta.arrows"))
+    data = bytearray(damaged.read_bytes())
+    data[200] ^= 1
+    damaged.write_bytes(data)
+
+    for form in FORMS:
+        with pytest.raises(CorruptionError):
+            take_savepoint(query.path, str(tmp_path / form), form=form, options=OPTIONS)
+        with pytest.raises(NotFoundError, match="begun and not finished"):
+            restore(tmp_path / form, tmp_path / "again")
+
+
+def test_destination_must_be_new(tmp_path):
+    """Catches a checkpoint or savepoint that is written over."""
+    query = make_query(tmp_path / "query")
+    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    for act in (
+        lambda: take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS),
+        lambda: take_savepoint(query.path, query.path, options=OPTIONS),
+        lambda: restore(tmp_path / "savepoint", query.path),
+    ):
+        with pytest.raises(InvalidArgumentError) as raised:
+            act()
+        assert raised.value.kind == "checkpoint-exists"
+    with pytest.raises(NotFoundError) as raised:
+        restore(tmp_path / "query", tmp_path / "again")
+    assert raised.value.kind == "savepoint-not-found"
+
+
+@pytest.mark.parametrize("partitions", [4, 8])
+def test_claimed_savepoint_is_moved(tmp_path, partitions):
+    """Catches a claim that copies, or that leaves half a savepoint behind."""
+    query = make_query(tmp_path / "query")
+    take_savepoint(query.path, str(tmp_path / "savepoint"), form="native", options=OPTIONS)
+    inodes = {path.name: path.stat().st_ino for path in (tmp_path / "savepoint").rglob("3.*")}
+
+    restore(tmp_path / "savepoint", tmp_path / "again", claims=True, num_partitions=partitions)
+
+    assert not (tmp_path / "savepoint").exists()
+    assert read_rows(tmp_path / "again") == query.model
+    found = {path.name: path.stat().st_ino for path in (tmp_path / "again").rglob("3.*")}
+    assert (found == inodes) == (partitions == 4)
+
+
+def test_operators_are_renumbered_dropped_and_added(tmp_path):
+    """Catches state under another operator's number."""
+    query = make_query(
+        tmp_path / "query", checkpoint_format=2, operators=(AGGREGATION, GLOBAL_LIMIT, JOIN)
+    )
+    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+
+    operators = OperatorMap({0: 1, 2: 0}, frozenset([1]), {2: "dedupe"})
+    restore(tmp_path / "savepoint", tmp_path / "again", operators=operators)
+
+    # With an operator that is new, Spark writes all operators' metadata in its first batch.
+    metadata = tmp_path / "again" / "state" / "0" / "_metadata" / "metadata"
+    assert not metadata.exists()
+    entry = json.loads((tmp_path / "again" / "commits" / "2").read_text().split("\n")[1])
+    assert {number: (len(ids), len(ids[0])) for number, ids in entry["stateUniqueIds"].items()} == {
+        "0": (4, 4),
+        "1": (4, 1),
+        "2": (4, 1),
+    }
+    for partition, ((checkpoint_id,), (empty_id,)) in enumerate(
+        zip(entry["stateUniqueIds"]["1"], entry["stateUniqueIds"]["2"], strict=True)
+    ):
+        with open_store(
+            str(tmp_path / "again"), 1, partition, version=3, checkpoint_id=checkpoint_id
+        ) as store:
+            assert dict(store.scan()).items() <= query.model[0, "default"].items()
+        with open_store(
+            str(tmp_path / "again"), 2, partition, version=3, checkpoint_id=empty_id
+        ) as store:
+            assert len(store) == 0
+
+    restore(
+        tmp_path / "savepoint", tmp_path / "fewer",
+        operators=OperatorMap({2: 0, 0: 1}, frozenset([1])),
+    )  # fmt: skip
+    rows = read_rows(tmp_path / "fewer")
+    assert rows[1, "default"] == query.model[0, "default"]
+    assert rows[0, JOIN[1][0]] == query.model[2, JOIN[1][0]]
+    assert (tmp_path / "fewer/state/0/0" / JOIN[1][1] / "_metadata/schema").exists()
+    for wrong in (OperatorMap({0: 2}), OperatorMap({7: 0}), OperatorMap(dropped=frozenset([0]))):
+        with pytest.raises(InvalidArgumentError, match="operators 0, 1, 2"):
+            restore(tmp_path / "savepoint", tmp_path / "wrong", operators=wrong)
+
+
+def test_what_has_no_key_stays_in_one_partition_from_one_to_many(tmp_path):
+    """Catches a limit or a global aggregation dealt out where one partition does not tell."""
+    query = QueryCheckpoint(
+        tmp_path / "query", num_partitions=1, checkpoint_format=2,
+        operators=(AGGREGATION, GLOBAL_LIMIT, GLOBAL_AGGREGATION),
+    )  # fmt: skip
+    query.run({f"key-{number}": "value" for number in range(20)})
+    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+
+    restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=4)
+
+    assert read_rows(tmp_path / "again") == query.model
+    entry = json.loads((tmp_path / "again" / "commits" / "0").read_text().split("\n")[1])
+    assert [len(ids) for ids in entry["stateUniqueIds"].values()] == [4, 1, 1]
+
+
+def test_parallelism_that_key_groups_do_not_allow_is_refused_by_name(tmp_path):
+    """Catches rows dealt out to partitions in which Spark does not look for them."""
+    query = make_query(tmp_path / "query")
+    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    with pytest.raises(InvalidArgumentError, match="statestore rescale CHECKPOINT --partitions 3"):
+        restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=3)
+    with open_store(query.path, 0, 0) as store:
+        batch = store.begin()
+        batch.put(b"of another partition", b"", key_group=1)
+        batch.commit()
+    for partition in range(1, 4):
+        with open_store(query.path, 0, partition) as store:
+            store.begin().commit()
+    query.plan()
+    query._commit({})
+    take_savepoint(query.path, str(tmp_path / "foreign"), options=OPTIONS)
+    with pytest.raises(IncompatibleError) as raised:
+        restore(tmp_path / "foreign", tmp_path / "again", num_partitions=2)
+    assert raised.value.kind == "not-rescalable"
+    with pytest.raises(InvalidArgumentError, match="memory of the query's driver"):
+        restore(tmp_path / "savepoint", tmp_path / "again", backend="heap")
+
+
+def test_branch_shares_files_and_harms_nobody(tmp_path):
+    """Catches a branch that copies state, or that changes with the original."""
+    query = make_query(tmp_path / "query", checkpoint_format=2)
+    with plan_branch(query.path, str(tmp_path / "branch"), options=OPTIONS) as plan:
+        plan.run()
+    model = {key: dict(rows) for key, rows in query.model.items()}
+    shared = list((tmp_path / "branch" / "state").rglob("*.arrows"))
+    assert len(shared) == 12
+    assert {path.stat().st_nlink for path in shared} == {2}
+    branch_id = json.loads((tmp_path / "branch" / "metadata").read_text())["id"]
+    assert branch_id != QUERY_ID
+    assert len(branch_id) == 36
+
+    # Both write the same version, and the original expires what they share.
+    query.run({"key-1": "original"})
+    forked = QueryCheckpoint(tmp_path / "unused", checkpoint_format=2)
+    forked.path, forked.version, forked.model = str(tmp_path / "branch"), 3, model
+    with open_checkpoint(forked.path) as checkpoint:
+        forked.ids = {
+            (store.operator, store.partition, store.name): head.trailer.checkpoint_id
+            for store, head in checkpoint.heads(3).items()
+        }
+    forked.run({"key-1": "branch"})
+    for path in (tmp_path / "query" / "state").rglob("[12]_*.arrows"):
+        path.unlink()
+
+    assert read_rows(tmp_path / "branch") == forked.model
+    assert forked.model != query.model
+    shutil.rmtree(tmp_path / "branch")
+    with open_checkpoint(query.path) as checkpoint:
+        assert len(checkpoint.heads(4)) == 4
+
+
+def test_every_storage_to_every_other(tmp_path, s3_server, bucket):
+    """Catches a file that is moved instead of copied, or fetched where the server copies."""
+    options = StateStoreOptions(**s3_server.options())
+    query = make_query(tmp_path / "query", 2, num_partitions=2)
+    remote = f"s3://{bucket}"
+    places = {
+        "local": str(tmp_path / "savepoint"),
+        "s3": f"{remote}/savepoint",
+    }
+    for place, (form, partitions) in zip(
+        places.values(), [("native", 2), ("canonical", 4)], strict=True
+    ):
+        take_savepoint(query.path, place, form=form, options=options)
+        for to in (str(tmp_path / f"again-{form}"), f"{remote}/again-{form}"):
+            restore(place, to, num_partitions=partitions, options=options)
+            assert read_rows(to, options=options) == query.model
+
+    with plan_branch(f"{remote}/again-native", f"{remote}/branch", options=options) as plan:
+        s3_server.requests.clear()
+        plan.run()
+        fetched = s3_server.requests["GET"]
+        # Spark's small files go through here, and `metadata` between the steps.
+        assert fetched == len(plan.version.spark_files) + 4
+    assert read_rows(f"{remote}/branch", options=options) == query.model
+    assert not list(tmp_path.glob("branch*"))
+    restore(f"{remote}/savepoint", f"{remote}/claimed", claims=True, options=options)
+    assert not [key for key in s3_server.keys(bucket) if key.startswith("savepoint/")]
+    assert read_rows(f"{remote}/claimed", options=options) == query.model
+
+
+def test_state_kept_elsewhere_comes_home_and_goes_there_again(tmp_path):
+    """Catches a savepoint that refers to the storage of the checkpoint's state."""
+    query = make_query(tmp_path / "query")
+    placement = {"format_version": 1, "writer": "", "storage": str(tmp_path), "id": "a" * 32}
+    (tmp_path / "query" / "statestore.json").write_text(json.dumps(placement))
+    (tmp_path / ("a" * 32)).mkdir()
+    for path in sorted((tmp_path / "query" / "state").rglob("*.arrows")):
+        to = tmp_path / ("a" * 32) / path.relative_to(tmp_path / "query" / "state")
+        to.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(to)
+
+    for form in FORMS:
+        take_savepoint(query.path, str(tmp_path / form), form=form, options=OPTIONS)
+        assert not (tmp_path / form / "statestore.json").exists()
+        elsewhere = StateStoreOptions(checkpoint_storage=str(tmp_path / f"elsewhere-{form}"))
+        restore(tmp_path / form, tmp_path / f"again-{form}", options=elsewhere)
+        assert read_rows(tmp_path / f"again-{form}") == query.model
+        assert not list((tmp_path / f"again-{form}" / "state").rglob("*.arrows"))
+        assert list((tmp_path / f"elsewhere-{form}").rglob("*.arrows"))
+        assert (tmp_path / f"again-{form}/state/0/3/.statestore").exists()
+
+
+CRASHES = {
+    "canonical": lambda io: take_savepoint(
+        "/query", "/new", io=io, destination_io=io, options=OPTIONS
+    ),
+    "native": lambda io: take_savepoint(
+        "/query", "/new", form="native", io=io, destination_io=io, options=OPTIONS
+    ),
+    "restore": lambda io: restore("/savepoint", "/new", io=io, target_io=io),
+    "rescale": lambda io: restore("/savepoint", "/new", io=io, target_io=io, num_partitions=1),
+    "claim": lambda io: restore("/savepoint", "/new", io=io, target_io=io, claims=True),
+    "branch": lambda io: branch(io),
+}
+
+
+def branch(io):
+    with plan_branch("/query", "/new", io=io, target_io=io, options=OPTIONS) as plan:
+        plan.run()
+
+
+@pytest.fixture(scope="module")
+def at_rest(tmp_path_factory):
+    """A query's checkpoint and a savepoint of it in memory, and what the query holds."""
+    io = MemoryFileIO(str(tmp_path_factory.mktemp("at-rest")))
+    query = make_query("/query", 2, io=io, num_partitions=2, checkpoint_format=2)
+    take_savepoint("/query", "/savepoint", io=io, destination_io=io, options=OPTIONS)
+    return {path: io.read(path) for path in io.paths()}, query
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_either_side_is_whole_when_it_ends_at_any_call(tmp_path, at_rest, name):
+    """Catches half a savepoint or checkpoint that is taken for whole, or one that was whole."""
+    act = CRASHES[name]
+    files, query = at_rest
+
+    def begin(fault):
+        io = FaultFileIO(MemoryFileIO(tempfile.mkdtemp(dir=tmp_path)))
+        for path, data in files.items():
+            io.write(path, data, sync=True, overwrite=True)
+        io.arm(fault)
+        return io
+
+    io = begin(Fault(10**9))
+    act(io)
+    trace = io.trace
+    assert len(trace) > 20
+    if name == "claim":
+        # While a savepoint is being deleted, it is none.
+        assert trace[-2:] == ["delete metadata", "delete_tree savepoint"]
+    # Where nothing is written, a failure leaves no trace: a few of those will do.
+    writes = [i for i, call in enumerate(trace) if not call.startswith(("read", "list", "fetch"))]
+    reads = [index for index in range(len(trace)) if index not in writes]
+    faults = [(index, False) for index in (*writes, *reads[::10])]
+    faults += [(index, True) for index in (*writes[::2], writes[-1])]
+    for index, happens in faults:
+        io = begin(Fault(index, happens=happens))
+        with pytest.raises(StateStoreError):
+            act(io)
+        io.arm(None)
+
+        is_whole = _is_whole(io, name, query)
+        if name != "claim" or not is_whole:
+            with open_savepoint("/savepoint", io=io) as (savepoint, _):
+                assert savepoint.version == 2
+        assert {p: d for p, d in files.items() if p.startswith("/query")} == {
+            path: io.inner.read(path) for path in io.inner.paths() if path.startswith("/query")
+        }
+        if name != "claim":
+            assert {path: io.inner.read(path) for path in files} == files
+        if is_whole:
+            assert name == "claim" or index >= max(writes)
+            continue
+        act(io)
+        assert _is_whole(io, name, query)
+
+
+def _is_whole(io, name, query):
+    """Whether there is a savepoint or checkpoint that holds all; anything else is refused."""
+    try:
+        if name in ("canonical", "native"):
+            with open_savepoint("/new", io=io) as (savepoint, _):
+                assert savepoint.version == 2
+        else:
+            fields = json.loads(io.read_tail("/new/metadata", 1 << 20)[0])
+            if "id" not in fields:
+                with pytest.raises(NotFoundError):
+                    read_rows("/new", io)
+                return False
+    except NotFoundError:
+        return False
+    assert read_rows("/new", io) == query.model
+    return True
+
+
+def test_second_writer_of_a_directory_is_fenced(tmp_path):
+    """Catches a directory in which the files of two restores are mixed."""
+    query = make_query(tmp_path / "query")
+    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    with plan_restore(
+        str(tmp_path / "savepoint"), str(tmp_path / "again"), num_partitions=2, options=OPTIONS
+    ) as first:
+
+        def meanwhile(done, total):
+            if done == total:
+                restore(tmp_path / "savepoint", tmp_path / "again")
+
+        with pytest.raises(FencedError, match="begun anew"):
+            first.run(meanwhile)
+    assert read_rows(tmp_path / "again") == query.model
+    with open_checkpoint(str(tmp_path / "again")) as checkpoint:
+        assert checkpoint.num_partitions == 4
+        assert checkpoint.operators[0].stores[0].num_partitions == 4

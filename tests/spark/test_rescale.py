@@ -1,0 +1,191 @@
+"""Every stateful operator goes on after a rescale as if there had been none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import zip_longest
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from statestore import driver_memory, plan_rescale, rescale, undo_rescale
+from statestore.codec.partition_key import compute_key_groups
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.rows import read_rows
+
+from .conftest import EXTENDED, PROVIDER, MakeLane, RunReference
+from .harness import FILESYSTEM, HEAP, ROCKSDB_BACKEND, STATE_STORE, Lane, Query
+from .queries import (
+    AGGREGATION,
+    AGGREGATION_THEN_DEDUP,
+    AGGREGATIONS,
+    DEDUPS,
+    EVENT_TIME_GROUPS,
+    JOIN,
+    LIMITS,
+    OPERATORS,
+    SESSION_APPEND,
+    WATERMARK_DEDUP,
+)
+
+pytestmark = pytest.mark.ours
+
+FOUR = {"spark.sql.shuffle.partitions": "4"}
+FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
+GLOBAL_AGGREGATION = next(query for query in AGGREGATIONS if "global" in query.name)
+CHAIN = ((8, 2), (6,))
+"""Numbers of state partitions to go through between the runs of a query."""
+LAST = (12, 3)
+"""And after the last run: every row hashed anew, and by key groups again."""
+UNFINISHED = "STREAMING_UNFINISHED_REPARTITION_DETECTED"
+
+
+SHORT = (AGGREGATION, GLOBAL_AGGREGATION, SESSION_APPEND, DEDUPS[0], WATERMARK_DEDUP, JOIN,
+         EVENT_TIME_GROUPS, LIMITS[0], AGGREGATION_THEN_DEDUP)  # fmt: skip
+"""One operator of each layout of keys."""
+
+
+def _cases() -> list[Any]:
+    """Every operator on the provider under test, some on the other backends and in format v2."""
+    cases = [
+        pytest.param(PROVIDER, {}, query, id=query.name, marks=[] if query in SHORT else [EXTENDED])
+        for query in OPERATORS
+    ]
+    more: Sequence[tuple[str, Mapping[str, str], Query]] = [
+        (FILESYSTEM, FORMAT_2, JOIN),
+        (HEAP, FORMAT_2, JOIN),
+        (ROCKSDB_BACKEND, {}, AGGREGATION),
+        (ROCKSDB_BACKEND, FORMAT_2, JOIN),
+    ]
+    if PROVIDER != FILESYSTEM:  # the whole cross is for the lane of that provider
+        more = [(PROVIDER, FORMAT_2, query) for query in OPERATORS]
+    for provider, conf, query in more:
+        name = f"{provider.rpartition('.')[2]}-{'v2' if conf else 'v1'}-{query.name}"
+        cases.append(pytest.param(provider, conf, query, id=name))
+    return cases
+
+
+def _memory(spark: SparkSession, provider: str) -> AbstractContextManager[Any]:
+    return driver_memory(spark) if provider == HEAP else nullcontext()
+
+
+def _rescale(lane: Lane, provider: str, *numbers: int) -> None:
+    """Rescale a lane's checkpoint, several times in a row; no row is lost, doubled or misplaced."""
+    uri = str(lane.checkpoint)
+    with _memory(lane.spark, provider) as memory:
+        before = _rows(uri, memory)
+        for num_partitions in numbers:
+            rescale(uri, num_partitions, memory=memory)
+            assert _rows(uri, memory) == before
+
+
+def _rows(uri: str, memory: Any) -> dict[tuple[int, str], dict[bytes, bytes]]:
+    """Every row of every store, after a check that it is where Spark's hash puts its key."""
+    found: dict[tuple[int, str], dict[bytes, bytes]] = {}
+    with open_checkpoint(uri, memory=memory) as checkpoint:
+        for store, head in checkpoint.heads(checkpoint.newest_version).items():
+            rows = found.setdefault((store.operator, store.name), {})
+            (family,) = head.trailer.column_families
+            for batch in read_rows(checkpoint, head):
+                keys = batch.column(3)
+                groups = compute_key_groups(keys, store.name, family, 1 << 15)
+                if checkpoint.num_partitions in (2, 4, 8):
+                    assert set(groups % checkpoint.num_partitions) <= {store.partition}
+                pairs = batch.select(["key", "value"]).to_pylist()
+                assert not rows.keys() & {pair["key"] for pair in pairs}
+                rows |= {pair["key"]: pair["value"] for pair in pairs}
+    return found
+
+
+def _in_order(by_batch: Mapping[int, Any]) -> list[Any]:
+    """Values by batch without the batches' numbers: a rescale takes one."""
+    return [by_batch[batch] for batch in sorted(by_batch)]
+
+
+def _assert_same(reference: Lane, candidate: Lane) -> None:
+    assert any(reference.batches.values()), "the query returned nothing: the test tests nothing"
+    assert _in_order(candidate.batches) == _in_order(reference.batches)
+    for name in ("numRowsTotal", "numRowsUpdated", "numRowsRemoved", "numRowsDroppedByWatermark"):
+        assert _in_order(candidate.counts(name)) == _in_order(reference.counts(name)), name
+
+
+@pytest.mark.parametrize(("provider", "conf", "query"), _cases())
+def test_rows_equal_built_in_when_rescaled(
+    make_lane: MakeLane,
+    run_reference: RunReference,
+    provider: str,
+    conf: Mapping[str, str],
+    query: Query,
+) -> None:
+    """Catches an operator whose state is not whole in the new state partitions."""
+    lane = make_lane(query, provider, {**FOUR, **conf})
+
+    for batches, numbers in zip_longest(query.plan, CHAIN[: len(query.plan) - 1]):
+        lane.run(*batches)
+        _rescale(lane, provider, *(numbers or LAST))
+
+    _assert_same(run_reference(query), lane)
+
+
+def _refusal(lane: Lane) -> str:
+    with pytest.raises(StreamingQueryException) as raised:
+        lane.run()
+    return str(raised.value)
+
+
+def test_spark_refuses_what_is_unfinished_and_goes_on_after_it(
+    make_lane: MakeLane, run_reference: RunReference, spark: SparkSession
+) -> None:
+    """Catches rows computed on half a rescale, and a checkpoint that Spark's own tool spoiled."""
+    lane = make_lane(AGGREGATION, conf=FOUR)
+    uri = str(lane.checkpoint)
+    first, second, third = AGGREGATION.plan
+    lane.run(*first)
+
+    # Spark's own tool plans its batch, then finds that the provider is not its own.
+    with pytest.raises(Exception, match="UNSUPPORTED_PROVIDER"):
+        spark._streamingCheckpointManager.repartition(uri, 8)
+    assert UNFINISHED in _refusal(lane)
+    with _memory(spark, PROVIDER) as memory:
+        assert plan_rescale(uri, 8, memory=memory).is_begun
+        rescale(uri, 8, memory=memory)
+    lane.run(*second)
+    with _memory(spark, PROVIDER) as memory:
+        done = rescale(uri, 2, memory=memory)
+        (lane.checkpoint / "commits" / str(done.batch)).unlink()
+        assert UNFINISHED in _refusal(lane)
+        undo_rescale(uri, memory=memory)
+    lane.run(*third)
+
+    _assert_same(run_reference(AGGREGATION), lane)
+
+
+def test_state_reader_finds_the_new_state_partitions(
+    make_lane: MakeLane, spark: SparkSession
+) -> None:
+    """Catches a rescale that only a query can read, or old state partitions that are read too."""
+    lane = make_lane(AGGREGATION, conf=FOUR)
+    lane.run(*AGGREGATION.plan[0])
+    num_rows = lane.counts("numRowsTotal")[1][0]
+
+    for num_partitions in (8, 2):
+        _rescale(lane, PROVIDER, num_partitions)
+        rows = spark.read.format("statestore").load(str(lane.checkpoint)).collect()
+
+        assert len(rows) == num_rows
+        assert max(row.partition_id for row in rows) == num_partitions - 1
+
+
+def test_global_aggregation_stays_whole(make_lane: MakeLane) -> None:
+    """Catches what Spark's own tool does: its rows hashed into a state partition nobody reads."""
+    lane = make_lane(GLOBAL_AGGREGATION, conf=FOUR)
+    lane.run(*GLOBAL_AGGREGATION.plan[0])
+
+    with _memory(lane.spark, PROVIDER) as memory:
+        plan = plan_rescale(str(lane.checkpoint), 6, memory=memory)
+
+    assert [(store.way, len(store.partitions)) for store in plan.stores] == [("whole", 1)]
+    assert plan.stores[0].partitions[0].sources == (0,)

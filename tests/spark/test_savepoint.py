@@ -1,0 +1,285 @@
+"""Savepoints of real queries: taken while they run, restored otherwise, compared row by row."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from examples.edit_diffs import rolling_diffs
+from statestore import plan_branch, plan_restore, stop_with_savepoint, take_savepoint
+from statestore.operations.operator_map import OperatorMap
+from statestore.spark.driver_memory import driver_memory
+
+from .conftest import OURS, PROVIDER, MakeLane
+from .harness import (
+    HEAP,
+    PROVIDER_CLASS,
+    ROCKSDB_BACKEND,
+    RUN_TIMEOUT_S,
+    STATE_STORE,
+    Lane,
+    wait_for,
+)
+from .queries import one_input, single
+from .test_examples import FIRST_FILE_TIME_S, read_edits, sums
+
+pytestmark = [
+    pytest.mark.ours,
+    pytest.mark.skipif(not OURS or PROVIDER == HEAP, reason="state outlives its driver"),
+]
+NUM_FILES = 6
+
+
+class Edits:
+    """The edit stream in files, and queries on it."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self.spark = spark
+        self.root = root
+        self.source = root / "edits"
+        self.source.mkdir()
+        lines = read_edits()
+        size = -(-len(lines) // NUM_FILES)
+        self.chunks = [lines[start : start + size] for start in range(0, len(lines), size)]
+        self.sums: list[dict[str, int]] = [{}]
+        """Sums by user after each number of files."""
+        for chunk in self.chunks:
+            so_far = dict(self.sums[-1])
+            for user, total in sums(chunk).items():
+                so_far[user] = so_far.get(user, 0) + total
+            self.sums.append(so_far)
+        self.num_fed = 0
+        self.rows: dict[str, dict[str, float]] = {}
+
+    def feed(self, number: int) -> None:
+        """Add the next files."""
+        for _ in range(number):
+            partial = self.root / "partial"
+            partial.write_text("".join(self.chunks[self.num_fed]))
+            os.utime(partial, (FIRST_FILE_TIME_S + self.num_fed,) * 2)
+            partial.rename(self.source / f"{self.num_fed:02d}.jsonl")
+            self.num_fed += 1
+
+    def start(
+        self,
+        checkpoint: Path,
+        change: Callable[[DataFrame], DataFrame] = lambda diffs: diffs,
+        *,
+        available_now: bool = True,
+    ) -> Any:
+        """Start the query from a checkpoint; the newest row of every user goes to `rows`."""
+        session = self.spark.newSession()
+        session.conf.set(PROVIDER_CLASS, PROVIDER)
+        session.conf.set("spark.sql.shuffle.partitions", "4")
+        session.conf.set(f"{STATE_STORE}.checkpointFormatVersion", "2")
+        rows = self.rows.setdefault(checkpoint.name, {})
+
+        def keep(batch: DataFrame, _batch_id: int) -> None:
+            rows.update({row[0]: row[1] for row in batch.collect()})
+
+        edits = (
+            session.readStream.schema("user STRING, delta LONG")
+            .option("maxFilesPerTrigger", 1)
+            .json(str(self.source))
+        )
+        writer = change(rolling_diffs(edits)).writeStream.outputMode("update").foreachBatch(keep)
+        writer = writer.option("checkpointLocation", str(checkpoint))
+        return (writer.trigger(availableNow=True) if available_now else writer).start()
+
+    def run(
+        self, checkpoint: Path, change: Callable[[DataFrame], DataFrame] = lambda diffs: diffs
+    ) -> list[dict[str, Any]]:
+        """Run the query on the files that are there; return its progress reports."""
+        query = self.start(checkpoint, change)
+        try:
+            assert query.awaitTermination(RUN_TIMEOUT_S)
+        finally:
+            query.stop()
+        return [json.loads(report.json) for report in query.recentProgress]
+
+
+def test_edit_stream_goes_on_when_restored_otherwise(spark: SparkSession, tmp_path: Path) -> None:
+    """Catches sums that are lost, doubled or changed by a savepoint, a restore or a branch."""
+    edits = Edits(spark, tmp_path)
+    original = tmp_path / "original"
+    edits.feed(2)
+    query = edits.start(original, available_now=False)
+    try:
+        wait_for(lambda: (original / "commits" / "1").exists(), "two batches", RUN_TIMEOUT_S)
+
+        running = take_savepoint(str(original), str(tmp_path / "running"), form="native")
+        assert query.isActive
+        assert (running.version, running.form) == (2, "native")
+        with plan_branch(str(original), str(tmp_path / "branch")) as branch:
+            branch.run()
+        edits.feed(2)
+        wait_for(lambda: edits.rows["original"] == edits.sums[4], "files 3, 4", RUN_TIMEOUT_S)
+        stopped = stop_with_savepoint(query, str(tmp_path / "stopped"))
+        assert not query.isActive
+    finally:
+        query.stop()
+    assert stopped.version in (3, 4)
+    assert stopped.num_rows == len(edits.sums[stopped.version])
+
+    # Another state backend and parallelism. What the original wrote so far is what it starts from.
+    other = tmp_path / "other"
+    backend = "filesystem" if PROVIDER == ROCKSDB_BACKEND else "rocksdb"
+    with plan_restore(
+        str(tmp_path / "stopped"), str(other), backend=backend, num_partitions=8
+    ) as plan:
+        plan.run()
+    edits.feed(NUM_FILES - edits.num_fed)
+    edits.rows["other"] = dict(edits.rows["original"])
+    progress = edits.run(other)
+    assert edits.rows["other"] == edits.sums[NUM_FILES]
+    (operator,) = progress[-1]["stateOperators"]
+    assert operator["numShufflePartitions"] == 8
+    assert operator["numRowsTotal"] == len(edits.sums[NUM_FILES])
+    assert {report["id"] for report in progress} == {str(query.id)}
+
+    # Other business logic, the seeds' assignment 3.2: the sums stay bytes, what comes out are kB.
+    kilobytes = tmp_path / "kilobytes"
+    with plan_restore(
+        str(tmp_path / "running"), str(kilobytes), claims=True, keeps_query_id=False
+    ) as plan:
+        assert plan.is_copied
+        plan.run()
+    assert not (tmp_path / "running").exists()
+    progress = edits.run(kilobytes, lambda diffs: diffs.select("user", sf.col("diff") / 1024))
+    touched = sums(line for chunk in edits.chunks[2:] for line in chunk)
+    assert edits.rows["kilobytes"] == {user: edits.sums[NUM_FILES][user] / 1024 for user in touched}
+    assert {report["id"] for report in progress} != {str(query.id)}
+
+    # The branch goes on by itself, whatever became of the original.
+    edits.rows["branch"] = dict(edits.sums[2])
+    edits.run(tmp_path / "branch")
+    assert edits.rows["branch"] == edits.sums[NUM_FILES]
+
+
+def _distinct_then_count(events: DataFrame) -> DataFrame:
+    return events.dropDuplicates(["key"]).groupBy().agg(sf.count("*").alias("n"))
+
+
+GLOBAL = single("distinct-then-count", "complete", _distinct_then_count, one_input(2, 2))
+COUNTS = single("counts", "complete", lambda events: events.groupBy("key").count(), one_input(2, 2))
+DISTINCT_COUNTS = single(
+    "distinct-counts",
+    "complete",
+    lambda events: events.dropDuplicates(["key", "value"]).groupBy("key").count(),
+    one_input(2, 2),
+)
+
+
+def run_restored(lane: Lane, name: str, **how: Any) -> None:
+    """Run the first part of a lane's plan, and the second from a restored savepoint."""
+    lane.run(*lane.query.plan[0])
+    savepoint, restored = lane.root / f"{name}-savepoint", lane.root / name
+    take_savepoint(str(lane.checkpoint), str(savepoint))
+    with plan_restore(str(savepoint), str(restored), **how) as plan:
+        plan.run()
+    lane.checkpoint = restored
+    lane.run(*lane.query.plan[1])
+
+
+def test_operator_without_a_key_stays_whole_when_the_rest_is_dealt_out(make_lane: MakeLane) -> None:
+    """Catches a global aggregation that begins anew, as under Spark's own repartition."""
+    never_interrupted, restored = make_lane(GLOBAL), make_lane(GLOBAL)
+
+    for batches in GLOBAL.plan:
+        never_interrupted.run(*batches)
+    run_restored(restored, "restored", num_partitions=6)
+
+    assert restored.batches == never_interrupted.batches
+    totals = never_interrupted.counts("numRowsTotal")
+    assert restored.counts("numRowsTotal") == totals
+
+
+def test_operator_that_is_new_begins_empty_and_others_are_renumbered(make_lane: MakeLane) -> None:
+    """Catches state taken over by the wrong operator, or an operator that Spark refuses."""
+    lane = make_lane(COUNTS)
+    lane.run(*COUNTS.plan[0])
+    take_savepoint(str(lane.checkpoint), str(lane.root / "savepoint"))
+    before = lane.batches[max(lane.batches)]
+    fresh = make_lane(DISTINCT_COUNTS)
+    fresh.run(*COUNTS.plan[1])
+    operators = [
+        json.loads(path.read_text().split("\n")[1])["operatorInfo"]
+        for path in sorted((fresh.checkpoint / "state").glob("*/_metadata/metadata"))
+    ]
+    numbers = {info["operatorName"]: info["operatorId"] for info in operators}
+
+    changed = make_lane(DISTINCT_COUNTS)
+    mapped = OperatorMap({0: numbers["stateStoreSave"]}, added={numbers["dedupe"]: "dedupe"})
+    with plan_restore(
+        str(lane.root / "savepoint"), str(changed.root / "restored"), operators=mapped
+    ) as plan:
+        plan.run()
+    changed.checkpoint = changed.root / "restored"
+    # The files that the source has read are the first lane's.
+    changed.root, changed._fed = lane.root, lane._fed
+    changed.run(*COUNTS.plan[1])
+
+    totals = dict(map(_key_and_count, before))
+    for key, count in map(_key_and_count, fresh.batches[max(fresh.batches)]):
+        totals[key] = totals.get(key, 0) + count
+    assert dict(map(_key_and_count, changed.batches[max(changed.batches)])) == totals
+
+
+def _key_and_count(row: str) -> tuple[str, int]:
+    key, count = row.strip("()").rsplit(", ", 1)
+    return key, int(count)
+
+
+def test_query_refuses_what_is_not_a_whole_checkpoint(make_lane: MakeLane) -> None:
+    """Catches a query that begins from nothing where a restore was killed, or in a savepoint."""
+    lane = make_lane(COUNTS)
+    lane.run(*COUNTS.plan[0])
+    take_savepoint(str(lane.checkpoint), str(lane.root / "savepoint"))
+    with plan_restore(str(lane.root / "savepoint"), str(lane.root / "restored")) as plan:
+        plan.run()
+    unfinished = json.dumps({"statestore": {"unfinished": "restore", "attempt": "0"}})
+    (lane.root / "restored" / "metadata").write_text(unfinished)
+
+    for name in ("savepoint", "restored"):
+        lane.checkpoint = lane.root / name
+        before = sorted(path for path in lane.checkpoint.rglob("*"))
+        with pytest.raises(Exception, match=r"No usable value for id|metadata"):
+            lane.run()
+        assert sorted(path for path in lane.checkpoint.rglob("*")) == before
+
+
+def test_heap_query_leaves_its_driver_with_a_savepoint(
+    spark: SparkSession, make_lane: MakeLane
+) -> None:
+    """Catches state on the heap that cannot be brought out, or back into a driver's memory."""
+    never_interrupted, lane = make_lane(COUNTS), make_lane(COUNTS, HEAP)
+    for batches in COUNTS.plan:
+        never_interrupted.run(*batches)
+    lane.feed(*COUNTS.plan[0])
+    query = lane.start(available_now=False)
+    try:
+        last = len(COUNTS.plan[0]) - 1
+        wait_for(lambda: (lane.checkpoint / "commits" / str(last)).exists(), "batches", 60)
+        taken = stop_with_savepoint(query, str(lane.root / "savepoint"))
+    finally:
+        query.stop()
+    assert taken.backend == "heap"
+
+    with (
+        driver_memory(spark) as memory,
+        plan_restore(
+            str(lane.root / "savepoint"), str(lane.root / "again"), num_partitions=1, memory=memory
+        ) as plan,
+    ):
+        plan.run()
+    lane.checkpoint = lane.root / "again"
+    lane.run(*COUNTS.plan[1])
+
+    assert lane.batches == never_interrupted.batches

@@ -1,0 +1,263 @@
+"""Supervised queries: failures of real causes, then the rows of a query that never failed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+import statestore
+from statestore import CheckpointListener, FixedDelay, QueryFailedError
+from statestore.core.clock import ManualClock
+
+from .conftest import BODY, MakeLane, state_on_heap
+from .harness import HDFS, STATE_STORE, Lane, wait_for
+from .queries import AGGREGATION, one_input, single
+
+
+class Recorder(CheckpointListener):
+    """Keeps what it is told in one run, and raises whenever a version is complete."""
+
+    def __init__(self, commits: Callable[[], Path]) -> None:
+        self.commits = commits
+        self.complete: list[int] = []
+        self.aborted: list[int] = []
+        self.early: list[int] = []
+
+    def notify_checkpoint_complete(self, version: int) -> None:
+        self.complete.append(version)
+        if not (self.commits() / str(version - 1)).exists():
+            self.early.append(version)
+        message = f"the listener fails at {version}"
+        raise RuntimeError(message)
+
+    def notify_checkpoint_aborted(self, version: int) -> None:
+        self.aborted.append(version)
+
+
+class FailingStarts:
+    """Starts a lane with a listener; four attempts fail in batch 1 or before, each in its way."""
+
+    def __init__(self, lane: Lane, deaths: Path) -> None:
+        self.lane = lane
+        self.deaths = deaths
+        self.commits = lane.checkpoint / "commits"
+        self.aside = lane.root / "commits-aside"
+        self.recorders: list[Recorder] = []
+
+    @property
+    def attempt(self) -> int:
+        return len(self.recorders)
+
+    def start(self) -> Any:
+        recorder = Recorder(lambda: self.aside if self.aside.exists() else self.commits)
+        self.recorders.append(recorder)
+        if self.aside.exists():  # the storage is back
+            self.commits.unlink()
+            self.aside.rename(self.commits)
+        if self.attempt == 1:
+            message = "the catalog does not answer"
+            raise ConnectionError(message)
+        if self.attempt == 4:
+            for death in ("task", "retry"):
+                (self.deaths / death).touch()
+        query = self.lane.start()
+        statestore.listen(query, recorder)
+        return query
+
+    def before_batch(self, batch_id: int) -> None:
+        """Make the third attempt's batch fail when Spark writes that it is committed."""
+        if (self.attempt, batch_id) == (3, 1):
+            wait_for(lambda: self.recorders[-1].complete, "the first notification of the run")
+            self.commits.rename(self.aside)
+            self.commits.write_text("not a directory")
+
+    def on_batch(self, batch_id: int) -> None:
+        """Make the second attempt's batch fail after the commits of its state."""
+        if (self.attempt, batch_id) == (2, 1):
+            message = "the sink is full"
+            raise OSError(message)
+
+
+def _read_by_mortals(deaths: Path) -> Callable[[DataFrame], DataFrame]:
+    """Return a query whose Python worker dies as often as there are files in a folder."""
+
+    def build(events: DataFrame) -> DataFrame:
+        @sf.udf("bigint")
+        def read(value):  # with type hints it would be read by Arrow
+            for death in deaths.iterdir():
+                death.unlink()
+                os._exit(3)
+            return value
+
+        return events.withColumn("value", read("value")).groupBy("key").sum("value")
+
+    return build
+
+
+def test_query_goes_on_exactly_once_after_failures(
+    make_lane: MakeLane, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches batches that a restart loses or counts twice, and versions told early or never.
+
+    The start fails, then the sink behind the commits of the state, then the commit log, then the
+    Python workers of a task and its retry; the fifth attempt gets to the end.
+    """
+    deaths = tmp_path / "deaths"
+    deaths.mkdir()
+    query = single("aggregation-python", "update", _read_by_mortals(deaths), one_input(3))
+    expected, lane = make_lane(query, HDFS), make_lane(query)
+    expected.run(*query.plan[0])
+    lane.feed(*query.plan[0])
+    starts, clock = FailingStarts(lane, deaths), ManualClock(now_ms=0)
+    lane.before_batch, lane.on_batch = starts.before_batch, starts.on_batch
+
+    with caplog.at_level(logging.WARNING, "statestore"):
+        past = statestore.run(starts.start, FixedDelay(5, 30), clock=clock)
+        second, _, fourth, fifth = starts.recorders[1:]
+        wait_for(lambda: second.aborted and fourth.aborted, "the aborted versions")
+        wait_for(lambda: fifth.complete[-1] == 3, "the last version")
+
+    assert lane.batches == expected.batches
+    assert past.attempts == 5
+    for attempt, (failure, cause) in enumerate(
+        zip(
+            past.failures,
+            ("catalog does not answer", "sink is full", "commits", "exited unexpectedly"),
+            strict=True,
+        ),
+        1,
+    ):
+        assert cause in failure.reason
+        assert f"attempt={attempt}, reason={failure.reason!r}, delay_ms=30000" in caplog.text
+    assert clock.now_ms() == 4 * 30_000
+    for recorder in starts.recorders[1:]:
+        assert recorder.complete[0] >= 1
+        assert recorder.complete == sorted(set(recorder.complete))
+        assert recorder.early == []
+    assert [recorder.complete for recorder in starts.recorders[:4]] == [[], [1], [1], [1]]
+    assert (second.aborted, fourth.aborted, fifth.aborted) == ([2], [2], [])
+    assert "method=notify_checkpoint_complete" in caplog.text
+    assert "the listener fails at 3" in caplog.text
+
+
+def _set_partitions(lane: Lane, number: int) -> None:
+    for path in (lane.checkpoint / "offsets").glob("[0-9]*"):
+        version, metadata, *offsets = path.read_text().splitlines()
+        fields = json.loads(metadata)
+        fields["conf"]["spark.sql.shuffle.partitions"] = str(number)
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        path.write_text("\n".join([version, json.dumps(fields), *offsets]))
+
+
+@state_on_heap
+@pytest.mark.ours
+def test_query_is_not_restarted_when_the_failure_would_last(make_lane: MakeLane) -> None:
+    """Catches errors that come out of Spark in a form that hides that they are there to stay."""
+    query = replace(AGGREGATION, plan=one_input(2))
+    lane, plan = make_lane(query), query.plan[0]
+    lane.run(plan[0])
+    lane.feed(plan[1])
+    delta = lane.checkpoint / "state" / "0" / "1" / f"1.delta.{BODY}"
+    written, conf = delta.read_bytes(), lane.conf
+    obstacles = []
+
+    def refuse(start_query: Callable[[], Any] = lane.start) -> None:
+        with pytest.raises(QueryFailedError) as raised:
+            statestore.run(start_query, FixedDelay(3, 1), clock=ManualClock())
+        assert raised.value.fields["attempts"] == 1
+        obstacles.append(raised.value.fields["obstacle"])
+
+    def start_to(sink: str) -> Any:
+        stream = lane.session().readStream.schema(query.schemas["events"])
+        events = stream.json(str(lane.root / "input" / "events"))
+        writer = query.build(lane.session(), {"events": events}).writeStream.outputMode("update")
+        to = writer.option("checkpointLocation", str(lane.checkpoint)).format(sink)
+        return to.queryName("refused").trigger(availableNow=True).start()
+
+    lane.query = replace(query, build=lambda session, streams: streams["events"].groupBy("nope"))
+    refuse(lambda: start_to("memory"))
+    refuse(lambda: lane.query.build(lane.session(), {"events": lane.spark.range(1)}).count())
+    lane.query = replace(
+        query, build=lambda session, streams: streams["events"].groupBy("key").avg("value")
+    )
+    refuse()
+    lane.query = query
+    lane.conf = {**conf, f"{STATE_STORE}.snapshot.maxChainLenght": "5"}
+    refuse()
+    refuse(lambda: start_to("noop"))
+    lane.conf = conf
+    _set_partitions(lane, 2)
+    refuse()
+    refuse(lambda: start_to("noop"))
+    _set_partitions(lane, 3)
+    delta.write_bytes(written[:50] + bytes([written[50] ^ 1]) + written[51:])
+    refuse()
+    delta.write_bytes(written)
+
+    assert obstacles == [
+        "AnalysisException",
+        "42703",
+        "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
+        "invalid-option",
+        "invalid-option",
+        "num-partitions-changed",
+        "num-partitions-changed",
+        "checksum-mismatch",
+    ]
+    assert statestore.run(lane.start).attempts == 1
+    assert sorted(lane.batches) == [0, 1]
+
+
+def test_supervision_ends_when_restarts_are_used_up_or_the_query_is_stopped(
+    make_lane: MakeLane,
+) -> None:
+    """Catches a supervisor that starts a query again that failed too often or was stopped.
+
+    Also an ended run that calls the batch aborted which the next run is at.
+    """
+    query = replace(AGGREGATION, plan=one_input(2))
+    expected, lane = make_lane(query, HDFS), make_lane(query)
+    expected.run(*query.plan[0])
+    lane.feed(*query.plan[0])
+
+    def fail(batch_id: int) -> None:
+        message = "the sink is full"
+        raise OSError(message)
+
+    def start_query() -> Any:
+        queries.append(lane.start(available_now=False))
+        statestore.listen(queries[-1], StopAtTheEnd())
+        return queries[-1]
+
+    def look_at_an_ended_run(batch_id: int) -> None:
+        statestore.listen(queries[0], told)
+
+    class StopAtTheEnd(CheckpointListener):
+        def notify_checkpoint_complete(self, version: int) -> None:
+            if version == 2:
+                queries[-1].stop()
+
+    queries: list[Any] = []
+    told = Recorder(lambda: lane.checkpoint / "commits")
+    lane.on_batch = fail
+    with pytest.raises(QueryFailedError) as raised:
+        statestore.run(start_query, FixedDelay(2, 10), clock=ManualClock())
+    assert raised.value.kind == "restarts-exhausted"
+    assert isinstance(raised.value.__cause__, StreamingQueryException)
+    assert raised.value.restart is not None
+    assert raised.value.restart.attempts == lane.attempts[0] == 3
+
+    lane.on_batch = look_at_an_ended_run
+    assert statestore.run(start_query, FixedDelay(2, 10), clock=ManualClock()).attempts == 1
+    assert lane.batches == expected.batches
+    assert (told.complete, told.aborted, told.early) == ([1], [], [])

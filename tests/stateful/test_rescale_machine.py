@@ -1,0 +1,388 @@
+"""Random histories of a store in many state partitions, rescaled again and again."""
+
+import json
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from rocksdict import AccessType, Options, Rdict
+
+from statestore.checkpoint.layout import StoreLocation, parse_state_file_name
+from statestore.checkpoint.rescaling import (
+    plan_rescale,
+    undo_rescaled_version,
+    write_rescaled_version,
+)
+from statestore.checkpoint.trailers import read_delta_trailer
+from statestore.codec.merge import merge_rows
+from statestore.codec.rows import DELETE, MERGE, PUT, Row
+from statestore.codec.trailer import StoreName
+from statestore.core.clock import SystemClock
+from statestore.core.errors import StorageError
+from statestore.engine.service import EngineService
+from statestore.io.local import LocalFileIO
+from statestore.testing.deltas import write_stream
+from statestore.testing.fault_io import Fault, FaultFileIO
+from statestore.testing.models import keys, values
+
+G = 24
+DIVISORS = [1, 2, 3, 4, 6, 8, 12]
+NUM_RETAINED = 3
+OPTIONS = {
+    "fsync_enabled": False,
+    "snapshot_max_chain_length": 4,
+    "min_versions_to_retain": NUM_RETAINED,
+    "orphan_age_ms": 0,
+    "rocksdb_merge_min_files": 3,
+}
+LAZY = {"snapshot_max_chain_length": 1000, "rocksdb_merge_min_files": 100}
+"""State partitions differ in what they have summarised where only maintenance does."""
+
+
+def changes():
+    """Changes of a batch: operation and value by key."""
+    return st.dictionaries(keys(), st.tuples(st.sampled_from([PUT, DELETE, MERGE]), values()))
+
+
+def group_of(key):
+    """Key group of a key."""
+    return sum((place + 1) * byte for place, byte in enumerate(key)) % G
+
+
+@dataclass
+class Version:
+    """A version of the model: its layout, rows by key, and what each partition's parent is."""
+
+    num_partitions: int
+    rows: dict
+    made: dict = field(default_factory=dict)
+    is_rescaled: bool = False
+
+
+class RescaleMachine(RuleBasedStateMachine):
+    """Commits, rescales, undone rescales, repeated ones, loads, maintenance, engine restarts."""
+
+    backend = "filesystem"
+    body = "arrows"
+
+    def __init__(self):
+        super().__init__()
+        self.directory = tempfile.mkdtemp(prefix="rescale-machine-")
+        self.root = f"{self.directory}/ck/state"
+        self.io = FaultFileIO(LocalFileIO())
+        self.num_engines = 0
+        self.num_attempts = 0
+        self.versions = {}
+        self.newest = 0
+        self.highest = 0
+        self.before_rescale = 0
+        self.oldest = 1
+        self.can_undo = False
+        self.engine = self.start_engine()
+
+    @initialize(
+        checkpoint_format=st.sampled_from([1, 2]),
+        name=st.sampled_from(["default", "left"]),
+        num_partitions=st.sampled_from([1, 2, 4]),
+        incremental=st.booleans(),
+        lazy=st.booleans(),
+    )
+    def choose(self, checkpoint_format, name, num_partitions, incremental, lazy):
+        self.format, self.name = checkpoint_format, name
+        self.options = {**OPTIONS, "rocksdb_incremental": incremental}
+        self.commit_options = {**self.options, **(LAZY if lazy else {})}
+        self.versions[0] = Version(num_partitions, {}, dict.fromkeys(range(num_partitions)))
+
+    def start_engine(self):
+        self.num_engines += 1
+        scratch = f"{self.directory}/scratch-{self.num_engines}"
+        Path(scratch).mkdir()
+        return EngineService(scratch, self.io)
+
+    def call(self, op, partition, **fields):
+        request = {
+            "op": op,
+            "store": {
+                "root": self.root, "operator": 0, "partition": partition, "name": self.name,
+            },
+            "backend": self.backend,
+            "checkpoint_format": self.format,
+            "options": self.options,
+            **fields,
+        }  # fmt: skip
+        reply = json.loads(self.engine.call(json.dumps(request)))
+        assert "ok" in reply, reply
+        return reply["ok"]
+
+    def location(self, partition):
+        return StoreLocation(self.io, self.root, StoreName(0, partition, self.name), self.body)
+
+    def asked_id(self, version, partition):
+        made = self.versions[version].made[partition]
+        return made["checkpoint_id"] if self.format == 2 else None
+
+    @property
+    def current(self):
+        return self.versions[self.newest]
+
+    @rule(changes=changes())
+    def commit(self, changes):
+        before = self.current
+        after = Version(before.num_partitions, dict(before.rows))
+        for key, (op, value) in changes.items():
+            if op == DELETE:
+                after.rows.pop(key, None)
+            else:
+                after.rows[key] = (after.rows.get(key, b"") if op == MERGE else b"") + value
+        for partition in range(after.num_partitions):
+            rows = [
+                Row(group_of(key), 0, op, key, None if op == DELETE else value)
+                for key, (op, value) in changes.items()
+                if group_of(key) % after.num_partitions == partition
+            ]
+            after.made[partition] = self.commit_partition(partition, before, after, rows)
+        self.newest += 1
+        self.versions = {v: kept for v, kept in self.versions.items() if v < self.newest}
+        self.versions[self.newest] = after
+        self.highest = max(self.highest, self.newest)
+        self.can_undo = False
+
+    def commit_partition(self, partition, before, after, rows):
+        self.num_attempts += 1
+        path = f"{self.directory}/{self.num_attempts}.arrows"
+        ops = [row.op for row in rows]
+        owned = [key for key in after.rows if group_of(key) % after.num_partitions == partition]
+        reply = self.call(
+            "commit",
+            partition,
+            version=self.newest + 1,
+            parent=before.made[partition],
+            checkpoint_id=f"{self.num_attempts:032x}",
+            delta={
+                "path": path,
+                "length": write_stream(path, rows, G, block_rows=2),
+                "put": ops.count(PUT),
+                "delete": ops.count(DELETE),
+                "merge": ops.count(MERGE),
+            },
+            num_keys=len(owned),
+            max_parallelism=G,
+            num_partitions=after.num_partitions,
+            rescalable=True,
+            column_families=[{"id": 0, "name": "default"}],
+            force_snapshot=False,
+            options=self.commit_options,
+        )
+        return {
+            "version": self.newest + 1,
+            "checkpoint_id": reply["checkpoint_id"],
+            "lineage": reply["lineage"],
+        }
+
+    @precondition(lambda self: self.newest > 0)
+    @rule(
+        num_partitions=st.sampled_from(DIVISORS),
+        fails_at=st.none() | st.integers(0, 30),
+        happens=st.booleans(),
+    )
+    def rescale(self, num_partitions, fails_at, happens):
+        """Rescale, once more after a call to the storage failed or lost its reply."""
+        before = self.current
+        heads = {
+            partition: read_delta_trailer(
+                self.location(partition), self.newest, self.asked_id(self.newest, partition)
+            )
+            for partition in range(before.num_partitions)
+        }
+        self.highest += 1
+        plan = plan_rescale(heads, num_partitions, version=self.highest)
+        if fails_at is not None:
+            self.io.arm(Fault(fails_at, happens, ("write", "publish")))
+            try:
+                self.write(plan)
+            except StorageError:
+                assert self.io.has_failed
+            self.io.arm(None)
+        published = self.write(plan)
+        assert self.write(plan) == published
+        made = {
+            partition: {
+                "version": file.trailer.version,
+                "checkpoint_id": file.trailer.checkpoint_id,
+                "lineage": file.trailer.lineage,
+            }
+            for partition, file in published.items()
+        }
+        self.before_rescale, self.newest = self.newest, self.highest
+        self.versions[self.newest] = Version(num_partitions, dict(before.rows), made, True)
+        self.oldest = self.newest
+        self.can_undo = True
+
+    @precondition(lambda self: self.newest > 0 and 12 % self.current.num_partitions == 0)
+    @rule(batches=st.lists(changes(), min_size=3, max_size=4))
+    def split_and_join(self, batches):
+        """Some partitions summarise the files they share with others, which go on to name them."""
+        num_partitions = self.current.num_partitions
+        self.rescale(2 * num_partitions, None, happens=False)
+        for batch in batches:
+            self.commit(batch)
+        self.maintain_some(range(num_partitions))
+        self.commit(batches[0])
+        self.rescale(num_partitions, None, happens=False)
+
+    def write(self, plan):
+        return {
+            partition: write_rescaled_version(
+                self.location(partition), store, self.directory, sync=False, clock=SystemClock()
+            )
+            for partition, store in plan.items()
+        }
+
+    @precondition(lambda self: self.can_undo)
+    @rule()
+    def undo(self):
+        for partition in range(self.current.num_partitions):
+            undo_rescaled_version(self.location(partition), self.newest)
+            undo_rescaled_version(self.location(partition), self.newest)
+        self.versions.pop(self.newest)
+        self.oldest = self.newest = self.before_rescale
+        self.can_undo = False
+        self.check_version(self.newest)
+
+    @precondition(lambda self: self.newest > 0)
+    @rule(data=st.data())
+    def load(self, data):
+        """A batch failed: any version that is retained."""
+        retained = [number for number in self.versions if number >= max(self.oldest, 1)]
+        version = data.draw(st.sampled_from(retained))
+        self.check_version(version)
+        self.newest = version
+
+    def check_version(self, version):
+        of = self.versions[version]
+        found = {}
+        for partition in range(of.num_partitions):
+            rows = self.rows_of(version, partition, of.num_partitions)
+            assert all(group_of(key) % of.num_partitions == partition for key in rows)
+            found |= rows
+        assert found == of.rows
+
+    def rows_of(self, version, partition, num_partitions):
+        loaded = self.call(
+            "load",
+            partition,
+            version=version,
+            checkpoint_id=self.asked_id(version, partition),
+            num_partitions=num_partitions,
+        )
+        is_in_files = loaded["view"] is None
+        rows = rows_in_files(loaded) if is_in_files else rows_in_view(loaded, partition)
+        # Who reads files counts itself.
+        assert loaded["num_keys"] == len(rows) or (is_in_files and loaded["num_keys"] is None)
+        return rows
+
+    @precondition(lambda self: self.newest > 0)
+    @rule(data=st.data())
+    def maintain(self, data):
+        num_partitions = self.current.num_partitions
+        some = data.draw(st.sets(st.integers(0, num_partitions - 1), min_size=1))
+        self.maintain_some(some)
+
+    def maintain_some(self, partitions):
+        # A snapshot that a commit began is not waited for, and this engine is in a hurry.
+        while json.loads(self.engine.call('{"op": "status"}'))["ok"]["snapshots_in_flight"]:
+            time.sleep(0.001)
+        for partition in sorted(partitions):
+            self.call(
+                "maintain",
+                partition,
+                version=self.newest,
+                checkpoint_id=self.current.made[partition]["checkpoint_id"],
+                snapshot=True,
+                cleanup=True,
+            )
+        self.oldest = max(self.oldest, self.newest - NUM_RETAINED + 1)
+
+    @rule()
+    def restart_engine(self):
+        """Another executor: it knows nothing and has nothing local."""
+        self.engine = self.start_engine()
+
+    def teardown(self):
+        """Retained versions load; then the old layouts' files go, with all that kept them."""
+        if self.newest > 0:
+            for version in self.versions:
+                if version >= max(self.oldest, 1):
+                    self.check_version(version)
+            for number in range(2 * NUM_RETAINED + 6):
+                self.commit({b"a": (PUT, bytes([number]))})
+                self.maintain_some(range(self.current.num_partitions))
+            self.check_version(self.newest)
+            self.check_files()
+        shutil.rmtree(self.directory)
+
+    def check_files(self):
+        rescaled = [number for number, of in self.versions.items() if of.is_rescaled]
+        last_rescale = max(rescaled, default=0)
+        alive = {self.location(p).directory for p in range(self.current.num_partitions)}
+        paths = [path for path in Path(self.root).rglob("*") if path.is_file()]
+        for path in paths:
+            assert str(path.parent) in alive, sorted(map(str, paths))
+            name = parse_state_file_name(path.name)
+            assert name is not None, sorted(map(str, paths))
+            assert name.version >= last_rescale
+        for partition in range(self.current.num_partitions):
+            asked = self.asked_id(self.newest, partition)
+            head = read_delta_trailer(self.location(partition), self.newest, asked)
+            assert not any(ref.is_foreign for ref in head.trailer.files)
+
+
+def rows_in_files(loaded):
+    """Rows of a version as the shim reads them: slices of files, and of those what clips let by."""
+    pieces, ages = [], []
+    for age, named in enumerate(loaded["files"]):
+        data = Path(named["path"]).read_bytes()
+        stream = b"".join(data[start : start + length] for start, length in named["slices"])
+        modulus, remainder = named["clip"] or (1, 0)
+        with ipc.open_stream(pa.py_buffer(stream)) as reader:
+            for batch in reader:
+                rows = [
+                    n for n, g in enumerate(batch.column(0)) if g.as_py() % modulus == remainder
+                ]
+                pieces.append(batch.take(pa.array(rows, pa.int64())))
+                ages.append(age)
+    return {row["key"]: row["value"] for row in merge_rows(pieces, ages, G).to_pylist()}
+
+
+def rows_in_view(loaded, partition):
+    """Rows of a version in the view that the engine names."""
+    modulus = loaded["num_partitions"] if loaded["key_group_filter"] else 1
+    database = Rdict(loaded["view"], Options(raw_mode=True), access_type=AccessType.read_only())
+    try:
+        return {
+            key[2:]: value[2:]
+            for key, value in database.items()
+            if int.from_bytes(value[:2]) % modulus == partition % modulus
+        }
+    finally:
+        database.close()
+
+
+class RocksDBRescaleMachine(RescaleMachine):
+    """The same with local databases and merged files."""
+
+    backend = "rocksdb"
+    body = "sst"
+
+
+TestRescale = RescaleMachine.TestCase
+TestRescale.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)
+TestRocksDBRescale = RocksDBRescaleMachine.TestCase
+TestRocksDBRescale.settings = settings(max_examples=6, stateful_step_count=20, deadline=None)

@@ -1,0 +1,76 @@
+"""Random lives of a whole checkpoint: batches, rescales, undos, and deaths in between."""
+
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statestore.checkpoint.layout import lease_directory
+from statestore.core.errors import InvalidArgumentError, StorageError
+from statestore.io.local import LocalFileIO
+from statestore.operations.rescale import rescale, undo_rescale
+from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
+from statestore.testing.fault_io import Fault, FaultFileIO
+
+MUTATIONS = ("write", "publish", "delete")
+
+batches = st.dictionaries(st.integers(0, 40), st.none() | st.integers(-5, 5), max_size=12)
+faults = st.none() | st.builds(
+    Fault, st.integers(0, 25), happens=st.booleans(), calls=st.just(MUTATIONS)
+)
+steps = st.one_of(
+    st.tuples(st.just("batch"), batches, st.none()),
+    st.tuples(st.just("rescale"), st.integers(1, 6), faults),
+    st.tuples(st.just("undo"), st.none(), faults),
+)
+
+
+def attempt(path, operation, fault):
+    """Do something, once more after a failure."""
+    io = FaultFileIO(LocalFileIO())
+    io.arm(fault)
+    try:
+        operation(io)
+    except StorageError:
+        assert io.has_failed
+        io.arm(None)
+        directory = lease_directory(f"{path}/state")
+        for info in io.list(directory):  # its holder's end lets a lease go
+            io.delete(f"{directory}/{info.name}")
+        operation(io)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    history=st.lists(steps, max_size=7),
+    checkpoint_format=st.sampled_from([1, 2]),
+    num_partitions=st.integers(1, 4),
+)
+def test_rows_are_those_of_the_batches(history, checkpoint_format, num_partitions):
+    """Catches any order of batches, rescales and undos after which a row is lost or wrong."""
+    with tempfile.TemporaryDirectory() as directory:
+        scratch = Path(directory, "scratch")
+        scratch.mkdir()
+        made = MadeCheckpoint(
+            f"{directory}/checkpoint",
+            scratch,
+            num_partitions,
+            checkpoint_format=checkpoint_format,
+            operators=(OPERATORS[0], OPERATORS[2]),
+        )
+        made.run_batch({1: 1})
+        for what, argument, fault in history:
+            match what:
+                case "batch":
+                    made.run_batch(argument)
+                case "rescale":
+                    attempt(made.path, lambda io, n=argument: rescale(made.path, n, io=io), fault)
+                case "undo":
+                    with suppress(InvalidArgumentError):
+                        attempt(made.path, lambda io: undo_rescale(made.path, io=io), fault)
+            assert read_checkpoint(made.path) == made.expected()
+        made.run_batch({2: 2})
+
+        assert read_checkpoint(made.path) == made.expected()

@@ -1,0 +1,122 @@
+"""Batches, savepoints, restores, claims and branches in any order, against a model."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from statestore.operations.branch import plan_branch
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.restore import plan_restore
+from statestore.operations.savepoint import take_savepoint
+from tests.operations.checkpoints import (
+    AGGREGATION,
+    GLOBAL_LIMIT,
+    OPTIONS,
+    QueryCheckpoint,
+    read_rows,
+)
+
+ROWS = st.dictionaries(
+    st.integers(0, 30).map(str), st.none() | st.text("ab", max_size=3), max_size=12
+)
+BACKENDS = st.sampled_from(["filesystem", "filesystem", "rocksdb"])
+PARTITIONS = st.sampled_from([1, 2, 4])
+
+
+class SavepointMachine(RuleBasedStateMachine):
+    """A query that is moved from checkpoint to checkpoint, and the savepoints taken on the way."""
+
+    def __init__(self):
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="savepoints-"))
+        self.made = 0
+        self.query = None
+        self.savepoints = {}
+
+    def teardown(self):
+        shutil.rmtree(self.root)
+
+    def new(self):
+        self.made += 1
+        return str(self.root / str(self.made))
+
+    @initialize(backend=BACKENDS, partitions=PARTITIONS, fmt=st.sampled_from([1, 2]), rows=ROWS)
+    def begin(self, backend, partitions, fmt, rows):
+        self.query = QueryCheckpoint(
+            self.new(),
+            backend=backend,
+            num_partitions=partitions,
+            checkpoint_format=fmt,
+            operators=(AGGREGATION, GLOBAL_LIMIT),
+        )
+        self.query.run(rows)
+
+    @rule(rows=ROWS)
+    def run(self, rows):
+        self.query.run(rows)
+
+    @rule(form=st.sampled_from(["canonical", "native"]))
+    def take(self, form):
+        name = self.new()
+        taken = take_savepoint(self.query.path, name, form=form, options=OPTIONS)
+        assert taken.version == self.query.version
+        self.savepoints[name] = (self.model(), self.query.version)
+
+    def model(self):
+        return {store: dict(rows) for store, rows in self.query.model.items()}
+
+    @precondition(lambda self: self.savepoints)
+    @rule(data=st.data(), backend=BACKENDS, partitions=PARTITIONS, claims=st.booleans())
+    def restore(self, data, backend, partitions, claims):
+        name = data.draw(st.sampled_from(sorted(self.savepoints)))
+        checkpoint = self.new()
+        with plan_restore(
+            name, checkpoint, backend=backend, num_partitions=partitions, claims=claims,
+            options=OPTIONS,
+        ) as plan:  # fmt: skip
+            plan.run()
+        self.query.model, self.query.version = (
+            self.savepoints.pop(name) if claims else self.savepoints[name]
+        )
+        assert Path(name).exists() != claims
+        self.query.model = self.model()
+        self.query.backend, self.query.num_partitions = backend, partitions
+        self.move(checkpoint)
+
+    @rule()
+    def branch(self):
+        checkpoint = self.new()
+        with plan_branch(self.query.path, checkpoint, options=OPTIONS) as plan:
+            plan.run()
+        shutil.rmtree(self.query.path)
+        self.move(checkpoint)
+
+    def move(self, checkpoint):
+        self.query.path, self.query.ids = checkpoint, {}
+        with open_checkpoint(checkpoint) as opened:
+            for store in opened.heads(self.query.version):
+                key = store.operator, store.partition, store.name
+                self.query.ids[key] = opened.checkpoint_id(store, self.query.version)
+
+    @invariant()
+    def every_row_is_there(self):
+        if self.query is not None:
+            assert read_rows(self.query.path) == self.query.model
+
+    @precondition(lambda self: self.savepoints)
+    @invariant()
+    def newest_savepoint_is_whole(self):
+        name = list(self.savepoints)[-1]
+        assert read_rows(name) == self.savepoints[name][0]
+
+
+TestSavepointMachine = SavepointMachine.TestCase
+TestSavepointMachine.settings = settings(
+    max_examples=max(settings.default.max_examples // 10, 4), stateful_step_count=8, deadline=None
+)

@@ -1,0 +1,295 @@
+"""Who may change a checkpoint: leases of this and other machines, alive, dead and in between."""
+
+import json
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from statestore.checkpoint.lease import Holder, Lease, Leases
+from statestore.core.clock import ManualClock, SystemClock
+from statestore.core.errors import CorruptionError, InUseError, StorageError
+from statestore.core.ids import RandomIds
+from statestore.core.process import Process, find_process
+from statestore.io.local import LocalFileIO
+from statestore.io.memory import MemoryFileIO
+from statestore.io.s3 import S3FileIO
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.in_use import (
+    exclusive_directory,
+    exclusive_use,
+    require_not_in_use,
+    require_same_batches,
+)
+from statestore.testing.fault_io import Fault, FaultFileIO
+
+INTERVAL_MS = 10_000
+ELSEWHERE = Process("elsewhere", "boot namespace", 1, 1)
+OFFSETS = 'v1\n{"batchWatermarkMs":0,"conf":{"spark.sql.shuffle.partitions":"2"}}\n{}'
+
+
+class Storage:
+    """Storage that dates files by a clock of its own, and lets others act while time passes."""
+
+    def __init__(self, directory, apart_ms):
+        self.there = ManualClock(1_000_000_000 + apart_ms)
+        self.io = MemoryFileIO(str(directory), self.there)
+        self.elapsed = 0.0
+        self.deeds = []
+
+    def later(self, after_ms, deed):
+        """Do something when so many milliseconds have passed from now."""
+        self.deeds.append((self.elapsed + after_ms, deed))
+
+    def now_ms(self):
+        return 1_000_000_000 + int(self.elapsed)
+
+    def elapsed_ms(self):
+        return self.elapsed
+
+    def sleep_ms(self, duration_ms):
+        self.elapsed += duration_ms
+        self.there.sleep_ms(duration_ms)
+        for deed in [deed for at, deed in self.deeds if at <= self.elapsed]:
+            deed()
+        self.deeds = [(at, deed) for at, deed in self.deeds if at > self.elapsed]
+
+
+@pytest.fixture(params=[0, -3_600_000, 3_600_000], ids=["same-clock", "behind", "ahead"])
+def storage(request, tmp_path):
+    """Storage whose clock is that of this machine, or an hour apart."""
+    return Storage(tmp_path, request.param)
+
+
+def held(storage, process=ELSEWHERE, **holder):
+    """A lease somebody took."""
+    named = Holder(process, **(holder or {"application": "app-1", "run": "run-1"}))
+    ids = RandomIds().new_id()
+    lease = Lease(storage.io, "/ck/state", ids, named, INTERVAL_MS, storage)
+    lease.take()
+    return lease
+
+
+def enter(storage):
+    """Begin and end an operation; return how long that took and what is there meanwhile."""
+    began_ms = storage.elapsed
+    with exclusive_directory(storage.io, "/ck", "rescale", clock=storage) as use:
+        use.require_held()
+        names = list(Leases(storage.io, "/ck/state").list())
+    return storage.elapsed - began_ms, names
+
+
+def leases(storage):
+    """Names of all leases."""
+    return list(Leases(storage.io, "/ck/state").list())
+
+
+def test_operation_begins_at_once_when_nobody_is_there(storage):
+    """Catches an operation that waits for nobody, or whose lease nobody sees."""
+    waited_ms, names = enter(storage)
+
+    assert waited_ms == 0
+    assert [name.split("-")[0] for name in names] == ["operation"]
+    assert leases(storage) == []
+
+
+def test_lease_renewed_elsewhere_is_in_use(storage):
+    """Catches clocks of machines being compared: only a renewal that was seen tells."""
+    query = held(storage)
+    for number in range(1, 9):
+        storage.later(number * 3_000, query.renew)
+
+    with pytest.raises(InUseError) as caught:
+        enter(storage)
+
+    fields = caught.value.fields
+    assert caught.value.kind == "checkpoint-in-use"
+    assert (fields["host"], fields["pid"], fields["run"]) == ("elsewhere", 1, "run-1")
+    assert fields["application"] == "app-1"
+    assert "renewed" in fields["known_by"]
+    assert leases(storage) == [query.name]
+
+
+def test_lease_elsewhere_expires_when_it_is_not_renewed(storage):
+    """Catches an executor that was killed on another machine and locks its checkpoint for ever."""
+    query = held(storage)
+    storage.sleep_ms(7_000)
+
+    waited_ms, _ = enter(storage)
+
+    assert 3 * INTERVAL_MS - 7_000 < waited_ms < 3 * INTERVAL_MS
+    assert query.name not in leases(storage)
+
+
+def test_lease_that_expired_long_ago_is_not_waited_for(storage):
+    """Catches a wait for what a look at the storage's own dates tells."""
+    held(storage)
+    storage.sleep_ms(4 * INTERVAL_MS)
+
+    assert enter(storage)[0] == 0
+    assert leases(storage) == []
+
+
+@pytest.mark.parametrize("process", [ELSEWHERE, find_process()], ids=["elsewhere", "here"])
+def test_query_that_stops_is_waited_for(storage, process):
+    """Catches an operation right after query.stop() that is refused."""
+    query = held(storage, process)
+    storage.later(1_500, query.renew)
+    storage.later(2_000, query.drop)
+
+    assert 2_000 <= enter(storage)[0] <= 3_000
+
+
+def test_living_process_of_this_machine_is_in_use_soon(storage):
+    """Catches a wait for a renewal where the process itself can be looked at."""
+    held(storage, find_process())
+
+    with pytest.raises(InUseError, match="alive on this machine"):
+        enter(storage)
+
+    assert storage.elapsed < INTERVAL_MS
+
+
+def test_process_that_is_gone_is_not_waited_for(storage):
+    """Catches a killed driver that locks its checkpoint for half a minute."""
+    own = find_process()
+    held(storage, replace(own, started=own.started - 1))
+
+    assert enter(storage)[0] == 0
+    assert leases(storage) == []
+
+
+def test_operations_keep_each_other_away(storage):
+    """Catches two operations that change a checkpoint at the same time."""
+    with exclusive_directory(storage.io, "/ck", "expire", clock=storage):
+        before = leases(storage)
+        with pytest.raises(InUseError) as caught:
+            enter(storage)
+        assert leases(storage) == before
+
+    assert caught.value.kind == "checkpoint-under-operation"
+    assert caught.value.fields["operation"] == "expire"
+    assert enter(storage)[0] == 0
+
+
+def test_look_without_a_lease(storage):
+    """Catches a look that writes, and one that goes by a clock that may be wrong."""
+    for log, text in (("offsets", OFFSETS), ("commits", "v1\n{}")):
+        storage.io.write(f"/ck/{log}/0", text.encode(), sync=False, overwrite=False)
+    query = held(storage)
+    with open_checkpoint("/ck", io=storage.io, clock=storage) as checkpoint:
+        storage.later(9_000, query.renew)
+        with pytest.raises(InUseError, match="run-1"):
+            require_not_in_use(checkpoint)
+        began_ms = storage.elapsed
+        require_not_in_use(checkpoint)
+
+    assert storage.elapsed - began_ms < 4 * INTERVAL_MS
+    assert leases(storage) == [query.name]
+
+
+def test_operation_knows_when_it_lost_its_lease(storage):
+    """Catches an operation that goes on after its process was frozen for minutes."""
+    with exclusive_directory(storage.io, "/ck", "rescale", clock=storage) as use:
+        storage.sleep_ms(4 * INTERVAL_MS)
+        with pytest.raises(InUseError, match="expired"):
+            use.require_held()
+
+
+def test_damaged_lease_is_named(storage):
+    """Catches a stack trace, or a query that is overlooked."""
+    name = f"query-{1:032x}.json"
+    storage.io.write(Leases(storage.io, "/ck/state").path(name), b"{}", sync=False, overwrite=True)
+
+    with pytest.raises(CorruptionError, match=name):
+        enter(storage)
+
+
+def test_failed_operation_gives_the_checkpoint_free(storage):
+    """Catches a lease that outlives the error of its operation."""
+    with suppress(ZeroDivisionError), exclusive_directory(storage.io, "/ck", "x", clock=storage):
+        _ = 1 // 0
+
+    assert leases(storage) == []
+
+
+@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("happens", [False, True], ids=["fails", "loses-its-reply"])
+def test_operation_does_not_begin_when_storage_fails(tmp_path, index, happens):
+    """Catches an operation that begins though it could not tell who is there."""
+    storage = Storage(tmp_path, 0)
+    held(storage, replace(find_process(), started=1))
+    storage.io = FaultFileIO(storage.io)
+    storage.io.arm(Fault(index, happens))
+
+    with pytest.raises(StorageError):
+        enter(storage)
+
+
+@pytest.fixture(params=["local", "s3"])
+def real(request, tmp_path):
+    """A storage of users with the checkpoint of a query, and its directory there."""
+    if request.param == "local":
+        io, path = LocalFileIO(), f"{tmp_path}/ck"
+    else:
+        server = request.getfixturevalue("s3_server")
+        io = S3FileIO(str(tmp_path), server.settings())
+        path = f"/{request.getfixturevalue('bucket')}/ck"
+    for log, text in (("offsets", OFFSETS), ("commits", "v1\n{}")):
+        io.make_directory(f"{path}/{log}")
+        io.write(f"{path}/{log}/0", text.encode(), sync=False, overwrite=False)
+    return io, path
+
+
+def test_operation_on_a_real_storage(real):
+    """Catches what only a real storage does: directories, dates, renewals by a thread."""
+    io, path = real
+    leases_of = Leases(io, f"{path}/state")
+    writes = FaultFileIO(io)
+    dead = replace(find_process(), started=1)
+    Lease(io, f"{path}/state", f"{1:032x}", Holder(dead, run="1"), 10_000, SystemClock()).take()
+
+    with exclusive_directory(writes, path, "rescale", interval_ms=100) as use:
+        (name,) = leases_of.list()
+        assert leases_of.read(name).holder.operation == "rescale"
+        renewed = threading.Event()
+        while not renewed.wait(0.05):
+            if sum(call.startswith("write") for call in writes.trace) > 2:
+                renewed.set()
+        use.require_held()
+
+    assert leases_of.list() == {}
+
+
+def test_checkpoint_that_moved_on_is_refused(real):
+    """Catches an operation that is planned on what a query has changed meanwhile."""
+    io, path = real
+    with open_checkpoint(path, io=io) as checkpoint:
+        with exclusive_use(checkpoint, "rescale"), require_same_batches(checkpoint):
+            pass
+
+        with pytest.raises(InUseError, match="offsets"), require_same_batches(checkpoint):
+            io.write(f"{path}/offsets/1", OFFSETS.encode(), sync=False, overwrite=False)
+        with pytest.raises(InUseError, match="offsets"), exclusive_use(checkpoint, "rescale"):
+            pytest.fail("it must not begin")
+
+    assert Leases(io, f"{path}/state").list() == {}
+
+
+def test_lease_is_what_the_format_says(tmp_path):
+    """Catches a file that docs/format.md does not describe."""
+    holder = Holder(find_process(), application="a", executor="driver", run="r")
+    lease = Lease(LocalFileIO(), f"{tmp_path}/state", "0" * 32, holder, 5_000, SystemClock())
+
+    lease.take()
+
+    fields = json.loads(Path(lease.leases.path(lease.name)).read_text())
+    assert set(fields) == {
+        "format_version", "writer", "holder", "interval_ms", "lasts_ms", "renewed_ms",
+    }  # fmt: skip
+    assert set(fields["holder"]) == {"process", "application", "executor", "run", "operation"}
+    assert set(fields["holder"]["process"]) == {"host", "machine", "pid", "started"}
+    assert fields["lasts_ms"] == 3 * fields["interval_ms"]
+    assert lease.name == f"query-{'0' * 32}.json"

@@ -1,0 +1,235 @@
+"""Supervision without Spark: attempts, obstacles, delays, and what is reported of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from statestore.core.clock import ManualClock
+from statestore.core.errors import (
+    CorruptionError,
+    FencedError,
+    IncompatibleError,
+    QueryFailedError,
+    StorageError,
+)
+from statestore.core.restart_strategies import (
+    MAX_FAILURES_KEPT,
+    ExponentialDelay,
+    FixedDelay,
+    NoRestart,
+)
+from statestore.spark.failures import find_obstacle, reason_of
+from statestore.spark.supervision import run
+
+SINK_TEXT = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: \
+[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function in foreach \
+batch sink. Reason: An exception was raised by the Python Proxy. Return Message: Traceback:
+  File "job.py", line 7, in call
+{cause}
+ SQLSTATE: 39000 SQLSTATE: XXKST
+=== Streaming Query ===
+Identifier: [id = 1, runId = 2]
+
+Logical Plan:
+Project ['SQLSTATE: 42703', 'Error: [corruption]']"""
+
+
+class EndedQuery:
+    """A query that runs for a while and ends, with an error or without."""
+
+    def __init__(self, clock: ManualClock, run_ms: int, error: Exception | None) -> None:
+        self._end = (clock, run_ms, error)
+
+    def awaitTermination(self) -> None:
+        clock, run_ms, error = self._end
+        clock.advance(run_ms)
+        if error is not None:
+            raise error
+
+
+def starts(clock: ManualClock, errors: Sequence[Exception | None]) -> Callable[[], EndedQuery]:
+    """Return a start_query whose queries end after a second with these errors, in order."""
+    left = iter(errors)
+    return lambda: EndedQuery(clock, 1000, next(left))
+
+
+def test_query_is_started_until_it_ends_well(caplog: pytest.LogCaptureFixture):
+    """Catches lost attempts, delays that are not waited for, and restarts that nobody can see."""
+    clock = ManualClock(now_ms=0)
+    errors = [OSError("a reset"), RuntimeError("a sink"), None]
+
+    with caplog.at_level(logging.WARNING, "statestore"):
+        past = run(starts(clock, errors), FixedDelay(5, 10), clock=clock)
+
+    assert past.attempts == 3
+    assert [(f.attempt, f.at_ms, f.delay_ms, f.obstacle) for f in past.failures] == [
+        (1, 1000, 10_000, None),
+        (2, 12_000, 10_000, None),
+    ]
+    assert clock.now_ms() == 23_000
+    assert [record.message for record in caplog.records] == [
+        "query failed, starting it again: attempt=1, reason='OSError: a reset', delay_ms=10000",
+        "query failed, starting it again: attempt=2, reason='RuntimeError: a sink', delay_ms=10000",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "attempts"),
+    [
+        (NoRestart(), 1),
+        (FixedDelay(2, 1), 3),
+        (ExponentialDelay(attempts_before_reset_backoff=4), 5),
+    ],
+)
+def test_last_error_is_the_cause_when_the_strategy_is_exhausted(strategy, attempts: int):
+    """Catches a last failure that is swallowed, and one start too many or too few."""
+    clock = ManualClock()
+    errors = [OSError(str(n)) for n in range(10)]
+
+    with pytest.raises(QueryFailedError) as raised:
+        run(starts(clock, errors), strategy, clock=clock)
+
+    assert raised.value.kind == "restarts-exhausted"
+    assert raised.value.__cause__ is errors[attempts - 1]
+    assert raised.value.restart.attempts == attempts
+    assert raised.value.restart.failures[-1].delay_ms is None
+    assert str(strategy) in str(raised.value)
+
+
+def test_failures_of_the_start_count_like_those_of_the_query():
+    """Catches a start_query whose own errors end the supervision."""
+    clock = ManualClock()
+    query = starts(clock, [None])
+    left = [OSError("no route"), OSError("no route")]
+
+    def start_query() -> EndedQuery:
+        if left:
+            raise left.pop()
+        return query()
+
+    assert run(start_query, FixedDelay(2, 1), clock=clock).attempts == 3
+
+
+def test_memory_of_failures_is_bounded():
+    """Catches a query that fails for months and keeps every failure."""
+    clock = ManualClock()
+    errors = [OSError(str(n)) for n in range(3 * MAX_FAILURES_KEPT)]
+
+    past = run(starts(clock, [*errors, None]), ExponentialDelay(), clock=clock)
+
+    assert past.attempts == len(errors) + 1
+    assert len(past.failures) == MAX_FAILURES_KEPT
+    assert past.failures[-1].attempt == len(errors)
+
+
+def test_interruption_passes_through():
+    """Catches a program that cannot be ended with Ctrl-C."""
+
+    def start_query() -> EndedQuery:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(start_query, FixedDelay(5, 1), clock=ManualClock())
+
+
+def test_program_may_judge_otherwise():
+    """Catches a judgement that nobody can overrule."""
+    clock = ManualClock()
+    errors = [IncompatibleError("x", to_fix="y"), None]
+
+    past = run(starts(clock, errors), FixedDelay(), obstacle=lambda error: None, clock=clock)
+
+    assert past.attempts == 2
+
+
+def _engine(error_class: str, kind: str) -> str:
+    return (
+        "Caused by: io.statestore.EngineReportedException: load failed: "
+        f"store=file:/c/state/0/3, class={error_class}: [{kind}] it is so. To fix: do this"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "obstacle"),
+    [
+        (StorageError("x", to_fix="y"), None),
+        (StorageError("x", kind="storage-full", to_fix="y"), None),
+        (StorageError("x", kind="permission-denied", to_fix="y"), None),
+        (StorageError("x", kind="driver-lost", to_fix="y"), "driver-lost"),
+        (StorageError("x", kind="directory-gone", to_fix="y"), "directory-gone"),
+        (FencedError("x", to_fix="y"), None),
+        (FencedError("x", kind="lineage-broken", to_fix="y"), "lineage-broken"),
+        (CorruptionError("x", kind="truncated", to_fix="y"), "truncated"),
+        (OSError(5, "Input/output error"), None),
+        (ConnectionResetError(), None),
+        (ValueError("a reply that is not JSON"), None),
+        (TypeError("run() got an unexpected keyword argument"), "TypeError"),
+        (_engine("StorageError", "storage"), None),
+        (_engine("IncompatibleError", "num-partitions-changed"), "num-partitions-changed"),
+        (_engine("NotFoundError", "version-not-found"), "version-not-found"),
+        (
+            "io.statestore.EngineUnavailableException: [driver-lost] this driver holds no state",
+            "driver-lost",
+        ),
+        ("RuntimeError: the text was cut [truncated] here", None),
+        ("Py4JJavaError: ... SparkException: Python worker exited unexpectedly (crashed).", None),
+        ("ExecutorLostFailure (executor 1 exited caused by one of the running tasks)", None),
+        ("[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred. SQLSTATE: 58030", None),
+        ("[CONCURRENT_QUERY] Another instance was just started. SQLSTATE: 0A000", "0A000"),
+        ("[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `nope` SQLSTATE: 42703;", "42703"),
+        (
+            "org.apache.spark.sql.catalyst.ExtendedAnalysisException: no streaming source",
+            "ExtendedAnalysisException",
+        ),
+        ("java.text.ParseException: Unparseable date", None),
+        ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012", "22012"),
+        (
+            "[STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE] Provided value schema. SQLSTATE: XXKST",
+            "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
+        ),
+        (
+            "java.lang.IllegalArgumentException: unknown option: key=a. To fix: use b, or remove",
+            "invalid-option",
+        ),
+        ("java.lang.IllegalArgumentException: Wrong FS: s3a://x, expected: file:///", None),
+        (
+            "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
+            "application stopped",
+        ),
+    ],
+)
+def test_only_what_lasts_is_an_obstacle(error: Exception | str, obstacle: str | None):
+    """Catches lasting errors that are retried, passing ones that are not, and plans as errors."""
+    failed = RuntimeError(SINK_TEXT.format(cause=error)) if isinstance(error, str) else error
+
+    assert find_obstacle(failed) == obstacle
+    if not isinstance(error, str) and not isinstance(error, TypeError):
+        wrapped = RuntimeError("the start failed")
+        wrapped.__cause__ = error
+        assert find_obstacle(wrapped) == obstacle
+
+
+def test_obstacle_ends_the_supervision_at_once():
+    """Catches a restart that cannot help, and an error that does not say why there was none."""
+    clock = ManualClock(now_ms=0)
+    errors = [OSError("a reset"), CorruptionError("a block is damaged", to_fix="restore it")]
+
+    with pytest.raises(QueryFailedError) as raised:
+        run(starts(clock, errors), FixedDelay(9, 10), clock=clock)
+
+    assert raised.value.kind == "query-failed"
+    assert raised.value.__cause__ is errors[-1]
+    assert raised.value.fields["obstacle"] == "corruption"
+    assert [failure.obstacle for failure in raised.value.restart.failures] == [None, "corruption"]
+    assert clock.now_ms() == 12_000
+
+
+def test_reason_is_the_innermost_cause():
+    """Catches a log that says of every failure that the sink's function failed."""
+    cause = "RuntimeError: the disk of the sink is full"
+
+    assert reason_of(RuntimeError(SINK_TEXT.format(cause=cause))) == cause
+    assert reason_of(OSError("no route\nto host")) == "OSError: no route"
