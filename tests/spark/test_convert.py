@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from statestore.cli.commands import cli
-from statestore.core.errors import FencedError, InvalidArgumentError, StorageError
+from statestore.core.errors import FencedError, InUseError, InvalidArgumentError, StorageError
 from statestore.core.providers import PROVIDERS
 from statestore.operations.conversion import TARGETS, UNFINISHED
 from statestore.spark.convert import ConversionProgress, convert, open_conversion
@@ -47,6 +47,7 @@ ROUND_TRIPS = [
     ("spark-hdfs", "rocksdb", "spark-rocksdb"),
     ("spark-rocksdb", "rocksdb", "spark-hdfs"),
 ]
+LEASES = "statestore-leases"
 FILES = {
     "heap": "heap-backend",
     "spark-hdfs": "*.delta",
@@ -92,13 +93,22 @@ def _in_runs(query: Query, *runs: int) -> Query:
 
 
 def _tree(directory: Path) -> dict[str, bytes]:
+    """The files of a checkpoint but for leases, which the query that was stopped drops late."""
     files = (path for path in directory.rglob("*") if path.is_file())
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in files
+        if path.parent.name != LEASES
+    }
+
+
+def _leases(directory: Path) -> set[str]:
+    return {path.name for path in directory.glob(f"{LEASES}/*.json")}
 
 
 def _convert(lane: Lane, to: str) -> None:
     """Convert a lane's checkpoint; the lane goes on with the new one, under the session it had."""
-    before = _tree(lane.checkpoint)
+    before, leases = _tree(lane.checkpoint), _leases(lane.checkpoint)
     new = lane.checkpoint.with_name(f"checkpoint-{to}")
     reports: list[ConversionProgress] = []
 
@@ -106,6 +116,8 @@ def _convert(lane: Lane, to: str) -> None:
         rows = conversion.run(reports.append)
 
     assert _tree(lane.checkpoint) == before
+    assert _leases(lane.checkpoint) <= leases
+    assert not _leases(new), "no query has run on it yet"
     assert (reports[-1].stores, reports[-1].rows) == (
         conversion.plan.num_stores,
         sum(rows.values()),
@@ -238,6 +250,21 @@ def test_error_names_the_reason_when_state_is_damaged(make_lane: MakeLane) -> No
     damaged.write_bytes(data)
     rows = convert(f"{uri}/checkpoint", f"{uri}/new", "filesystem", spark=session)
     assert sum(rows.values()) == lane.counts("numRowsTotal")[1][0]
+
+
+def test_conversion_is_refused_when_the_query_runs_meanwhile(make_lane: MakeLane) -> None:
+    """Catches a state that goes with offsets of another batch."""
+    query = _in_runs(AGGREGATION, 1, 1)
+    lane = make_lane(query, HDFS)
+    lane.run(*query.plan[0])
+    new = lane.root / "new"
+
+    with open_conversion(str(lane.checkpoint), str(new), "rocksdb", spark=lane.spark) as conversion:
+        lane.run(*query.plan[1])
+        with pytest.raises(InUseError, match="batch_now=1"):
+            conversion.run()
+
+    _assert_not_startable(lane, new)
 
 
 def test_command_converts_when_yes_is_given(make_lane: MakeLane) -> None:

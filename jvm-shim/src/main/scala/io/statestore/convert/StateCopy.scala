@@ -8,6 +8,7 @@ import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.JsonNode
 import io.statestore.Json
+import io.statestore.provider.StoreContext
 import org.apache.hadoop.fs.Path
 import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata
@@ -31,9 +32,7 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
   private[this] val group = UUID.randomUUID().toString
   private[this] val rows = spark.sparkContext.longAccumulator
   private[this] val tasks = spark.sparkContext.longAccumulator
-  hadoopConf.set("sql.streaming.runId", group)
-  hadoopConf.set(
-    "spark.sql.streaming.internal.stateStore.partitions", request.get("num_partitions").asText)
+  hadoopConf.set(StoreContext.NumPartitionsKey, request.get("num_partitions").asText)
   private[this] val sharedHadoopConf =
     spark.sparkContext.broadcast(new SerializableConfiguration(hadoopConf))
   private[this] val source = newSide("source")

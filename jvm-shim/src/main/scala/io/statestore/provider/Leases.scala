@@ -45,7 +45,7 @@ private[statestore] object Leases extends Logging {
    * @throws io.statestore.EngineReportedException an operation is changing the checkpoint
    */
   @tailrec
-  def hold(context: StoreContext): Unit = if (context.numPartitions.isDefined) {
+  def hold(context: StoreContext): Unit = if (context.isOfQuery) {
     val key = (context.storeId.checkpointRootLocation, context.run)
     val lease = held.computeIfAbsent(key, _ => new Lease(context))
     if (!lease.ensureTaken()) {

@@ -29,6 +29,9 @@ private[statestore] final class StoreContext(
   /** ID of the query run; where no query runs (the state data source), empty or of no meaning. */
   val run: String = hadoopConf.get("sql.streaming.runId", "")
 
+  /** Whether a query runs, and not the state data source or a conversion. */
+  val isOfQuery: Boolean = hadoopConf.get(StoreContext.PartitionsOfQueryKey) != null
+
   val checkpointFormat: Int = if (storeConf.enableStateStoreCheckpointIds) 2 else 1
 
   /** Whether rows are kept by key, and not by key group first. */
@@ -43,9 +46,11 @@ private[statestore] final class StoreContext(
     pool
   }
 
-  /** State partitions of the running query; None when no query runs (the state data source). */
+  /** State partitions; None where nobody says (the state data source). */
   def numPartitions: Option[Int] =
-    Option(hadoopConf.get("spark.sql.streaming.internal.stateStore.partitions")).map(_.toInt)
+    Option(hadoopConf.get(StoreContext.PartitionsOfQueryKey))
+      .orElse(Option(hadoopConf.get(StoreContext.NumPartitionsKey)))
+      .map(_.toInt)
 
   def numPartitionsOfTask: Int =
     numPartitions.getOrElse(Option(TaskContext.get()).map(_.numPartitions()).getOrElse(1))
@@ -98,4 +103,11 @@ private[statestore] final class StoreContext(
         CheckpointMemory.forget()
         throw e
     }
+}
+
+private[statestore] object StoreContext {
+  private val PartitionsOfQueryKey = "spark.sql.streaming.internal.stateStore.partitions"
+
+  /** Key of Hadoop's configuration: the number of state partitions where no query runs. */
+  val NumPartitionsKey = "statestore.numPartitions"
 }
