@@ -16,7 +16,7 @@ from statestore.checkpoint.lease import Leases
 from statestore.io.local import LocalFileIO
 from statestore.operations.in_use import exclusive_directory
 
-from .conftest import OURS, PROVIDER, MakeLane
+from .conftest import EXTENDED, OURS, PROVIDER, MakeLane
 from .harness import HDFS, STATE_STORE, assert_same, run_plan, wait_for
 from .job import ENDLESS, KILL_DELAY_S
 from .job_process import Job
@@ -59,7 +59,11 @@ def test_rows_equal_built_in_when_executors_and_engines_are_killed(
 
 @pytest.mark.parametrize(
     ("master", "victim"),
-    [("local[2]", "python"), ("local[2]", "session"), ("local-cluster[2,1,1024]", "jvm")],
+    [
+        pytest.param("local[2]", "python", marks=EXTENDED),
+        ("local[2]", "session"),
+        ("local-cluster[2,1,1024]", "jvm"),
+    ],
     ids=["local-python", "local-session", "cluster-jvm"],
 )
 def test_nothing_outlives_a_killed_driver(
@@ -103,7 +107,11 @@ def test_nothing_outlives_a_killed_driver(
 @pytest.mark.ours
 @pytest.mark.parametrize(
     ("query", "conf"),
-    [(AGGREGATION, {}), (JOIN, {}), (WATERMARK_DEDUP, FORMAT_2)],
+    [
+        pytest.param(AGGREGATION, {}, marks=EXTENDED),
+        (JOIN, {}),
+        pytest.param(WATERMARK_DEDUP, FORMAT_2, marks=EXTENDED),
+    ],
     ids=["aggregation", "join", "dedup-format-2"],
 )
 def test_no_task_fails_when_engines_are_killed(

@@ -28,8 +28,6 @@ from .queries import (
     AGGREGATION,
     AGGREGATION_THEN_DEDUP,
     AGGREGATIONS,
-    DEDUPS,
-    EVENT_TIME_GROUPS,
     JOIN,
     LIMITS,
     OPERATORS,
@@ -65,8 +63,6 @@ def _cases() -> list[Any]:
         (JOIN, ROUND_TRIPS[1]),
         (SESSION_APPEND, ROUND_TRIPS[2]),
         (GLOBAL, ROUND_TRIPS[3]),
-        (DEDUPS[2], ROUND_TRIPS[0]),
-        (EVENT_TIME_GROUPS, ROUND_TRIPS[1]),
         (LIMITS[0], ("heap", "spark-hdfs", "rocksdb")),
         # Spark's RocksDB provider asserts on another operator's read store.
         (AGGREGATION_THEN_DEDUP, ("spark-hdfs", "rocksdb", "spark-hdfs")),

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from .conftest import BODY, MakeLane, state_on_heap
+from .conftest import BODY, EXTENDED, MakeLane, state_on_heap
 from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan, wait_for
 from .processes import descendants, engines, num_open_files, scratch_directories
 from .queries import (
@@ -24,6 +24,7 @@ from .queries import (
     single,
 )
 
+FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 MAINTENANCE = {f"{STATE_STORE}.maintenanceInterval": "200ms"}
 SHORT_CHAINS = {
     f"{STATE_STORE}.snapshot.maxChainLength": "3",
@@ -148,9 +149,9 @@ def test_commits_are_validated_by_default(make_lane: MakeLane, query: Any) -> No
     ("query", "conf"),
     [
         (AGGREGATION, {}),
-        (WINDOW_APPEND, {f"{STATE_STORE}.checkpointFormatVersion": "2"}),
-        (JOIN, {}),
-        (JOIN, {f"{STATE_STORE}.checkpointFormatVersion": "2"}),
+        pytest.param(WINDOW_APPEND, FORMAT_2, marks=EXTENDED),
+        pytest.param(JOIN, {}, marks=EXTENDED),
+        (JOIN, FORMAT_2),
     ],
     ids=["aggregation", "window-format-2", "join", "join-format-2"],
 )
@@ -204,7 +205,13 @@ def test_rows_equal_when_a_sink_computes_each_batch_twice(make_lane: MakeLane) -
 
 
 @pytest.mark.parametrize("after_commit", [False, True], ids=["before-commit", "after-commit"])
-@pytest.mark.parametrize("query", [AGGREGATION, WATERMARK_DEDUP], ids=lambda query: query.name)
+@pytest.mark.parametrize(
+    "query",
+    [
+        pytest.param(AGGREGATION, id="aggregation"),
+        pytest.param(WATERMARK_DEDUP, id="watermark-dedup", marks=EXTENDED),
+    ],
+)
 def test_rows_equal_when_every_task_is_tried_twice(
     make_lane: MakeLane, query: Any, after_commit: bool
 ) -> None:

@@ -7,17 +7,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .conftest import OURS, PROVIDER
+from .conftest import EXTENDED, OURS, PROVIDER
 from .harness import HEAP, ROCKSDB, ROCKSDB_BACKEND
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-CASES = [pytest.param(PROVIDER, seed, id=str(seed)) for seed in (1, 2, 3, 4, 5, 6)]
+CASES = [
+    pytest.param(PROVIDER, seed, id=str(seed), marks=[EXTENDED] if seed > 3 else [])
+    for seed in (1, 2, 3, 4, 5, 6)
+]
 if OURS:
     CASES.append(pytest.param(HEAP, 7, id="heap-7"))
-    CASES += [pytest.param(ROCKSDB_BACKEND, seed, id=f"rocksdb-{seed}") for seed in (8, 9, 10, 11)]
+    CASES += [
+        pytest.param(
+            ROCKSDB_BACKEND, seed, id=f"rocksdb-{seed}", marks=[EXTENDED] if seed > 9 else []
+        )
+        for seed in (8, 9, 10, 11)
+    ]
 
 
 @pytest.mark.parametrize(("provider", "seed"), CASES)

@@ -265,7 +265,9 @@ def _publish(
     except FencedError:
         # An engine that died, or another one, was first. Trailers may name its file already.
         existing = read_trailer(location, name)
-        if existing.trailer.files != sources:
+        # A snapshot stands for its version, whatever files it was made of.
+        is_same = is_whole and existing.trailer.parent == of.version_ref
+        if existing.trailer.files != sources and not is_same:
             raise
         return existing
     return PublishedFile(make_ref(name, trailer, size), trailer)
