@@ -129,6 +129,7 @@ def test_query_goes_on_exactly_once_after_failures(
 
     assert lane.batches == expected.batches
     assert past.attempts == 5
+    log = "\n".join(caplog.messages)  # PySpark's formatter would escape the quotes
     for attempt, (failure, cause) in enumerate(
         zip(
             past.failures,
@@ -138,7 +139,7 @@ def test_query_goes_on_exactly_once_after_failures(
         1,
     ):
         assert cause in failure.reason
-        assert f"attempt={attempt}, reason={failure.reason!r}, delay_ms=30000" in caplog.text
+        assert f"attempt={attempt}, reason={failure.reason!r}, delay_ms=30000" in log
     assert clock.now_ms() == 4 * 30_000
     for recorder in starts.recorders[1:]:
         assert recorder.complete[0] >= 1
@@ -146,7 +147,7 @@ def test_query_goes_on_exactly_once_after_failures(
         assert recorder.early == []
     assert [recorder.complete for recorder in starts.recorders[:4]] == [[], [1], [1], [1]]
     assert (second.aborted, fourth.aborted, fifth.aborted) == ([2], [2], [])
-    assert "method=notify_checkpoint_complete" in caplog.text
+    assert "method=notify_checkpoint_complete" in log
     assert "the listener fails at 3" in caplog.text
 
 
