@@ -16,7 +16,8 @@ from statestore.checkpoint.rescale_refs import Cleanup
 
 if TYPE_CHECKING:
     from statestore.backends.filesystem.versions import StoreVersions
-    from statestore.backends.rocksdb.versions import LocalVersion, RocksDBVersions
+    from statestore.backends.rocksdb.local_versions import LocalVersion
+    from statestore.backends.rocksdb.versions import RocksDBVersions
     from statestore.checkpoint.commit import CommitTimes, NewVersion
     from statestore.checkpoint.restore import RestoredVersion
     from statestore.checkpoint.snapshot import SnapshotStatus

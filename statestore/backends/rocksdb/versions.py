@@ -1,8 +1,7 @@
 """The versions of one store of the rocksdb backend: load, commit, merge, clean up.
 
 Durable are one file a version, an SST with a trailer that names every file of the version, and
-merged files. The local database follows: it takes in what it does not hold yet, and is built anew
-when it cannot be brought to a version.
+merged files. The local database follows.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import logging
 import tempfile
 import threading
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +25,8 @@ from statestore.backends.rocksdb.chain import (
     with_merges,
 )
 from statestore.backends.rocksdb.database import LocalDatabase, local_errors
-from statestore.backends.rocksdb.merging import LaidOut, lay_out, merge_files, open_sst, read_rows
-from statestore.backends.rocksdb.view import View
+from statestore.backends.rocksdb.local_versions import LocalVersion, LocalVersions
+from statestore.backends.rocksdb.merging import merge_files, read_rows
 from statestore.checkpoint.commit import (
     Body,
     CommitTimes,
@@ -49,7 +47,6 @@ from statestore.checkpoint.trailers import (
     PublishedFile,
     other_provider_error,
     read_delta_trailer,
-    read_trailer,
 )
 from statestore.codec.rows import SCHEMA, batch_from_rows, split_for_blocks
 from statestore.codec.sealed_file import append_trailer
@@ -69,37 +66,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BACKEND = "rocksdb"
-PARALLEL_FETCHES = 4
 _NUM_REMEMBERED = 2
-
-
-@dataclass(frozen=True, slots=True)
-class LocalVersion:
-    """A version in the local database.
-
-    Attributes:
-        head: The delta of the version.
-        view: Directory of its view, None for a store that never had rows.
-        refs: The files that make it.
-        files_read, bytes_read: What had to be fetched.
-        has_foreign_rows: Whether the view has rows of other state partitions, to be passed over.
-        num_keys, num_internal_keys: Rows of the version, None where they are not counted yet.
-    """
-
-    head: PublishedFile
-    view: str | None
-    refs: tuple[FileRef, ...]
-    files_read: int
-    bytes_read: int
-    has_foreign_rows: bool
-    num_keys: int | None
-    num_internal_keys: int | None
-    files: tuple[StateFile, ...] = ()
-
-    @property
-    def snapshot_version(self) -> int:
-        """Version of the newest merged file or snapshot among the files, -1 without one."""
-        return max((ref.version for ref in self.refs if ref.kind != "delta"), default=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +108,7 @@ class RocksDBVersions:
         self._clock = clock
         self._local_directory = local_directory
         self._memory = memory
-        self._database: LocalDatabase | None = None
+        self._local = LocalVersions(location, local_directory, memory)
         self._lock = threading.Lock()
         self._heads: OrderedDict[tuple[int, str], PublishedFile] = OrderedDict()
         self._retained: dict[VersionRef, _Retained] = {}
@@ -196,7 +163,7 @@ class RocksDBVersions:
         if from_snapshot is not None:
             for _ in self._lineage(head, from_snapshot, is_whole=True):
                 pass
-        loaded = self._counted(self._bring_to(head, options))
+        loaded = self._local.counted(self._local.bring_to(head, options))
         with self._lock:
             # Whoever had the store in between may have deleted what was merged here, or is now.
             self._merges = ()
@@ -264,7 +231,7 @@ class RocksDBVersions:
         options: StateStoreOptions,
     ) -> tuple[PublishedFile, CommitTimes]:
         start_ms = self._clock.elapsed_ms()
-        database = self._stand_at(parent, options)
+        database = self._local.stand_at(parent, options)
         if new.sst is None:
             written = self._write(new, database, local_path, arrow_length, scratch, options)
         else:
@@ -352,7 +319,7 @@ class RocksDBVersions:
             checkpoint_id = version.checkpoint_id if checkpoint_format >= 2 else None
             head = read_delta_trailer(self.location, version.version, checkpoint_id)
         check_parent(head.trailer, version, self.location.path(head.ref.path))
-        return self._bring_to(head, options)
+        return self._local.bring_to(head, options)
 
     def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
         """Return the delta of a version, from memory when it is one of the newest.
@@ -370,8 +337,7 @@ class RocksDBVersions:
         """Let go of memory; the newest view stays on disk for a later load."""
         with self._lock:
             self._heads.clear()
-        if self._database is not None:
-            self._database.shrink()
+        self._local.shrink()
 
     def is_snapshot_due(self, head: PublishedFile, options: StateStoreOptions) -> bool:
         """Return whether files of a version should be merged."""
@@ -510,137 +476,6 @@ class RocksDBVersions:
     def _chain(self, head: PublishedFile) -> tuple[FileRef, ...]:
         with self._lock:
             return with_merges((*head.trailer.files, head.ref), self._merges)
-
-    def _stand_at(self, parent: PublishedFile | None, options: StateStoreOptions) -> LocalDatabase:
-        """Return the local database at the version that a commit is built on."""
-        database = self._open_database(options)
-        if parent is None:
-            database.begin_empty()
-        elif database.at != parent.trailer.version_ref:
-            self._advance(database, parent)
-        return database
-
-    def _open_database(self, options: StateStoreOptions) -> LocalDatabase:
-        if self._database is None:
-            self._database = LocalDatabase(self._local_directory, self._memory.options(options))
-        return self._database
-
-    def _bring_to(self, head: PublishedFile, options: StateStoreOptions) -> LocalVersion:
-        """Make a view of a version, from the nearest state that is there."""
-        database = self._open_database(options)
-        view = database.view(head.trailer.version_ref)
-        if view is not None:
-            return self._local(database, head, view, ())
-        return self._advance(database, head)
-
-    def _local(
-        self, database: LocalDatabase, head: PublishedFile, view: str, read: tuple[FileRef, ...]
-    ) -> LocalVersion:
-        trailer = head.trailer
-        return LocalVersion(
-            head,
-            view,
-            (*trailer.files, head.ref),
-            files_read=len(read),
-            bytes_read=sum(ref.size for ref in read),
-            has_foreign_rows=database.is_mixed(trailer.version_ref),
-            num_keys=trailer.num_keys,
-            num_internal_keys=trailer.num_internal_keys,
-        )
-
-    def _counted(self, local: LocalVersion) -> LocalVersion:
-        """Return a version with its rows counted, which after a rescale only reading them does."""
-        if local.num_keys is not None and local.num_internal_keys is not None:
-            return local
-        with local_errors("read the local database", str(local.view)):
-            view = View.of(local)
-            try:
-                num_keys, num_internal_keys = view.count(local.head.trailer.column_families)
-            finally:
-                view.close()
-        return replace(local, num_keys=num_keys, num_internal_keys=num_internal_keys)
-
-    def _advance(self, database: LocalDatabase, head: PublishedFile) -> LocalVersion:
-        """Bring the database itself to a version, from the nearest state that is there."""
-        target = head.trailer.version_ref
-        refs = (*head.trailer.files, head.ref)
-        try:
-            start = self._go_near(database, refs)
-        except StorageError as error:
-            start = self._begin_anew(database, error)
-        owned = head.trailer.key_groups
-        try:
-            view = self._ingest(database, refs[start:], target, owned)
-        except StorageError as error:
-            if start == 0:
-                raise
-            start = self._begin_anew(database, error)
-            view = self._ingest(database, refs, target, owned)
-        return self._local(database, head, view, refs[start:])
-
-    def _ingest(
-        self,
-        database: LocalDatabase,
-        refs: tuple[FileRef, ...],
-        target: VersionRef,
-        owned: KeyGroupSet,
-    ) -> str:
-        copies = self._fetch_all(database, refs, owned)
-        paths = [copy.path for copy in copies if copy.path is not None]
-        return database.ingest(paths, target, is_mixed=any(copy.is_mixed for copy in copies))
-
-    def _begin_anew(self, database: LocalDatabase, error: StorageError) -> int:
-        logger.warning(
-            "local database is built anew: store=%s, error=%s", self.location.store, error
-        )
-        database.forget()
-        database.begin_empty()
-        return 0
-
-    def _go_near(self, database: LocalDatabase, refs: tuple[FileRef, ...]) -> int:
-        """Bring the database to the newest version on a chain that it holds.
-
-        What a rescale took over are other versions, be it of this very partition.
-
-        Returns:
-            Which file of the chain is to be applied first.
-        """
-        held = {*database.versions, database.at}
-        for index in range(len(refs) - 1, -1, -1):
-            ref = refs[index]
-            if ref.is_foreign:
-                break
-            version = VersionRef(ref.version, ref.checkpoint_id, ref.lineage)
-            if ref.kind != "delta":
-                if not any(at is not None and at.version == ref.version for at in held):
-                    continue
-                version = read_trailer(self.location, ref.path).trailer.version_ref
-            if version == database.at:
-                return index + 1
-            if version in held:
-                database.rewind(version)
-                return index + 1
-        database.begin_empty()
-        return 0
-
-    def _fetch_all(
-        self, database: LocalDatabase, refs: tuple[FileRef, ...], owned: KeyGroupSet
-    ) -> list[LaidOut]:
-        """Fetch, verify and lay out the SSTs of files, side by side; a file may have none."""
-        directory = database.directory
-        with ThreadPoolExecutor(PARALLEL_FETCHES, "fetch") as pool:
-            return list(
-                pool.map(
-                    lambda numbered: self._fetch(
-                        numbered[1], owned, f"{directory}/.tmp-{numbered[0]}.sst"
-                    ),
-                    enumerate(refs),
-                )
-            )
-
-    def _fetch(self, ref: FileRef, owned: KeyGroupSet, path: str) -> LaidOut:
-        file = open_sst(self.location, ref)
-        return lay_out(file, ref, owned, path, self._memory.options(StateStoreOptions()))
 
     def _lineage(
         self, head: PublishedFile, oldest: int, *, is_whole: bool = False

@@ -16,7 +16,7 @@ from statestore.codec.rows import PUT, SCHEMA, from_numpy, rows_in
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from statestore.backends.rocksdb.versions import LocalVersion
+    from statestore.backends.rocksdb.local_versions import LocalVersion
     from statestore.codec.trailer import ColumnFamily
     from statestore.core.key_groups import KeyGroupSet
 
