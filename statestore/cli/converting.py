@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn
 
 from statestore.cli.output import (
     NOTHING_CHANGED,
@@ -17,6 +16,7 @@ from statestore.cli.output import (
     console,
     output_option,
     print_json,
+    progress_bar,
     table,
     yes_option,
 )
@@ -69,7 +69,7 @@ def convert(
             else:
                 click.echo(NOTHING_CHANGED)
             return
-        with _progress(plan.num_stores, is_shown=output == "text") as report:
+        with _progress(plan.num_stores, output=output) as report:
             rows = conversion.run(report)
     if output == "json":
         stores = [
@@ -127,18 +127,8 @@ def _plan_json(plan: ConversionPlan) -> dict[str, Any]:
 
 
 @contextmanager
-def _progress(num_stores: int, *, is_shown: bool) -> Iterator[Report]:
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rows]:,} rows"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not is_shown,
-        transient=True,
-    )
-    with bar:
+def _progress(num_stores: int, *, output: str) -> Iterator[Report]:
+    with progress_bar(TextColumn("{task.fields[rows]:,} rows"), output=output) as bar:
         task = bar.add_task("stores", total=num_stores, rows=0)
 
         def report(progress: ConversionProgress) -> None:

@@ -13,6 +13,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -119,20 +120,24 @@ def format_bytes(num_bytes: int) -> str:
     return f"{num_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
-@contextmanager
-def progress(title: str, *, output: str) -> Iterator[Report]:
-    """Show a bar with the time that remains, on standard error and only for text output."""
-    bar = Progress(
+def progress_bar(column: ProgressColumn, *, output: str) -> Progress:
+    """Return a bar with one more column, on standard error and only for text output."""
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        column,
         TimeRemainingColumn(),
         console=Console(stderr=True),
         disable=output != "text",
         transient=True,
     )
-    with bar:
+
+
+@contextmanager
+def progress(title: str, *, output: str) -> Iterator[Report]:
+    """Show a bar with the time that remains; yields what moves it."""
+    with progress_bar(TimeElapsedColumn(), output=output) as bar:
         task = bar.add_task(title, total=None)
 
         def report(done: int, total: int) -> None:

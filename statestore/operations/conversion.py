@@ -7,14 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.query_log import OperatorInfo, operator_metadata_path
-from statestore.core.errors import (
-    FencedError,
-    IncompatibleError,
-    InvalidArgumentError,
-    NotFoundError,
-)
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
+from statestore.operations.new_directory import is_unfinished, not_new
 
 if TYPE_CHECKING:
     from statestore.io.file_io import FileIO
@@ -25,8 +21,6 @@ TARGETS = {
     **SPARK_PROVIDERS,
 }
 """Provider class by the name that a checkpoint is converted to."""
-UNFINISHED = "unfinished conversion by statestore: run it again"
-"""What `metadata` of a checkpoint begins with until its conversion is done: no query starts."""
 
 _NAMES = {provider: name for name, provider in {**PROVIDERS, **SPARK_PROVIDERS}.items()}
 _ENCODING_KEY = "spark.sql.streaming.stateStore.encodingFormat"
@@ -94,8 +88,8 @@ def plan_conversion(
         to: A name of TARGETS.
 
     Raises:
-        InvalidArgumentError: `to` is unknown or the checkpoint's own, or nothing is to convert.
-        FencedError: There is something at `new` (kind checkpoint-exists).
+        InvalidArgumentError: `to` is unknown or the checkpoint's own, nothing is to convert, or
+            there is something at `new` (kind checkpoint-exists).
         IncompatibleError: Some of the state cannot be converted, or not to this provider.
         NotFoundError: No batch is committed, or Spark's metadata is missing.
         CorruptionError, StorageError: The checkpoint cannot be read.
@@ -216,17 +210,9 @@ def _operator(checkpoint: Checkpoint, info: OperatorInfo) -> OperatorPlan:
 
 def _is_begun(new: str, io: FileIO, path: str) -> bool:
     """Whether an unfinished conversion is at `new`; an error where anything else is."""
-    try:
-        text, _ = io.read_tail(f"{path}/metadata", 4096)
-    except NotFoundError:
-        if not any(io.list(f"{path}{below}") for below in ("", "/offsets", "/commits")):
-            return False
-    else:
-        if text.decode(errors="replace").startswith(UNFINISHED):
-            return True
-    raise FencedError(
-        "there is something where the new checkpoint is to be",
-        kind="checkpoint-exists",
-        new=new,
-        to_fix="name a directory that does not exist",
-    )
+    if is_unfinished(io, path):
+        return True
+    for below in ("", "/offsets", "/commits"):
+        for info in io.list(f"{path}{below}"):
+            raise not_new(new, info.name)
+    return False

@@ -37,6 +37,11 @@ _KEY = "statestore"
 _UNFINISHED = "unfinished"
 
 
+def unfinished_metadata(operation: str, **fields: object) -> str:
+    """Return what `metadata` says while an operation makes the directory: no query starts."""
+    return metadata_fields(**{_UNFINISHED: operation} | fields)
+
+
 def metadata_fields(**fields: object) -> str:
     """Return the text of a `metadata` file that is ours; Spark finds no query ID in it."""
     head: dict[str, object] = {"writer": f"statestore {__version__}"}
@@ -160,12 +165,12 @@ def begin_directory(
             io, path = open_storage(uri, work, settings, clock)
         path = path.rstrip("/")
         was_begun = _check_new(io, path, uri)
-        mark = metadata_fields(**{_UNFINISHED: operation, "attempt": ids.new_id()})
+        mark = unfinished_metadata(operation, attempt=ids.new_id())
         io.make_directory(path)
         try:
             write_text(io, f"{path}/{METADATA_NAME}", mark, overwrite=was_begun)
         except FencedError as error:
-            raise _exists(uri, METADATA_NAME) from error
+            raise not_new(uri, METADATA_NAME) from error
         for info in io.list_tree(path):
             if info.name != METADATA_NAME:
                 io.delete(f"{path}/{info.name}")
@@ -198,15 +203,25 @@ def check_target(
 
 def _check_new(io: TreeFileIO, path: str, uri: str) -> bool:
     """Check that a directory may be begun; return whether it was begun before and not finished."""
-    _, fields = read_metadata(io, path)
-    if fields is not None and _UNFINISHED in fields:
+    if is_unfinished(io, path):
         return True
     for info in io.list_tree(path):
-        raise _exists(uri, info.name)
+        raise not_new(uri, info.name)
     return False
 
 
-def _exists(uri: str, file: str) -> InvalidArgumentError:
+def is_unfinished(io: FileIO, directory: str) -> bool:
+    """Return whether a directory was begun by an operation and not finished.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    _, fields = read_metadata(io, directory)
+    return fields is not None and _UNFINISHED in fields
+
+
+def not_new(uri: str, file: str) -> InvalidArgumentError:
+    """Return the error for a directory that is to be made and has a file."""
     return InvalidArgumentError(
         "a directory that is to be new has files",
         kind="checkpoint-exists",

@@ -24,8 +24,9 @@ from statestore.io.hadoop import HadoopFileIO, split_hadoop_uri
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage, scheme_of
 from statestore.operations.checkpoint import Checkpoint
-from statestore.operations.conversion import TARGETS, UNFINISHED, ConversionPlan, plan_conversion
+from statestore.operations.conversion import TARGETS, ConversionPlan, plan_conversion
 from statestore.operations.in_use import require_not_in_use, require_same_batches
+from statestore.operations.new_directory import METADATA_NAME, unfinished_metadata
 from statestore.spark.driver_files import DriverFiles
 from statestore.spark.jar import find_jar
 
@@ -102,8 +103,8 @@ def open_conversion(
         The conversion.
 
     Raises:
-        NotFoundError, InvalidArgumentError, IncompatibleError, FencedError, CorruptionError,
-            StorageError: As `plan_conversion`.
+        NotFoundError, InvalidArgumentError, IncompatibleError, CorruptionError, StorageError:
+            As `plan_conversion`.
     """
     options = options or StateStoreOptions()
     with ExitStack() as stack:
@@ -200,8 +201,8 @@ class Conversion:
         require_not_in_use(self._checkpoint)
         with require_same_batches(self._checkpoint):
             rows = self._convert(report or (lambda _: None))
-        metadata = read_text(self._checkpoint.io, f"{self._checkpoint.path}/metadata")
-        write_text(self._io, f"{self._path}/metadata", metadata, overwrite=True)
+        metadata = read_text(self._checkpoint.io, f"{self._checkpoint.path}/{METADATA_NAME}")
+        write_text(self._io, f"{self._path}/{METADATA_NAME}", metadata, overwrite=True)
         return rows
 
     def _convert(self, report: Report) -> dict[tuple[int, str], int]:
@@ -211,8 +212,8 @@ class Conversion:
         copy = self._state_copy(spark)
         if self.plan.is_begun:
             files.delete_directory(self._new_uri)
-        unfinished = f"{UNFINISHED}\ncheckpoint={self.plan.checkpoint}\n"
-        write_text(self._io, f"{self._path}/metadata", unfinished, overwrite=False)
+        mark = unfinished_metadata("convert", checkpoint=self.plan.checkpoint)
+        write_text(self._io, f"{self._path}/{METADATA_NAME}", mark, overwrite=False)
         copied = self._copy_state(copy, report)
         self._check(copied)
         self._copy_metadata(files)

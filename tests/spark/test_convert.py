@@ -17,9 +17,10 @@ import pytest
 from click.testing import CliRunner
 
 from statestore.cli.commands import cli
-from statestore.core.errors import FencedError, InUseError, InvalidArgumentError, StorageError
+from statestore.core.errors import InUseError, InvalidArgumentError, StorageError
 from statestore.core.providers import PROVIDERS
-from statestore.operations.conversion import TARGETS, UNFINISHED
+from statestore.operations.conversion import TARGETS
+from statestore.operations.new_directory import unfinished_metadata
 from statestore.spark.convert import ConversionProgress, convert, open_conversion
 
 from .conftest import EXTENDED, OURS, MakeLane
@@ -210,16 +211,16 @@ def test_conversion_is_done_again_when_killed(make_lane: MakeLane) -> None:
 
     _kill_in_the_middle(lane, new)
 
-    assert (new / "metadata").read_text().startswith(UNFINISHED)
+    assert json.loads((new / "metadata").read_text())["statestore"]["unfinished"] == "convert"
     assert _tree(lane.checkpoint) == before
     _assert_not_startable(lane, new)
     convert(str(lane.checkpoint), str(new), "filesystem", spark=lane.spark)
     finished = _tree(new)
-    with pytest.raises(FencedError):
+    with pytest.raises(InvalidArgumentError, match="checkpoint-exists"):
         convert(str(lane.checkpoint), str(new), "rocksdb", spark=lane.spark)
     assert _tree(new) == finished
     # A crash before the very last step; an overwritten file has no checksum file of Hadoop's.
-    (new / "metadata").write_text(f"{UNFINISHED}\n")
+    (new / "metadata").write_text(unfinished_metadata("convert"))
     _assert_not_startable(lane, new)
     convert(str(lane.checkpoint), str(new), "rocksdb", spark=lane.spark)
     lane.checkpoint = new

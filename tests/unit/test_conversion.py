@@ -8,7 +8,6 @@ import pytest
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY
 from statestore.core.clock import SystemClock
 from statestore.core.errors import (
-    FencedError,
     IncompatibleError,
     InvalidArgumentError,
     NotFoundError,
@@ -17,7 +16,8 @@ from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.io.memory import MemoryFileIO
 from statestore.operations.checkpoint import Checkpoint
-from statestore.operations.conversion import UNFINISHED, plan_conversion
+from statestore.operations.conversion import plan_conversion
+from statestore.operations.new_directory import unfinished_metadata
 
 NUM_PARTITIONS = 3
 
@@ -158,13 +158,13 @@ def test_plan_is_refused_when_something_is_at_the_new_place(files, path):
     """Catches another query's checkpoint that is overwritten."""
     files.io.write(f"/new/{path}", b"{}", sync=False, overwrite=True)
 
-    with pytest.raises(FencedError, match="checkpoint-exists"):
+    with pytest.raises(InvalidArgumentError, match="checkpoint-exists"):
         files.plan()
 
 
 def test_plan_begins_anew_when_a_conversion_is_unfinished(files):
     """Catches a crashed conversion that needs somebody to clean up."""
-    text = f"{UNFINISHED}\n".encode()
+    text = unfinished_metadata("convert").encode()
     files.io.write("/new/metadata", text, sync=False, overwrite=True)
 
     assert files.plan() == replace(files.plan(), is_begun=True)
