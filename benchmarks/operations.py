@@ -1,0 +1,151 @@
+"""Operations on a checkpoint: rows a second of read, verify, savepoint, restore and convert.
+
+    $ python -m benchmarks.operations [--keys 1000000] [--rounds 3]
+
+An aggregation by a string key is loaded and updated in 4 state partitions, on the filesystem and
+the rocksdb backend and on Spark's RocksDB provider; every operation then runs on those checkpoints
+in turn, and its median is printed. Restores go from one backend to the other. Beside them is what
+a query takes that reads the same rows from Parquet and aggregates them into a new checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+import statestore
+from benchmarks.query_runs import run_from_start, start_query, start_warm_session
+from benchmarks.workloads import OUR_ROCKSDB, OURS, QueryWorkload, find_provider
+from statestore.operations.savepoint import SavepointForm
+from statestore.operations.verify import verify
+
+PARTITIONS = 4
+BACKENDS = {"filesystem": OURS, "rocksdb": OUR_ROCKSDB, "spark-rocksdb": "rocksdb"}
+FORMS: tuple[SavepointForm, ...] = ("canonical", "native")
+
+
+def main() -> int:
+    """Measure every operation and print its line; exit status 1 when a checkpoint was not made."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--keys", type=int, default=1_000_000, help="rows of the state")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--make", choices=list(BACKENDS), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.make:
+        make_checkpoint(arguments.make, arguments.keys, arguments.work)
+        return 0
+    work = Path(tempfile.mkdtemp(prefix="statestore-operations-"))
+    try:
+        for name in BACKENDS:
+            # A process for each, because a JVM has one provider's jars and settings.
+            command = [sys.executable, "-m", "benchmarks.operations", "--make", name]
+            command += ["--keys", str(arguments.keys), "--work", str(work / name)]
+            if subprocess.run(command, check=False).returncode:
+                say(f"no checkpoint could be made: backend={name}")
+                return 1
+        measure(work, arguments.keys, arguments.rounds)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return 0
+
+
+def make_checkpoint(name: str, keys: int, work: Path) -> None:
+    """Run the query into `work`/checkpoint."""
+    run_from_start(workload(keys), find_provider(BACKENDS[name]), work)
+
+
+def measure(work: Path, keys: int, rounds: int) -> None:
+    """Time every operation on the checkpoints below `work`."""
+
+    def line(title: str, operation: Callable[[str], object]) -> None:
+        """Time what is called with a new directory's path."""
+        seconds = []
+        for number in range(rounds):
+            new = work / f"new-{number}"
+            started = time.perf_counter()
+            operation(str(new))
+            seconds.append(time.perf_counter() - started)
+            shutil.rmtree(new, ignore_errors=True)
+        rate = keys / median(seconds) / 1e6
+        say(f"{title:<42} {median(seconds):>8.2f} s  {rate:>6.2f} M rows/s")
+
+    paths = {name: str(work / name / "checkpoint") for name in BACKENDS}
+    for name, other in (("filesystem", "rocksdb"), ("rocksdb", "filesystem")):
+        line(f"read, {name}", partial(_read, paths[name]))
+        line(f"verify fast, {name}", partial(_verify, paths[name], False))
+        line(f"verify deep, {name}", partial(_verify, paths[name], True))
+        for form in FORMS:
+            savepoint = str(work / f"savepoint-{name}-{form}")
+            line(f"savepoint {form}, {name}", partial(_save, paths[name], form))
+            _save(paths[name], form, savepoint)
+            line(f"restore {form}, {name} to {other}", partial(_restore, savepoint, other))
+    for name in ("filesystem", "rocksdb"):
+        provider, again = find_provider(BACKENDS[name]), work / f"again-{name}"
+        spark = start_warm_session(workload(keys), provider, again)
+        _write_rows(paths[name], again / "source" / "rows.parquet")
+        line(f"aggregate again, {name}", partial(_aggregate, spark, again / "source"))
+        for source, to in (("spark-rocksdb", name), (name, "spark-rocksdb")):
+            line(f"convert, {source} to {to}", partial(_convert, spark, paths[source], to))
+        spark.stop()
+
+
+def workload(keys: int) -> QueryWorkload:
+    """Return a load and three batches that each update a tenth of the keys."""
+    return QueryWorkload("operations", keys, keys // 10, 3, 0, 0, PARTITIONS)
+
+
+def _read(checkpoint: str, _: str) -> None:
+    for _batch in statestore.read_batches(checkpoint):
+        pass
+
+
+def _verify(checkpoint: str, deep: bool, _: str) -> None:
+    findings = verify(checkpoint, deep=deep).findings
+    if findings:
+        raise SystemExit(f"the checkpoint is not whole: {findings}")
+
+
+def _save(checkpoint: str, form: SavepointForm, new: str) -> None:
+    statestore.take_savepoint(checkpoint, new, form=form)
+
+
+def _restore(savepoint: str, backend: str, new: str) -> None:
+    with statestore.plan_restore(savepoint, new, backend=backend) as restore:
+        restore.run()
+
+
+def _aggregate(spark: SparkSession, source: Path, new: str) -> None:
+    start_query(spark, source, Path(new)).awaitTermination()
+
+
+def _convert(spark: SparkSession, checkpoint: str, to: str, new: str) -> None:
+    statestore.convert(checkpoint, new, to, spark=spark)
+
+
+def _write_rows(checkpoint: str, path: Path) -> None:
+    """Write the state's keys, once each, as input of the query."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = statestore.read(checkpoint).flatten()
+    pq.write_table(table.select(["key.k", "value.sum"]).rename_columns(["k", "v"]), path)
+
+
+def say(text: str) -> None:
+    """Print at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
