@@ -22,6 +22,7 @@ from statestore.checkpoint.query_log import (
     read_operators,
 )
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
+from statestore.codec.partition_key import is_single
 from statestore.codec.trailer import StoreName
 from statestore.core.clock import SystemClock
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
@@ -32,7 +33,7 @@ from statestore.io.storage import open_storage
 from statestore.operations.new_directory import check_finished, read_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from statestore.core.clock import Clock
     from statestore.io.file_io import FileIO, TreeFileIO
@@ -304,8 +305,7 @@ class Checkpoint:
             name: Only stores of this name, None for all.
 
         Raises:
-            NotFoundError: A store lacks the version, in some state partitions but not in all above
-                0.
+            NotFoundError: A store lacks the version in a state partition.
             IncompatibleError, CorruptionError, FencedError, StorageError: As `head`.
         """
         num_partitions = self.num_partitions_at(version)
@@ -324,15 +324,23 @@ class Checkpoint:
             if isinstance(head, PublishedFile)
         }
         for store, head in zip(stores, found, strict=True):
-            if isinstance(head, PublishedFile):
-                continue
-            has_others = any(
-                (other.operator, other.name) == (store.operator, store.name) and other.partition > 0
-                for other in heads
-            )
-            if store.partition == 0 or has_others:
+            if isinstance(head, NotFoundError) and not self._is_single(store, heads, version):
                 raise head
         return heads
+
+    def _is_single(
+        self, store: StoreName, heads: Mapping[StoreName, PublishedFile], version: int
+    ) -> bool:
+        """Return whether an operator has state in state partition 0 only, and has it there."""
+        of = {
+            found.partition: head.trailer
+            for found, head in heads.items()
+            if (found.operator, found.name) == (store.operator, store.name)
+        }
+        ids = self._ids_of(version).get(str(store.operator))
+        if ids is not None:
+            return of.keys() == {0} and len(ids) == 1
+        return bool(of) and is_single(store.name, of[min(of)].column_families, of)
 
     def num_partitions_at(self, version: int) -> int:
         """Return the number of state partitions of a committed version.
