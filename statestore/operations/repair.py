@@ -78,8 +78,8 @@ def plan_repair(
 
     Raises:
         NotFoundError: No checkpoint, or no version that can be read (kind version-not-found).
-        IncompatibleError: Another provider's.
-        StorageError: The storage failed.
+        InvalidArgumentError, IncompatibleError, StorageError: As `verify`: what cannot be reached
+            is not taken for damaged.
     """
     with opened(checkpoint, options) as source:
         findings: list[Finding] = []

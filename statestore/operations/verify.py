@@ -22,7 +22,13 @@ from statestore.checkpoint.trailers import read_trailer
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import from_numpy, to_numpy
 from statestore.codec.sealed_file import SealedFile
-from statestore.core.errors import CorruptionError, StateStoreError
+from statestore.core.errors import (
+    CorruptionError,
+    FencedError,
+    IncompatibleError,
+    NotFoundError,
+    StateStoreError,
+)
 from statestore.io.local import named_errors
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
 from statestore.operations.rows import opened, read_rows
@@ -31,6 +37,11 @@ if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.trailer import FileRef, StoreName, Trailer
     from statestore.core.options import StateStoreOptions
+
+_DAMAGE = (CorruptionError, FencedError, IncompatibleError, NotFoundError)
+"""What is wrong with files. Every other error is about reaching them, and tells nothing of them."""
+_ABOUT_THE_READER = ("driver-lost", "newer-format", "other-provider")
+"""Kinds of them that say who cannot read the files."""
 
 Report = Callable[[int, int], None]
 
@@ -102,9 +113,12 @@ def verify(
         What was found. Damage is a finding, not an error.
 
     Raises:
-        NotFoundError: There is no checkpoint.
-        IncompatibleError: Another provider's.
-        StorageError: The storage failed.
+        NotFoundError: There is no checkpoint; of the heap backend also where its driver's memory
+            cannot be reached (kind driver-lost).
+        InvalidArgumentError: The package that the state backend needs is not installed.
+        IncompatibleError: Another provider's (kind other-provider), or written in a newer format
+            than this release knows (kind newer-format).
+        StorageError: The storage, or the local disk, failed; nothing is known of the rest then.
     """
     with opened(checkpoint, options) as source:
         wanted = (source.newest_version,) if versions is None else tuple(versions)
@@ -128,7 +142,7 @@ class _Verifier:
         for version in versions:
             try:
                 heads = self._checkpoint.heads(version)
-            except StateStoreError as error:
+            except _DAMAGE as error:
                 self._find(version, None, error)
                 continue
             work += [(version, head) for head in heads.values()]
@@ -160,7 +174,7 @@ class _Verifier:
         if self._deep and not errors:
             try:
                 self._verify_rows(head)
-            except StateStoreError as error:
+            except _DAMAGE as error:
                 self._find(version, store, error)
 
     def _verify_file(self, store: StoreName, ref: FileRef) -> StateStoreError | None:
@@ -177,7 +191,7 @@ class _Verifier:
                 local_path = location.io.fetch(path)
                 with named_errors("open a file", local_path):
                     SealedFile(local_path).verify()
-        except StateStoreError as error:
+        except _DAMAGE as error:
             found = error
         with self._lock:
             self._errors[path] = found
@@ -204,6 +218,8 @@ class _Verifier:
             )
 
     def _find(self, version: int, store: StoreName | None, error: StateStoreError) -> None:
+        if error.kind in _ABOUT_THE_READER:
+            raise error
         with self._lock:
             self._findings.append(Finding(version, store, error.kind, str(error)))
 

@@ -7,8 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 from statestore.cli.commands import cli
-from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.core.errors import InvalidArgumentError, NotFoundError, StorageError
 from statestore.core.options import StateStoreOptions
+from statestore.core.providers import PROVIDERS
+from statestore.io.local import LocalFileIO
+from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.expire import expire, plan_expiry
 from statestore.operations.listing import list_versions
 from statestore.operations.repair import plan_repair, repair
@@ -16,6 +19,7 @@ from statestore.operations.rescale import rescale
 from statestore.operations.savepoint import take_savepoint
 from statestore.operations.verify import verify
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+from statestore.testing.fault_io import Fault, FaultFileIO
 
 FORMATS = [("filesystem", 1), ("filesystem", 2), ("rocksdb", 2)]
 NOW = StateStoreOptions(orphan_age_ms=0)
@@ -50,6 +54,15 @@ def flip(path, offset=20):
     data = bytearray(path.read_bytes())
     data[offset] ^= 0xFF
     path.write_bytes(data)
+
+
+def without_leases(made):
+    """Every file of a checkpoint but for leases, and its bytes."""
+    return {
+        str(file): file.read_bytes()
+        for file in Path(made.path).rglob("*")
+        if file.is_file() and "statestore-leases" not in file.parts
+    }
 
 
 def run(*arguments):
@@ -194,6 +207,35 @@ def read_checkpoint_at(made, version):
     finally:
         for path, text in texts.items():
             path.write_text(text)
+
+
+@pytest.mark.parametrize(("call", "index"), [("read_tail", 5), ("read_tail", 40), ("fetch", 3)])
+def test_storage_that_fails_is_not_damage(made, call, index):
+    """Catches good batches taken back because the storage could not be reached for a moment."""
+    files = without_leases(made)
+    for operation in (lambda found: verify(found, deep=True), plan_repair, repair):
+        io = FaultFileIO(LocalFileIO())
+        with open_checkpoint(made.path, io=io) as checkpoint:
+            io.arm(Fault(index, calls=(call,)))
+            with pytest.raises(StorageError):
+                operation(checkpoint)
+        assert without_leases(made) == files
+
+
+def test_state_in_a_drivers_memory_is_not_damage(tmp_path):
+    """Catches a repair from a shell that takes back the batches of a heap backend's query."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    made = MadeCheckpoint(str(tmp_path / "checkpoint"), scratch)
+    made.run_batch({1: 1})
+    conf = Path(made.path, "offsets", "0")
+    conf.write_text(conf.read_text().replace(PROVIDERS["filesystem"], PROVIDERS["heap"]))
+
+    for operation in (verify, plan_repair, repair):
+        with pytest.raises(NotFoundError) as raised:
+            operation(made.path)
+        assert raised.value.kind == "driver-lost"
+    assert Path(made.path, "commits", "0").exists()
 
 
 def test_repair_of_a_checkpoint_with_nothing_readable_says_so(made):
