@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.query_log import OperatorInfo, operator_metadata_path
+from statestore.checkpoint.query_log import OperatorInfo
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
@@ -169,13 +169,7 @@ def _operators(checkpoint: Checkpoint) -> tuple[OperatorPlan, ...]:
             to_fix="stay with Spark's RocksDB provider: transformWithState and the newer join "
             "formats are not converted",
         )
-    if io.list(f"{state}/{after}/0"):
-        raise NotFoundError(
-            "an operator has state and no metadata",
-            kind="file-not-found",
-            file=operator_metadata_path(state, after),
-            to_fix="run a batch of the query with Spark 3.5 or later, which writes it",
-        )
+    checkpoint.require_metadata(checkpoint.newest_version)
     if not infos:
         raise InvalidArgumentError(
             "the query has no stateful operator",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
 from statestore.checkpoint.layout import DEFAULT_STORE_NAME
 from statestore.core.errors import InvalidArgumentError
 
 _JOIN_OPERATOR = "symmetricHashJoin"
-_JOIN_STORES = tuple(
+JOIN_STORES = tuple(
     f"{side}-{store}"
     for side in ("left", "right")
     for store in ("keyToNumValues", "keyWithIndexToValue")
 )
+"""Names of the stores of a join; other operators have one store, without a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,4 +76,4 @@ class ResolvedOperators:
 
 def store_names_of(short_name: str) -> tuple[str, ...]:
     """Return the names of the stores that Spark gives an operator, by its short name."""
-    return _JOIN_STORES if short_name == _JOIN_OPERATOR else (DEFAULT_STORE_NAME,)
+    return JOIN_STORES if short_name == _JOIN_OPERATOR else (DEFAULT_STORE_NAME,)

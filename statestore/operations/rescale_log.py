@@ -100,6 +100,7 @@ def check_rescalable(checkpoint: Checkpoint) -> None:
     Raises:
         IncompatibleError: The query does not pin the strict distribution (kind not-rescalable), or
             an operator keeps its state in a way this package does not know.
+        NotFoundError: An operator has state and no metadata.
         InvalidArgumentError: The query has no stateful operator.
     """
     if checkpoint.conf.get(STRICT_DISTRIBUTION_KEY, "false").lower() != "true":
@@ -120,6 +121,7 @@ def check_rescalable(checkpoint: Checkpoint) -> None:
             directory=unknown,
             to_fix="only operators with metadata of version 1 can be rescaled; see docs/spark.md",
         )
+    checkpoint.require_metadata(checkpoint.newest_version)
     if not checkpoint.operators:
         raise InvalidArgumentError(
             "the query has no state to rescale",
