@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.query_log import QueryLog, write_text
+from statestore.checkpoint.query_log import QueryLog, read_text, write_text
 from statestore.core.errors import NotFoundError
 from statestore.operations.in_use import exclusive_use
 from statestore.operations.rows import opened
 from statestore.operations.verify import Finding, verify
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from statestore.core.options import StateStoreOptions
     from statestore.operations.checkpoint import Checkpoint
     from statestore.operations.verify import Report
@@ -41,7 +44,7 @@ class RepairPlan:
         replanned_batches: Committed batches after it; their input is planned anew, so their
             results come again in batches that may be cut otherwise.
         uncommits, unplans: Entries that the commit and the offset log lose.
-        aside: Directory that keeps them.
+        aside: Directory that keeps them, also those that a repair took out before it was killed.
     """
 
     checkpoint: str
@@ -99,12 +102,10 @@ def plan_repair(
 
 
 def _plan(checkpoint: Checkpoint, version: int, findings: list[Finding]) -> RepairPlan:
-    unplans: tuple[int, ...] = ()
-    replayed = None if checkpoint.is_between_batches else checkpoint.newest_planned
-    if version < checkpoint.newest_version:
-        # Batch `version` is the one that made the version after it.
-        replayed = version if version in checkpoint.planned_batches else None
-        unplans = tuple(batch for batch in checkpoint.planned_batches if batch > version)
+    # Batch `version` makes the version after it. Later ones are planned where a repair was killed
+    # after it took out their commits, too.
+    replayed = version if version in checkpoint.planned_batches else None
+    unplans = tuple(batch for batch in checkpoint.planned_batches if batch > version)
     uncommits = tuple(batch for batch in checkpoint.committed_batches if batch >= version)
     return RepairPlan(
         checkpoint=checkpoint.uri,
@@ -115,8 +116,24 @@ def _plan(checkpoint: Checkpoint, version: int, findings: list[Finding]) -> Repa
         replanned_batches=tuple(batch for batch in uncommits if batch != replayed),
         uncommits=uncommits,
         unplans=unplans,
-        aside=f"{checkpoint.path}/{ASIDE}/{checkpoint.newest_version}",
+        aside=_find_aside(
+            checkpoint, version, ((checkpoint.commits, uncommits), (checkpoint.offsets, unplans))
+        ),
     )
+
+
+def _find_aside(
+    checkpoint: Checkpoint, version: int, entries: Iterable[tuple[QueryLog, tuple[int, ...]]]
+) -> str:
+    """Return the directory for entries: the same one as before the repair was killed."""
+    wanted = [(log, batch, log.read(batch)) for log, batches in entries for batch in batches]
+    root = f"{checkpoint.path}/{ASIDE}/{version}"
+    for number in count(1):
+        directory = root if number == 1 else f"{root}-{number}"
+        # Entries of an earlier repair, which went back to the same version, stay as they are.
+        if all(_try_read(log, batch, directory) in (None, text) for log, batch, text in wanted):
+            return directory
+    raise AssertionError("unreachable")
 
 
 def repair(
@@ -147,7 +164,18 @@ def repair(
         return plan
 
 
+def _aside_path(log: QueryLog, batch: int, directory: str) -> str:
+    return posixpath.join(directory, log.name, str(batch))
+
+
+def _try_read(log: QueryLog, batch: int, directory: str) -> str | None:
+    try:
+        return read_text(log.io, _aside_path(log, batch, directory))
+    except NotFoundError:
+        return None
+
+
 def _set_aside(log: QueryLog, batch: int, directory: str) -> None:
-    path = posixpath.join(directory, log.name, str(batch))
+    path = _aside_path(log, batch, directory)
     write_text(log.io, path, log.read(batch), overwrite=True)
     log.delete(batch)

@@ -1,11 +1,14 @@
 """List, verify, repair and expire: damage is found, and nothing that is needed goes."""
 
 import json
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from statestore.checkpoint.layout import lease_directory
 from statestore.cli.commands import cli
 from statestore.core.errors import InvalidArgumentError, NotFoundError, StorageError
 from statestore.core.options import StateStoreOptions
@@ -18,7 +21,7 @@ from statestore.operations.repair import plan_repair, repair
 from statestore.operations.rescale import rescale
 from statestore.operations.savepoint import take_savepoint
 from statestore.operations.verify import verify
-from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
 from statestore.testing.fault_io import Fault, FaultFileIO
 
 FORMATS = [("filesystem", 1), ("filesystem", 2), ("rocksdb", 2)]
@@ -191,6 +194,87 @@ def test_repair_goes_back_to_the_newest_readable_version(made):
     assert (aside / "offsets" / "3").read_text() == kept["offsets"]["3"]
     again = repair(made.path)
     assert (again.version, again.is_needed, again.replayed_batch) == (2, False, 2)
+
+
+def logs_of(path):
+    """The entries of Spark's logs."""
+    return {
+        f"{name}/{file.name}": file.read_text()
+        for name in ("offsets", "commits")
+        for file in (Path(path) / name).glob("[0-9]*")
+    }
+
+
+def stop_repair(path, fault):
+    """Repair until a call of the storage fails; whether one did."""
+    io = FaultFileIO(LocalFileIO())
+    with open_checkpoint(str(path), io=io) as checkpoint:
+        io.arm(fault)
+        with suppress(StorageError):
+            repair(checkpoint)
+    shutil.rmtree(lease_directory(f"{path}/state"), ignore_errors=True)
+    return io.has_failed
+
+
+def make_small(tmp_path, num_batches, **arguments):
+    """A checkpoint of an aggregation, small enough to be made and repaired many times."""
+    scratch = tmp_path / "small-scratch"
+    scratch.mkdir()
+    made = MadeCheckpoint(str(tmp_path / "small"), scratch, operators=OPERATORS[:1], **arguments)
+    for batch in range(num_batches):
+        made.run_batch(dict.fromkeys(range(20), batch))
+    return made
+
+
+@pytest.mark.parametrize("happens", [False, True], ids=["before", "after"])
+def test_repair_that_was_stopped_is_finished_by_the_next(tmp_path, happens):
+    """Catches a batch that runs as it was planned on the version that it was not planned for."""
+    made = make_small(tmp_path, 5, num_partitions=1)
+    flip(deltas(made, 3, partition=0)[0])
+    before = logs_of(made.path)
+    kept = {f"offsets/{batch}" for batch in range(3)} | {f"commits/{batch}" for batch in range(2)}
+    copy = tmp_path / "copy"
+    for step in range(40):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(made.path, copy)
+        has_failed = stop_repair(copy, Fault(step, happens, ("write", "delete")))
+        left = logs_of(copy)
+        assert left.items() <= before.items()
+        for name in ("offsets", "commits"):
+            batches = sorted(int(key.split("/")[1]) for key in left if key.startswith(name))
+            assert batches == list(range(len(batches)))
+
+        plan = repair(str(copy))
+
+        assert (plan.version, plan.replayed_batch) == (2, 2)
+        assert logs_of(copy).keys() == kept
+        assert (
+            logs_of(plan.aside).items()
+            == {key: text for key, text in before.items() if key not in kept}.items()
+        )
+        assert not plan_repair(str(copy), deep=False).is_needed
+        if not has_failed:
+            break
+    assert step > 10
+    assert not has_failed
+
+
+@pytest.mark.parametrize("made", [("filesystem", 1)], indirect=True)
+def test_later_repair_to_the_same_version_keeps_its_own_entries(made):
+    """Catches entries that were kept aside and are overwritten by those of another history."""
+    entries = []
+    for _ in range(2):
+        flip(deltas(made, 4)[0])
+        entries.append(Path(made.path, "commits", "3").read_text())
+        plan = repair(made.path)
+        assert Path(plan.aside, "commits", "3").read_text() == entries[-1]
+        Path(made.path, "offsets", "3").unlink()
+        made.run_batch({2: 2})
+        commit = Path(made.path, "commits", "3")
+        commit.write_text(commit.read_text().replace('":0', '":1'))
+    assert entries[0] != entries[1]
+    first = Path(made.path, "statestore-repair", "3", "commits", "3")
+    assert first.read_text() == entries[0]
 
 
 def read_checkpoint_at(made, version):
