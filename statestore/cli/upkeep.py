@@ -163,7 +163,8 @@ def repair(checkpoint: str, fast: bool, yes: bool, options: StateStoreOptions, o
 
     Says which version that is, what is wrong with the newer ones, and exactly which batches would
     run again: the first one as it was planned, the later ones planned anew. With --yes the entries
-    of those batches are taken out of Spark's logs and kept aside in the checkpoint. A sink that
+    of those batches are taken out of Spark's logs and kept aside in the checkpoint. A rescale after
+    that version is taken back, finished or not. A sink that
     tells batches by their number has seen them before; one that does not sees their rows twice.
 
     \b
@@ -193,6 +194,8 @@ def _print_repair(plan: RepairPlan) -> None:
         f"The newest version that can be read is {plan.version}; {plan.newest_version} was the "
         "newest committed one."
     )
+    for batch in plan.undone_rescales:
+        click.echo(f"The rescale of batch {batch} would be taken back; it can be done again.")
     if plan.replayed_batch is not None:
         click.echo(f"Batch {plan.replayed_batch} would run again as it was planned.")
     if plan.replanned_batches:

@@ -3,7 +3,7 @@
 Spark's logs decide from which version a query starts. A repair takes the entries after that version
 out of them and keeps them aside; state files stay where they are, and a batch that runs again
 replaces its own. The first batch to run again is planned as it was, so it reads the same input;
-later ones are planned anew from there.
+later ones are planned anew from there. A rescale after that version is taken back, finished or not.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.query_log import QueryLog, read_text, write_text
 from statestore.core.errors import NotFoundError
 from statestore.operations.in_use import exclusive_use
+from statestore.operations.rescale_log import read_rescale_batch, write_operators
 from statestore.operations.rows import opened
 from statestore.operations.verify import Finding, verify
 
@@ -43,6 +44,7 @@ class RepairPlan:
             taken back and no batch was under way.
         replanned_batches: Committed batches after it; their input is planned anew, so their
             results come again in batches that may be cut otherwise.
+        undone_rescales: Batches of rescales after the version, which have to be done again.
         uncommits, unplans: Entries that the commit and the offset log lose.
         aside: Directory that keeps them, also those that a repair took out before it was killed.
     """
@@ -53,6 +55,7 @@ class RepairPlan:
     findings: tuple[Finding, ...]
     replayed_batch: int | None
     replanned_batches: tuple[int, ...]
+    undone_rescales: tuple[int, ...]
     uncommits: tuple[int, ...]
     unplans: tuple[int, ...]
     aside: str
@@ -104,8 +107,16 @@ def plan_repair(
 def _plan(checkpoint: Checkpoint, version: int, findings: list[Finding]) -> RepairPlan:
     # Batch `version` makes the version after it. Later ones are planned where a repair was killed
     # after it took out their commits, too.
-    replayed = version if version in checkpoint.planned_batches else None
-    unplans = tuple(batch for batch in checkpoint.planned_batches if batch > version)
+    rescales = tuple(
+        batch
+        for batch in checkpoint.planned_batches
+        if batch >= version and read_rescale_batch(checkpoint, batch)
+    )
+    # A rescale reads no input, so nothing is planned by it that could run again.
+    replayed = version if version in {*checkpoint.planned_batches} - {*rescales} else None
+    unplans = tuple(
+        batch for batch in checkpoint.planned_batches if batch > version or batch in rescales
+    )
     uncommits = tuple(batch for batch in checkpoint.committed_batches if batch >= version)
     return RepairPlan(
         checkpoint=checkpoint.uri,
@@ -113,7 +124,10 @@ def _plan(checkpoint: Checkpoint, version: int, findings: list[Finding]) -> Repa
         version=version,
         findings=tuple(findings),
         replayed_batch=replayed,
-        replanned_batches=tuple(batch for batch in uncommits if batch != replayed),
+        replanned_batches=tuple(
+            batch for batch in uncommits if batch != replayed and batch not in rescales
+        ),
+        undone_rescales=rescales,
         uncommits=uncommits,
         unplans=unplans,
         aside=_find_aside(
@@ -158,9 +172,12 @@ def repair(
     with opened(checkpoint, options) as source, exclusive_use(source, "repair"):
         plan = plan_repair(source, deep=deep, report=report)
         # Newest first, commits before offsets: whatever is left at a kill are logs without a gap.
-        for log, batches in ((source.commits, plan.uncommits), (source.offsets, plan.unplans)):
-            for batch in reversed(batches):
-                _set_aside(log, batch, plan.aside)
+        for batch in reversed(plan.uncommits):
+            _set_aside(source.commits, batch, plan.aside)
+        if plan.undone_rescales:
+            write_operators(source, source.num_partitions_at(plan.version))
+        for batch in reversed(plan.unplans):
+            _set_aside(source.offsets, batch, plan.aside)
         return plan
 
 

@@ -34,7 +34,7 @@ CheckpointIds = dict[str, list[list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class RescaleBatch:
-    """The newest batch of a checkpoint, where it is a rescale's.
+    """A batch that is a rescale's.
 
     Attributes:
         batch: Its number.
@@ -66,12 +66,24 @@ def find_rescale_batch(checkpoint: Checkpoint) -> RescaleBatch | None:
     assert newest is not None, "a checkpoint has a planned batch"  # noqa: S101
     if committed is None or newest not in (committed, committed + 1):
         raise _unfinished(checkpoint)
-    before, after = (_num_partitions(checkpoint, batch) for batch in (newest - 1, newest))
-    if before is not None and after is not None and before != after:
-        return RescaleBatch(newest, before, after, is_committed=newest == committed)
+    found = read_rescale_batch(checkpoint, newest)
+    if found is not None:
+        return found
     if newest != committed:
         raise _unfinished(checkpoint)
     return None
+
+
+def read_rescale_batch(checkpoint: Checkpoint, batch: int) -> RescaleBatch | None:
+    """Return a planned batch where it is a rescale's, else None.
+
+    Raises:
+        CorruptionError, StorageError: The offset log cannot be read.
+    """
+    before, after = (_num_partitions(checkpoint, number) for number in (batch - 1, batch))
+    if before is None or after is None or before == after:
+        return None
+    return RescaleBatch(batch, before, after, is_committed=batch in checkpoint.committed_batches)
 
 
 def _num_partitions(checkpoint: Checkpoint, batch: int) -> int | None:

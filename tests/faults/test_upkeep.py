@@ -259,6 +259,88 @@ def test_repair_that_was_stopped_is_finished_by_the_next(tmp_path, happens):
     assert not has_failed
 
 
+def make_rescaled(tmp_path, checkpoint_format, num_batches):
+    """A checkpoint rescaled from 2 to 4, whose rescaled version, 3, is damaged afterwards."""
+    made = make_small(tmp_path, 2, num_partitions=2, checkpoint_format=checkpoint_format)
+    before = logs_of(made.path), read_checkpoint(made.path), dict(made.numbers)
+    rescale(made.path, 4)
+    for batch in range(num_batches):
+        made.run_batch({batch: 1000 + batch})
+    for partition in (0, 3):
+        (rescaled,) = Path(made.path, "state", "0", str(partition)).glob("3*.delta.arrows")
+        rescaled.write_bytes(rescaled.read_bytes()[:-9] + bytes(9))
+    return made, before
+
+
+@pytest.mark.parametrize("num_batches", [0, 1])
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_repair_takes_a_rescale_back(tmp_path, checkpoint_format, num_batches):
+    """Catches a checkpoint of an unfinished rescale, which Spark refuses and nobody can finish."""
+    made, (logs, rows, numbers) = make_rescaled(tmp_path, checkpoint_format, num_batches)
+
+    plan = repair(made.path)
+
+    assert (plan.version, plan.undone_rescales, plan.replayed_batch) == (2, (2,), None)
+    assert plan.replanned_batches == tuple(range(3, 3 + num_batches))
+    assert logs_of(made.path) == logs
+    assert '"numPartitions":2' in Path(made.path, "state/0/_metadata/metadata").read_text()
+    assert read_checkpoint(made.path) == rows
+    assert not plan_repair(made.path).is_needed
+    rescale(made.path, 4)
+    assert read_checkpoint(made.path) == rows
+    made.numbers = numbers
+    made.run_batch({5: 55})
+    assert read_checkpoint(made.path) == made.expected()
+
+
+@pytest.mark.parametrize("happens", [False, True], ids=["before", "after"])
+def test_repair_that_took_a_rescale_back_half_way_is_finished_by_the_next(tmp_path, happens):
+    """Catches a number of state partitions that neither log has."""
+    made, (logs, rows, _) = make_rescaled(tmp_path, 1, 1)
+    copy = tmp_path / "copy"
+    for step in range(40):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(made.path, copy)
+        has_failed = stop_repair(copy, Fault(step, happens, ("write", "delete")))
+
+        assert repair(str(copy)).version == 2
+
+        assert logs_of(copy) == logs
+        assert '"numPartitions":2' in (copy / "state/0/_metadata/metadata").read_text()
+        assert read_checkpoint(str(copy)) == rows
+        if not has_failed:
+            break
+    assert step > 10
+    assert not has_failed
+
+
+def test_rescale_that_was_damaged_before_it_ended_is_finished(tmp_path):
+    """Catches a rescale that is stopped by its own version, which nobody has counted on yet."""
+    made, (_, rows, _) = make_rescaled(tmp_path, 1, 0)
+    Path(made.path, "commits", "2").unlink()
+
+    assert rescale(made.path, 4).is_begun
+
+    assert read_checkpoint(made.path) == rows
+    assert verify(made.path, deep=True).findings == ()
+
+
+@pytest.mark.parametrize("num_partitions", [4, 3])
+def test_rescale_goes_on_after_a_repair(tmp_path, num_partitions):
+    """Catches a rescale that what a repair has left of another history is in the way of."""
+    made = make_small(tmp_path, 4, num_partitions=2)
+    flip(deltas(made, 3, partition=0)[0])
+    repair(made.path)
+    Path(made.path, "offsets", "2").unlink()
+    made.numbers = dict.fromkeys(range(20), 1)
+    made.run_batch({7: 77})
+
+    rescale(made.path, num_partitions)
+
+    assert read_checkpoint(made.path) == made.expected()
+    assert verify(made.path, deep=True).findings == ()
+
+
 @pytest.mark.parametrize("made", [("filesystem", 1)], indirect=True)
 def test_later_repair_to_the_same_version_keeps_its_own_entries(made):
     """Catches entries that were kept aside and are overwritten by those of another history."""
