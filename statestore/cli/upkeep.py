@@ -22,8 +22,11 @@ from statestore.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from statestore.core.options import StateStoreOptions
     from statestore.operations.repair import RepairPlan
+    from statestore.operations.verify import Finding
 
 
 @click.command("list")
@@ -141,8 +144,7 @@ def verify(
     if output == "json":
         print_json({"ok": not found.findings, **asdict(found)})
     else:
-        for finding in found.findings:
-            click.echo(f"version {finding.version}, store {finding.store}: {finding.problem}")
+        _print_findings(found.findings)
         rows = f", {found.num_rows:,} rows" if deep else ""
         click.echo(
             f"{len(found.versions)} versions, {found.num_files} files, "
@@ -150,6 +152,12 @@ def verify(
             + (f"{len(found.findings)} findings" if found.findings else "all is well")
         )
     ctx.exit(1 if found.findings else 0)
+
+
+def _print_findings(findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        note = " (recoverable: every row can be read)" if finding.is_recoverable else ""
+        click.echo(f"version {finding.version}, store {finding.store}{note}: {finding.problem}")
 
 
 @click.command()
@@ -180,8 +188,7 @@ def repair(checkpoint: str, fast: bool, yes: bool, options: StateStoreOptions, o
     if output == "json":
         print_json({"done": yes, "is_needed": plan.is_needed, **asdict(plan)})
         return
-    for finding in plan.findings:
-        click.echo(f"version {finding.version}, store {finding.store}: {finding.problem}")
+    _print_findings(plan.findings)
     if not plan.is_needed:
         click.echo(f"Version {plan.version}, the newest, can be read: nothing to repair.")
         return

@@ -39,7 +39,7 @@ class RepairPlan:
         checkpoint: URI of the checkpoint.
         newest_version: Newest committed version, which the query would start from.
         version: Newest version that can be read; the query starts from it afterwards.
-        findings: What is wrong with the newer ones.
+        findings: What is wrong with the newer ones, and what is wrong with it and recoverable.
         replayed_batch: The batch that runs again exactly as it was planned, None where nothing is
             taken back and no batch was under way.
         replanned_batches: Committed batches after it; their input is planned anew, so their
@@ -91,9 +91,9 @@ def plan_repair(
         findings: list[Finding] = []
         for batch in reversed(source.committed_batches):
             found = verify(source, versions=[batch + 1], deep=deep, report=report)
-            if not found.findings:
-                return _plan(source, batch + 1, findings)
             findings += found.findings
+            if found.is_readable(batch + 1):
+                return _plan(source, batch + 1, findings)
         raise NotFoundError(
             "no version of the checkpoint can be read",
             kind="version-not-found",

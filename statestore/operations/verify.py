@@ -57,12 +57,15 @@ class Finding:
         store: The store of it, None where all are concerned.
         kind: Kind of the error, as in statestore.core.errors.KINDS.
         problem: The error's text.
+        is_recoverable: Whether all rows of the store's version were read all the same, from the
+            files that a damaged snapshot or merged file was made of.
     """
 
     version: int
     store: StoreName | None
     kind: str
     problem: str
+    is_recoverable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,12 @@ class Verification:
     num_bytes: int
     num_rows: int
     findings: tuple[Finding, ...]
+
+    def is_readable(self, version: int) -> bool:
+        """Return whether every row of a version can be read, also where something is wrong."""
+        return version in self.versions and all(
+            finding.is_recoverable for finding in self.findings if finding.version == version
+        )
 
     def is_sound(self, version: int) -> bool:
         """Return whether nothing is wrong with a version."""
@@ -163,19 +172,23 @@ class _Verifier:
 
     def _verify_store(self, version: int, head: PublishedFile) -> None:
         store = head.trailer.store
-        errors = [
-            error
+        errors = {
+            ref: error
             for ref in (*head.trailer.files, head.ref)
             if (error := self._verify_file(store, ref)) is not None
-        ]
-        for error in errors:
-            self._find(version, store, error)
-        # Rows of damaged files would only raise the same again.
-        if self._deep and not errors:
+        }
+        # Nothing stands for a delta: its rows would only raise the same again.
+        has_deltas = all(ref.kind != "delta" for ref in errors)
+        damage = None
+        if has_deltas and (self._deep or errors):
             try:
                 self._verify_rows(head)
             except _DAMAGE as error:
-                self._find(version, store, error)
+                damage = error
+        for error in errors.values():
+            self._find(version, store, error, is_recoverable=has_deltas and damage is None)
+        if damage is not None and not errors:
+            self._find(version, store, damage)
 
     def _verify_file(self, store: StoreName, ref: FileRef) -> StateStoreError | None:
         location = self._checkpoint.location(store)
@@ -217,11 +230,18 @@ class _Verifier:
                 to_fix="go back to an older version with `statestore repair`",
             )
 
-    def _find(self, version: int, store: StoreName | None, error: StateStoreError) -> None:
+    def _find(
+        self,
+        version: int,
+        store: StoreName | None,
+        error: StateStoreError,
+        *,
+        is_recoverable: bool = False,
+    ) -> None:
         if error.kind in _ABOUT_THE_READER:
             raise error
         with self._lock:
-            self._findings.append(Finding(version, store, error.kind, str(error)))
+            self._findings.append(Finding(version, store, error.kind, str(error), is_recoverable))
 
 
 def _check_key_groups(batch: pa.RecordBatch, trailer: Trailer) -> None:

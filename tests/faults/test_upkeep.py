@@ -23,6 +23,7 @@ from statestore.operations.savepoint import take_savepoint
 from statestore.operations.verify import verify
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
 from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.operations.checkpoints import QueryCheckpoint, read_rows
 
 FORMATS = [("filesystem", 1), ("filesystem", 2), ("rocksdb", 2)]
 NOW = StateStoreOptions(orphan_age_ms=0)
@@ -194,6 +195,52 @@ def test_repair_goes_back_to_the_newest_readable_version(made):
     assert (aside / "offsets" / "3").read_text() == kept["offsets"]["3"]
     again = repair(made.path)
     assert (again.version, again.is_needed, again.replayed_batch) == (2, False, 2)
+
+
+def make_with_snapshots(tmp_path, backend):
+    """A checkpoint of four versions, the last two built on a snapshot; and the snapshots."""
+    query = QueryCheckpoint(tmp_path / "query", backend=backend, num_partitions=2)
+    query.run({"one": 1, "two": 2, "three": 3})
+    query.run({"four": 4, "two": 5})
+    query.run({"one": 6}, snapshot=True)
+    query.run({"five": 7})
+    snapshots = list(Path(query.path).rglob("2_*.snapshot.*"))
+    assert len(snapshots) == 2
+    return query, snapshots
+
+
+def test_damaged_snapshot_costs_no_batch(tmp_path):
+    """Catches readable batches given up for a file that a restore can do without."""
+    query, snapshots = make_with_snapshots(tmp_path, "filesystem")
+    for snapshot in snapshots:
+        flip(snapshot)
+
+    found = verify(query.path, versions=[3, 4], deep=True)
+
+    assert {finding.version for finding in found.findings} == {3, 4}
+    assert all(finding.is_recoverable for finding in found.findings)
+    assert [found.is_readable(version) for version in (3, 4)] == [True, True]
+    code, printed = run("repair", query.path, "--yes")
+    assert (code, printed["is_needed"], len(printed["findings"])) == (0, False, 2)
+    for snapshot in snapshots:
+        snapshot.unlink()
+    assert not repair(query.path, deep=False).is_needed
+    assert read_rows(query.path) == query.model
+    # What the snapshot was made of is gone, too.
+    for lost in Path(query.path).rglob("1.delta.*"):
+        lost.unlink()
+    assert not verify(query.path).is_readable(4)
+    with pytest.raises(NotFoundError, match="no version"):
+        repair(query.path)
+
+
+def test_damaged_snapshot_that_nothing_stands_for_costs_batches(tmp_path):
+    """Catches a version that counts as readable because another backend would find a way."""
+    query, snapshots = make_with_snapshots(tmp_path, "rocksdb")
+    flip(snapshots[0])
+
+    assert not verify(query.path, deep=True).is_readable(4)
+    assert repair(query.path).version == 2
 
 
 def logs_of(path):
