@@ -167,16 +167,20 @@ def repair(
     finishes it.
 
     Raises:
-        InUseError: A query is writing the checkpoint.
+        InUseError: A query is writing the checkpoint, or may be, since this process stood still for
+            longer than its lease lasts; what is left is done by doing it again.
     """
-    with opened(checkpoint, options) as source, exclusive_use(source, "repair"):
+    with opened(checkpoint, options) as source, exclusive_use(source, "repair") as use:
         plan = plan_repair(source, deep=deep, report=report)
         # Newest first, commits before offsets: whatever is left at a kill are logs without a gap.
         for batch in reversed(plan.uncommits):
+            use.require_held()
             _set_aside(source.commits, batch, plan.aside)
         if plan.undone_rescales:
+            use.require_held()
             write_operators(source, source.num_partitions_at(plan.version))
         for batch in reversed(plan.unplans):
+            use.require_held()
             _set_aside(source.offsets, batch, plan.aside)
         return plan
 

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from statestore.checkpoint.layout import lease_directory
 from statestore.cli.commands import cli
-from statestore.core.errors import InvalidArgumentError, NotFoundError, StorageError
+from statestore.core.clock import ManualClock
+from statestore.core.errors import InUseError, InvalidArgumentError, NotFoundError, StorageError
 from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS
 from statestore.io.local import LocalFileIO
@@ -386,6 +387,37 @@ def test_rescale_goes_on_after_a_repair(tmp_path, num_partitions):
 
     assert read_checkpoint(made.path) == made.expected()
     assert verify(made.path, deep=True).findings == ()
+
+
+class SlowStorage(LocalFileIO):
+    """Storage on which an hour passes with every look at a state file."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+    def read_tail(self, path, num_bytes):
+        """See FileIO."""
+        if path.endswith(".arrows"):
+            self.clock.advance(3_600_000)
+        return super().read_tail(path, num_bytes)
+
+
+def test_nothing_is_changed_when_the_lease_was_lost(tmp_path):
+    """Catches a change of a checkpoint whose query began while a long operation read it."""
+    made = make_small(tmp_path, 5, num_partitions=2)
+    flip(deltas(made, 5)[0])
+    before = without_leases(made)
+    for operation in (repair, lambda found: expire(found, 2, options=NOW)):
+        clock = ManualClock()
+        io = SlowStorage(clock)
+        with (
+            open_checkpoint(made.path, io=io, clock=clock, options=NOW) as checkpoint,
+            pytest.raises(InUseError, match="lease on the checkpoint has expired"),
+        ):
+            operation(checkpoint)
+        assert without_leases(made) == before
+    assert repair(made.path).version == 4
 
 
 @pytest.mark.parametrize("made", [("filesystem", 1)], indirect=True)
