@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -104,7 +104,7 @@ def list_command(
 @click.command()
 @checkpoint_argument()
 @click.option("--version", "version", type=int, help="State version.  [default: newest committed]")
-@click.option("--all", "every", is_flag=True, help="Every version that the commit log has.")
+@click.option("--all", "every", is_flag=True, help="Every version that was not expired.")
 @click.option("--deep", is_flag=True, help="Read every row, not only the trailers of files.")
 @conf_option
 @output_option
@@ -130,17 +130,19 @@ def verify(
       statestore verify /data/checkpoint
       statestore verify /data/checkpoint --all --deep
     """  # noqa: D301 (click reads the backspace)
-    from statestore.operations.checkpoint import open_checkpoint
     from statestore.operations.verify import verify as run
 
     if every and version is not None:
         raise click.UsageError("either --version or --all")
-    with open_checkpoint(checkpoint, options=options) as opened:
-        versions = [batch + 1 for batch in opened.committed_batches]
-        if not every:
-            versions = versions[-1:] if version is None else [version]
-        with progress("verifying stores", output=output) as report:
-            found = run(opened, versions=versions, deep=deep, report=report)
+    versions: Literal["all"] | list[int] | None = None if version is None else [version]
+    with progress("verifying stores", output=output) as report:
+        found = run(
+            checkpoint,
+            versions="all" if every else versions,
+            deep=deep,
+            options=options,
+            report=report,
+        )
     if output == "json":
         print_json({"ok": not found.findings, **asdict(found)})
     else:
@@ -151,6 +153,8 @@ def verify(
             f"{format_bytes(found.num_bytes)}{rows}: "
             + (f"{len(found.findings)} findings" if found.findings else "all is well")
         )
+        if found.expired:
+            click.echo(f"{len(found.expired)} older versions were expired.")
     ctx.exit(1 if found.findings else 0)
 
 

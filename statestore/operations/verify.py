@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from statestore.checkpoint.layout import parse_state_file_name, store_of_path
 from statestore.checkpoint.lineage import check_ref
 from statestore.checkpoint.trailers import read_trailer
 from statestore.codec.partition_key import compute_key_groups
@@ -31,7 +32,7 @@ from statestore.core.errors import (
 )
 from statestore.io.local import named_errors
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
-from statestore.operations.rows import opened, read_rows
+from statestore.operations.rows import check_committed, opened, read_rows
 
 if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
@@ -73,7 +74,8 @@ class Verification:
     """What was verified.
 
     Attributes:
-        versions: The versions, newest first.
+        versions: The versions, newest first, without those that were expired.
+        expired: Versions that were left out, since a store keeps later ones only; newest first.
         is_deep: Whether every row was read.
         num_files, num_bytes: Files they are made of, each counted once.
         num_rows: Rows read, 0 unless deep.
@@ -81,6 +83,7 @@ class Verification:
     """
 
     versions: tuple[int, ...]
+    expired: tuple[int, ...]
     is_deep: bool
     num_files: int
     num_bytes: int
@@ -103,7 +106,7 @@ class Verification:
 def verify(
     checkpoint: str | Checkpoint,
     *,
-    versions: Iterable[int] | None = None,
+    versions: Iterable[int] | Literal["all"] | None = None,
     deep: bool = False,
     options: StateStoreOptions | None = None,
     report: Report | None = None,
@@ -113,7 +116,8 @@ def verify(
     Args:
         checkpoint: Checkpoint directory of the query, a path or a `file:`, `s3:` or `s3a:` URI; or
             one that is open. A savepoint is one as well.
-        versions: State versions, None for the newest committed.
+        versions: State versions, None for the newest committed; all for every one that the commit
+            log has and that was not expired.
         deep: Whether to read every row.
         options: How to reach the storage (`s3.*`); defaults when None.
         report: Called with the stores done and their number, from any thread.
@@ -122,29 +126,36 @@ def verify(
         What was found. Damage is a finding, not an error.
 
     Raises:
-        NotFoundError: There is no checkpoint; of the heap backend also where its driver's memory
-            cannot be reached (kind driver-lost).
+        NotFoundError: There is no checkpoint, or a version is not committed; of the heap backend
+            also where its driver's memory cannot be reached (kind driver-lost).
         InvalidArgumentError: The package that the state backend needs is not installed.
         IncompatibleError: Another provider's (kind other-provider), or written in a newer format
             than this release knows (kind newer-format).
         StorageError: The storage, or the local disk, failed; nothing is known of the rest then.
     """
     with opened(checkpoint, options) as source:
-        wanted = (source.newest_version,) if versions is None else tuple(versions)
-        return _Verifier(source, deep=deep).run(sorted(set(wanted), reverse=True), report)
+        verifier = _Verifier(source, deep=deep, skips_expired=versions == "all")
+        if versions == "all":
+            versions = (batch + 1 for batch in source.committed_batches)
+        wanted = {source.newest_version} if versions is None else {*versions}
+        for version in wanted:
+            check_committed(source, version)
+        return verifier.run(sorted(wanted, reverse=True), report)
 
 
 class _Verifier:
     """One verification; remembers the files it has seen."""
 
-    def __init__(self, checkpoint: Checkpoint, *, deep: bool) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, deep: bool, skips_expired: bool) -> None:
         self._checkpoint = checkpoint
         self._deep = deep
+        self._skips_expired = skips_expired
         self._lock = Lock()
         self._sizes: dict[str, int] = {}
         self._errors: dict[str, StateStoreError | None] = {}
         self._num_rows = 0
         self._findings: list[Finding] = []
+        self._expired: set[int] = set()
 
     def run(self, versions: list[int], report: Report | None) -> Verification:
         work: list[tuple[int, PublishedFile]] = []
@@ -152,7 +163,9 @@ class _Verifier:
             try:
                 heads = self._checkpoint.heads(version)
             except _DAMAGE as error:
-                self._find(version, None, error)
+                oldest = error.fields.get("oldest_version")
+                is_expiry = isinstance(oldest, int) and version < oldest
+                self._find(version, None, error, is_expiry=is_expiry)
                 continue
             work += [(version, head) for head in heads.values()]
         done = 0
@@ -162,13 +175,23 @@ class _Verifier:
                 if report is not None:
                     report(done, len(work))
         return Verification(
-            versions=tuple(versions),
+            versions=tuple(version for version in versions if version not in self._expired),
+            expired=tuple(version for version in versions if version in self._expired),
             is_deep=self._deep,
             num_files=len(self._sizes),
             num_bytes=sum(self._sizes.values()),
             num_rows=self._num_rows,
-            findings=tuple(self._findings),
+            findings=tuple(
+                finding for finding in self._findings if finding.version not in self._expired
+            ),
         )
+
+    def _is_before_all(self, store: StoreName, ref: FileRef) -> bool:
+        """Whether a file is of a version before all that its store has: retention took it."""
+        location = self._checkpoint.location(store_of_path(store, ref.path))
+        names = (info.name for info in location.io.list(location.directory))
+        versions = [name.version for name in map(parse_state_file_name, names) if name is not None]
+        return ref.version < min(versions, default=0)
 
     def _verify_store(self, version: int, head: PublishedFile) -> None:
         store = head.trailer.store
@@ -185,8 +208,14 @@ class _Verifier:
                 self._verify_rows(head)
             except _DAMAGE as error:
                 damage = error
-        for error in errors.values():
-            self._find(version, store, error, is_recoverable=has_deltas and damage is None)
+        for ref, error in errors.items():
+            self._find(
+                version,
+                store,
+                error,
+                is_recoverable=has_deltas and damage is None,
+                is_expiry=error.kind == "file-not-found" and self._is_before_all(store, ref),
+            )
         if damage is not None and not errors:
             self._find(version, store, damage)
 
@@ -237,10 +266,13 @@ class _Verifier:
         error: StateStoreError,
         *,
         is_recoverable: bool = False,
+        is_expiry: bool = False,
     ) -> None:
         if error.kind in _ABOUT_THE_READER:
             raise error
         with self._lock:
+            if self._skips_expired and is_expiry and version < self._checkpoint.newest_version:
+                self._expired.add(version)
             self._findings.append(Finding(version, store, error.kind, str(error), is_recoverable))
 
 

@@ -513,6 +513,39 @@ def test_expire_keeps_what_retained_versions_are_made_of(made):
     made.run_batch({3: 3})
 
 
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_verify_of_all_versions_leaves_expired_ones_out(tmp_path, backend):
+    """Catches a checkpoint that is damaged because it was cleaned up."""
+    query, _ = make_with_snapshots(tmp_path, backend)
+    for number in range(5):
+        query.run({f"more {number}": number}, snapshot=number == 2)
+    expire(query.path, 2, options=NOW)
+
+    code, printed = run("verify", query.path, "--all", "--deep")
+
+    assert (code, printed["findings"]) == (0, [])
+    assert {8, 9} <= {*printed["versions"]}
+    assert {1, 2} <= {*printed["expired"]}
+    assert sorted(printed["versions"] + printed["expired"]) == [*range(1, 10)]
+    with open_checkpoint(query.path) as checkpoint:
+        for version in printed["versions"]:
+            assert verify(checkpoint, versions=[version], deep=True).is_readable(version)
+        for version in printed["expired"]:
+            assert not verify(checkpoint, versions=[version]).is_readable(version)
+    deltas(query, 9)[0].unlink()
+    assert run("verify", query.path, "--all")[0] == 1
+
+
+@pytest.mark.parametrize("version", [0, -1, 9])
+def test_version_that_is_not_committed_is_no_finding(made, version):
+    """Catches a mistyped number reported as a damaged checkpoint."""
+    result = CliRunner().invoke(cli, ["verify", made.path, "--version", str(version)])
+
+    assert result.exit_code == 1
+    assert "the version is not committed" in result.output
+    assert "newest_version=4" in result.output
+
+
 def test_expire_refuses_to_keep_too_little(made):
     """Catches a checkpoint whose last batch cannot run again."""
     with pytest.raises(InvalidArgumentError, match="keep=1"):
