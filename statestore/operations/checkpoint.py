@@ -122,7 +122,7 @@ class Checkpoint:
     uri: str
     io: TreeFileIO
     path: str
-    state_io: FileIO
+    state_io: TreeFileIO
     state_root: str
     memory: FileIO | None
     options: StateStoreOptions

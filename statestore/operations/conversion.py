@@ -205,9 +205,9 @@ def _operator(checkpoint: Checkpoint, info: OperatorInfo) -> OperatorPlan:
     ids = checkpoint.commit_entry(checkpoint.newest_version - 1).checkpoint_ids.get(str(info.id))
     if ids is not None:
         return OperatorPlan(info, len(ids))
-    store = StoreName(info.id, 0, info.stores[0].name)
-    family = ColumnFamily(0, "default", _read_key_schema(checkpoint.home(store)))
-    if is_single(store.name, (family,), _used_partitions(checkpoint, info.id)):
+    first = StoreName(info.id, 0, info.stores[0].name)
+    family = ColumnFamily(0, "default", _read_key_schema(checkpoint.home(first)))
+    if is_single(first.name, (family,), _used_partitions(checkpoint, info.id)):
         return OperatorPlan(info, 1)
     return OperatorPlan(info, checkpoint.num_partitions)
 

@@ -208,13 +208,13 @@ class _Verifier:
                 self._verify_rows(head)
             except _DAMAGE as error:
                 damage = error
-        for ref, error in errors.items():
+        for ref, found in errors.items():
             self._find(
                 version,
                 store,
-                error,
+                found,
                 is_recoverable=has_deltas and damage is None,
-                is_expiry=error.kind == "file-not-found" and self._is_before_all(store, ref),
+                is_expiry=found.kind == "file-not-found" and self._is_before_all(store, ref),
             )
         if damage is not None and not errors:
             self._find(version, store, damage)

@@ -94,6 +94,15 @@ def test_list_tells_what_each_version_added(made):
     assert list_versions(made.path, limit=1).versions[0].kind == "rescaled"
 
 
+def test_list_counts_the_files_of_state_partitions_that_are_no_more(made):
+    """Catches storage that is used and that nobody sees after a scale-down."""
+    rescale(made.path, 2)
+    made.run_batch({1: 1})
+
+    files = Path(made.path, "state").rglob("*.[as][rs][rt]*")
+    assert list_versions(made.path).stored_bytes == sum(file.stat().st_size for file in files)
+
+
 def test_list_finds_the_savepoints_of_the_query_only(made, tmp_path):
     """Catches another query's savepoint, or half of one, taken for the query's own."""
     Path(made.path, "metadata").write_text('{"id":"one"}')
