@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from statestore.checkpoint.commit import Body, NewVersion, publish_delta
+from statestore.checkpoint.commit import Body, NewVersion, find_committed, publish_delta
 from statestore.checkpoint.layout import (
     HEAP_MARKER,
     HEAP_MARKER_TEXT,
@@ -33,7 +33,7 @@ from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.state_file import blocks_of, empty_stream, slices_of
 from statestore.codec.trailer import Block, ColumnFamily, FileRef, RowCounts, compute_lineage
 from statestore.core.errors import (
-    FencedError,
+    CorruptionError,
     IncompatibleError,
     InvalidArgumentError,
     NotFoundError,
@@ -365,6 +365,10 @@ def write_rescaled_version(
 ) -> PublishedFile:
     """Publish the rescaled version of one store; its rows stay in the files it is made of.
 
+    The caller sees to it that nobody else writes the checkpoint. A delta of the version that is
+    there and is not this one's is then nobody's: another history, which a repair has left, or a
+    rescale that was given up; it is replaced, as a batch would.
+
     Args:
         location: The store of the new layout.
         store: What it is made of, from `plan_rescale`.
@@ -377,7 +381,7 @@ def write_rescaled_version(
     Repeating it, also after a kill at any point, gives the same version.
 
     Raises:
-        FencedError: The version is there and is another one (kind version-exists).
+        IncompatibleError: Another store's file is in its place (kind other-store).
         StorageError: The storage or the local disk failed.
     """
     blocks: tuple[Block, ...] = (Block(0, 0, 0, 0, -1, -1),)
@@ -385,7 +389,7 @@ def write_rescaled_version(
     if location.body == "arrows":
         data, blocks = empty_stream()
     lineage = compute_lineage(None, blocks, store.files)
-    existing = _find(location, store.new, lineage)
+    existing = _find(location, store.new)
     write_refs(location, store.new.version, store.sources, sync=sync)
     mark_home(location, home, store.new.backend)
     if existing is not None:
@@ -401,20 +405,12 @@ def write_rescaled_version(
     return published
 
 
-def _find(location: StoreLocation, new: NewVersion, lineage: str) -> PublishedFile | None:
+def _find(location: StoreLocation, new: NewVersion) -> PublishedFile | None:
+    """Return the version where this very rescale has published it, whole."""
     try:
-        found = read_trailer(location, new.file_name(location))
-    except NotFoundError:
+        return find_committed(location, new)
+    except CorruptionError:
         return None
-    if found.trailer.lineage == lineage:
-        return found
-    raise FencedError(
-        "the version that a rescale would make is there already",
-        kind="version-exists",
-        file=location.path(found.ref.path),
-        version=new.version,
-        to_fix="stop the query, or undo the rescale before, and plan again",
-    )
 
 
 def mark_home(location: StoreLocation, home: StoreLocation | None, backend: str) -> None:

@@ -5,6 +5,7 @@ From Spark's logs, the trailers and one listing a store directory; no row is rea
 
 from __future__ import annotations
 
+import posixpath
 from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -82,7 +83,8 @@ class CheckpointInfo:
         operators: The stateful operators.
         newest_version: Newest committed version, 0 when there is none.
         uncommitted_batch: Batch that was planned and not committed; it runs again first.
-        stored_bytes: Bytes of all state files there are, whoever needs them.
+        stored_bytes: Bytes of all state files there are, whoever needs them; of the heap backend
+            those in the directories of the newest version.
         versions: Newest first.
     """
 
@@ -251,9 +253,13 @@ def store_locations(checkpoint: Checkpoint) -> list[StoreLocation]:
 
 
 def _state_files(checkpoint: Checkpoint) -> list[tuple[str, int]]:
-    """Return name and size of the state files in the directories of the newest version."""
-    locations = store_locations(checkpoint)
-    with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
-        listings = pool.map(lambda location: location.io.list(location.directory), locations)
-        found = [(info.name, info.size) for files in listings for info in files]
+    """Return name and size of all state files, also those of state partitions there were before."""
+    if checkpoint.backend == "heap":
+        locations = store_locations(checkpoint)
+        with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
+            listings = pool.map(lambda location: location.io.list(location.directory), locations)
+            infos = [info for files in listings for info in files]
+    else:
+        infos = checkpoint.state_io.list_tree(checkpoint.state_root)
+    found = [(posixpath.basename(info.name), info.size) for info in infos]
     return [(name, size) for name, size in found if parse_state_file_name(name) is not None]
