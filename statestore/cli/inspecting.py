@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.text import Text
 
 from statestore.cli.output import (
     Command,
@@ -295,18 +296,20 @@ def _print_stores(stores: tuple[StoreDescription, ...], output: str) -> None:
     out = console()
     for store in stores:
         rows = _total(store)
+        title = f"operator {store.operator} {store.operator_name}, store {store.name}"
         out.print(
-            f"[bold]operator {store.operator} {store.operator_name}, store {store.name}[/bold]: "
+            Text(title, style="bold"),
             f"{'rows not counted yet' if rows is None else f'{rows:,} rows'} in "
             f"{len(store.num_keys)} of {store.num_partitions} state partitions, "
             f"{store.max_parallelism:,} key groups"
-            + ("" if store.rescalable else ", not rescalable by key groups")
+            + ("" if store.rescalable else ", not rescalable by key groups"),
+            sep=": ",
         )
         for family in store.column_families:
             kind = f"{family.encoder} keys" + (", multi-value" if family.multi_values else "")
-            out.print(f"  column family {family.name}: {kind}", markup=False)
-            out.print(f"    key    {family.key}", markup=False)
-            out.print(f"    value  {family.value}", markup=False)
+            out.print(f"  column family {family.name}: {kind}")
+            out.print(f"    key    {family.key}")
+            out.print(f"    value  {family.value}")
 
 
 def _total(store: StoreDescription) -> int | None:

@@ -1,6 +1,7 @@
 """`statestore read`, `inspect` and `diff` on a small checkpoint."""
 
 import json
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -83,6 +84,26 @@ def test_inspect_finds_rows_by_key_and_what_is_large(checkpoint):
     groups = _json("inspect", checkpoint, "--key-groups")["key_groups"]
     assert sum(group["num_rows"] for group in groups) == len(contents(VERSIONS))
     assert "most in one" in _run("inspect", checkpoint, "--key-groups")
+
+
+def test_values_are_printed_as_they_are(tmp_path):
+    """Catches text in state that rich takes for its markup, or for the name of an emoji."""
+    notes = ["[fe80::1]", "[abc]y", "a[/b]", ":heart:", "\\\\[red]", "x\tü"]
+    old = {(f"[bold]{n}", n): (n, "") for n, _ in enumerate(notes)}
+    new = {(f"[bold]{n}", n): (n, note) for n, note in enumerate(notes)}
+    path = write_checkpoint(tmp_path / "[b]c[/b]", [{"default": old}, {"default": new}])
+    everything = [json.dumps(note, ensure_ascii=False) for note in notes]
+
+    for shown, expected in (
+        (_run("read", path), everything),
+        (_run("diff", path, "--old-version", 1), everything),
+        (_run("inspect", path, "--key", '["[bold]2"]'), everything[2:3]),
+        (_run("inspect", path, "--top", 9), [f'"[bold]{n}"' for n, _ in enumerate(notes)]),
+    ):
+        assert [text for text in expected if text not in shown] == []
+    renamed = Path(path, "state/0/_metadata/metadata")
+    renamed.write_text(renamed.read_text().replace("stateStoreSave", "a[/b]:heart:"))
+    assert "operator 0 a[/b]:heart:, store default" in _run("inspect", path)
 
 
 def test_diff_shows_what_differs(checkpoint):
