@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,10 @@ from statestore.cli.output import (
     print_json,
     table,
 )
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, StorageError
+from statestore.core.ids import RandomIds
 from statestore.core.options import StateStoreOptions
+from statestore.io.local import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +66,7 @@ _version_option = click.option(
     "--to",
     metavar="FILE",
     type=click.Path(dir_okay=False, writable=True),
-    help="Write all rows to a Parquet file instead.",
+    help="Write all rows to a Parquet file instead, which appears when it is whole.",
 )
 @click.option("--limit", default=20, show_default=True, help="Most rows to print, 0 for all.")
 @conf_option
@@ -96,10 +101,11 @@ def read(
         partitions=partitions or None,
         options=options,
     )
-    if to is None:
-        _print_rows(batches, limit, output)
-        return
-    num_rows = _write_parquet(batches, to)
+    with closing(batches):
+        if to is None:
+            _print_rows(batches, limit, output)
+            return
+        num_rows = _write_parquet(batches, to)
     if output == "json":
         print_json({"file": to, "rows": num_rows})
     else:
@@ -206,7 +212,8 @@ def diff(
         "options": options,
     }
     if not counts:
-        _print_rows(diff_batches(old, new or old, **place), limit, output)
+        with closing(diff_batches(old, new or old, **place)) as batches:
+            _print_rows(batches, limit, output)
         return
     found = count_differences(old, new or old, **place)
     numbers = {"added": found.added, "removed": found.removed, "changed": found.changed}
@@ -261,15 +268,53 @@ def _plain(value: Any) -> Any:
 
 
 def _write_parquet(batches: Iterator[pa.RecordBatch], path: str) -> int:
+    """Write rows to a file, which appears, or is replaced, once all of them are in it."""
     from pyarrow import parquet
 
     num_rows = 0
-    first = next(batches)
-    with parquet.ParquetWriter(path, first.schema) as writer:
+    schema = next(batches).schema
+    with _written_beside(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
             num_rows += batch.num_rows
     return num_rows
+
+
+@contextmanager
+def _written_beside(path: str) -> Iterator[str]:
+    """Yield a path to write to, which takes its name when the block does not raise."""
+    from pyarrow import ArrowException
+
+    # Where a link points, which stays one.
+    target = Path(path).resolve()
+    temporary = target.parent / f"{TEMPORARY_PREFIX}{RandomIds().new_id()}"
+    if target.exists() and not target.is_file():
+        raise InvalidArgumentError(
+            "rows cannot be written to what is no regular file",
+            file=path,
+            to_fix="name a file, which may be a new one",
+        )
+    try:
+        yield str(temporary)
+        temporary.replace(target)
+    except OSError as error:
+        raise StorageError(
+            "cannot write rows to a file",
+            file=path,
+            reason=os.strerror(error.errno) if error.errno else str(error),
+            to_fix="name a local file, in a directory that exists, that may be written to and has "
+            "space left",
+        ) from error
+    except ArrowException as error:
+        raise IncompatibleError(
+            "Parquet has no type for a column of these rows",
+            file=path,
+            reason=str(error),
+            to_fix="print them with --output json, or read them in Python: statestore.read",
+        ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def _print_key_groups(found: pa.Table, output: str) -> None:

@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from statestore.cli.commands import cli
-from tests.checkpoints import contents, write_checkpoint
+from statestore.codec.trailer import ColumnFamily
+from tests.checkpoints import DEFAULT, contents, write_checkpoint
 
 VERSIONS = [
     {
@@ -26,6 +27,7 @@ def checkpoint(tmp_path_factory):
 
 def _run(*arguments, status=0):
     result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    assert isinstance(result.exception, SystemExit | None), result.exception
     assert result.exit_code == status, result.output
     return result.output
 
@@ -60,6 +62,40 @@ def test_read_writes_parquet(checkpoint, tmp_path):
     rows = pq.read_table(path).to_pylist()
     found = {tuple(row["key"].values()): tuple(row["value"].values()) for row in rows}
     assert found == contents(VERSIONS)
+
+
+def test_a_parquet_file_is_whole_or_not_there(tmp_path):
+    """Catches half of the rows in a file that every reader takes for whole."""
+    path = write_checkpoint(tmp_path / "checkpoint", VERSIONS)
+    damaged = min(Path(path, "state/0/1").glob("1.delta.*"))
+    damaged.write_bytes(damaged.read_bytes().replace(b"user-", b"USER-"))
+    exports = tmp_path / "exports"
+    exports.mkdir()
+    kept = exports / "kept.parquet"
+    kept.write_bytes(b"of yesterday")
+
+    assert "checksum" in _run("read", path, "--to", exports / "new.parquet", status=1)
+    assert "checksum" in _run("read", path, "--to", kept, status=1)
+
+    assert {p.name: p.read_bytes() for p in exports.iterdir()} == {kept.name: b"of yesterday"}
+
+
+def test_a_parquet_file_that_cannot_be_written_is_an_error_with_a_name(checkpoint, tmp_path):
+    """Catches a traceback, and a device or the target of a link that is replaced."""
+    family = ColumnFamily(0, "default", DEFAULT.key_schema, '{"type":"struct","fields":[]}')
+    untyped = write_checkpoint(tmp_path / "checkpoint", [{}], families=(family,))
+    link = tmp_path / "link.parquet"
+    link.symlink_to(tmp_path / "target.parquet")
+
+    missing = tmp_path / "none" / "state.parquet"
+    assert f"{missing}" in _run("read", checkpoint, "--to", missing, status=1)
+    assert "no regular file" in _run("read", checkpoint, "--to", "/dev/null", status=1)
+    refused = _run("read", untyped, "--to", tmp_path / "x.parquet", status=1)
+    assert "Parquet has no type" in refused
+    assert not (tmp_path / "x.parquet").exists()
+    _run("read", checkpoint, "--to", link)
+    assert link.is_symlink()
+    assert pq.read_metadata(link).num_rows == len(contents(VERSIONS))
 
 
 def test_inspect_shows_stores_and_schemas(checkpoint):
