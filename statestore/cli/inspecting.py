@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
@@ -55,6 +56,13 @@ _version_option = click.option(
     metavar="V",
     help="State version, batch + 1.  [default: newest committed]",
 )
+_limit_option = click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Most rows to print, 0 for all.",
+)
 
 
 @click.command()
@@ -68,7 +76,7 @@ _version_option = click.option(
     type=click.Path(dir_okay=False, writable=True),
     help="Write all rows to a Parquet file instead, which appears when it is whole.",
 )
-@click.option("--limit", default=20, show_default=True, help="Most rows to print, 0 for all.")
+@_limit_option
 @conf_option
 @output_option
 def read(
@@ -158,7 +166,11 @@ def inspect(
         found = inspection.find_rows(checkpoint, _parse_key(key), **place)
         _print_rows(iter(found.to_batches()), 0, output)
     elif top is not None:
-        _print_rows(iter(inspection.largest_keys(checkpoint, top, **place).to_batches()), 0, output)
+        _print_rows(
+            iter(inspection.largest_keys(checkpoint, min(top, sys.maxsize), **place).to_batches()),
+            0,
+            output,
+        )
     elif key_groups:
         _print_key_groups(inspection.key_group_histogram(checkpoint, **place), output)
     else:
@@ -173,7 +185,7 @@ def inspect(
 @click.option("--old-version", type=int, metavar="V", help="[default: newest committed]")
 @click.option("--new-version", type=int, metavar="V", help="[default: newest committed]")
 @click.option("--counts", is_flag=True, help="Only how many rows differ.")
-@click.option("--limit", default=20, show_default=True, help="Most rows to print, 0 for all.")
+@_limit_option
 @conf_option
 @output_option
 @click.pass_context
@@ -212,10 +224,10 @@ def diff(
         "options": options,
     }
     if not counts:
-        with closing(diff_batches(old, new or old, **place)) as batches:
+        with closing(diff_batches(old, old if new is None else new, **place)) as batches:
             _print_rows(batches, limit, output)
         return
-    found = count_differences(old, new or old, **place)
+    found = count_differences(old, old if new is None else new, **place)
     numbers = {"added": found.added, "removed": found.removed, "changed": found.changed}
     if output == "json":
         print_json(numbers)
@@ -226,7 +238,7 @@ def diff(
 def _parse_key(text: str) -> list[Any]:
     try:
         key = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise click.UsageError(f"--key takes a JSON list, not {text!r}") from error
     return key if isinstance(key, list) else [key]
 
@@ -241,7 +253,7 @@ def _print_rows(batches: Iterator[pa.RecordBatch], limit: int, output: str) -> N
             yield from batch.to_pylist()
 
     found = rows()
-    shown = list(islice(found, limit)) if limit else list(found)
+    shown = list(islice(found, min(limit, sys.maxsize))) if limit else list(found)
     more = next(found, None) is not None
     if output == "json":
         print_json({"rows": [_plain(row) for row in shown], "more": more})
@@ -288,13 +300,13 @@ def _written_beside(path: str) -> Iterator[str]:
     # Where a link points, which stays one.
     target = Path(path).resolve()
     temporary = target.parent / f"{TEMPORARY_PREFIX}{RandomIds().new_id()}"
-    if target.exists() and not target.is_file():
-        raise InvalidArgumentError(
-            "rows cannot be written to what is no regular file",
-            file=path,
-            to_fix="name a file, which may be a new one",
-        )
     try:
+        if target.exists() and not target.is_file():
+            raise InvalidArgumentError(
+                "rows cannot be written to what is no regular file",
+                file=path,
+                to_fix="name a file, which may be a new one",
+            )
         yield str(temporary)
         temporary.replace(target)
     except OSError as error:

@@ -57,7 +57,7 @@ def resolve_local_path(uri: str, *, is_encoded: bool = True) -> str:
             host, _, rest = path[2:].partition("/")
             path = f"/{rest}" if host in ("", "localhost") else ""
         path = unquote(path) if is_encoded else path
-    if not path.startswith("/"):
+    if not path.startswith("/") or "\0" in path:
         raise InvalidArgumentError(
             "storage path is not an absolute local path",
             kind="unsupported-scheme",

@@ -1,6 +1,9 @@
 """`statestore read`, `inspect` and `diff` on a small checkpoint."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -152,6 +155,55 @@ def test_diff_shows_what_differs(checkpoint):
     assert {row["change"]: row["key"]["word"] for row in rows} == {
         "added": "new", "removed": "user-3", "changed": "user-4"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "status"),
+    [
+        ('["user-3", 1180591620717411303424]', 1),
+        ('["user-3", 9223372036854775808]', 1),
+        ('["user-3", 3.9]', 1),
+        ('["user-3", true]', 1),
+        ('{"word": "user-3"}', 1),
+        ("[[]]", 1),
+        ('"\\ud800"', 1),
+        ("[" * 100_000, 2),
+    ],
+)
+def test_values_that_are_no_keys_are_refused(checkpoint, key, status):
+    """Catches a traceback, and rows of another key than the one that was asked for."""
+    refused = _run("inspect", checkpoint, "--version", 1, "--key", key, status=status)
+    assert ("not of the type" if status == 1 else "JSON list") in refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("read", "--limit", -1), 2),
+        (("diff", "--old-version", 1, "--limit", -1), 2),
+        (("read", "--limit", 10**30), 0),
+        (("inspect", "--top", 10**30), 0),
+        (("diff", ""), 1),
+        (("list", "--savepoints", ""), 1),
+        (("list", "--savepoints", "/a\0b"), 1),
+        (("read", "--to", f"/{'x' * 300}"), 1),
+    ],
+)
+def test_odd_values_have_no_traceback(checkpoint, arguments, status):
+    """Catches a value that a library function takes for a bug of its caller."""
+    command, *options = arguments
+    _run(command, checkpoint, *options, status=status)
+
+
+def test_text_that_a_terminal_has_no_letters_for_is_printed_escaped(tmp_path):
+    """Catches a traceback in place of the rows, by the locale of a machine."""
+    path = write_checkpoint(tmp_path / "checkpoint", [{"default": {("ü", 1): (1, "")}}])
+    command = [sys.executable, "-m", "statestore.cli", "read", path]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+
+    assert rb"\xfc" in done.stdout
 
 
 def test_wrong_usage_is_told_from_errors(checkpoint, tmp_path):
