@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from rich.text import Text
 
 from statestore.cli.output import (
@@ -129,7 +130,9 @@ def read(
 @click.option("--key-groups", is_flag=True, help="How rows and bytes spread over key groups.")
 @conf_option
 @output_option
+@click.pass_context
 def inspect(
+    ctx: click.Context,
     checkpoint: str,
     operator: int,
     store: str,
@@ -143,7 +146,8 @@ def inspect(
 ) -> None:
     """Show operators, stores, schemas and row counts; or rows by key, or what is large.
 
-    Without --key, --top and --key-groups only trailers are read, however large the state is.
+    Without --key, --top and --key-groups only trailers are read, of all stores, however large the
+    state is.
 
     \b
     statestore inspect /data/checkpoint
@@ -174,6 +178,10 @@ def inspect(
     elif key_groups:
         _print_key_groups(inspection.key_group_histogram(checkpoint, **place), output)
     else:
+        for name in ("operator", "store", "column_family"):
+            if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                option = f"--{name.replace('_', '-')}"
+                raise click.UsageError(f"{option} goes with --key, --top or --key-groups")
         stores = inspection.describe(checkpoint, version=version, options=options)
         _print_stores(stores, output)
 

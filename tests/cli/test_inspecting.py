@@ -210,6 +210,8 @@ def test_wrong_usage_is_told_from_errors(checkpoint, tmp_path):
     """Catches scripts that cannot tell a misspelt option from a damaged checkpoint."""
     assert "JSON list" in _run("inspect", checkpoint, "--key", "[user", status=2)
     assert "exclude" in _run("inspect", checkpoint, "--key", "[]", "--top", 1, status=2)
+    for option in ("--operator", "--store", "--column-family"):
+        assert f"{option} goes with" in _run("inspect", checkpoint, option, 0, status=2)
     assert "itself" in _run("diff", checkpoint, status=2)
     assert "no such column family" in _run("read", checkpoint, "--column-family", "x", status=1)
     assert "no checkpoint" in _run("read", tmp_path / "none", status=1)
