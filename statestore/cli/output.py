@@ -126,15 +126,16 @@ def format_bytes(num_bytes: int) -> str:
 
 
 def progress_bar(column: ProgressColumn, *, output: str) -> Progress:
-    """Return a bar with one more column, on standard error and only for text output."""
+    """Return a bar with one more column, for text output and a terminal on standard error."""
+    shown_on = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         column,
         TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=output != "text",
+        console=shown_on,
+        disable=output != "text" or not shown_on.is_terminal,
         transient=True,
     )
 
