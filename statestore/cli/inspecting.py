@@ -25,6 +25,7 @@ from statestore.cli.output import (
     print_json,
     table,
 )
+from statestore.codec.trailer import add_counts
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, StorageError
 from statestore.core.ids import RandomIds
 from statestore.core.options import StateStoreOptions
@@ -360,7 +361,7 @@ def _print_stores(stores: tuple[StoreDescription, ...], output: str) -> None:
         return
     out = console()
     for store in stores:
-        rows = _total(store)
+        rows = add_counts(store.num_keys.values())
         title = f"operator {store.operator} {store.operator_name}, store {store.name}"
         out.print(
             Text(title, style="bold"),
@@ -377,11 +378,6 @@ def _print_stores(stores: tuple[StoreDescription, ...], output: str) -> None:
             out.print(f"    value  {family.value}")
 
 
-def _total(store: StoreDescription) -> int | None:
-    counts = [count for count in store.num_keys.values() if count is not None]
-    return sum(counts) if len(counts) == len(store.num_keys) else None
-
-
 def _store_fields(store: StoreDescription) -> dict[str, Any]:
     return {
         "operator": store.operator,
@@ -390,7 +386,7 @@ def _store_fields(store: StoreDescription) -> dict[str, Any]:
         "num_partitions": store.num_partitions,
         "max_parallelism": store.max_parallelism,
         "rescalable": store.rescalable,
-        "num_keys": _total(store),
+        "num_keys": add_counts(store.num_keys.values()),
         "num_keys_by_partition": store.num_keys,
         "column_families": [
             {

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from statestore.checkpoint.layout import parse_state_file_name
-from statestore.codec.trailer import StoreName
+from statestore.codec.trailer import StoreName, add_counts
 from statestore.core.errors import (
     CorruptionError,
     IncompatibleError,
@@ -158,8 +158,6 @@ def _describe(
         heads = checkpoint.heads(version)
     except StateStoreError as error:
         problem = str(error)
-    counts = [head.trailer.num_keys for head in heads.values()]
-    known = [count for count in counts if count is not None]
     committed_ms = committed.get(str(batch), 0)
     return VersionInfo(
         version=version,
@@ -167,7 +165,7 @@ def _describe(
         kind=_kind(heads),
         num_partitions=num_partitions,
         num_stores=len(heads),
-        num_rows=sum(known) if len(known) == len(counts) else None,
+        num_rows=add_counts(head.trailer.num_keys for head in heads.values()),
         incremental_bytes=sum(head.ref.size for head in heads.values()),
         full_bytes=sum(
             ref.size for head in heads.values() for ref in (*head.trailer.files, head.ref)
