@@ -168,6 +168,16 @@ class LocalFileIO:
                 for info in self.list(parent)
             ]
 
+    def list_directories(self, directory: str) -> builtins.list[str]:
+        """See TreeFileIO."""
+        with named_errors("list a directory", directory):
+            try:
+                entries = os.scandir(directory)
+            except FileNotFoundError:
+                return []
+            with entries:
+                return [entry.name for entry in entries if entry.is_dir()]
+
     def delete_tree(self, directory: str) -> None:
         """See TreeFileIO."""
         with named_errors("delete a directory", directory):

@@ -186,6 +186,16 @@ class S3FileIO:
         """See TreeFileIO."""
         return self._list(directory, "")
 
+    def list_directories(self, directory: str) -> builtins.list[str]:
+        """See TreeFileIO."""
+        prefix, pages = self._pages(directory, "/")
+        with _named_errors("list a directory", directory, self._settings):
+            return [
+                found["Prefix"].removeprefix(prefix).rstrip("/")
+                for page in pages
+                for found in page.get("CommonPrefixes", [])
+            ]
+
     def delete_tree(self, directory: str) -> None:
         """See TreeFileIO; a thousand objects a request."""
         bucket, _ = _split(directory)
@@ -228,11 +238,7 @@ class S3FileIO:
             self._client.copy({"Bucket": bucket, "Key": key}, new_bucket, new_key, ExtraArgs=how)
 
     def _list(self, directory: str, delimiter: str) -> builtins.list[FileInfo]:
-        bucket, key = _split(directory)
-        prefix = f"{key}/" if key else ""
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=bucket, Prefix=prefix, Delimiter=delimiter
-        )
+        prefix, pages = self._pages(directory, delimiter)
         with _named_errors("list a directory", directory, self._settings):
             return [
                 FileInfo(
@@ -245,6 +251,13 @@ class S3FileIO:
                 # Other tools mark a directory by an object of its name.
                 if not found["Key"].endswith("/")
             ]
+
+    def _pages(self, directory: str, delimiter: str) -> tuple[str, Iterable[dict[str, Any]]]:
+        """Return what the keys of a directory begin with, and the pages of its listing."""
+        bucket, key = _split(directory)
+        prefix = f"{key}/" if key else ""
+        paginator = self._client.get_paginator("list_objects_v2")
+        return prefix, paginator.paginate(Bucket=bucket, Prefix=prefix, Delimiter=delimiter)
 
     @contextmanager
     def _publication(self, path: str, *, overwrite: bool) -> Iterator[_Target]:

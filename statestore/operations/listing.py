@@ -23,7 +23,7 @@ from statestore.core.errors import (
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
-from statestore.operations.new_directory import METADATA_NAME, read_metadata
+from statestore.operations.new_directory import read_metadata
 from statestore.operations.rows import opened
 from statestore.operations.savepoint import Savepoint, read_savepoint
 
@@ -224,12 +224,8 @@ def find_savepoints(
         query_id, _ = read_metadata(source.io, source.path)
         s3 = S3Settings.from_options(source.options)
         io, path = open_storage(directory, source.scratch_directory, s3, source.clock)
-        names = (info.name for info in io.list_tree(path.rstrip("/")))
         found: list[FoundSavepoint] = []
-        for name in sorted(name for name in names if name.count("/") == 1):
-            child, file = name.split("/")
-            if file != METADATA_NAME:
-                continue
+        for child in sorted(io.list_directories(path.rstrip("/") or "/")):
             uri = f"{directory.rstrip('/')}/{child}"
             with suppress(NotFoundError, CorruptionError, IncompatibleError):
                 savepoint = read_savepoint(io, f"{path.rstrip('/')}/{child}", uri)
