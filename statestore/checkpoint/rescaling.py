@@ -31,7 +31,14 @@ from statestore.checkpoint.lineage import taken_over
 from statestore.checkpoint.rescale_refs import release, write_refs
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.state_file import blocks_of, empty_stream, slices_of
-from statestore.codec.trailer import Block, ColumnFamily, FileRef, RowCounts, compute_lineage
+from statestore.codec.trailer import (
+    Block,
+    ColumnFamily,
+    FileRef,
+    RowCounts,
+    add_counts,
+    compute_lineage,
+)
 from statestore.core.errors import (
     CorruptionError,
     IncompatibleError,
@@ -242,9 +249,9 @@ def _rescaled(
         checkpoint_id="",
         checkpoint_format=of.checkpoint_format,
         rows=RowCounts(),
-        num_keys=_sum([trailer.num_keys if is_exact else None for trailer in trailers]),
-        num_internal_keys=_sum(
-            [trailer.num_internal_keys if is_exact else None for trailer in trailers]
+        num_keys=add_counts(trailer.num_keys if is_exact else None for trailer in trailers),
+        num_internal_keys=add_counts(
+            trailer.num_internal_keys if is_exact else None for trailer in trailers
         ),
         max_parallelism=of.max_parallelism,
         num_partitions=num_partitions,
@@ -275,11 +282,6 @@ def _joined(taken: list[FileRef]) -> tuple[FileRef, ...]:
         else:
             files += [replace(refs[0], clip=clip) for clip in join_sets(clips)]
     return tuple(sorted(files, key=lambda ref: (ref.version, ref.path)))
-
-
-def _sum(counts: list[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
 
 
 def read_trailers(location: StoreLocation, files: Iterable[FileRef]) -> dict[str, Trailer]:

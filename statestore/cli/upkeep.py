@@ -56,7 +56,9 @@ def list_command(
     from statestore.operations.listing import find_savepoints, list_versions
 
     info = list_versions(checkpoint, limit=limit, options=options)
-    retained = find_savepoints(checkpoint, savepoints, options=options) if savepoints else ()
+    retained = (
+        () if savepoints is None else find_savepoints(checkpoint, savepoints, options=options)
+    )
     if output == "json":
         print_json({**asdict(info), "savepoints": [asdict(found) for found in retained]})
         return

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from statestore.checkpoint.layout import parse_state_file_name
-from statestore.codec.trailer import StoreName
+from statestore.codec.trailer import StoreName, add_counts
 from statestore.core.errors import (
     CorruptionError,
     IncompatibleError,
@@ -24,7 +24,7 @@ from statestore.core.errors import (
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
-from statestore.operations.new_directory import METADATA_NAME, read_metadata
+from statestore.operations.new_directory import read_metadata
 from statestore.operations.rows import opened
 from statestore.operations.savepoint import Savepoint, read_savepoint
 
@@ -160,8 +160,6 @@ def _describe(
         heads = checkpoint.heads(version)
     except StateStoreError as error:
         problem = str(error)
-    counts = [head.trailer.num_keys for head in heads.values()]
-    known = [count for count in counts if count is not None]
     committed_ms = committed.get(str(batch), 0)
     return VersionInfo(
         version=version,
@@ -169,7 +167,7 @@ def _describe(
         kind=_kind(heads),
         num_partitions=num_partitions,
         num_stores=len(heads),
-        num_rows=sum(known) if len(known) == len(counts) else None,
+        num_rows=add_counts(head.trailer.num_keys for head in heads.values()),
         incremental_bytes=sum(head.ref.size for head in heads.values()),
         full_bytes=sum(
             ref.size for head in heads.values() for ref in (*head.trailer.files, head.ref)
@@ -228,12 +226,8 @@ def find_savepoints(
         query_id, _ = read_metadata(source.io, source.path)
         s3 = S3Settings.from_options(source.options)
         io, path = open_storage(directory, source.scratch_directory, s3, source.clock)
-        names = (info.name for info in io.list_tree(path.rstrip("/")))
         found: list[FoundSavepoint] = []
-        for name in sorted(name for name in names if name.count("/") == 1):
-            child, file = name.split("/")
-            if file != METADATA_NAME:
-                continue
+        for child in sorted(io.list_directories(path.rstrip("/") or "/")):
             uri = f"{directory.rstrip('/')}/{child}"
             with suppress(NotFoundError, CorruptionError, IncompatibleError):
                 savepoint = read_savepoint(io, f"{path.rstrip('/')}/{child}", uri)
