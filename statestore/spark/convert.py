@@ -16,7 +16,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from statestore.checkpoint.query_log import PROVIDER_KEY, QueryLog, read_text, write_text
+from statestore.checkpoint.query_log import (
+    NUM_PARTITIONS_KEY,
+    PROVIDER_KEY,
+    QueryLog,
+    read_text,
+    write_text,
+)
 from statestore.core.clock import SystemClock
 from statestore.core.errors import InternalError, NotFoundError, StorageError
 from statestore.core.options import PREFIX, StateStoreOptions, spark_conf
@@ -327,12 +333,15 @@ class Conversion:
             commit = commit.with_checkpoint_ids(by_operator)
         QueryLog(self._io, self._path, "commits").replace(batch, commit.encode())
         offsets = QueryLog(self._io, self._path, "offsets")
+        num_partitions = str(self.plan.num_partitions)
+        # Of one number of state partitions: one version has no rescale to undo.
+        conf = {PROVIDER_KEY: TARGETS[self.plan.target], NUM_PARTITIONS_KEY: num_partitions}
         # Spark starts from the newest entry and the one before it.
-        for planned in source.planned_batches:
-            if planned >= batch - 1:
-                entry = source.offsets_entry(planned)
-                changed = entry.with_conf({PROVIDER_KEY: TARGETS[self.plan.target]})
-                offsets.replace(planned, changed.encode())
+        for planned in (number for number in source.planned_batches if number >= batch - 1):
+            entry = source.offsets_entry(planned)
+            # What a rescale left that was not ended is no batch to repeat.
+            if planned <= batch or entry.conf.get(NUM_PARTITIONS_KEY) == num_partitions:
+                offsets.replace(planned, entry.with_conf(conf).encode())
 
 
 class _Sessions:
