@@ -119,5 +119,5 @@ def plan_branch(
                 checkpoint=checkpoint,
                 to_fix="take a savepoint in the driver's own Python program, and restore that",
             )
-        check_target(new, options, source.clock, target_io)
+        check_target(new, "branch", options, source.clock, target_io)
         yield Branch(pin_version(source, version), new, options, target_io, ids, clock)

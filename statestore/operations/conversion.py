@@ -10,7 +10,7 @@ from statestore.checkpoint.query_log import OperatorInfo, operator_metadata_path
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
-from statestore.operations.new_directory import is_unfinished, not_new
+from statestore.operations.new_directory import check_new
 
 if TYPE_CHECKING:
     from statestore.io.file_io import FileIO
@@ -21,6 +21,9 @@ TARGETS = {
     **SPARK_PROVIDERS,
 }
 """Provider class by the name that a checkpoint is converted to."""
+
+CONVERT = "convert"
+"""What NEW says is under way."""
 
 _NAMES = {provider: name for name, provider in {**PROVIDERS, **SPARK_PROVIDERS}.items()}
 _ENCODING_KEY = "spark.sql.streaming.stateStore.encodingFormat"
@@ -89,7 +92,7 @@ def plan_conversion(
 
     Raises:
         InvalidArgumentError: `to` is unknown or the checkpoint's own, nothing is to convert, or
-            there is something at `new` (kind checkpoint-exists).
+            there is something at `new` (as `check_new`).
         IncompatibleError: Some of the state cannot be converted, or not to this provider.
         NotFoundError: No batch is committed, or Spark's metadata is missing.
         CorruptionError, StorageError: The checkpoint cannot be read.
@@ -125,7 +128,7 @@ def plan_conversion(
         checkpoint.num_partitions,
         checkpoint_format,
         operators,
-        _is_begun(new, new_io, new_path),
+        check_new(new_io, new_path, new, CONVERT),
     )
 
 
@@ -206,13 +209,3 @@ def _operator(checkpoint: Checkpoint, info: OperatorInfo) -> OperatorPlan:
     with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
         others = pool.map(is_used, range(1, checkpoint.num_partitions))
     return OperatorPlan(info, checkpoint.num_partitions if any(others) else 1)
-
-
-def _is_begun(new: str, io: FileIO, path: str) -> bool:
-    """Whether an unfinished conversion is at `new`; an error where anything else is."""
-    if is_unfinished(io, path):
-        return True
-    for below in ("", "/offsets", "/commits"):
-        for info in io.list(f"{path}{below}"):
-            raise not_new(new, info.name)
-    return False

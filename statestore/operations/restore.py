@@ -397,7 +397,7 @@ def plan_restore(
     """
     options = options or StateStoreOptions()
     with open_savepoint(savepoint, options=options, io=io, clock=clock) as (found, source):
-        check_target(checkpoint, options, source.clock, target_io)
+        check_target(checkpoint, "restore", options, source.clock, target_io)
         version = pin_version(source)
         restore = Restore(
             savepoint=found,

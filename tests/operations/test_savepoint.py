@@ -22,6 +22,7 @@ from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
 from statestore.operations.branch import plan_branch
 from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.new_directory import begin_directory
 from statestore.operations.operator_map import OperatorMap
 from statestore.operations.restore import plan_restore
 from statestore.operations.savepoint import open_savepoint, take_savepoint
@@ -253,6 +254,23 @@ def test_destination_must_be_new(tmp_path):
     with pytest.raises(NotFoundError) as raised:
         restore(tmp_path / "query", tmp_path / "again")
     assert raised.value.kind == "savepoint-not-found"
+
+
+def test_directory_that_another_operation_began_is_left_to_it(tmp_path):
+    """Catches the files of an operation that is under way, deleted by one of another kind."""
+    query = make_query(tmp_path / "query")
+    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    with begin_directory(str(tmp_path / "new"), "convert"):
+        before = files_below(tmp_path / "new")
+        for act in (
+            lambda: take_savepoint(query.path, str(tmp_path / "new"), options=OPTIONS),
+            lambda: restore(tmp_path / "savepoint", tmp_path / "new"),
+            lambda: plan_branch(query.path, str(tmp_path / "new")).__enter__(),
+        ):
+            with pytest.raises(InvalidArgumentError, match="begun='convert'") as raised:
+                act()
+            assert raised.value.kind == "unfinished-operation"
+        assert files_below(tmp_path / "new") == before
 
 
 @pytest.mark.parametrize("partitions", [4, 8])
