@@ -76,6 +76,28 @@ def check_finished(fields: dict[str, Any] | None, uri: str) -> None:
         )
 
 
+def check_of_query(io: FileIO, directory: str, uri: str) -> None:
+    """Check that a directory is a query's checkpoint: neither a savepoint nor unfinished.
+
+    A savepoint is the user's, and as it was taken: operations on a checkpoint do not change it, nor
+    does a query start from what they make of it.
+
+    Raises:
+        InvalidArgumentError: It is a savepoint.
+        NotFoundError: As `check_finished`.
+        StorageError: The storage failed.
+    """
+    _, fields = read_metadata(io, directory)
+    check_finished(fields, uri)
+    if fields is not None:
+        raise InvalidArgumentError(
+            "the directory is a savepoint, not the checkpoint of a query",
+            directory=uri,
+            to_fix=f"restore it first, with `statestore restore {uri} CHECKPOINT --yes`, and name "
+            "that checkpoint",
+        )
+
+
 @dataclass(frozen=True)
 class BegunDirectory:
     """A directory that was begun, and that only its maker writes.

@@ -78,10 +78,12 @@ def plan_repair(
 
     Raises:
         NotFoundError: No checkpoint, or no version that can be read (kind version-not-found).
+        InvalidArgumentError: A savepoint, which is never changed.
         IncompatibleError: Another provider's.
         StorageError: The storage failed.
     """
     with opened(checkpoint, options) as source:
+        source.check_of_query()
         findings: list[Finding] = []
         for batch in reversed(source.committed_batches):
             found = verify(source, versions=[batch + 1], deep=deep, report=report)

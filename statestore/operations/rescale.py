@@ -201,8 +201,8 @@ class _Rescale:
                 to_fix=f"choose a number from 1 to {MAX_PARALLELISM_LIMIT}",
             )
         self._backend = checkpoint.backend
-        check_rescalable(checkpoint)
         found = find_rescale_batch(checkpoint)
+        check_rescalable(checkpoint)
         self._begun = None if found is None or found.is_committed else found
         if self._begun is not None and self._begun.num_partitions != num_partitions:
             raise _begun_with_another(checkpoint, self._begun, num_partitions)

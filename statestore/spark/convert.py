@@ -157,6 +157,7 @@ def open_conversion(
                 missing=source.offsets.directory,
                 to_fix="name the directory that the query has as its checkpointLocation",
             )
+        source.check_of_query()
         plan = plan_conversion(source, new, new_io, new_path.rstrip("/"), to)
         yield Conversion(plan, source, new_io, new_path.rstrip("/"), sessions)
 

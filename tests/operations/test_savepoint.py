@@ -22,10 +22,14 @@ from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
 from statestore.operations.branch import plan_branch
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.new_directory import begin_directory
+from statestore.operations.expire import expire, plan_expiry
+from statestore.operations.new_directory import begin_directory, metadata_fields
 from statestore.operations.operator_map import OperatorMap
+from statestore.operations.repair import plan_repair, repair
+from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
 from statestore.operations.restore import plan_restore
 from statestore.operations.savepoint import open_savepoint, take_savepoint
+from statestore.spark.convert import open_conversion
 from statestore.store.store import open_store
 from statestore.testing.fault_io import Fault, FaultFileIO
 
@@ -254,6 +258,32 @@ def test_destination_must_be_new(tmp_path):
     with pytest.raises(NotFoundError) as raised:
         restore(tmp_path / "query", tmp_path / "again")
     assert raised.value.kind == "savepoint-not-found"
+
+
+def test_savepoint_is_never_changed(tmp_path):
+    """Catches a backup that an operation for checkpoints writes into."""
+    query = make_query(tmp_path / "query")
+    savepoint = str(tmp_path / "savepoint")
+    take_savepoint(query.path, savepoint, options=OPTIONS)
+    before = files_below(savepoint)
+    for act in (
+        lambda: plan_rescale(savepoint, 2),
+        lambda: rescale(savepoint, 2),
+        lambda: plan_undo(savepoint),
+        lambda: undo_rescale(savepoint),
+        lambda: plan_repair(savepoint),
+        lambda: repair(savepoint),
+        lambda: plan_expiry(savepoint, 2),
+        lambda: expire(savepoint, 2),
+        lambda: open_conversion(savepoint, str(tmp_path / "new"), "spark-hdfs").__enter__(),
+    ):
+        with pytest.raises(InvalidArgumentError, match="restore it first"):
+            act()
+    assert files_below(savepoint) == before
+
+    (tmp_path / "savepoint" / "metadata").write_text(metadata_fields(unfinished="savepoint"))
+    with pytest.raises(NotFoundError, match="begun and not finished"):
+        open_conversion(savepoint, str(tmp_path / "new"), "spark-hdfs").__enter__()
 
 
 def test_directory_that_another_operation_began_is_left_to_it(tmp_path):
