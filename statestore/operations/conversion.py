@@ -128,7 +128,7 @@ def plan_conversion(
         checkpoint.num_partitions,
         checkpoint_format,
         operators,
-        check_new(new_io, new_path, new, CONVERT),
+        check_new(new_io, new_path, new, CONVERT, checkpoint.uri),
     )
 
 

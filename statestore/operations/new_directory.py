@@ -25,7 +25,7 @@ from statestore.core.version import __version__
 from statestore.io.file_io import TreeFileIO
 from statestore.io.local import TEMPORARY_PREFIX, LocalFileIO
 from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import open_storage
+from statestore.io.storage import is_within, open_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -166,6 +166,7 @@ class NewDirectory(BegunDirectory):
 def begin_directory(
     uri: str,
     operation: str,
+    source: str,
     *,
     options: StateStoreOptions | None = None,
     io: TreeFileIO | None = None,
@@ -177,6 +178,7 @@ def begin_directory(
     Args:
         uri: The directory: a path, or a `file:`, `s3:` or `s3a:` URI.
         operation: The command that writes it.
+        source: The checkpoint or savepoint that it is made of, likewise.
         options: How to reach its storage (`s3.*`); defaults when None.
         io: Storage of `uri`, which is then a path of it; what the URI names when None.
         ids: Source of IDs, random when None.
@@ -204,7 +206,7 @@ def begin_directory(
                 if info.name != METADATA_NAME:
                     tree.delete(f"{directory}/{info.name}")
 
-        begun = begin(io, path, uri, operation, ids, clear)
+        begun = begin(io, path, uri, operation, source, ids, clear)
         scratch = work
         if isinstance(io, LocalFileIO):
             # Beside its destination, a file is published by a rename.
@@ -217,7 +219,13 @@ def begin_directory(
 
 
 def begin(
-    io: FileIO, path: str, uri: str, operation: str, ids: IdSource, clear: Callable[[], None]
+    io: FileIO,
+    path: str,
+    uri: str,
+    operation: str,
+    source: str,
+    ids: IdSource,
+    clear: Callable[[], None],
 ) -> BegunDirectory:
     """Begin a directory on any storage, or begin one anew that was never finished.
 
@@ -226,6 +234,7 @@ def begin(
         path: The directory there.
         uri: As the caller named it.
         operation: The command that writes it.
+        source: As the caller named what it is made of.
         ids: Source of IDs.
         clear: Deletes everything in the directory but `metadata`.
 
@@ -236,7 +245,7 @@ def begin(
         InvalidArgumentError: As `check_new`.
         StorageError: The storage failed.
     """
-    was_begun = check_new(io, path, uri, operation)
+    was_begun = check_new(io, path, uri, operation, source)
     mark = metadata_fields(**{_UNFINISHED: operation, "attempt": ids.new_id()})
     io.make_directory(path)
     try:
@@ -249,7 +258,12 @@ def begin(
 
 
 def check_target(
-    uri: str, operation: str, options: StateStoreOptions, clock: Clock, io: TreeFileIO | None = None
+    uri: str,
+    operation: str,
+    source: str,
+    options: StateStoreOptions,
+    clock: Clock,
+    io: TreeFileIO | None = None,
 ) -> None:
     """Check that a directory may be begun, without writing anything.
 
@@ -260,23 +274,32 @@ def check_target(
     with tempfile.TemporaryDirectory(prefix="statestore-operation-") as work:
         if io is None:
             io, path = open_storage(uri, work, S3Settings.from_options(options), clock)
-        check_new(io, path.rstrip("/"), uri, operation)
+        check_new(io, path.rstrip("/"), uri, operation, source)
 
 
-def check_new(io: FileIO, path: str, uri: str, operation: str) -> bool:
+def check_new(io: FileIO, path: str, uri: str, operation: str, source: str) -> bool:
     """Check that an operation may begin a directory.
+
+    Args:
+        io: Its storage.
+        path: The directory there.
+        uri: As the caller named it.
+        operation: The command that is to write it.
+        source: As the caller named what it is made of.
 
     Returns:
         Whether the operation began it before and did not finish it.
 
     Raises:
-        InvalidArgumentError: There are files in it (kind checkpoint-exists), or another operation
-            began it and did not finish it (kind unfinished-operation).
+        InvalidArgumentError: There are files in it (kind checkpoint-exists); another operation
+            began it and did not finish it (kind unfinished-operation); or it is not apart from its
+            source.
         StorageError: The storage failed.
     """
     _, fields = read_metadata(io, path)
     if fields is not None and _UNFINISHED in fields:
         if fields[_UNFINISHED] == operation:
+            _check_apart(uri, source)
             return True
         raise InvalidArgumentError(
             "another operation began the directory and did not finish it",
@@ -289,7 +312,23 @@ def check_new(io: FileIO, path: str, uri: str, operation: str) -> bool:
         )
     for info in _files(io, path):
         raise _not_new(uri, info.name)
+    _check_apart(uri, source)
     return False
+
+
+def _check_apart(uri: str, source: str) -> None:
+    if is_within(uri, source) or is_within(source, uri):
+        raise not_apart(uri, source)
+
+
+def not_apart(uri: str, source: str) -> InvalidArgumentError:
+    """Return the error for a directory that is in the one it is to be made of, or around it."""
+    return InvalidArgumentError(
+        "a directory that is to be new is not apart from what it is made of",
+        directory=uri,
+        source=source,
+        to_fix="name a directory that is not in the other one, nor around it",
+    )
 
 
 def _files(io: FileIO, path: str) -> Iterator[FileInfo]:

@@ -141,8 +141,8 @@ def take_savepoint(
                     checkpoint, options=options, io=io, memory=memory, clock=clock
                 ) as source,
                 begin_directory(
-                    destination, "savepoint", options=options, io=destination_io, ids=ids,
-                    clock=clock,
+                    destination, "savepoint", checkpoint, options=options, io=destination_io,
+                    ids=ids, clock=clock,
                 ) as target,
             ):  # fmt: skip
                 return _copy(pin_version(source, version), target, form, options, report)

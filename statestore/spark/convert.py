@@ -236,7 +236,15 @@ class Conversion:
         def clear() -> None:
             files.clear_directory(self._new_uri, METADATA_NAME)
 
-        return begin(self._io, self._path, self.plan.new, CONVERT, RandomIds(), clear)
+        return begin(
+            self._io,
+            self._path,
+            self.plan.new,
+            CONVERT,
+            self.plan.checkpoint,
+            RandomIds(),
+            clear,
+        )
 
     def _stores(self) -> list[tuple[int, int, str]]:
         """Operator, state partition and name of every store, in the order they are copied in."""

@@ -20,6 +20,7 @@ from statestore.core.errors import (
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
+from statestore.io.storage import is_within, resolve_path
 from statestore.operations.branch import plan_branch
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.expire import expire, plan_expiry
@@ -286,11 +287,73 @@ def test_savepoint_is_never_changed(tmp_path):
         open_conversion(savepoint, str(tmp_path / "new"), "spark-hdfs").__enter__()
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("{0}/a", "{0}/a/new"),
+        ("{0}/a/", "file:{0}/b/../a/new/"),
+        ("file://{0}/a", "{0}/link/new"),
+        ("{0}/a/source", "{0}/a"),
+    ],
+)
+def test_source_and_target_that_are_not_apart_are_refused(tmp_path, source, target):
+    """Catches a savepoint that is deleted with what was made of it, or that holds all others."""
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    source, target = (text.format(tmp_path) for text in (source, target))
+    query = make_query(tmp_path / "query")
+
+    def check(operation, act):
+        if target.endswith("/a"):  # around the source, and begun before
+            Path(target, "metadata").write_text(metadata_fields(unfinished=operation))
+        before = files_below(tmp_path)
+        with pytest.raises(InvalidArgumentError, match="not apart"):
+            act()
+        assert files_below(tmp_path) == before
+
+    take_savepoint(query.path, source, options=OPTIONS)
+    check("restore", lambda: restore(source, target, claims=True))
+    shutil.rmtree(resolve_path(source))
+    shutil.copytree(query.path, resolve_path(source))
+    check("savepoint", lambda: take_savepoint(source, target, options=OPTIONS))
+    check("branch", lambda: plan_branch(source, target, options=OPTIONS).__enter__())
+    check("convert", lambda: open_conversion(source, target, "spark-hdfs").__enter__())
+
+
+@pytest.mark.parametrize(
+    ("uri", "directory", "expected"),
+    [
+        ("s3://bucket/a/b", "s3a://bucket/a/", True),
+        ("s3://bucket/ab", "s3://bucket/a", False),
+        ("s3://other/a/b", "s3://bucket/a", False),
+        ("s3://bucket/a", "/bucket/a", False),
+        ("hdfs://node/a/./b/", "hdfs://node/a", True),
+        ("hdfs://node/a", "hdfs://other/a", False),
+        ("/a", "/a/b", False),
+    ],
+)
+def test_uri_is_within_a_directory_however_it_is_spelled(uri, directory, expected):
+    """Catches a directory that is taken for another because its URI differs."""
+    assert is_within(uri, directory) == expected
+
+
+def test_claimed_savepoint_does_not_take_state_with_it(tmp_path):
+    """Catches a checkpoint whose state is kept in the directory that the claim deletes."""
+    query = make_query(tmp_path / "query")
+    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    before = files_below(tmp_path)
+    within = StateStoreOptions(checkpoint_storage=str(tmp_path / "savepoint" / "states"))
+
+    with pytest.raises(InvalidArgumentError, match="not apart"):
+        restore(tmp_path / "savepoint", tmp_path / "new", claims=True, options=within)
+
+    assert files_below(tmp_path) == before
+
+
 def test_directory_that_another_operation_began_is_left_to_it(tmp_path):
     """Catches the files of an operation that is under way, deleted by one of another kind."""
     query = make_query(tmp_path / "query")
     take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
-    with begin_directory(str(tmp_path / "new"), "convert"):
+    with begin_directory(str(tmp_path / "new"), "convert", query.path):
         before = files_below(tmp_path / "new")
         for act in (
             lambda: take_savepoint(query.path, str(tmp_path / "new"), options=OPTIONS),
