@@ -173,6 +173,7 @@ def test_older_version_is_taken_when_asked_for(tmp_path):
     with pytest.raises(NotFoundError, match=r"oldest_version=1, newest_version=2") as raised:
         take_savepoint(query.path, str(tmp_path / "none"), version=9, options=OPTIONS)
     assert raised.value.kind == "version-not-found"
+    assert not (tmp_path / "none").exists()
 
 
 def test_batch_that_was_planned_is_repeated_with_the_same_input(tmp_path):
