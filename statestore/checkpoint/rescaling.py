@@ -440,30 +440,19 @@ def undo_rescaled_version(location: StoreLocation, version: int) -> None:
 
     Args:
         location: The store of the new layout.
-        version: The rescaled version.
+        version: The rescaled version, on which no batch has run: Spark's logs know.
 
     Guarantee: on return the store is as it was before, also where the version was never complete;
     can be repeated after a raise.
 
     Raises:
-        IncompatibleError: A later version was committed (kind version-exists); nothing was changed.
+        CorruptionError, IncompatibleError: A reference file cannot be read.
         StorageError: The storage failed.
     """
-    files = location.io.list(location.directory)
-    names = [(parse_state_file_name(info.name), info.name) for info in files]
-    newest = max((name.version for name, _ in names if name is not None), default=0)
-    if newest > version:
-        raise IncompatibleError(
-            "a rescale cannot be undone: a batch has run since",
-            kind="version-exists",
-            store=str(location.store),
-            version=version,
-            newest_version=newest,
-            to_fix="rescale to the former number of state partitions instead",
-        )
-    for name, text in names:
+    for info in location.io.list(location.directory):
+        name = parse_state_file_name(info.name)
         if name is not None and name.version == version:
-            location.io.delete(location.path(text))
+            location.io.delete(location.path(info.name))
     # The sources are the state partitions again, so the release must delete none of them.
     ref = RescaleRefName(version, location.store.partition)
     release(location, (ref,), MAX_PARALLELISM_LIMIT)

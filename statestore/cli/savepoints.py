@@ -215,6 +215,7 @@ def _of_restore(plan: Restore) -> dict[str, Any]:
         **{f"operator {name}": f"{new}, empty" for new, name in plan.operators.added.items()},
         "state_files": _how(plan),
         "state_bytes": plan.state_bytes,
+        "afterwards": f"the savepoint {'is deleted' if plan.claims else 'stays'}",
     }
 
 

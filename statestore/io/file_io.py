@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import builtins
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,6 +115,7 @@ class FileIO(Protocol):
         ...
 
 
+@runtime_checkable
 class TreeFileIO(FileIO, Protocol):
     """Storage on which whole directories can be worked on, for operations on checkpoints."""
 

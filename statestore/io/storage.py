@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import posixpath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError
+from statestore.io.hadoop import split_hadoop_uri
 from statestore.io.local import LocalFileIO, resolve_local_path
 from statestore.io.s3_settings import S3Settings, resolve_s3_path
 
@@ -35,6 +39,32 @@ def resolve_path(uri: str, *, is_encoded: bool = True) -> str:
     if scheme_of(uri) == "s3":
         return resolve_s3_path(uri)
     return resolve_local_path(uri, is_encoded=is_encoded)
+
+
+def is_within(uri: str, directory: str) -> bool:
+    """Return whether a URI names a directory, or something in it, by whatever links and spelling.
+
+    Args:
+        uri: A path, or a URI of any scheme that Spark opens.
+        directory: Likewise.
+
+    Raises:
+        InvalidArgumentError: As `resolve_path`, where the scheme is one of its.
+    """
+    (storage, path), (other, above) = _place(uri), _place(directory)
+    return storage == other and PurePosixPath(path).is_relative_to(above)
+
+
+def _place(uri: str) -> tuple[str, str]:
+    """Return the storage that a URI names, and its path there."""
+    match scheme_of(uri):
+        case "file":
+            return "file", os.path.realpath(resolve_path(uri))
+        case "s3":
+            return "s3", resolve_path(uri)
+        case _:
+            storage, path = split_hadoop_uri(uri)
+            return storage, posixpath.normpath(path)
 
 
 def open_storage(

@@ -67,8 +67,8 @@ class Branch:
             StorageError: A storage failed.
         """
         with begin_directory(
-            self.target, "branch", options=self.options, io=self.target_io, ids=self.ids,
-            clock=self.clock,
+            self.target, "branch", self.version.checkpoint.uri, options=self.options,
+            io=self.target_io, ids=self.ids, clock=self.clock,
         ) as target:  # fmt: skip
             root = f"{target.path}/state"
             copy_state(self.version, self.version.heads, target, root, report, copy=link_file)
@@ -119,5 +119,5 @@ def plan_branch(
                 checkpoint=checkpoint,
                 to_fix="take a savepoint in the driver's own Python program, and restore that",
             )
-        check_target(new, options, source.clock, target_io)
+        check_target(new, "branch", checkpoint, options, source.clock, target_io)
         yield Branch(pin_version(source, version), new, options, target_io, ids, clock)

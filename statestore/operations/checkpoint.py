@@ -31,7 +31,11 @@ from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage
-from statestore.operations.new_directory import check_finished, read_metadata
+from statestore.operations.new_directory import (
+    check_finished,
+    check_of_query,
+    read_metadata,
+)
 from statestore.operations.operator_map import JOIN_STORES
 
 if TYPE_CHECKING:
@@ -173,6 +177,14 @@ class Checkpoint:
     def is_between_batches(self) -> bool:
         """Whether every planned batch is committed, so that the next one starts from all state."""
         return self.newest_planned == self.newest_committed
+
+    def check_of_query(self) -> None:
+        """Check that this is a query's, to be changed or gone on from: no savepoint.
+
+        Raises:
+            InvalidArgumentError, NotFoundError, StorageError: As `new_directory.check_of_query`.
+        """
+        check_of_query(self.io, self.path, self.uri)
 
     def offsets_entry(self, batch: int) -> OffsetsEntry:
         """Return an entry of the offset log.

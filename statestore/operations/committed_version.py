@@ -64,7 +64,8 @@ class CommittedVersion:
         version: Its number, at least 1.
         query_id: ID of the query, None in a savepoint, whose descriptor has it.
         offsets: Entries of the offset log by batch: the version's own, the one before, and where
-            the version is the newest, the one of a batch that was planned and not committed.
+            the version is the newest, the one of a batch that was planned and not committed. All
+            have the version's number of state partitions: a copy has no rescale to undo.
         commits: Entries of the commit log by batch: the version's own, and the one before.
         heads: The delta of every store that has state.
         spark_files: Paths below the checkpoint directory of Spark's other files.
@@ -138,6 +139,10 @@ def pin_version(checkpoint: Checkpoint, version: int | None = None) -> Committed
     # The logs first: a source notes what a batch reads before the batch is planned.
     needed = (batch - 1, batch) if batch > 0 else (batch,)
     offsets = {wanted: checkpoint.offsets_entry(wanted) for wanted in needed}
+    num_partitions = offsets[batch].conf[NUM_PARTITIONS_KEY]
+    if batch > 0:
+        layout = {NUM_PARTITIONS_KEY: num_partitions}
+        offsets[batch - 1] = offsets[batch - 1].with_conf(layout)
     commits = {batch: checkpoint.commit_entry(batch)}
     with suppress(NotFoundError):
         commits[batch - 1] = checkpoint.commit_entry(batch - 1)
@@ -146,7 +151,7 @@ def pin_version(checkpoint: Checkpoint, version: int | None = None) -> Committed
         with suppress(NotFoundError):
             planned = checkpoint.offsets_entry(version)
             # One of another number of state partitions is what a rescale left that was not ended.
-            if planned.conf.get(NUM_PARTITIONS_KEY) == offsets[batch].conf.get(NUM_PARTITIONS_KEY):
+            if planned.conf.get(NUM_PARTITIONS_KEY) == num_partitions:
                 offsets[version] = planned
     return CommittedVersion(
         checkpoint,

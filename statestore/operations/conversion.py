@@ -15,7 +15,7 @@ from statestore.codec.trailer import ColumnFamily, StoreName
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
-from statestore.operations.new_directory import is_unfinished, not_new
+from statestore.operations.new_directory import check_new
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
@@ -27,6 +27,9 @@ TARGETS = {
     **SPARK_PROVIDERS,
 }
 """Provider class by the name that a checkpoint is converted to."""
+
+CONVERT = "convert"
+"""What NEW says is under way."""
 
 _NAMES = {provider: name for name, provider in {**PROVIDERS, **SPARK_PROVIDERS}.items()}
 _SCHEMA_START = '{"type":"struct"'
@@ -98,7 +101,7 @@ def plan_conversion(
 
     Raises:
         InvalidArgumentError: `to` is unknown or the checkpoint's own, nothing is to convert, or
-            there is something at `new` (kind checkpoint-exists).
+            there is something at `new` (as `check_new`).
         IncompatibleError: Some of the state cannot be converted, or not to this provider.
         NotFoundError: No batch is committed, or Spark's metadata is missing.
         CorruptionError, StorageError: The checkpoint cannot be read.
@@ -134,7 +137,7 @@ def plan_conversion(
         checkpoint.num_partitions,
         checkpoint_format,
         operators,
-        _is_begun(new, new_io, new_path),
+        check_new(new_io, new_path, new, CONVERT, checkpoint.uri),
     )
 
 
@@ -239,13 +242,3 @@ def _read_key_schema(home: StoreLocation) -> str | None:
         schema, _ = json.JSONDecoder().raw_decode(text, text.index(_SCHEMA_START))
         return json.dumps(schema)
     return None
-
-
-def _is_begun(new: str, io: FileIO, path: str) -> bool:
-    """Whether an unfinished conversion is at `new`; an error where anything else is."""
-    if is_unfinished(io, path):
-        return True
-    for below in ("", "/offsets", "/commits"):
-        for info in io.list(f"{path}{below}"):
-            raise not_new(new, info.name)
-    return False

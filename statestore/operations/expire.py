@@ -81,11 +81,12 @@ def plan_expiry(
 
     Raises:
         NotFoundError: No checkpoint.
-        InvalidArgumentError: keep is less than 2.
+        InvalidArgumentError: keep is less than 2; or a savepoint, which is never changed.
         CorruptionError, IncompatibleError, StorageError: A trailer cannot be read; nothing can be
             deleted safely then.
     """
     with opened(checkpoint, options) as source:
+        source.check_of_query()
         return _expire(source, keep, None)
 
 

@@ -54,8 +54,10 @@ def exclusive_use(checkpoint: Checkpoint, operation: str) -> Iterator[ExclusiveU
 
     Raises:
         InUseError: A query or another operation is at it; `fields` say who, and how that is known.
+        InvalidArgumentError: It is a savepoint.
         CorruptionError, StorageError: A lease cannot be read; the storage failed.
     """
+    checkpoint.check_of_query()
     batches = checkpoint.planned_batches, checkpoint.committed_batches
     with exclusive_directory(
         checkpoint.io,

@@ -2,7 +2,8 @@
 
 Spark keeps the query's ID in the file `metadata` and refuses to start where that has none. So it is
 written first, saying what is under way, and last, with what makes the directory whole. A directory
-that was begun and not finished is cleared by whoever begins it again.
+that was begun and not finished is cleared by the same operation when it is done again, and by no
+other.
 """
 
 from __future__ import annotations
@@ -21,25 +22,21 @@ from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundEr
 from statestore.core.ids import RandomIds
 from statestore.core.options import StateStoreOptions
 from statestore.core.version import __version__
+from statestore.io.file_io import TreeFileIO
 from statestore.io.local import TEMPORARY_PREFIX, LocalFileIO
 from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import open_storage
+from statestore.io.storage import is_within, open_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from statestore.core.clock import Clock
     from statestore.core.ids import IdSource
-    from statestore.io.file_io import FileIO, TreeFileIO
+    from statestore.io.file_io import FileInfo, FileIO
 
 METADATA_NAME = "metadata"
 _KEY = "statestore"
 _UNFINISHED = "unfinished"
-
-
-def unfinished_metadata(operation: str, **fields: object) -> str:
-    """Return what `metadata` says while an operation makes the directory: no query starts."""
-    return metadata_fields(**{_UNFINISHED: operation} | fields)
 
 
 def metadata_fields(**fields: object) -> str:
@@ -79,26 +76,42 @@ def check_finished(fields: dict[str, Any] | None, uri: str) -> None:
         )
 
 
+def check_of_query(io: FileIO, directory: str, uri: str) -> None:
+    """Check that a directory is a query's checkpoint: neither a savepoint nor unfinished.
+
+    A savepoint is the user's, and as it was taken: operations on a checkpoint do not change it, nor
+    does a query start from what they make of it.
+
+    Raises:
+        InvalidArgumentError: It is a savepoint.
+        NotFoundError: As `check_finished`.
+        StorageError: The storage failed.
+    """
+    _, fields = read_metadata(io, directory)
+    check_finished(fields, uri)
+    if fields is not None:
+        raise InvalidArgumentError(
+            "the directory is a savepoint, not the checkpoint of a query",
+            directory=uri,
+            to_fix=f"restore it first, with `statestore restore {uri} CHECKPOINT --yes`, and name "
+            "that checkpoint",
+        )
+
+
 @dataclass(frozen=True)
-class NewDirectory:
-    """A directory that only its maker writes.
+class BegunDirectory:
+    """A directory that was begun, and that only its maker writes.
 
     Attributes:
         uri: As the caller named it.
         io: Its storage.
         path: The directory there.
-        scratch_directory: Local directory for work, on the same file system if that is local.
-        clock: Source of time.
-        ids: Source of IDs.
-        mark: What `metadata` says until the directory is whole.
+        mark: What `metadata` says until the directory is whole; of this attempt alone.
     """
 
     uri: str
-    io: TreeFileIO
+    io: FileIO
     path: str
-    scratch_directory: str
-    clock: Clock
-    ids: IdSource
     mark: str
 
     def check_mine(self) -> None:
@@ -123,15 +136,37 @@ class NewDirectory:
         Raises:
             FencedError, StorageError: As `check_mine`.
         """
-        shutil.rmtree(self.scratch_directory, ignore_errors=True)
         self.check_mine()
         write_text(self.io, f"{self.path}/{METADATA_NAME}", metadata, overwrite=True)
+
+
+@dataclass(frozen=True)
+class NewDirectory(BegunDirectory):
+    """A new checkpoint or savepoint, with what is needed to write it.
+
+    Attributes:
+        io: Its storage.
+        scratch_directory: Local directory for work, on the same file system if that is local.
+        clock: Source of time.
+        ids: Source of IDs.
+    """
+
+    io: TreeFileIO
+    scratch_directory: str
+    clock: Clock
+    ids: IdSource
+
+    def finish(self, metadata: str) -> None:
+        """Make the directory whole; as `BegunDirectory.finish`."""
+        shutil.rmtree(self.scratch_directory, ignore_errors=True)
+        super().finish(metadata)
 
 
 @contextmanager
 def begin_directory(
     uri: str,
     operation: str,
+    source: str,
     *,
     options: StateStoreOptions | None = None,
     io: TreeFileIO | None = None,
@@ -143,6 +178,7 @@ def begin_directory(
     Args:
         uri: The directory: a path, or a `file:`, `s3:` or `s3a:` URI.
         operation: The command that writes it.
+        source: The checkpoint or savepoint that it is made of, likewise.
         options: How to reach its storage (`s3.*`); defaults when None.
         io: Storage of `uri`, which is then a path of it; what the URI names when None.
         ids: Source of IDs, random when None.
@@ -152,8 +188,7 @@ def begin_directory(
     takes it for a savepoint.
 
     Raises:
-        InvalidArgumentError: It is there already (kind checkpoint-exists), or a storage that only
-            Spark opens.
+        InvalidArgumentError: As `check_new`, or a storage that only Spark opens.
         StorageError: The storage failed.
     """
     ids = ids or RandomIds()
@@ -164,64 +199,148 @@ def begin_directory(
             settings = S3Settings.from_options(options or StateStoreOptions())
             io, path = open_storage(uri, work, settings, clock)
         path = path.rstrip("/")
-        was_begun = _check_new(io, path, uri)
-        mark = unfinished_metadata(operation, attempt=ids.new_id())
-        io.make_directory(path)
-        try:
-            write_text(io, f"{path}/{METADATA_NAME}", mark, overwrite=was_begun)
-        except FencedError as error:
-            raise not_new(uri, METADATA_NAME) from error
-        for info in io.list_tree(path):
-            if info.name != METADATA_NAME:
-                io.delete(f"{path}/{info.name}")
+        tree, directory = io, path
+
+        def clear() -> None:
+            for info in tree.list_tree(directory):
+                if info.name != METADATA_NAME:
+                    tree.delete(f"{directory}/{info.name}")
+
+        begun = begin(io, path, uri, operation, source, ids, clear)
         scratch = work
         if isinstance(io, LocalFileIO):
             # Beside its destination, a file is published by a rename.
             scratch = f"{path}/{TEMPORARY_PREFIX}{ids.new_id()}"
             Path(scratch).mkdir()
         try:
-            yield NewDirectory(uri, io, path, scratch, clock, ids, mark)
+            yield NewDirectory(uri, io, path, begun.mark, scratch, clock, ids)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
+def begin(
+    io: FileIO,
+    path: str,
+    uri: str,
+    operation: str,
+    source: str,
+    ids: IdSource,
+    clear: Callable[[], None],
+) -> BegunDirectory:
+    """Begin a directory on any storage, or begin one anew that was never finished.
+
+    Args:
+        io: Its storage.
+        path: The directory there.
+        uri: As the caller named it.
+        operation: The command that writes it.
+        source: As the caller named what it is made of.
+        ids: Source of IDs.
+        clear: Deletes everything in the directory but `metadata`.
+
+    Guarantee: as `begin_directory`. Only a directory that says, directly before, that this very
+    operation did not finish it is cleared.
+
+    Raises:
+        InvalidArgumentError: As `check_new`.
+        StorageError: The storage failed.
+    """
+    was_begun = check_new(io, path, uri, operation, source)
+    mark = metadata_fields(**{_UNFINISHED: operation, "attempt": ids.new_id()})
+    io.make_directory(path)
+    try:
+        write_text(io, f"{path}/{METADATA_NAME}", mark, overwrite=was_begun)
+    except FencedError as error:
+        raise _not_new(uri, METADATA_NAME) from error
+    if was_begun:
+        clear()
+    return BegunDirectory(uri, io, path, mark)
+
+
 def check_target(
-    uri: str, options: StateStoreOptions, clock: Clock, io: TreeFileIO | None = None
+    uri: str,
+    operation: str,
+    source: str,
+    options: StateStoreOptions,
+    clock: Clock,
+    io: TreeFileIO | None = None,
 ) -> None:
     """Check that a directory may be begun, without writing anything.
 
     Raises:
-        InvalidArgumentError: There are files in it (kind checkpoint-exists).
-        StorageError: The storage failed.
+        InvalidArgumentError, StorageError: As `check_new`.
     """
     path = uri
     with tempfile.TemporaryDirectory(prefix="statestore-operation-") as work:
         if io is None:
             io, path = open_storage(uri, work, S3Settings.from_options(options), clock)
-        _check_new(io, path.rstrip("/"), uri)
+        check_new(io, path.rstrip("/"), uri, operation, source)
 
 
-def _check_new(io: TreeFileIO, path: str, uri: str) -> bool:
-    """Check that a directory may be begun; return whether it was begun before and not finished."""
-    if is_unfinished(io, path):
-        return True
-    for info in io.list_tree(path):
-        raise not_new(uri, info.name)
+def check_new(io: FileIO, path: str, uri: str, operation: str, source: str) -> bool:
+    """Check that an operation may begin a directory.
+
+    Args:
+        io: Its storage.
+        path: The directory there.
+        uri: As the caller named it.
+        operation: The command that is to write it.
+        source: As the caller named what it is made of.
+
+    Returns:
+        Whether the operation began it before and did not finish it.
+
+    Raises:
+        InvalidArgumentError: There are files in it (kind checkpoint-exists); another operation
+            began it and did not finish it (kind unfinished-operation); or it is not apart from its
+            source.
+        StorageError: The storage failed.
+    """
+    _, fields = read_metadata(io, path)
+    if fields is not None and _UNFINISHED in fields:
+        if fields[_UNFINISHED] == operation:
+            _check_apart(uri, source)
+            return True
+        raise InvalidArgumentError(
+            "another operation began the directory and did not finish it",
+            kind="unfinished-operation",
+            directory=uri,
+            begun=fields[_UNFINISHED],
+            asked=operation,
+            to_fix=f"let the {fields[_UNFINISHED]} end, or delete the directory when it was killed "
+            "and is not to be done again",
+        )
+    for info in _files(io, path):
+        raise _not_new(uri, info.name)
+    _check_apart(uri, source)
     return False
 
 
-def is_unfinished(io: FileIO, directory: str) -> bool:
-    """Return whether a directory was begun by an operation and not finished.
-
-    Raises:
-        StorageError: The storage failed.
-    """
-    _, fields = read_metadata(io, directory)
-    return fields is not None and _UNFINISHED in fields
+def _check_apart(uri: str, source: str) -> None:
+    if is_within(uri, source) or is_within(source, uri):
+        raise not_apart(uri, source)
 
 
-def not_new(uri: str, file: str) -> InvalidArgumentError:
-    """Return the error for a directory that is to be made and has a file."""
+def not_apart(uri: str, source: str) -> InvalidArgumentError:
+    """Return the error for a directory that is in the one it is to be made of, or around it."""
+    return InvalidArgumentError(
+        "a directory that is to be new is not apart from what it is made of",
+        directory=uri,
+        source=source,
+        to_fix="name a directory that is not in the other one, nor around it",
+    )
+
+
+def _files(io: FileIO, path: str) -> Iterator[FileInfo]:
+    """Yield files of a directory; where storage has no trees, those that a checkpoint has."""
+    if isinstance(io, TreeFileIO):
+        yield from io.list_tree(path)
+        return
+    for below in ("", "/offsets", "/commits"):
+        yield from io.list(f"{path}{below}")
+
+
+def _not_new(uri: str, file: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         "a directory that is to be new has files",
         kind="checkpoint-exists",

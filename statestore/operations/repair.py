@@ -84,10 +84,12 @@ def plan_repair(
 
     Raises:
         NotFoundError: No checkpoint, or no version that can be read (kind version-not-found).
-        InvalidArgumentError, IncompatibleError, StorageError: As `verify`: what cannot be reached
-            is not taken for damaged.
+        InvalidArgumentError: A savepoint, which is never changed; or as `verify`.
+        IncompatibleError, StorageError: As `verify`: what cannot be reached is not taken for
+            damaged.
     """
     with opened(checkpoint, options) as source:
+        source.check_of_query()
         findings: list[Finding] = []
         for batch in reversed(source.committed_batches):
             found = verify(source, versions=[batch + 1], deep=deep, report=report)

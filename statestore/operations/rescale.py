@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint import rescaling
-from statestore.checkpoint.rescale_refs import find_refs
 from statestore.codec.partition_key import is_single
 from statestore.codec.trailer import StoreName
 from statestore.core.errors import InvalidArgumentError
@@ -42,6 +41,7 @@ from statestore.operations.rescale_plan import (
     UndoPlan,
     Way,
 )
+from statestore.operations.rescale_undo import Undo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -135,11 +135,11 @@ def plan_undo(
 
     Raises:
         InvalidArgumentError: The newest batch is not a rescale's: nothing can be undone, or no more
-            since a batch has run.
+            since a batch has run; or what the rescale was made of is not all here.
         NotFoundError, IncompatibleError, CorruptionError, StorageError: As `plan_rescale`.
     """
     with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
-        return _Undo(checkpoint).plan
+        return Undo(checkpoint).plan
 
 
 def undo_rescale(
@@ -167,7 +167,7 @@ def undo_rescale(
         InUseError: A query, or another operation, is writing the checkpoint; or as `plan_undo`.
     """
     with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
-        undo = _Undo(checkpoint)
+        undo = Undo(checkpoint)
         with exclusive_use(checkpoint, "undo of a rescale") as use:
             undo.run(use)
         return undo.plan
@@ -201,8 +201,8 @@ class _Rescale:
                 to_fix=f"choose a number from 1 to {MAX_PARALLELISM_LIMIT}",
             )
         self._backend = checkpoint.backend
-        check_rescalable(checkpoint)
         found = find_rescale_batch(checkpoint)
+        check_rescalable(checkpoint)
         self._begun = None if found is None or found.is_committed else found
         if self._begun is not None and self._begun.num_partitions != num_partitions:
             raise _begun_with_another(checkpoint, self._begun, num_partitions)
@@ -372,87 +372,4 @@ def _begun_with_another(
         asked=num_partitions,
         to_fix=f"finish it with --partitions {begun.num_partitions}, or take it back with --undo, "
         "before you rescale again",
-    )
-
-
-class _Undo:
-    """The undo of the newest rescale of an open checkpoint."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
-        found = find_rescale_batch(checkpoint)
-        if found is None:
-            self._version = checkpoint.newest_version + 1
-            self._stores = self._left_over()
-            if not self._stores:
-                raise _nothing_to_undo(checkpoint)
-            now = before = checkpoint.num_partitions
-        else:
-            self._version = found.version
-            before, now = found.num_partitions_before, found.num_partitions
-            self._stores = [
-                StoreName(operator.id, partition, info.name)
-                for operator in checkpoint.operators
-                for info in operator.stores
-                for partition in range(found.num_partitions)
-            ]
-        self._found = found
-        self.plan = UndoPlan(
-            checkpoint=checkpoint.uri,
-            batch=None if found is None else found.batch,
-            was_committed=found is not None and found.is_committed,
-            num_partitions_before=now,
-            num_partitions=before,
-        )
-
-    def run(self, use: ExclusiveUse) -> None:
-        """Do it."""
-        checkpoint, found = self._checkpoint, self._found
-        use.require_held()
-        if found is not None:
-            checkpoint.commits.delete(found.batch)
-        with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
-            list(pool.map(self._take_away, self._stores))
-        if found is not None:
-            write_operators(checkpoint, found.num_partitions_before)
-            checkpoint.offsets.delete(found.batch)
-
-    def _take_away(self, store: StoreName) -> None:
-        rescaling.undo_rescaled_version(self._checkpoint.location(store), self._version)
-
-    def _left_over(self) -> list[StoreName]:
-        """Return what a rescale left that was killed before it planned its batch.
-
-        Every rescaled version has a reference file in a state partition of those before it.
-        """
-        checkpoint = self._checkpoint
-        sources = [
-            StoreName(operator.id, partition, info.name)
-            for operator in checkpoint.operators
-            for info in operator.stores
-            for partition in range(checkpoint.num_partitions)
-        ]
-
-        def refs_in(source: StoreName) -> set[StoreName]:
-            location = checkpoint.location(source)
-            refs = find_refs(location.io.list(location.directory))
-            return {
-                StoreName(source.operator, ref.partition, source.name)
-                for ref in refs
-                if ref.version == self._version
-            }
-
-        with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
-            found = set().union(*pool.map(refs_in, sources))
-        return sorted(found, key=str)
-
-
-def _nothing_to_undo(checkpoint: Checkpoint) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        "there is no rescale to undo: the newest batch is the query's own",
-        checkpoint=checkpoint.uri,
-        batch=checkpoint.newest_committed,
-        num_partitions=checkpoint.num_partitions,
-        to_fix="once a batch has run after a rescale, rescale to the former number of state "
-        "partitions instead",
     )

@@ -59,9 +59,10 @@ def find_rescale_batch(checkpoint: Checkpoint) -> RescaleBatch | None:
 
     Raises:
         InvalidArgumentError: The newest batch is neither committed nor a rescale's (kind
-            unfinished-batch); or the logs contradict each other.
+            unfinished-batch); the logs contradict each other; or it is a savepoint.
         CorruptionError, StorageError: The logs cannot be read.
     """
+    checkpoint.check_of_query()
     newest, committed = checkpoint.newest_planned, checkpoint.newest_committed
     assert newest is not None, "a checkpoint has a planned batch"  # noqa: S101
     if committed is None or newest not in (committed, committed + 1):

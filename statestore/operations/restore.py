@@ -38,7 +38,7 @@ from statestore.core.key_groups import default_max_parallelism
 from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS
 from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import open_storage
+from statestore.io.storage import is_within, open_storage
 from statestore.operations.committed_version import (
     CommittedVersion,
     copy_file,
@@ -57,7 +57,12 @@ from statestore.operations.full_state import (
     open_memory,
     write_states,
 )
-from statestore.operations.new_directory import METADATA_NAME, begin_directory, check_target
+from statestore.operations.new_directory import (
+    METADATA_NAME,
+    begin_directory,
+    check_target,
+    not_apart,
+)
 from statestore.operations.operator_map import (
     OperatorMap,
     ResolvedOperators,
@@ -148,8 +153,8 @@ class Restore:
                 a storage failed.
         """
         with begin_directory(
-            self.target, "restore", options=self.options, io=self.target_io, ids=self.ids,
-            clock=self.clock,
+            self.target, "restore", self.version.checkpoint.uri, options=self.options,
+            io=self.target_io, ids=self.ids, clock=self.clock,
         ) as target:  # fmt: skip
             state_io, state_root = self._place_state(target)
             to = replace(target, io=state_io)
@@ -396,7 +401,9 @@ def plan_restore(
     """
     options = options or StateStoreOptions()
     with open_savepoint(savepoint, options=options, io=io, clock=clock) as (found, source):
-        check_target(checkpoint, options, source.clock, target_io)
+        check_target(checkpoint, "restore", savepoint, options, source.clock, target_io)
+        if options.checkpoint_storage and is_within(options.checkpoint_storage, savepoint):
+            raise not_apart(options.checkpoint_storage, savepoint)
         version = pin_version(source)
         restore = Restore(
             savepoint=found,

@@ -137,21 +137,30 @@ def take_savepoint(
     options = options or StateStoreOptions()
     for attempt in range(_ATTEMPTS):
         try:
-            with (
-                open_checkpoint(
-                    checkpoint, options=options, io=io, memory=memory, clock=clock
-                ) as source,
-                begin_directory(
-                    destination, "savepoint", options=options, io=destination_io, ids=ids,
-                    clock=clock,
-                ) as target,
-            ):  # fmt: skip
-                return _copy(pin_version(source, version), target, form, options, report)
+            with open_checkpoint(
+                checkpoint, options=options, io=io, memory=memory, clock=clock
+            ) as source:
+                _check_form(source, form)
+                pinned = pin_version(source, version)
+                with begin_directory(
+                    destination, "savepoint", checkpoint, options=options, io=destination_io,
+                    ids=ids, clock=clock,
+                ) as target:  # fmt: skip
+                    return _copy(pinned, target, form, options, report)
         except NotFoundError as error:
             is_expiring = error.kind in ("file-not-found", "version-not-found")
             if version is not None or not is_expiring or attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
+
+
+def _check_form(checkpoint: Checkpoint, form: SavepointForm) -> None:
+    if checkpoint.backend == "heap" and form == "native":
+        raise InvalidArgumentError(
+            "a checkpoint of the heap backend has no files of its own to copy",
+            checkpoint=checkpoint.uri,
+            to_fix="take a canonical savepoint",
+        )
 
 
 def _copy(
@@ -162,12 +171,6 @@ def _copy(
     report: Report,
 ) -> Savepoint:
     checkpoint = version.checkpoint
-    if checkpoint.backend == "heap" and form == "native":
-        raise InvalidArgumentError(
-            "a checkpoint of the heap backend has no files of its own to copy",
-            checkpoint=checkpoint.uri,
-            to_fix="take a canonical savepoint",
-        )
     offsets = version.offsets
     if form == "native":
         copy_state(version, version.heads, target, f"{target.path}/state", report)

@@ -16,17 +16,28 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from statestore.checkpoint.query_log import PROVIDER_KEY, QueryLog, read_text, write_text
+from statestore.checkpoint.query_log import (
+    NUM_PARTITIONS_KEY,
+    PROVIDER_KEY,
+    QueryLog,
+    read_text,
+)
 from statestore.core.clock import SystemClock
 from statestore.core.errors import InternalError, NotFoundError, StorageError
+from statestore.core.ids import RandomIds
 from statestore.core.options import PREFIX, StateStoreOptions, spark_conf
 from statestore.io.hadoop import HadoopFileIO, split_hadoop_uri
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage, scheme_of
 from statestore.operations.checkpoint import Checkpoint
-from statestore.operations.conversion import TARGETS, ConversionPlan, plan_conversion
+from statestore.operations.conversion import (
+    CONVERT,
+    TARGETS,
+    ConversionPlan,
+    plan_conversion,
+)
 from statestore.operations.in_use import require_not_in_use, require_same_batches
-from statestore.operations.new_directory import METADATA_NAME, unfinished_metadata
+from statestore.operations.new_directory import METADATA_NAME, BegunDirectory, begin
 from statestore.spark.driver_files import DriverFiles
 from statestore.spark.jar import find_jar
 
@@ -146,6 +157,7 @@ def open_conversion(
                 missing=source.offsets.directory,
                 to_fix="name the directory that the query has as its checkpointLocation",
             )
+        source.check_of_query()
         plan = plan_conversion(source, new, new_io, new_path.rstrip("/"), to)
         yield Conversion(plan, source, new_io, new_path.rstrip("/"), sessions)
 
@@ -193,35 +205,46 @@ class Conversion:
 
         Raises:
             InUseError: A query is writing the old checkpoint, or wrote it meanwhile.
-            FencedError: Another conversion has begun there.
+            InvalidArgumentError: There is something at the new place meanwhile, as `check_new`.
+            FencedError: Another conversion has begun there since.
             InternalError: A row is not what it was.
             NotFoundError: The session has not got the jar.
             StorageError: State cannot be read or written; names the reason.
         """
-        require_not_in_use(self._checkpoint)
-        with require_same_batches(self._checkpoint):
-            rows = self._convert(report or (lambda _: None))
-        metadata = read_text(self._checkpoint.io, f"{self._checkpoint.path}/{METADATA_NAME}")
-        write_text(self._io, f"{self._path}/{METADATA_NAME}", metadata, overwrite=True)
-        return rows
-
-    def _convert(self, report: Report) -> dict[tuple[int, str], int]:
-        """Make the new checkpoint, but for the file without which no query starts from it."""
-        spark = self._sessions.get()
-        files = DriverFiles(spark)
-        copy = self._state_copy(spark)
-        if self.plan.is_begun:
-            files.delete_directory(self._new_uri)
-        mark = unfinished_metadata("convert", checkpoint=self.plan.checkpoint)
-        write_text(self._io, f"{self._path}/{METADATA_NAME}", mark, overwrite=False)
-        copied = self._copy_state(copy, report)
-        self._check(copied)
-        self._copy_metadata(files)
-        self._write_logs([store["checkpoint_id"] for store in copied])
+        source = self._checkpoint
+        require_not_in_use(source)
+        metadata = read_text(source.io, f"{source.path}/{METADATA_NAME}")
+        with require_same_batches(source):
+            spark = self._sessions.get()
+            files = DriverFiles(spark)
+            copy = self._state_copy(spark)
+            begun = self._begin(files)
+            copied = self._copy_state(copy, report or (lambda _: None))
+            self._check(copied)
+            begun.check_mine()
+            self._copy_metadata(files)
+            self._write_logs([store["checkpoint_id"] for store in copied])
+        begun.finish(metadata)
         rows: dict[tuple[int, str], int] = {}
         for (operator, _, name), store in zip(self._stores(), copied, strict=True):
             rows[operator, name] = rows.get((operator, name), 0) + int(store["rows"])
         return rows
+
+    def _begin(self, files: DriverFiles) -> BegunDirectory:
+        """Begin the new checkpoint, as it is now: the plan may be old."""
+
+        def clear() -> None:
+            files.clear_directory(self._new_uri, METADATA_NAME)
+
+        return begin(
+            self._io,
+            self._path,
+            self.plan.new,
+            CONVERT,
+            self.plan.checkpoint,
+            RandomIds(),
+            clear,
+        )
 
     def _stores(self) -> list[tuple[int, int, str]]:
         """Operator, state partition and name of every store, in the order they are copied in."""
@@ -327,12 +350,15 @@ class Conversion:
             commit = commit.with_checkpoint_ids(by_operator)
         QueryLog(self._io, self._path, "commits").replace(batch, commit.encode())
         offsets = QueryLog(self._io, self._path, "offsets")
+        num_partitions = str(self.plan.num_partitions)
+        # Of one number of state partitions: one version has no rescale to undo.
+        conf = {PROVIDER_KEY: TARGETS[self.plan.target], NUM_PARTITIONS_KEY: num_partitions}
         # Spark starts from the newest entry and the one before it.
-        for planned in source.planned_batches:
-            if planned >= batch - 1:
-                entry = source.offsets_entry(planned)
-                changed = entry.with_conf({PROVIDER_KEY: TARGETS[self.plan.target]})
-                offsets.replace(planned, changed.encode())
+        for planned in (number for number in source.planned_batches if number >= batch - 1):
+            entry = source.offsets_entry(planned)
+            # What a rescale left that was not ended is no batch to repeat.
+            if planned <= batch or entry.conf.get(NUM_PARTITIONS_KEY) == num_partitions:
+                offsets.replace(planned, entry.with_conf(conf).encode())
 
 
 class _Sessions:

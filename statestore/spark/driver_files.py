@@ -62,17 +62,20 @@ class DriverFiles:
         except Exception as error:
             raise self._failed("copy a directory", uri, error) from error
 
-    def delete_directory(self, uri: str) -> None:
-        """Delete a directory with all that is in it.
+    def clear_directory(self, uri: str, keep: str) -> None:
+        """Delete everything in a directory but one file, with all that is in it.
 
         Raises:
             StorageError: A part may be left.
         """
         path = self._jvm.org.apache.hadoop.fs.Path(uri)
         try:
-            path.getFileSystem(self._conf).delete(path, True)
+            file_system = path.getFileSystem(self._conf)
+            for status in file_system.listStatus(path):
+                if status.getPath().getName() != keep:
+                    file_system.delete(status.getPath(), True)
         except Exception as error:
-            raise self._failed("delete a directory", uri, error) from error
+            raise self._failed("clear a directory", uri, error) from error
 
     def _failed(self, action: str, uri: str, error: Exception) -> StorageError:
         reason = str(getattr(error, "java_exception", error)).splitlines()[0]

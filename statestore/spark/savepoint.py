@@ -63,7 +63,7 @@ def stop_with_savepoint(
     checkpoint = checkpoint_of(query)
     with ExitStack() as stack:
         with open_checkpoint(checkpoint, options=options) as found:
-            check_target(destination, options, found.clock)
+            check_target(destination, "savepoint", checkpoint, options, found.clock)
             memory = None
             if found.backend == "heap":
                 memory = stack.enter_context(driver_memory(_session()))

@@ -62,6 +62,8 @@ def test_restore_shows_what_becomes_of_operators(tmp_path: Path, query: QueryChe
 
     lines = [" ".join(line.split()) for line in planned.output.splitlines()]
     assert {"operator 0 1", "operator dedupe 0, empty", "state files written anew"} <= {*lines}
+    assert "afterwards the savepoint is deleted" in lines
+    assert "afterwards         the savepoint stays" in dropped.output.splitlines()
     assert "operator 0         dropped" in dropped.output.splitlines()
     done = run("restore", tmp_path / "savepoint", tmp_path / "again", *moved, "--yes")
     assert done.output.splitlines()[-1] == "Done."

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from statestore.checkpoint.layout import lease_directory
-from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, OffsetsEntry, checksum_path
+from statestore.checkpoint.query_log import (
+    NUM_PARTITIONS_KEY,
+    PROVIDER_KEY,
+    OffsetsEntry,
+    checksum_path,
+)
 from statestore.codec import sorting
 from statestore.core.errors import (
     IncompatibleError,
@@ -22,9 +27,13 @@ from statestore.core.errors import (
 from statestore.io.counting import CountingFileIO, RequestCounts
 from statestore.io.local import LocalFileIO
 from statestore.io.s3 import S3FileIO
+from statestore.operations.branch import plan_branch
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
+from statestore.operations.repair import repair
 from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
+from statestore.operations.restore import plan_restore
+from statestore.operations.savepoint import take_savepoint
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
 from statestore.testing.crash_io import CrashFileIO
 from statestore.testing.fault_io import Fault, FaultFileIO
@@ -198,7 +207,7 @@ def test_fault_at_every_step_leaves_old_or_new_state(
     copy = tmp_path / "copy"
     seen = set()
     for index in range(200):
-        for repair in ("finish", "undo"):
+        for remedy in ("finish", "undo"):
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(made.path, copy)
             io = FaultFileIO(LocalFileIO())
@@ -212,7 +221,7 @@ def test_fault_at_every_step_leaves_old_or_new_state(
             end_process(copy)
             state = assert_old_new_or_refused(copy, expected, 2, num_partitions)
             seen.add(state)
-            if repair == "finish":
+            if remedy == "finish":
                 rescale(str(copy), num_partitions)
                 assert logged_partitions(copy, 3) == num_partitions
                 assert read_checkpoint(str(copy)) == expected
@@ -238,7 +247,7 @@ def test_fault_at_every_step_of_undo_can_be_gone_on_from(tmp_path, happens):
     copy = tmp_path / "copy"
     seen = set()
     for index in range(200):
-        for repair in ("undo", "finish"):
+        for remedy in ("undo", "finish"):
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(made.path, copy)
             io = FaultFileIO(LocalFileIO())
@@ -252,7 +261,7 @@ def test_fault_at_every_step_of_undo_can_be_gone_on_from(tmp_path, happens):
             end_process(copy)
             state = assert_old_new_or_refused(copy, expected, 2, 3)
             seen.add(state)
-            if repair == "finish":
+            if remedy == "finish":
                 rescale(str(copy), 3)
                 assert read_checkpoint(str(copy)) == expected
             elif state != 2:
@@ -261,6 +270,95 @@ def test_fault_at_every_step_of_undo_can_be_gone_on_from(tmp_path, happens):
         if not io.has_failed:
             break
     assert seen == {3, "refused", 2}
+
+
+def to_other_provider(made):
+    """What a repartition of Spark's own is, on a checkpoint of its own provider."""
+    edit_conf(made, **{PROVIDER_KEY: "org.apache.spark.Other"})
+
+
+def to_heap(made):
+    """State in the memory of a driver that is not here."""
+    edit_conf(made, **{PROVIDER_KEY: "io.statestore.HeapStateStoreProvider"})
+
+
+def to_converted(made):
+    """What a conversion made of a checkpoint that was rescaled: full states of one version."""
+    for file in Path(made.path, "state").rglob("*"):
+        if file.suffix == ".ref" or file.name.startswith(("1.", "2.", "3.")):
+            file.unlink()
+
+
+def to_lost(made):
+    """A copy without a file that only the state before the rescale is made of."""
+    Path(made.path, "state/0/2/2.delta.arrows").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (to_other_provider, IncompatibleError, "another state store provider"),
+        (to_heap, NotFoundError, "memory of the query's driver"),
+        (to_converted, InvalidArgumentError, "no rescale to undo: its newest state was not made"),
+        (to_lost, InvalidArgumentError, r"no rescale to undo: the state before.*2\.delta\.arrows"),
+    ],
+)
+def test_undo_that_cannot_be_done_deletes_nothing(tmp_path, change, error, match):
+    """Catches an undo that finds out half way, or that deletes the only state there is."""
+    made = make(tmp_path, operators=KEYED)
+    rescale(made.path, 8)
+    change(made)
+    before = listing(made.path)
+
+    for operation in (plan_undo, undo_rescale):
+        with pytest.raises(error, match=match):
+            operation(made.path)
+
+    assert listing(made.path) == before
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_undo_after_a_repair_that_left_later_files(tmp_path, checkpoint_format):
+    """Catches an undo that takes files which no log names for a batch that has run."""
+    made = make(tmp_path, operators=KEYED, checkpoint_format=checkpoint_format)
+    expected, numbers = made.expected(), dict(made.numbers)
+    rescale(made.path, 8)
+    made.run_batch({1: 2, 70: 1})
+    for file in Path(made.path, "state/0").glob("*/4*.delta.arrows"):
+        file.write_bytes(file.read_bytes()[:-1])
+    assert repair(made.path).version == 3
+
+    assert plan_undo(made.path).was_committed is False
+    undo_rescale(made.path)
+
+    assert read_checkpoint(made.path) == expected
+    made.numbers = numbers
+    for number in range(3):
+        made.run_batch({number: 99})
+        assert read_checkpoint(made.path) == made.expected()
+
+
+@pytest.mark.parametrize("copied", ["branch", "native"])
+def test_copy_made_right_after_a_rescale_has_none_to_undo(tmp_path, copied):
+    """Catches an undo whose state before the rescale was never copied."""
+    made = make(tmp_path, operators=KEYED)
+    made.run_batch({})
+    rescale(made.path, 8)
+    copy = str(tmp_path / "copy")
+    if copied == "branch":
+        with plan_branch(made.path, copy) as plan:
+            plan.run()
+    else:
+        take_savepoint(made.path, str(tmp_path / "savepoint"), form="native")
+        with plan_restore(str(tmp_path / "savepoint"), copy) as plan:
+            plan.run()
+    before = listing(copy)
+
+    with pytest.raises(InvalidArgumentError, match="no rescale to undo"):
+        undo_rescale(copy)
+
+    assert listing(copy) == before
+    assert read_checkpoint(copy) == made.expected()
 
 
 KILLED = """
@@ -444,8 +542,8 @@ def test_checkpoint_in_use_is_refused(tmp_path):
 
 def edit_conf(made, **changes):
     """Change the conf that the newest batch pins."""
-    path = Path(made.path, "offsets/2")
-    entry = OffsetsEntry.parse(path.read_text(), "offsets/2")
+    path = Path(made.path, f"offsets/{newest(made.path, 'offsets')}")
+    entry = OffsetsEntry.parse(path.read_text(), str(path))
     path.write_text(entry.with_conf(changes).encode())
 
 

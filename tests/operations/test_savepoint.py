@@ -20,11 +20,17 @@ from statestore.core.errors import (
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
+from statestore.io.storage import is_within, resolve_path
 from statestore.operations.branch import plan_branch
 from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.expire import expire, plan_expiry
+from statestore.operations.new_directory import begin_directory, metadata_fields
 from statestore.operations.operator_map import OperatorMap
+from statestore.operations.repair import plan_repair, repair
+from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
 from statestore.operations.restore import plan_restore
 from statestore.operations.savepoint import open_savepoint, take_savepoint
+from statestore.spark.convert import open_conversion
 from statestore.store.store import open_store
 from statestore.testing.fault_io import Fault, FaultFileIO
 
@@ -167,6 +173,7 @@ def test_older_version_is_taken_when_asked_for(tmp_path):
     with pytest.raises(NotFoundError, match=r"oldest_version=1, newest_version=2") as raised:
         take_savepoint(query.path, str(tmp_path / "none"), version=9, options=OPTIONS)
     assert raised.value.kind == "version-not-found"
+    assert not (tmp_path / "none").exists()
 
 
 def test_batch_that_was_planned_is_repeated_with_the_same_input(tmp_path):
@@ -253,6 +260,111 @@ def test_destination_must_be_new(tmp_path):
     with pytest.raises(NotFoundError) as raised:
         restore(tmp_path / "query", tmp_path / "again")
     assert raised.value.kind == "savepoint-not-found"
+
+
+def test_savepoint_is_never_changed(tmp_path):
+    """Catches a backup that an operation for checkpoints writes into."""
+    query = make_query(tmp_path / "query")
+    savepoint = str(tmp_path / "savepoint")
+    take_savepoint(query.path, savepoint, options=OPTIONS)
+    before = files_below(savepoint)
+    for act in (
+        lambda: plan_rescale(savepoint, 2),
+        lambda: rescale(savepoint, 2),
+        lambda: plan_undo(savepoint),
+        lambda: undo_rescale(savepoint),
+        lambda: plan_repair(savepoint),
+        lambda: repair(savepoint),
+        lambda: plan_expiry(savepoint, 2),
+        lambda: expire(savepoint, 2),
+        lambda: open_conversion(savepoint, str(tmp_path / "new"), "spark-hdfs").__enter__(),
+    ):
+        with pytest.raises(InvalidArgumentError, match="restore it first"):
+            act()
+    assert files_below(savepoint) == before
+
+    (tmp_path / "savepoint" / "metadata").write_text(metadata_fields(unfinished="savepoint"))
+    with pytest.raises(NotFoundError, match="begun and not finished"):
+        open_conversion(savepoint, str(tmp_path / "new"), "spark-hdfs").__enter__()
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("{0}/a", "{0}/a/new"),
+        ("{0}/a/", "file:{0}/b/../a/new/"),
+        ("file://{0}/a", "{0}/link/new"),
+        ("{0}/a/source", "{0}/a"),
+    ],
+)
+def test_source_and_target_that_are_not_apart_are_refused(tmp_path, source, target):
+    """Catches a savepoint that is deleted with what was made of it, or that holds all others."""
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    source, target = (text.format(tmp_path) for text in (source, target))
+    query = make_query(tmp_path / "query")
+
+    def check(operation, act):
+        if target.endswith("/a"):  # around the source, and begun before
+            Path(target, "metadata").write_text(metadata_fields(unfinished=operation))
+        before = files_below(tmp_path)
+        with pytest.raises(InvalidArgumentError, match="not apart"):
+            act()
+        assert files_below(tmp_path) == before
+
+    take_savepoint(query.path, source, options=OPTIONS)
+    check("restore", lambda: restore(source, target, claims=True))
+    shutil.rmtree(resolve_path(source))
+    shutil.copytree(query.path, resolve_path(source))
+    check("savepoint", lambda: take_savepoint(source, target, options=OPTIONS))
+    check("branch", lambda: plan_branch(source, target, options=OPTIONS).__enter__())
+    check("convert", lambda: open_conversion(source, target, "spark-hdfs").__enter__())
+
+
+@pytest.mark.parametrize(
+    ("uri", "directory", "expected"),
+    [
+        ("s3://bucket/a/b", "s3a://bucket/a/", True),
+        ("s3://bucket/ab", "s3://bucket/a", False),
+        ("s3://other/a/b", "s3://bucket/a", False),
+        ("s3://bucket/a", "/bucket/a", False),
+        ("hdfs://node/a/./b/", "hdfs://node/a", True),
+        ("hdfs://node/a", "hdfs://other/a", False),
+        ("/a", "/a/b", False),
+    ],
+)
+def test_uri_is_within_a_directory_however_it_is_spelled(uri, directory, expected):
+    """Catches a directory that is taken for another because its URI differs."""
+    assert is_within(uri, directory) == expected
+
+
+def test_claimed_savepoint_does_not_take_state_with_it(tmp_path):
+    """Catches a checkpoint whose state is kept in the directory that the claim deletes."""
+    query = make_query(tmp_path / "query")
+    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    before = files_below(tmp_path)
+    within = StateStoreOptions(checkpoint_storage=str(tmp_path / "savepoint" / "states"))
+
+    with pytest.raises(InvalidArgumentError, match="not apart"):
+        restore(tmp_path / "savepoint", tmp_path / "new", claims=True, options=within)
+
+    assert files_below(tmp_path) == before
+
+
+def test_directory_that_another_operation_began_is_left_to_it(tmp_path):
+    """Catches the files of an operation that is under way, deleted by one of another kind."""
+    query = make_query(tmp_path / "query")
+    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    with begin_directory(str(tmp_path / "new"), "convert", query.path):
+        before = files_below(tmp_path / "new")
+        for act in (
+            lambda: take_savepoint(query.path, str(tmp_path / "new"), options=OPTIONS),
+            lambda: restore(tmp_path / "savepoint", tmp_path / "new"),
+            lambda: plan_branch(query.path, str(tmp_path / "new")).__enter__(),
+        ):
+            with pytest.raises(InvalidArgumentError, match="begun='convert'") as raised:
+                act()
+            assert raised.value.kind == "unfinished-operation"
+        assert files_below(tmp_path / "new") == before
 
 
 @pytest.mark.parametrize("partitions", [4, 8])

@@ -17,7 +17,7 @@ from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.io.memory import MemoryFileIO
 from statestore.operations.checkpoint import Checkpoint, open_checkpoint
 from statestore.operations.conversion import plan_conversion
-from statestore.operations.new_directory import unfinished_metadata
+from statestore.operations.new_directory import metadata_fields
 from tests.operations.checkpoints import AGGREGATION, GLOBAL_LIMIT, JOIN, QueryCheckpoint
 
 NUM_PARTITIONS = 3
@@ -229,7 +229,17 @@ def test_plan_is_refused_when_something_is_at_the_new_place(files, path):
 
 def test_plan_begins_anew_when_a_conversion_is_unfinished(files):
     """Catches a crashed conversion that needs somebody to clean up."""
-    text = unfinished_metadata("convert").encode()
+    text = metadata_fields(unfinished="convert").encode()
     files.io.write("/new/metadata", text, sync=False, overwrite=True)
 
     assert files.plan() == replace(files.plan(), is_begun=True)
+
+
+def test_plan_is_refused_when_another_operation_is_unfinished(files):
+    """Catches the target of a restore that is under way, deleted for an unfinished conversion."""
+    text = metadata_fields(unfinished="restore").encode()
+    files.io.write("/new/metadata", text, sync=False, overwrite=True)
+
+    with pytest.raises(InvalidArgumentError, match="begun='restore'") as raised:
+        files.plan()
+    assert raised.value.kind == "unfinished-operation"
