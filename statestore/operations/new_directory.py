@@ -21,7 +21,7 @@ from statestore.core.clock import SystemClock
 from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError
 from statestore.core.ids import RandomIds
 from statestore.core.options import StateStoreOptions
-from statestore.core.version import __version__
+from statestore.core.version import WRITER
 from statestore.io.file_io import TreeFileIO
 from statestore.io.local import TEMPORARY_PREFIX, LocalFileIO
 from statestore.io.s3_settings import S3Settings
@@ -41,7 +41,7 @@ _UNFINISHED = "unfinished"
 
 def metadata_fields(**fields: object) -> str:
     """Return the text of a `metadata` file that is ours; Spark finds no query ID in it."""
-    head: dict[str, object] = {"writer": f"statestore {__version__}"}
+    head: dict[str, object] = {"writer": WRITER}
     return json.dumps({_KEY: head | fields}, indent=2)
 
 
