@@ -283,10 +283,12 @@ class Checkpoint:
     @cached_property
     def _has_other_state(self) -> bool:
         """Whether there are files of an operator after those that have metadata."""
-        below = f"{len(self.operators)}/0"
+        places = [(self.state_io, self.state_root)]
+        if self.state_root != self.state_directory:
+            places.append((self.io, self.state_directory))
         return any(
-            io.list(f"{root}/{below}{name}")
-            for io, root in ((self.io, self.state_directory), (self.state_io, self.state_root))
+            io.list(f"{root}/{len(self.operators)}/0{name}")
+            for io, root in places
             for name in ("", *(f"/{store}" for store in JOIN_STORES))
         )
 

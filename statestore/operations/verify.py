@@ -137,7 +137,7 @@ def verify(
         verifier = _Verifier(source, deep=deep, skips_expired=versions == "all")
         if versions == "all":
             versions = (batch + 1 for batch in source.committed_batches)
-        wanted = {source.newest_version} if versions is None else {*versions}
+        wanted = {source.newest_version} - {0} if versions is None else {*versions}
         for version in wanted:
             check_committed(source, version)
         return verifier.run(sorted(wanted, reverse=True), report)

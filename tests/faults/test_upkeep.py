@@ -555,6 +555,15 @@ def test_version_that_is_not_committed_is_no_finding(made, version):
     assert "newest_version=4" in result.output
 
 
+def test_verify_of_a_checkpoint_without_a_version_finds_nothing_wrong(tmp_path):
+    """Catches a query reported as damaged in its first batch."""
+    made = make_small(tmp_path, 1, num_partitions=1)
+    Path(made.path, "commits", "0").unlink()
+
+    assert (verify(made.path).versions, verify(made.path).findings) == ((), ())
+    assert run("verify", made.path, "--all")[0] == 0
+
+
 def test_expire_refuses_to_keep_too_little(made):
     """Catches a checkpoint whose last batch cannot run again."""
     with pytest.raises(InvalidArgumentError, match="keep=1"):
