@@ -24,12 +24,14 @@ class S3Server:
 
     Attributes:
         requests: Requests by method since `make_bucket`; a listing counts as LIST.
+        statuses: Answers by status since `make_bucket`.
         delay_s: Seconds that every request waits before it is served.
         most_at_once: Most requests of one method that were being served at one time.
     """
 
     def __init__(self):
         self.requests = Counter()
+        self.statuses = Counter()
         self.delay_s = 0.0
         self.most_at_once = Counter()
         self._at_once = Counter()
@@ -57,6 +59,7 @@ class S3Server:
             Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION}
         )
         self.requests.clear()
+        self.statuses.clear()
         self.most_at_once.clear()
         return name
 
@@ -102,8 +105,14 @@ class S3Server:
             self.requests[method] += 1
             self._at_once[method] += 1
             self.most_at_once[method] = max(self.most_at_once[method], self._at_once[method])
+
+        def answer(status, *rest):
+            with self._lock:
+                self.statuses[int(status.split()[0])] += 1
+            return start_response(status, *rest)
+
         try:
-            return self._answer(environ, start_response, method)
+            return self._answer(environ, answer, method)
         finally:
             with self._lock:
                 self._at_once[method] -= 1

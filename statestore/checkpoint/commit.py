@@ -16,7 +16,7 @@ from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import describe_stream
 from statestore.codec.trailer import Trailer
 from statestore.core.errors import InternalError, InvalidArgumentError, NotFoundError, StorageError
-from statestore.core.version import __version__
+from statestore.core.version import WRITER
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
         VersionRef,
     )
     from statestore.core.clock import Clock
-
-WRITER = f"statestore {__version__}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from statestore.codec.trailer import FileKind, StoreName
 from statestore.core.providers import PROVIDERS
+from statestore.io.local import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     from statestore.io.file_io import FileIO
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 FileBody = Literal["arrows", "sst"]
 
 DEFAULT_STORE_NAME = "default"
-TEMPORARY_PREFIX = ".tmp-"
 HEAP_MARKER = "heap-backend"
 HEAP_MARKER_TEXT = b"The state of this store is in the memory of the driver (heap backend).\n"
 OWNER_NAME = "checkpoint.json"

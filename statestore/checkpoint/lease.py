@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.layout import LeaseKind, lease_directory, lease_name, parse_lease_name
 from statestore.core.errors import CorruptionError, NotFoundError
 from statestore.core.process import Process
-from statestore.core.version import __version__
+from statestore.core.version import WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -207,7 +207,7 @@ class Lease:
         """
         fields = {
             "format_version": FORMAT_VERSION,
-            "writer": f"statestore {__version__}",
+            "writer": WRITER,
             "holder": asdict(self._holder),
             "interval_ms": self._interval_ms,
             "lasts_ms": INTERVALS * self._interval_ms,

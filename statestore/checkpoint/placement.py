@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.layout import OWNER_NAME, placement_path
 from statestore.core.errors import CorruptionError, FencedError, IncompatibleError, NotFoundError
 from statestore.core.ids import RandomIds, is_checkpoint_id
-from statestore.core.version import __version__
+from statestore.core.version import WRITER
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
@@ -109,7 +109,7 @@ def make_placement(
 
 
 def _encode(fields: dict[str, str]) -> bytes:
-    head = {"format_version": FORMAT_VERSION, "writer": f"statestore {__version__}"}
+    head = {"format_version": FORMAT_VERSION, "writer": WRITER}
     return json.dumps(head | fields, indent=2).encode()
 
 

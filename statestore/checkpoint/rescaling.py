@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from statestore.checkpoint.commit import Body, NewVersion, publish_delta
+from statestore.checkpoint.commit import Body, NewVersion, find_committed, publish_delta
 from statestore.checkpoint.layout import (
     HEAP_MARKER,
     HEAP_MARKER_TEXT,
@@ -31,9 +31,16 @@ from statestore.checkpoint.lineage import taken_over
 from statestore.checkpoint.rescale_refs import release, write_refs
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.state_file import blocks_of, empty_stream, slices_of
-from statestore.codec.trailer import Block, ColumnFamily, FileRef, RowCounts, compute_lineage
+from statestore.codec.trailer import (
+    Block,
+    ColumnFamily,
+    FileRef,
+    RowCounts,
+    add_counts,
+    compute_lineage,
+)
 from statestore.core.errors import (
-    FencedError,
+    CorruptionError,
     IncompatibleError,
     InvalidArgumentError,
     NotFoundError,
@@ -242,9 +249,9 @@ def _rescaled(
         checkpoint_id="",
         checkpoint_format=of.checkpoint_format,
         rows=RowCounts(),
-        num_keys=_sum([trailer.num_keys if is_exact else None for trailer in trailers]),
-        num_internal_keys=_sum(
-            [trailer.num_internal_keys if is_exact else None for trailer in trailers]
+        num_keys=add_counts(trailer.num_keys if is_exact else None for trailer in trailers),
+        num_internal_keys=add_counts(
+            trailer.num_internal_keys if is_exact else None for trailer in trailers
         ),
         max_parallelism=of.max_parallelism,
         num_partitions=num_partitions,
@@ -275,11 +282,6 @@ def _joined(taken: list[FileRef]) -> tuple[FileRef, ...]:
         else:
             files += [replace(refs[0], clip=clip) for clip in join_sets(clips)]
     return tuple(sorted(files, key=lambda ref: (ref.version, ref.path)))
-
-
-def _sum(counts: list[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
 
 
 def read_trailers(location: StoreLocation, files: Iterable[FileRef]) -> dict[str, Trailer]:
@@ -365,6 +367,10 @@ def write_rescaled_version(
 ) -> PublishedFile:
     """Publish the rescaled version of one store; its rows stay in the files it is made of.
 
+    The caller sees to it that nobody else writes the checkpoint. A delta of the version that is
+    there and is not this one's is then nobody's: another history, which a repair has left, or a
+    rescale that was given up; it is replaced, as a batch would.
+
     Args:
         location: The store of the new layout.
         store: What it is made of, from `plan_rescale`.
@@ -377,7 +383,7 @@ def write_rescaled_version(
     Repeating it, also after a kill at any point, gives the same version.
 
     Raises:
-        FencedError: The version is there and is another one (kind version-exists).
+        IncompatibleError: Another store's file is in its place (kind other-store).
         StorageError: The storage or the local disk failed.
     """
     blocks: tuple[Block, ...] = (Block(0, 0, 0, 0, -1, -1),)
@@ -385,7 +391,7 @@ def write_rescaled_version(
     if location.body == "arrows":
         data, blocks = empty_stream()
     lineage = compute_lineage(None, blocks, store.files)
-    existing = _find(location, store.new, lineage)
+    existing = _find(location, store.new)
     write_refs(location, store.new.version, store.sources, sync=sync)
     mark_home(location, home, store.new.backend)
     if existing is not None:
@@ -401,20 +407,12 @@ def write_rescaled_version(
     return published
 
 
-def _find(location: StoreLocation, new: NewVersion, lineage: str) -> PublishedFile | None:
+def _find(location: StoreLocation, new: NewVersion) -> PublishedFile | None:
+    """Return the version where this very rescale has published it, whole."""
     try:
-        found = read_trailer(location, new.file_name(location))
-    except NotFoundError:
+        return find_committed(location, new)
+    except CorruptionError:
         return None
-    if found.trailer.lineage == lineage:
-        return found
-    raise FencedError(
-        "the version that a rescale would make is there already",
-        kind="version-exists",
-        file=location.path(found.ref.path),
-        version=new.version,
-        to_fix="stop the query, or undo the rescale before, and plan again",
-    )
 
 
 def mark_home(location: StoreLocation, home: StoreLocation | None, backend: str) -> None:

@@ -23,7 +23,7 @@ from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import describe_stream
 from statestore.codec.trailer import RowCounts, Trailer, compute_lineage
 from statestore.core.errors import CorruptionError, FencedError, InternalError, NotFoundError
-from statestore.core.version import __version__
+from statestore.core.version import WRITER
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WRITER = f"statestore {__version__}"
 REPLAY_ROWS_PER_MS = 2000.0
 """Rows a shim reads from state files into its working view in a millisecond."""
 REPLAY_MS_PER_FILE = 2.0

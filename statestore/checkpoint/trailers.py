@@ -11,16 +11,19 @@ from statestore.checkpoint.layout import (
     store_of_path,
 )
 from statestore.checkpoint.lineage import check_store, check_version, make_ref
-from statestore.codec.trailer import END_LENGTH, Trailer, decode_trailer, trailer_length
+from statestore.codec.trailer import (
+    END_LENGTH,
+    TAIL_BYTES,
+    Trailer,
+    decode_trailer,
+    trailer_length,
+)
 from statestore.core.errors import IncompatibleError, NotFoundError
 from statestore.core.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.trailer import FileRef
-
-TAIL_BYTES = 16 * 1024
-"""How much of a file's end is read at once: most trailers fit."""
 
 
 @dataclass(frozen=True, slots=True)

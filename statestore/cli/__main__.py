@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from io import TextIOWrapper
 
 REQUIRED = ("click", "rich")
 """Packages of the extra `cli`."""
@@ -19,6 +20,9 @@ def main() -> None:
         )
     from statestore.cli.commands import cli
 
+    # State has letters that a terminal does not, and names of files need not be text.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     cli()
 
 

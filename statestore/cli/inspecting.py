@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
+from rich.text import Text
 
 from statestore.cli.output import (
     Command,
@@ -20,7 +25,11 @@ from statestore.cli.output import (
     print_json,
     table,
 )
+from statestore.codec.trailer import add_counts
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, StorageError
+from statestore.core.ids import RandomIds
 from statestore.core.options import StateStoreOptions
+from statestore.io.local import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,6 +58,13 @@ _version_option = click.option(
     metavar="V",
     help="State version, batch + 1.  [default: newest committed]",
 )
+_limit_option = click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Most rows to print, 0 for all.",
+)
 
 
 @click.command()
@@ -60,9 +76,9 @@ _version_option = click.option(
     "--to",
     metavar="FILE",
     type=click.Path(dir_okay=False, writable=True),
-    help="Write all rows to a Parquet file instead.",
+    help="Write all rows to a Parquet file instead, which appears when it is whole.",
 )
-@click.option("--limit", default=20, show_default=True, help="Most rows to print, 0 for all.")
+@_limit_option
 @conf_option
 @output_option
 def read(
@@ -95,10 +111,11 @@ def read(
         partitions=partitions or None,
         options=options,
     )
-    if to is None:
-        _print_rows(batches, limit, output)
-        return
-    num_rows = _write_parquet(batches, to)
+    with closing(batches):
+        if to is None:
+            _print_rows(batches, limit, output)
+            return
+        num_rows = _write_parquet(batches, to)
     if output == "json":
         print_json({"file": to, "rows": num_rows})
     else:
@@ -114,7 +131,9 @@ def read(
 @click.option("--key-groups", is_flag=True, help="How rows and bytes spread over key groups.")
 @conf_option
 @output_option
+@click.pass_context
 def inspect(
+    ctx: click.Context,
     checkpoint: str,
     operator: int,
     store: str,
@@ -128,7 +147,8 @@ def inspect(
 ) -> None:
     """Show operators, stores, schemas and row counts; or rows by key, or what is large.
 
-    Without --key, --top and --key-groups only trailers are read, however large the state is.
+    Without --key, --top and --key-groups only trailers are read, of all stores, however large the
+    state is.
 
     \b
     statestore inspect /data/checkpoint
@@ -151,10 +171,18 @@ def inspect(
         found = inspection.find_rows(checkpoint, _parse_key(key), **place)
         _print_rows(iter(found.to_batches()), 0, output)
     elif top is not None:
-        _print_rows(iter(inspection.largest_keys(checkpoint, top, **place).to_batches()), 0, output)
+        _print_rows(
+            iter(inspection.largest_keys(checkpoint, min(top, sys.maxsize), **place).to_batches()),
+            0,
+            output,
+        )
     elif key_groups:
         _print_key_groups(inspection.key_group_histogram(checkpoint, **place), output)
     else:
+        for name in ("operator", "store", "column_family"):
+            if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                option = f"--{name.replace('_', '-')}"
+                raise click.UsageError(f"{option} goes with --key, --top or --key-groups")
         stores = inspection.describe(checkpoint, version=version, options=options)
         _print_stores(stores, output)
 
@@ -166,7 +194,7 @@ def inspect(
 @click.option("--old-version", type=int, metavar="V", help="[default: newest committed]")
 @click.option("--new-version", type=int, metavar="V", help="[default: newest committed]")
 @click.option("--counts", is_flag=True, help="Only how many rows differ.")
-@click.option("--limit", default=20, show_default=True, help="Most rows to print, 0 for all.")
+@_limit_option
 @conf_option
 @output_option
 @click.pass_context
@@ -205,9 +233,10 @@ def diff(
         "options": options,
     }
     if not counts:
-        _print_rows(diff_batches(old, new or old, **place), limit, output)
+        with closing(diff_batches(old, old if new is None else new, **place)) as batches:
+            _print_rows(batches, limit, output)
         return
-    found = count_differences(old, new or old, **place)
+    found = count_differences(old, old if new is None else new, **place)
     numbers = {"added": found.added, "removed": found.removed, "changed": found.changed}
     if output == "json":
         print_json(numbers)
@@ -218,7 +247,7 @@ def diff(
 def _parse_key(text: str) -> list[Any]:
     try:
         key = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise click.UsageError(f"--key takes a JSON list, not {text!r}") from error
     return key if isinstance(key, list) else [key]
 
@@ -233,7 +262,7 @@ def _print_rows(batches: Iterator[pa.RecordBatch], limit: int, output: str) -> N
             yield from batch.to_pylist()
 
     found = rows()
-    shown = list(islice(found, limit)) if limit else list(found)
+    shown = list(islice(found, min(limit, sys.maxsize))) if limit else list(found)
     more = next(found, None) is not None
     if output == "json":
         print_json({"rows": [_plain(row) for row in shown], "more": more})
@@ -260,15 +289,53 @@ def _plain(value: Any) -> Any:
 
 
 def _write_parquet(batches: Iterator[pa.RecordBatch], path: str) -> int:
+    """Write rows to a file, which appears, or is replaced, once all of them are in it."""
     from pyarrow import parquet
 
     num_rows = 0
-    first = next(batches)
-    with parquet.ParquetWriter(path, first.schema) as writer:
+    schema = next(batches).schema
+    with _written_beside(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
             num_rows += batch.num_rows
     return num_rows
+
+
+@contextmanager
+def _written_beside(path: str) -> Iterator[str]:
+    """Yield a path to write to, which takes its name when the block does not raise."""
+    from pyarrow import ArrowException
+
+    # Where a link points, which stays one.
+    target = Path(path).resolve()
+    temporary = target.parent / f"{TEMPORARY_PREFIX}{RandomIds().new_id()}"
+    try:
+        if target.exists() and not target.is_file():
+            raise InvalidArgumentError(
+                "rows cannot be written to what is no regular file",
+                file=path,
+                to_fix="name a file, which may be a new one",
+            )
+        yield str(temporary)
+        temporary.replace(target)
+    except OSError as error:
+        raise StorageError(
+            "cannot write rows to a file",
+            file=path,
+            reason=os.strerror(error.errno) if error.errno else str(error),
+            to_fix="name a local file, in a directory that exists, that may be written to and has "
+            "space left",
+        ) from error
+    except ArrowException as error:
+        raise IncompatibleError(
+            "Parquet has no type for a column of these rows",
+            file=path,
+            reason=str(error),
+            to_fix="print them with --output json, or read them in Python: statestore.read",
+        ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def _print_key_groups(found: pa.Table, output: str) -> None:
@@ -294,24 +361,21 @@ def _print_stores(stores: tuple[StoreDescription, ...], output: str) -> None:
         return
     out = console()
     for store in stores:
-        rows = _total(store)
+        rows = add_counts(store.num_keys.values())
+        title = f"operator {store.operator} {store.operator_name}, store {store.name}"
         out.print(
-            f"[bold]operator {store.operator} {store.operator_name}, store {store.name}[/bold]: "
+            Text(title, style="bold"),
             f"{'rows not counted yet' if rows is None else f'{rows:,} rows'} in "
             f"{len(store.num_keys)} of {store.num_partitions} state partitions, "
             f"{store.max_parallelism:,} key groups"
-            + ("" if store.rescalable else ", not rescalable by key groups")
+            + ("" if store.rescalable else ", not rescalable by key groups"),
+            sep=": ",
         )
         for family in store.column_families:
             kind = f"{family.encoder} keys" + (", multi-value" if family.multi_values else "")
-            out.print(f"  column family {family.name}: {kind}", markup=False)
-            out.print(f"    key    {family.key}", markup=False)
-            out.print(f"    value  {family.value}", markup=False)
-
-
-def _total(store: StoreDescription) -> int | None:
-    counts = [count for count in store.num_keys.values() if count is not None]
-    return sum(counts) if len(counts) == len(store.num_keys) else None
+            out.print(f"  column family {family.name}: {kind}")
+            out.print(f"    key    {family.key}")
+            out.print(f"    value  {family.value}")
 
 
 def _store_fields(store: StoreDescription) -> dict[str, Any]:
@@ -322,7 +386,7 @@ def _store_fields(store: StoreDescription) -> dict[str, Any]:
         "num_partitions": store.num_partitions,
         "max_parallelism": store.max_parallelism,
         "rescalable": store.rescalable,
-        "num_keys": _total(store),
+        "num_keys": add_counts(store.num_keys.values()),
         "num_keys_by_partition": store.num_keys,
         "column_families": [
             {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -79,9 +80,13 @@ def _parse_conf(
 
 
 def console() -> Console:
-    """Return a console on standard output; where that is no terminal, plain and with long lines."""
-    made = Console(highlight=False)
-    return made if made.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+    """Return a console on standard output; where that is no terminal, plain and with long lines.
+
+    Text is printed as it is: what people keep in state and call their files looks like markup.
+    """
+    plain = partial(Console, highlight=False, markup=False, emoji=False)
+    made = plain()
+    return made if made.is_terminal else plain(width=_PLAIN_WIDTH)
 
 
 def print_json(fields: Any) -> None:
@@ -89,9 +94,9 @@ def print_json(fields: Any) -> None:
     click.echo(json.dumps(fields, default=str))
 
 
-def table(columns: list[str], rows: list[list[object]], title: str | None = None) -> Table:
+def table(columns: list[str], rows: list[list[object]]) -> Table:
     """Return a table of plain cells; columns of numbers only are aligned to the right."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    made = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         made.add_column(column, justify="right" if numeric else "left")
@@ -121,15 +126,16 @@ def format_bytes(num_bytes: int) -> str:
 
 
 def progress_bar(column: ProgressColumn, *, output: str) -> Progress:
-    """Return a bar with one more column, on standard error and only for text output."""
+    """Return a bar with one more column, for text output and a terminal on standard error."""
+    shown_on = Console(stderr=True)
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         column,
         TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=output != "text",
+        console=shown_on,
+        disable=output != "text" or not shown_on.is_terminal,
         transient=True,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -22,8 +22,11 @@ from statestore.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from statestore.core.options import StateStoreOptions
     from statestore.operations.repair import RepairPlan
+    from statestore.operations.verify import Finding
 
 
 @click.command("list")
@@ -53,7 +56,9 @@ def list_command(
     from statestore.operations.listing import find_savepoints, list_versions
 
     info = list_versions(checkpoint, limit=limit, options=options)
-    retained = find_savepoints(checkpoint, savepoints, options=options) if savepoints else ()
+    retained = (
+        () if savepoints is None else find_savepoints(checkpoint, savepoints, options=options)
+    )
     if output == "json":
         print_json({**asdict(info), "savepoints": [asdict(found) for found in retained]})
         return
@@ -101,7 +106,7 @@ def list_command(
 @click.command()
 @checkpoint_argument()
 @click.option("--version", "version", type=int, help="State version.  [default: newest committed]")
-@click.option("--all", "every", is_flag=True, help="Every version that the commit log has.")
+@click.option("--all", "every", is_flag=True, help="Every version that was not expired.")
 @click.option("--deep", is_flag=True, help="Read every row, not only the trailers of files.")
 @conf_option
 @output_option
@@ -127,29 +132,38 @@ def verify(
       statestore verify /data/checkpoint
       statestore verify /data/checkpoint --all --deep
     """  # noqa: D301 (click reads the backspace)
-    from statestore.operations.checkpoint import open_checkpoint
     from statestore.operations.verify import verify as run
 
     if every and version is not None:
         raise click.UsageError("either --version or --all")
-    with open_checkpoint(checkpoint, options=options) as opened:
-        versions = [batch + 1 for batch in opened.committed_batches]
-        if not every:
-            versions = versions[-1:] if version is None else [version]
-        with progress("verifying stores", output=output) as report:
-            found = run(opened, versions=versions, deep=deep, report=report)
+    versions: Literal["all"] | list[int] | None = None if version is None else [version]
+    with progress("verifying stores", output=output) as report:
+        found = run(
+            checkpoint,
+            versions="all" if every else versions,
+            deep=deep,
+            options=options,
+            report=report,
+        )
     if output == "json":
         print_json({"ok": not found.findings, **asdict(found)})
     else:
-        for finding in found.findings:
-            click.echo(f"version {finding.version}, store {finding.store}: {finding.problem}")
+        _print_findings(found.findings)
         rows = f", {found.num_rows:,} rows" if deep else ""
         click.echo(
             f"{len(found.versions)} versions, {found.num_files} files, "
             f"{format_bytes(found.num_bytes)}{rows}: "
             + (f"{len(found.findings)} findings" if found.findings else "all is well")
         )
+        if found.expired:
+            click.echo(f"{len(found.expired)} older versions were expired.")
     ctx.exit(1 if found.findings else 0)
+
+
+def _print_findings(findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        note = " (recoverable: every row can be read)" if finding.is_recoverable else ""
+        click.echo(f"version {finding.version}, store {finding.store}{note}: {finding.problem}")
 
 
 @click.command()
@@ -163,7 +177,8 @@ def repair(checkpoint: str, fast: bool, yes: bool, options: StateStoreOptions, o
 
     Says which version that is, what is wrong with the newer ones, and exactly which batches would
     run again: the first one as it was planned, the later ones planned anew. With --yes the entries
-    of those batches are taken out of Spark's logs and kept aside in the checkpoint. A sink that
+    of those batches are taken out of Spark's logs and kept aside in the checkpoint. A rescale after
+    that version is taken back, finished or not. A sink that
     tells batches by their number has seen them before; one that does not sees their rows twice.
 
     \b
@@ -179,8 +194,7 @@ def repair(checkpoint: str, fast: bool, yes: bool, options: StateStoreOptions, o
     if output == "json":
         print_json({"done": yes, "is_needed": plan.is_needed, **asdict(plan)})
         return
-    for finding in plan.findings:
-        click.echo(f"version {finding.version}, store {finding.store}: {finding.problem}")
+    _print_findings(plan.findings)
     if not plan.is_needed:
         click.echo(f"Version {plan.version}, the newest, can be read: nothing to repair.")
         return
@@ -193,6 +207,8 @@ def _print_repair(plan: RepairPlan) -> None:
         f"The newest version that can be read is {plan.version}; {plan.newest_version} was the "
         "newest committed one."
     )
+    for batch in plan.undone_rescales:
+        click.echo(f"The rescale of batch {batch} would be taken back; it can be done again.")
     if plan.replayed_batch is not None:
         click.echo(f"Batch {plan.replayed_batch} would run again as it was planned.")
     if plan.replanned_batches:

@@ -15,6 +15,8 @@ from statestore.codec.key_bytes import decode_keys, key_type
 from statestore.codec.murmur3 import hash_columns, key_groups
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
     import numpy.typing as npt
     import pyarrow as pa
 
@@ -60,6 +62,28 @@ def partition_key_columns(store: str, family: ColumnFamily) -> tuple[tuple[int, 
         # Timers by time and expiry indexes: the second column holds the grouping key.
         found = (_expiring_key(family, schema),)
     return () if all(_holds_nothing(field_type(schema, path)) for path in found) else found
+
+
+def is_single(store: str, families: Iterable[ColumnFamily], partitions: Collection[int]) -> bool:
+    """Return whether a store has one state partition whatever the query's number is.
+
+    So it is where Spark does not partition by a key: a limit, an aggregation without a key. A store
+    whose column families have no schemas is not known to be one.
+
+    Args:
+        store: Name of the state store.
+        families: Its column families.
+        partitions: The state partitions where it is there.
+
+    Raises:
+        IncompatibleError: As `key_type`.
+    """
+    described = [family for family in families if family.key_schema is not None]
+    return (
+        set(partitions) == {0}
+        and bool(described)
+        and not any(partition_key_columns(store, family) for family in described)
+    )
 
 
 def field_type(schema: SparkType, path: tuple[int, ...]) -> SparkType:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from statestore.codec.trailer import (
     END_LENGTH,
+    TAIL_BYTES,
     Block,
     Trailer,
     decode_trailer,
@@ -20,9 +21,6 @@ from statestore.codec.trailer import (
     trailer_length,
 )
 from statestore.core.errors import CorruptionError
-
-TAIL_BYTES = 16 * 1024
-"""How much of a file's end is read at once: most trailers fit."""
 
 
 def append_trailer(path: str, trailer: Trailer) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ MAGIC_PREFIX = b"SSTORE"
 MAGIC = MAGIC_PREFIX + struct.pack(">H", FORMAT_VERSION)
 END_LENGTH = 16
 """Bytes after the trailer's JSON: its length, its CRC32C and the magic."""
+TAIL_BYTES = 16 * 1024
+"""How much of a file's end is read at once: most trailers fit."""
 
 FileKind = Literal["delta", "snapshot", "merged"]
 
@@ -161,6 +164,12 @@ class RowCounts:
     def total(self) -> int:
         """All rows."""
         return self.put + self.delete + self.merge
+
+
+def add_counts(counts: Iterable[int | None]) -> int | None:
+    """Add numbers of rows, as `num_keys` of trailers; None where one of them is not known."""
+    known = list(counts)
+    return None if None in known else sum(count for count in known if count is not None)
 
 
 @dataclass(frozen=True, slots=True)

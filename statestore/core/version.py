@@ -1,3 +1,5 @@
 """Version of the package; shim and engine compare theirs before the first call."""
 
 __version__ = "0.1.0"
+WRITER = f"statestore {__version__}"
+"""What files of the package name as their writer."""

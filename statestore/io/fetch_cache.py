@@ -52,7 +52,7 @@ class FetchCache:
         Raises:
             OSError: The local disk failed; whatever `write` raises.
         """
-        known = self._find(name)
+        known = self.find(name)
         if known is not None:
             return known
         descriptor, temporary = tempfile.mkstemp(dir=self._directory)
@@ -64,7 +64,8 @@ class FetchCache:
             Path(temporary).unlink(missing_ok=True)
             raise
 
-    def _find(self, name: str) -> str | None:
+    def find(self, name: str) -> str | None:
+        """Return the local copy of a file as `get` does, None when there is none."""
         with self._lock:
             if name not in self._sizes:
                 return None

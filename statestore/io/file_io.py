@@ -127,6 +127,16 @@ class TreeFileIO(FileIO, Protocol):
         """
         ...
 
+    def list_directories(self, directory: str) -> builtins.list[str]:
+        """Return the names of the directories directly in a directory, in no order.
+
+        A directory that does not exist has none.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        ...
+
     def delete_tree(self, directory: str) -> None:
         """Delete a directory and every file below it; one that is not there is no error.
 

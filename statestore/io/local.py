@@ -57,7 +57,7 @@ def resolve_local_path(uri: str, *, is_encoded: bool = True) -> str:
             host, _, rest = path[2:].partition("/")
             path = f"/{rest}" if host in ("", "localhost") else ""
         path = unquote(path) if is_encoded else path
-    if not path.startswith("/"):
+    if not path.startswith("/") or "\0" in path:
         raise InvalidArgumentError(
             "storage path is not an absolute local path",
             kind="unsupported-scheme",
@@ -167,6 +167,16 @@ class LocalFileIO:
                 for parent, _, _ in os.walk(directory)
                 for info in self.list(parent)
             ]
+
+    def list_directories(self, directory: str) -> builtins.list[str]:
+        """See TreeFileIO."""
+        with named_errors("list a directory", directory):
+            try:
+                entries = os.scandir(directory)
+            except FileNotFoundError:
+                return []
+            with entries:
+                return [entry.name for entry in entries if entry.is_dir()]
 
     def delete_tree(self, directory: str) -> None:
         """See TreeFileIO."""

@@ -111,6 +111,11 @@ class MemoryFileIO:
                 if (path := f"{parent}/{name}").startswith(inside)
             ]
 
+    def list_directories(self, directory: str) -> builtins.list[str]:
+        """See TreeFileIO."""
+        paths = (info.name.partition("/") for info in self.list_tree(directory))
+        return list({name for name, is_below, _ in paths if is_below})
+
     def delete_tree(self, directory: str) -> None:
         """See TreeFileIO."""
         for info in self.list_tree(directory):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import builtins
 import os
+import threading
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
@@ -48,6 +50,9 @@ PARALLEL_PARTS = 8
 PARALLEL_REQUESTS = 64
 READ_ATTEMPTS = 4
 _DELETED_AT_ONCE = 1000
+_MAX_ETAGS = 10_000
+"""Fetched objects of which the ETag is remembered; one that is forgotten is sent again."""
+_NOT_MODIFIED = "304"
 _PUBLICATION = "statestore-publication"
 _KINDS = (
     ("Get", "get"), ("Head", "head"), ("List", "list"), ("Delete", "delete"), ("Abort", "delete"),
@@ -80,6 +85,8 @@ class S3FileIO:
         self._settings = settings or S3Settings()
         self._ids = ids or RandomIds()
         self._cache = FetchCache(cache_directory, self._settings.cache_bytes)
+        self._lock = threading.Lock()
+        self._etags: OrderedDict[str, str] = OrderedDict()
         self._parts = ThreadPoolExecutor(PARALLEL_PARTS, thread_name_prefix="s3-part")
         self._client = _make_client(self._settings)
 
@@ -124,14 +131,19 @@ class S3FileIO:
             return b""
 
     def fetch(self, path: str) -> str:
-        """See FileIO; one local file for each content, the least recently used ones are deleted."""
+        """See FileIO; one local file for each content, the least recently used ones are deleted.
+
+        An object that is still what it was when it was fetched last is not sent again.
+        """
+        held, unless_held = self._find(path)
         try:
-            first, size, etag = self._read(path, f"bytes=0-{PART_BYTES - 1}")
+            first, size, etag = self._read(path, f"bytes=0-{PART_BYTES - 1}", **unless_held)
         except StorageError as error:
+            if held is not None and error.fields.get("code") == _NOT_MODIFIED:
+                return held
             if error.fields.get("code") != "InvalidRange":
                 raise
             first, size, etag = b"", 0, "empty"
-        name = f"{etag.strip(chr(34))}-{os.path.basename(path)}"
 
         def part(offset: int) -> bytes:
             last = min(offset + PART_BYTES, size) - 1
@@ -143,10 +155,10 @@ class S3FileIO:
                 file.writelines(self._in_parallel(part, range(len(first), size, PART_BYTES)))
 
         with named_errors("fetch a file", path):
-            return self._cache.get(name, size, write)
+            return self._keep(path, etag, size, write)
 
     def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
-        """See FileIO; one local file for each content and slices."""
+        """See FileIO; one local file for each content and slices, otherwise as `fetch`."""
         parts = [
             (start, min(PART_BYTES, offset + length - start))
             for offset, length in slices
@@ -158,16 +170,21 @@ class S3FileIO:
             data, _, etag = self._read(path, f"bytes={start}-{start + length - 1}", **conditions)
             return data, etag
 
-        first, etag = read(parts[0])
+        held, unless_held = self._find(path, slices)
+        try:
+            first, etag = read(parts[0], **unless_held)
+        except StorageError as error:
+            if held is None or error.fields.get("code") != _NOT_MODIFIED:
+                raise
+            return held
         rest = self._in_parallel(lambda part: read(part, IfMatch=etag)[0], parts[1:])
 
         def write(local_path: str) -> None:
             found = chain([first], rest)
             write_slices(local_path, size, parts, lambda *_: next(found))
 
-        name = sliced_name(f"{etag.strip(chr(34))}-{os.path.basename(path)}", slices)
         with named_errors("fetch a file", path):
-            return self._cache.get(name, slices_size(slices), write)
+            return self._keep(path, etag, slices_size(slices), write, slices)
 
     def delete(self, path: str) -> None:
         """See FileIO."""
@@ -185,6 +202,16 @@ class S3FileIO:
     def list_tree(self, directory: str) -> builtins.list[FileInfo]:
         """See TreeFileIO."""
         return self._list(directory, "")
+
+    def list_directories(self, directory: str) -> builtins.list[str]:
+        """See TreeFileIO."""
+        prefix, pages = self._pages(directory, "/")
+        with _named_errors("list a directory", directory, self._settings):
+            return [
+                found["Prefix"].removeprefix(prefix).rstrip("/")
+                for page in pages
+                for found in page.get("CommonPrefixes", [])
+            ]
 
     def delete_tree(self, directory: str) -> None:
         """See TreeFileIO; a thousand objects a request."""
@@ -228,11 +255,7 @@ class S3FileIO:
             self._client.copy({"Bucket": bucket, "Key": key}, new_bucket, new_key, ExtraArgs=how)
 
     def _list(self, directory: str, delimiter: str) -> builtins.list[FileInfo]:
-        bucket, key = _split(directory)
-        prefix = f"{key}/" if key else ""
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=bucket, Prefix=prefix, Delimiter=delimiter
-        )
+        prefix, pages = self._pages(directory, delimiter)
         with _named_errors("list a directory", directory, self._settings):
             return [
                 FileInfo(
@@ -245,6 +268,39 @@ class S3FileIO:
                 # Other tools mark a directory by an object of its name.
                 if not found["Key"].endswith("/")
             ]
+
+    def _pages(self, directory: str, delimiter: str) -> tuple[str, Iterable[dict[str, Any]]]:
+        """Return what the keys of a directory begin with, and the pages of its listing."""
+        bucket, key = _split(directory)
+        prefix = f"{key}/" if key else ""
+        paginator = self._client.get_paginator("list_objects_v2")
+        return prefix, paginator.paginate(Bucket=bucket, Prefix=prefix, Delimiter=delimiter)
+
+    def _find(
+        self, path: str, slices: Sequence[tuple[int, int]] = ()
+    ) -> tuple[str | None, dict[str, str]]:
+        """Return the local copy, if any, and the condition to read the object unless it is that."""
+        with self._lock:
+            etag = self._etags.get(path)
+        held = None if etag is None else self._cache.find(_copy_name(path, etag, slices))
+        return held, {} if etag is None or held is None else {"IfNoneMatch": etag}
+
+    def _keep(
+        self,
+        path: str,
+        etag: str,
+        size: int,
+        write: Callable[[str], None],
+        slices: Sequence[tuple[int, int]] = (),
+    ) -> str:
+        """Return the local copy of an object, made when there is none, to be found by its path."""
+        copy = self._cache.get(_copy_name(path, etag, slices), size, write)
+        with self._lock:
+            self._etags[path] = etag
+            self._etags.move_to_end(path)
+            if len(self._etags) > _MAX_ETAGS:
+                self._etags.popitem(last=False)
+        return copy
 
     @contextmanager
     def _publication(self, path: str, *, overwrite: bool) -> Iterator[_Target]:
@@ -367,6 +423,11 @@ def _make_client(settings: S3Settings) -> Any:
 def _count(event_name: str, **_: Any) -> None:
     operation = event_name.rpartition(".")[2]
     count_request(next((kind for name, kind in _KINDS if operation.startswith(name)), "put"))
+
+
+def _copy_name(path: str, etag: str, slices: Sequence[tuple[int, int]]) -> str:
+    name = f"{etag.strip(chr(34))}-{os.path.basename(path)}"
+    return sliced_name(name, slices) if slices else name
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -19,9 +19,11 @@ from statestore.checkpoint.query_log import (
     OffsetsEntry,
     OperatorInfo,
     QueryLog,
+    operator_metadata_path,
     read_operators,
 )
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
+from statestore.codec.partition_key import is_single
 from statestore.codec.trailer import StoreName
 from statestore.core.clock import SystemClock
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
@@ -34,9 +36,10 @@ from statestore.operations.new_directory import (
     check_of_query,
     read_metadata,
 )
+from statestore.operations.operator_map import JOIN_STORES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from statestore.core.clock import Clock
     from statestore.io.file_io import FileIO, TreeFileIO
@@ -123,7 +126,7 @@ class Checkpoint:
     uri: str
     io: TreeFileIO
     path: str
-    state_io: FileIO
+    state_io: TreeFileIO
     state_root: str
     memory: FileIO | None
     options: StateStoreOptions
@@ -256,6 +259,37 @@ class Checkpoint:
             to_fix="use one of these",
         )
 
+    def require_metadata(self, version: int) -> None:
+        """Check that no operator has state and no metadata, without which nobody knows of it.
+
+        Args:
+            version: A committed version.
+
+        Raises:
+            NotFoundError: One has.
+            CorruptionError, StorageError: As `operators` and `commit_entry`.
+        """
+        after = len(self.operators)
+        has_ids = any(int(operator) >= after for operator in self._ids_of(version))
+        if has_ids or self._has_other_state:
+            raise NotFoundError(
+                "an operator has state and no metadata",
+                checkpoint=self.uri,
+                file=operator_metadata_path(self.state_directory, after),
+                to_fix="put the file back where the checkpoint was copied without it; else run a "
+                "batch of the query with Spark 3.5 or later, which writes it",
+            )
+
+    @cached_property
+    def _has_other_state(self) -> bool:
+        """Whether there are files of an operator after those that have metadata."""
+        below = f"{len(self.operators)}/0"
+        return any(
+            io.list(f"{root}/{below}{name}")
+            for io, root in ((self.io, self.state_directory), (self.state_io, self.state_root))
+            for name in ("", *(f"/{store}" for store in JOIN_STORES))
+        )
+
     def location(self, store: StoreName) -> StoreLocation:
         """Return where the files of a store are.
 
@@ -316,10 +350,12 @@ class Checkpoint:
             name: Only stores of this name, None for all.
 
         Raises:
-            NotFoundError: A store lacks the version, in some state partitions but not in all above
-                0.
+            NotFoundError: A store lacks the version in a state partition; or, where all operators
+                are asked for, one has no metadata.
             IncompatibleError, CorruptionError, FencedError, StorageError: As `head`.
         """
+        if operator is None:
+            self.require_metadata(version)
         num_partitions = self.num_partitions_at(version)
         stores = [
             StoreName(found.id, partition, info.name)
@@ -336,15 +372,23 @@ class Checkpoint:
             if isinstance(head, PublishedFile)
         }
         for store, head in zip(stores, found, strict=True):
-            if isinstance(head, PublishedFile):
-                continue
-            has_others = any(
-                (other.operator, other.name) == (store.operator, store.name) and other.partition > 0
-                for other in heads
-            )
-            if store.partition == 0 or has_others:
+            if isinstance(head, NotFoundError) and not self._is_single(store, heads, version):
                 raise head
         return heads
+
+    def _is_single(
+        self, store: StoreName, heads: Mapping[StoreName, PublishedFile], version: int
+    ) -> bool:
+        """Return whether an operator has state in state partition 0 only, and has it there."""
+        of = {
+            found.partition: head.trailer
+            for found, head in heads.items()
+            if (found.operator, found.name) == (store.operator, store.name)
+        }
+        ids = self._ids_of(version).get(str(store.operator))
+        if ids is not None:
+            return of.keys() == {0} and len(ids) == 1
+        return bool(of) and is_single(store.name, of[min(of)].column_families, of)
 
     def num_partitions_at(self, version: int) -> int:
         """Return the number of state partitions of a committed version.

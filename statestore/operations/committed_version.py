@@ -28,6 +28,7 @@ from statestore.checkpoint.query_log import (
     operator_metadata_path,
     write_text,
 )
+from statestore.codec.partition_key import is_single
 from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import NotFoundError
 from statestore.io.local import named_errors
@@ -95,6 +96,15 @@ class CommittedVersion:
     def has_checkpoint_ids(self) -> bool:
         """Whether the commit log names checkpoint IDs: checkpoint format v2."""
         return bool(self.commits[self.batch].checkpoint_ids)
+
+    def is_single(self, operator: int, name: str) -> bool:
+        """Return whether a store has one state partition whatever the query's number is."""
+        of = {
+            store.partition: head.trailer
+            for store, head in self.heads.items()
+            if (store.operator, store.name) == (operator, name)
+        }
+        return is_single(name, of[min(of)].column_families, of)
 
     def state_files(self, store: StoreName) -> tuple[tuple[str, int], ...]:
         """Return path on the state's storage and size of the files that make a store's version."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.query_log import OperatorInfo, operator_metadata_path
+from statestore.checkpoint.query_log import OperatorInfo
+from statestore.codec.partition_key import is_single
+from statestore.codec.trailer import ColumnFamily, StoreName
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.new_directory import check_new
 
 if TYPE_CHECKING:
+    from statestore.checkpoint.layout import StoreLocation
     from statestore.io.file_io import FileIO
     from statestore.operations.checkpoint import Checkpoint
 
@@ -26,6 +32,8 @@ CONVERT = "convert"
 """What NEW says is under way."""
 
 _NAMES = {provider: name for name, provider in {**PROVIDERS, **SPARK_PROVIDERS}.items()}
+_SCHEMA_START = '{"type":"struct"'
+_MAX_SCHEMA_BYTES = 64 * 1024 * 1024
 _ENCODING_KEY = "spark.sql.streaming.stateStore.encodingFormat"
 
 
@@ -36,7 +44,8 @@ class OperatorPlan:
     Attributes:
         info: The operator and its stores, as Spark's metadata has them.
         num_partitions: State partitions that have state: all, or 1 where the operator keeps its
-            state in partition 0, as a global aggregation does.
+            state in partition 0, as a global aggregation does. What is missing is missed when it is
+            read.
     """
 
     info: OperatorInfo
@@ -172,13 +181,7 @@ def _operators(checkpoint: Checkpoint) -> tuple[OperatorPlan, ...]:
             to_fix="stay with Spark's RocksDB provider: transformWithState and the newer join "
             "formats are not converted",
         )
-    if io.list(f"{state}/{after}/0"):
-        raise NotFoundError(
-            "an operator has state and no metadata",
-            kind="file-not-found",
-            file=operator_metadata_path(state, after),
-            to_fix="run a batch of the query with Spark 3.5 or later, which writes it",
-        )
+    checkpoint.require_metadata(checkpoint.newest_version)
     if not infos:
         raise InvalidArgumentError(
             "the query has no stateful operator",
@@ -189,11 +192,7 @@ def _operators(checkpoint: Checkpoint) -> tuple[OperatorPlan, ...]:
 
 
 def _operator(checkpoint: Checkpoint, info: OperatorInfo) -> OperatorPlan:
-    def is_used(partition: int) -> bool:
-        path = f"{checkpoint.state_directory}/{info.id}/{partition}"
-        name = info.stores[0].name
-        return bool(checkpoint.io.list(path if name == "default" else f"{path}/{name}"))
-
+    """Return what is to convert of an operator, whichever provider wrote it, wherever it is."""
     for store in info.stores:
         directory = f"{checkpoint.state_directory}/{info.id}/0"
         name = "" if store.name == "default" else f"/{store.name}"
@@ -206,6 +205,40 @@ def _operator(checkpoint: Checkpoint, info: OperatorInfo) -> OperatorPlan:
                 to_fix="run a batch of the query with spark.sql.streaming.stateStore."
                 "stateSchemaCheck=true, which writes it",
             )
+    ids = checkpoint.commit_entry(checkpoint.newest_version - 1).checkpoint_ids.get(str(info.id))
+    if ids is not None:
+        return OperatorPlan(info, len(ids))
+    first = StoreName(info.id, 0, info.stores[0].name)
+    family = ColumnFamily(0, "default", _read_key_schema(checkpoint.home(first)))
+    if is_single(first.name, (family,), _used_partitions(checkpoint, info.id)):
+        return OperatorPlan(info, 1)
+    return OperatorPlan(info, checkpoint.num_partitions)
+
+
+def _used_partitions(checkpoint: Checkpoint, operator: int) -> set[int]:
+    """Return state partition 0 and those others that have a file of an operator with one store.
+
+    Also where the state is elsewhere: an empty file of each state partition is here.
+    """
+
+    def is_used(partition: int) -> bool:
+        return bool(checkpoint.io.list(f"{checkpoint.state_directory}/{operator}/{partition}"))
+
+    partitions = range(1, checkpoint.num_partitions)
     with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
-        others = pool.map(is_used, range(1, checkpoint.num_partitions))
-    return OperatorPlan(info, checkpoint.num_partitions if any(others) else 1)
+        used = pool.map(is_used, partitions)
+        return {0, *compress(partitions, used)}
+
+
+def _read_key_schema(home: StoreLocation) -> str | None:
+    """Return the JSON of a store's key schema, which is the first in Spark's file of schemas.
+
+    None where it is not found: Spark cuts one of more than 20,000 characters to pieces.
+    """
+    data, _ = home.io.read_tail(home.path("_metadata/schema"), _MAX_SCHEMA_BYTES)
+    # Lengths of Java's are in between, so it is no text.
+    text = data.decode("latin-1")
+    with suppress(ValueError):
+        schema, _ = json.JSONDecoder().raw_decode(text, text.index(_SCHEMA_START))
+        return json.dumps(schema)
+    return None

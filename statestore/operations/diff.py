@@ -23,7 +23,7 @@ from statestore.operations.reading import decode_values
 from statestore.operations.rows import find_family, find_heads, opened, try_find_family
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     import numpy.typing as npt
 
@@ -94,7 +94,7 @@ def diff_batches(
     store: str = "default",
     column_family: str = "default",
     options: StateStoreOptions | None = None,
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch, None, None]:
     """Compare two versions batch by batch, in bounded memory.
 
     Yields:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from statestore.codec.trailer import StoreName
     from statestore.core.options import StateStoreOptions
     from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.in_use import ExclusiveUse
 
 MIN_VERSIONS = 2
 """A restart may need the version before the newest: its batch may have to run again."""
@@ -86,7 +87,7 @@ def plan_expiry(
     """
     with opened(checkpoint, options) as source:
         source.check_of_query()
-        return _expire(source, keep, is_planned=True)
+        return _expire(source, keep, None)
 
 
 def expire(
@@ -99,13 +100,15 @@ def expire(
     Guarantee: the newest `keep` versions stay loadable, also after a raise half way.
 
     Raises:
-        InUseError: A query is writing the checkpoint.
+        InUseError: A query is writing the checkpoint, or may be, since this process stood still for
+            longer than its lease lasts.
     """
-    with opened(checkpoint, options) as source, exclusive_use(source, "expire"):
-        return _expire(source, keep, is_planned=False)
+    with opened(checkpoint, options) as source, exclusive_use(source, "expire") as use:
+        return _expire(source, keep, use)
 
 
-def _expire(checkpoint: Checkpoint, keep: int, *, is_planned: bool) -> ExpiryPlan:
+def _expire(checkpoint: Checkpoint, keep: int, use: ExclusiveUse | None) -> ExpiryPlan:
+    """Expire, or only say what would go where the checkpoint is not held."""
     if keep < MIN_VERSIONS:
         raise InvalidArgumentError(
             "too few versions would stay",
@@ -119,9 +122,11 @@ def _expire(checkpoint: Checkpoint, keep: int, *, is_planned: bool) -> ExpiryPla
     with tempfile.TemporaryDirectory(dir=checkpoint.scratch_directory) as directory:
         for store, head in checkpoint.heads(newest).items() if newest else ():
             location = checkpoint.location(store)
-            io = DeferredDeletes(location.io, is_deferred=is_planned)
+            io = DeferredDeletes(location.io, is_deferred=use is None)
             versions = _open_versions(checkpoint, replace(location, io=io), directory)
             try:
+                if use is not None:
+                    use.require_held()
                 cleaned = versions.clean_up(head, options)
             finally:
                 versions.forget_heads()

@@ -31,7 +31,7 @@ from statestore.codec.rows import (
     write_options,
 )
 from statestore.codec.sorting import gather, join_batches, sort_into_runs
-from statestore.codec.trailer import RowCounts, compute_lineage
+from statestore.codec.trailer import RowCounts, add_counts, compute_lineage
 from statestore.core.errors import IncompatibleError, InternalError, InvalidArgumentError
 from statestore.io.local import named_errors
 
@@ -337,16 +337,15 @@ def _families(trailers: Sequence[Trailer]) -> tuple[ColumnFamily, ...]:
 
 
 def _check_count(trailers: Sequence[Trailer], num_rows: int) -> None:
-    counts: list[int | None] = [trailer.num_keys for trailer in trailers]
-    known = [count for count in counts if count is not None]
+    expected = add_counts(trailer.num_keys for trailer in trailers)
     # A version that a rescale made of others' files does not know its number of rows.
-    if len(known) < len(counts) or sum(known) == num_rows:
+    if expected in (None, num_rows):
         return
     raise InternalError(
         "the rows of a version are not as many as its trailers say",
         store=str(trailers[0].store),
         version=trailers[0].version,
-        expected=sum(known),
+        expected=expected,
         found=num_rows,
         to_fix="report it with the query's stateful operators; nothing was made whole",
     )

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from statestore.core.options import StateStoreOptions
     from statestore.operations.checkpoint import Checkpoint
 
+_NOT_OF_TYPE = (pa.ArrowException, OverflowError, UnicodeError)
+
 
 @dataclass(frozen=True, slots=True)
 class FamilyDescription:
@@ -165,11 +167,16 @@ def find_rows(
 
 def _literal(value: Any, kind: SparkType, name: str) -> pa.Array[Any]:
     try:
+        # As text, because Arrow cuts numbers for columns of whole ones.
+        if isinstance(value, float) and not pa.types.is_floating(kind.arrow):
+            return pa.array([str(value)]).cast(kind.arrow)
         try:
             return pa.array([value], kind.arrow)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        except _NOT_OF_TYPE:
+            if isinstance(value, bool | dict | list):
+                raise
             return pa.array([str(value)]).cast(kind.arrow)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+    except _NOT_OF_TYPE as error:
         raise InvalidArgumentError(
             "a value is not of the type of its key column",
             column=name,

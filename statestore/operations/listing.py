@@ -5,6 +5,7 @@ From Spark's logs, the trailers and one listing a store directory; no row is rea
 
 from __future__ import annotations
 
+import posixpath
 from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from statestore.checkpoint.layout import parse_state_file_name
-from statestore.codec.trailer import StoreName
+from statestore.codec.trailer import StoreName, add_counts
 from statestore.core.errors import (
     CorruptionError,
     IncompatibleError,
@@ -23,7 +24,7 @@ from statestore.core.errors import (
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
-from statestore.operations.new_directory import METADATA_NAME, read_metadata
+from statestore.operations.new_directory import read_metadata
 from statestore.operations.rows import opened
 from statestore.operations.savepoint import Savepoint, read_savepoint
 
@@ -82,7 +83,8 @@ class CheckpointInfo:
         operators: The stateful operators.
         newest_version: Newest committed version, 0 when there is none.
         uncommitted_batch: Batch that was planned and not committed; it runs again first.
-        stored_bytes: Bytes of all state files there are, whoever needs them.
+        stored_bytes: Bytes of all state files there are, whoever needs them; of the heap backend
+            those in the directories of the newest version.
         versions: Newest first.
     """
 
@@ -158,8 +160,6 @@ def _describe(
         heads = checkpoint.heads(version)
     except StateStoreError as error:
         problem = str(error)
-    counts = [head.trailer.num_keys for head in heads.values()]
-    known = [count for count in counts if count is not None]
     committed_ms = committed.get(str(batch), 0)
     return VersionInfo(
         version=version,
@@ -167,7 +167,7 @@ def _describe(
         kind=_kind(heads),
         num_partitions=num_partitions,
         num_stores=len(heads),
-        num_rows=sum(known) if len(known) == len(counts) else None,
+        num_rows=add_counts(head.trailer.num_keys for head in heads.values()),
         incremental_bytes=sum(head.ref.size for head in heads.values()),
         full_bytes=sum(
             ref.size for head in heads.values() for ref in (*head.trailer.files, head.ref)
@@ -226,12 +226,8 @@ def find_savepoints(
         query_id, _ = read_metadata(source.io, source.path)
         s3 = S3Settings.from_options(source.options)
         io, path = open_storage(directory, source.scratch_directory, s3, source.clock)
-        names = (info.name for info in io.list_tree(path.rstrip("/")))
         found: list[FoundSavepoint] = []
-        for name in sorted(name for name in names if name.count("/") == 1):
-            child, file = name.split("/")
-            if file != METADATA_NAME:
-                continue
+        for child in sorted(io.list_directories(path.rstrip("/") or "/")):
             uri = f"{directory.rstrip('/')}/{child}"
             with suppress(NotFoundError, CorruptionError, IncompatibleError):
                 savepoint = read_savepoint(io, f"{path.rstrip('/')}/{child}", uri)
@@ -251,9 +247,13 @@ def store_locations(checkpoint: Checkpoint) -> list[StoreLocation]:
 
 
 def _state_files(checkpoint: Checkpoint) -> list[tuple[str, int]]:
-    """Return name and size of the state files in the directories of the newest version."""
-    locations = store_locations(checkpoint)
-    with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
-        listings = pool.map(lambda location: location.io.list(location.directory), locations)
-        found = [(info.name, info.size) for files in listings for info in files]
+    """Return name and size of all state files, also those of state partitions there were before."""
+    if checkpoint.backend == "heap":
+        locations = store_locations(checkpoint)
+        with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
+            listings = pool.map(lambda location: location.io.list(location.directory), locations)
+            infos = [info for files in listings for info in files]
+    else:
+        infos = checkpoint.state_io.list_tree(checkpoint.state_root)
+    found = [(posixpath.basename(info.name), info.size) for info in infos]
     return [(name, size) for name, size in found if parse_state_file_name(name) is not None]

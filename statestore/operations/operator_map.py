@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import DEFAULT_STORE_NAME
 from statestore.core.errors import InvalidArgumentError
 
-if TYPE_CHECKING:
-    from statestore.operations.committed_version import CommittedVersion
-
-_LIMIT_OPERATOR = "globalLimit"
 _JOIN_OPERATOR = "symmetricHashJoin"
-_JOIN_STORES = tuple(
+JOIN_STORES = tuple(
     f"{side}-{store}"
     for side in ("left", "right")
     for store in ("keyToNumValues", "keyWithIndexToValue")
 )
+"""Names of the stores of a join; other operators have one store, without a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +76,4 @@ class ResolvedOperators:
 
 def store_names_of(short_name: str) -> tuple[str, ...]:
     """Return the names of the stores that Spark gives an operator, by its short name."""
-    return _JOIN_STORES if short_name == _JOIN_OPERATOR else (DEFAULT_STORE_NAME,)
-
-
-def is_single(version: CommittedVersion, operator: int, name: str) -> bool:
-    """Return whether a store has one state partition whatever the query's number is.
-
-    So it is where Spark does not partition by a key: a limit, an aggregation without a key.
-    """
-    stores = [store for store in version.heads if (store.operator, store.name) == (operator, name)]
-    if len(stores) < version.num_partitions:
-        return True
-    families = version.heads[stores[0]].trailer.column_families
-    schemas = [json.loads(family.key_schema) for family in families if family.key_schema]
-    return version.checkpoint.operator(operator).name == _LIMIT_OPERATOR or any(
-        not schema.get("fields") for schema in schemas
-    )
+    return JOIN_STORES if short_name == _JOIN_OPERATOR else (DEFAULT_STORE_NAME,)

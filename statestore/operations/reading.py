@@ -26,7 +26,7 @@ from statestore.operations.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from statestore.codec.trailer import ColumnFamily
     from statestore.core.options import StateStoreOptions
@@ -93,7 +93,7 @@ def read_batches(
     column_family: str = "default",
     partitions: Iterable[int] | None = None,
     options: StateStoreOptions | None = None,
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch, None, None]:
     """Read a column family of a store batch by batch, for state that does not fit memory.
 
     Yields:

@@ -3,22 +3,26 @@
 Spark's logs decide from which version a query starts. A repair takes the entries after that version
 out of them and keeps them aside; state files stay where they are, and a batch that runs again
 replaces its own. The first batch to run again is planned as it was, so it reads the same input;
-later ones are planned anew from there.
+later ones are planned anew from there. A rescale after that version is taken back, finished or not.
 """
 
 from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.query_log import QueryLog, write_text
+from statestore.checkpoint.query_log import QueryLog, read_text, write_text
 from statestore.core.errors import NotFoundError
 from statestore.operations.in_use import exclusive_use
+from statestore.operations.rescale_log import read_rescale_batch, write_operators
 from statestore.operations.rows import opened
 from statestore.operations.verify import Finding, verify
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from statestore.core.options import StateStoreOptions
     from statestore.operations.checkpoint import Checkpoint
     from statestore.operations.verify import Report
@@ -35,13 +39,14 @@ class RepairPlan:
         checkpoint: URI of the checkpoint.
         newest_version: Newest committed version, which the query would start from.
         version: Newest version that can be read; the query starts from it afterwards.
-        findings: What is wrong with the newer ones.
+        findings: What is wrong with the newer ones, and what is wrong with it and recoverable.
         replayed_batch: The batch that runs again exactly as it was planned, None where nothing is
             taken back and no batch was under way.
         replanned_batches: Committed batches after it; their input is planned anew, so their
             results come again in batches that may be cut otherwise.
+        undone_rescales: Batches of rescales after the version, which have to be done again.
         uncommits, unplans: Entries that the commit and the offset log lose.
-        aside: Directory that keeps them.
+        aside: Directory that keeps them, also those that a repair took out before it was killed.
     """
 
     checkpoint: str
@@ -50,6 +55,7 @@ class RepairPlan:
     findings: tuple[Finding, ...]
     replayed_batch: int | None
     replanned_batches: tuple[int, ...]
+    undone_rescales: tuple[int, ...]
     uncommits: tuple[int, ...]
     unplans: tuple[int, ...]
     aside: str
@@ -78,18 +84,18 @@ def plan_repair(
 
     Raises:
         NotFoundError: No checkpoint, or no version that can be read (kind version-not-found).
-        InvalidArgumentError: A savepoint, which is never changed.
-        IncompatibleError: Another provider's.
-        StorageError: The storage failed.
+        InvalidArgumentError: A savepoint, which is never changed; or as `verify`.
+        IncompatibleError, StorageError: As `verify`: what cannot be reached is not taken for
+            damaged.
     """
     with opened(checkpoint, options) as source:
         source.check_of_query()
         findings: list[Finding] = []
         for batch in reversed(source.committed_batches):
             found = verify(source, versions=[batch + 1], deep=deep, report=report)
-            if not found.findings:
-                return _plan(source, batch + 1, findings)
             findings += found.findings
+            if found.is_readable(batch + 1):
+                return _plan(source, batch + 1, findings)
         raise NotFoundError(
             "no version of the checkpoint can be read",
             kind="version-not-found",
@@ -101,12 +107,18 @@ def plan_repair(
 
 
 def _plan(checkpoint: Checkpoint, version: int, findings: list[Finding]) -> RepairPlan:
-    unplans: tuple[int, ...] = ()
-    replayed = None if checkpoint.is_between_batches else checkpoint.newest_planned
-    if version < checkpoint.newest_version:
-        # Batch `version` is the one that made the version after it.
-        replayed = version if version in checkpoint.planned_batches else None
-        unplans = tuple(batch for batch in checkpoint.planned_batches if batch > version)
+    # Batch `version` makes the version after it. Later ones are planned where a repair was killed
+    # after it took out their commits, too.
+    rescales = tuple(
+        batch
+        for batch in checkpoint.planned_batches
+        if batch >= version and read_rescale_batch(checkpoint, batch)
+    )
+    # A rescale reads no input, so nothing is planned by it that could run again.
+    replayed = version if version in {*checkpoint.planned_batches} - {*rescales} else None
+    unplans = tuple(
+        batch for batch in checkpoint.planned_batches if batch > version or batch in rescales
+    )
     uncommits = tuple(batch for batch in checkpoint.committed_batches if batch >= version)
     return RepairPlan(
         checkpoint=checkpoint.uri,
@@ -114,11 +126,30 @@ def _plan(checkpoint: Checkpoint, version: int, findings: list[Finding]) -> Repa
         version=version,
         findings=tuple(findings),
         replayed_batch=replayed,
-        replanned_batches=tuple(batch for batch in uncommits if batch != replayed),
+        replanned_batches=tuple(
+            batch for batch in uncommits if batch != replayed and batch not in rescales
+        ),
+        undone_rescales=rescales,
         uncommits=uncommits,
         unplans=unplans,
-        aside=f"{checkpoint.path}/{ASIDE}/{checkpoint.newest_version}",
+        aside=_find_aside(
+            checkpoint, version, ((checkpoint.commits, uncommits), (checkpoint.offsets, unplans))
+        ),
     )
+
+
+def _find_aside(
+    checkpoint: Checkpoint, version: int, entries: Iterable[tuple[QueryLog, tuple[int, ...]]]
+) -> str:
+    """Return the directory for entries: the same one as before the repair was killed."""
+    wanted = [(log, batch, log.read(batch)) for log, batches in entries for batch in batches]
+    root = f"{checkpoint.path}/{ASIDE}/{version}"
+    for number in count(1):
+        directory = root if number == 1 else f"{root}-{number}"
+        # Entries of an earlier repair, which went back to the same version, stay as they are.
+        if all(_try_read(log, batch, directory) in (None, text) for log, batch, text in wanted):
+            return directory
+    raise AssertionError("unreachable")
 
 
 def repair(
@@ -138,18 +169,36 @@ def repair(
     finishes it.
 
     Raises:
-        InUseError: A query is writing the checkpoint.
+        InUseError: A query is writing the checkpoint, or may be, since this process stood still for
+            longer than its lease lasts; what is left is done by doing it again.
     """
-    with opened(checkpoint, options) as source, exclusive_use(source, "repair"):
+    with opened(checkpoint, options) as source, exclusive_use(source, "repair") as use:
         plan = plan_repair(source, deep=deep, report=report)
         # Newest first, commits before offsets: whatever is left at a kill are logs without a gap.
-        for log, batches in ((source.commits, plan.uncommits), (source.offsets, plan.unplans)):
-            for batch in reversed(batches):
-                _set_aside(log, batch, plan.aside)
+        for batch in reversed(plan.uncommits):
+            use.require_held()
+            _set_aside(source.commits, batch, plan.aside)
+        if plan.undone_rescales:
+            use.require_held()
+            write_operators(source, source.num_partitions_at(plan.version))
+        for batch in reversed(plan.unplans):
+            use.require_held()
+            _set_aside(source.offsets, batch, plan.aside)
         return plan
 
 
+def _aside_path(log: QueryLog, batch: int, directory: str) -> str:
+    return posixpath.join(directory, log.name, str(batch))
+
+
+def _try_read(log: QueryLog, batch: int, directory: str) -> str | None:
+    try:
+        return read_text(log.io, _aside_path(log, batch, directory))
+    except NotFoundError:
+        return None
+
+
 def _set_aside(log: QueryLog, batch: int, directory: str) -> None:
-    path = posixpath.join(directory, log.name, str(batch))
+    path = _aside_path(log, batch, directory)
     write_text(log.io, path, log.read(batch), overwrite=True)
     log.delete(batch)

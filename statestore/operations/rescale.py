@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint import rescaling
-from statestore.codec.partition_key import partition_key_columns
+from statestore.codec.partition_key import is_single
 from statestore.codec.trailer import StoreName
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT, default_max_parallelism
@@ -251,9 +251,7 @@ class _Rescale:
 
     def _change(self, operator: int, name: str, heads: dict[int, PublishedFile]) -> _StoreChange:
         trailer = heads[min(heads)].trailer
-        is_whole = not any(
-            partition_key_columns(name, family) for family in trailer.column_families
-        )
+        is_whole = is_single(name, trailer.column_families, heads)
         way: Way = "whole" if is_whole else "key-groups"
         max_parallelism = trailer.max_parallelism
         made_of = None

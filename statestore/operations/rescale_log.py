@@ -31,7 +31,7 @@ CheckpointIds = dict[str, list[list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class RescaleBatch:
-    """The newest batch of a checkpoint, where it is a rescale's.
+    """A batch that is a rescale's.
 
     Attributes:
         batch: Its number.
@@ -64,12 +64,24 @@ def find_rescale_batch(checkpoint: Checkpoint) -> RescaleBatch | None:
     assert newest is not None, "a checkpoint has a planned batch"  # noqa: S101
     if committed is None or newest not in (committed, committed + 1):
         raise _unfinished(checkpoint)
-    before, after = (_num_partitions(checkpoint, batch) for batch in (newest - 1, newest))
-    if before is not None and after is not None and before != after:
-        return RescaleBatch(newest, before, after, is_committed=newest == committed)
+    found = read_rescale_batch(checkpoint, newest)
+    if found is not None:
+        return found
     if newest != committed:
         raise _unfinished(checkpoint)
     return None
+
+
+def read_rescale_batch(checkpoint: Checkpoint, batch: int) -> RescaleBatch | None:
+    """Return a planned batch where it is a rescale's, else None.
+
+    Raises:
+        CorruptionError, StorageError: The offset log cannot be read.
+    """
+    before, after = (_num_partitions(checkpoint, number) for number in (batch - 1, batch))
+    if before is None or after is None or before == after:
+        return None
+    return RescaleBatch(batch, before, after, is_committed=batch in checkpoint.committed_batches)
 
 
 def _num_partitions(checkpoint: Checkpoint, batch: int) -> int | None:
@@ -98,6 +110,7 @@ def check_rescalable(checkpoint: Checkpoint) -> None:
     Raises:
         IncompatibleError: The query does not pin the strict distribution (kind not-rescalable), or
             an operator keeps its state in a way this package does not know.
+        NotFoundError: An operator has state and no metadata.
         InvalidArgumentError: The query has no stateful operator.
     """
     if checkpoint.conf.get(STRICT_DISTRIBUTION_KEY, "false").lower() != "true":
@@ -118,6 +131,7 @@ def check_rescalable(checkpoint: Checkpoint) -> None:
             directory=unknown,
             to_fix="only operators with metadata of version 1 can be rescaled; see docs/spark.md",
         )
+    checkpoint.require_metadata(checkpoint.newest_version)
     if not checkpoint.operators:
         raise InvalidArgumentError(
             "the query has no state to rescale",

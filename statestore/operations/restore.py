@@ -64,7 +64,6 @@ from statestore.operations.new_directory import (
 from statestore.operations.operator_map import (
     OperatorMap,
     ResolvedOperators,
-    is_single,
     store_names_of,
 )
 from statestore.operations.savepoint import Savepoint, open_savepoint
@@ -201,7 +200,7 @@ class Restore:
                 StoreName(self.operators.new_id(operator), partition, name): target.ids.new_id()
                 for operator, name in self.store_names
                 for partition in range(
-                    1 if is_single(self.version, operator, name) else self.num_partitions
+                    1 if self.version.is_single(operator, name) else self.num_partitions
                 )
             }
         for operator, short_name in self.operators.added.items():
@@ -238,7 +237,7 @@ class Restore:
         """Yield stores of the savepoint, and those of the checkpoint that take their rows."""
         for operator, name in self.store_names:
             pairs = [(range(1), range(1))]
-            if not is_single(self.version, operator, name):
+            if not self.version.is_single(operator, name):
                 pairs = deal_out(self.version.num_partitions, self.num_partitions)
             new_id = self.operators.new_id(operator)
             for givers, takers in pairs:
@@ -433,7 +432,7 @@ def _check_partitions(restore: Restore) -> None:
     if before == after:
         return
     for operator, name in restore.store_names:
-        if is_single(restore.version, operator, name):
+        if restore.version.is_single(operator, name):
             continue
         for partition in range(before):
             store = StoreName(operator, partition, name)

@@ -70,6 +70,16 @@ def find_heads(
             to_fix="use one of these",
         )
     version = checkpoint.newest_version if version is None else version
+    check_committed(checkpoint, version)
+    return checkpoint.heads(version, operator=operator, name=store)
+
+
+def check_committed(checkpoint: Checkpoint, version: int) -> None:
+    """Check that a version was committed; it may have been expired since.
+
+    Raises:
+        NotFoundError: It was not.
+    """
     if version not in range(1, checkpoint.newest_version + 1):
         raise NotFoundError(
             "the version is not committed",
@@ -79,7 +89,6 @@ def find_heads(
             newest_version=checkpoint.newest_version,
             to_fix="ask for a version from 1 to the newest; batch b makes version b + 1",
         )
-    return checkpoint.heads(version, operator=operator, name=store)
 
 
 def of_partitions(heads: Heads, partitions: Iterable[int]) -> Heads:

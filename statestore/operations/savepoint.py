@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.query_log import PROVIDER_KEY
+from statestore.codec.trailer import add_counts
 from statestore.core.errors import (
     CorruptionError,
     IncompatibleError,
@@ -173,7 +174,7 @@ def _copy(
     offsets = version.offsets
     if form == "native":
         copy_state(version, version.heads, target, f"{target.path}/state", report)
-        num_rows = _sum(head.trailer.num_keys for head in version.heads.values())
+        num_rows = add_counts(head.trailer.num_keys for head in version.heads.values())
         state_bytes = version.state_bytes()
     else:
         num_rows, state_bytes = _write_canonical(version, target, options, report)
@@ -230,11 +231,6 @@ def _write_canonical(
             done += version.state_bytes([store])
             report(min(done, total), total)
     return num_rows, num_bytes
-
-
-def _sum(counts: Iterator[int | None]) -> int | None:
-    known = list(counts)
-    return None if None in known else sum(cast("list[int]", known))
 
 
 def read_savepoint(io: FileIO, directory: str, uri: str) -> Savepoint:

@@ -12,25 +12,37 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from statestore.checkpoint.layout import parse_state_file_name, store_of_path
 from statestore.checkpoint.lineage import check_ref
 from statestore.checkpoint.trailers import read_trailer
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import from_numpy, to_numpy
 from statestore.codec.sealed_file import SealedFile
-from statestore.core.errors import CorruptionError, StateStoreError
+from statestore.core.errors import (
+    CorruptionError,
+    FencedError,
+    IncompatibleError,
+    NotFoundError,
+    StateStoreError,
+)
 from statestore.io.local import named_errors
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
-from statestore.operations.rows import opened, read_rows
+from statestore.operations.rows import check_committed, opened, read_rows
 
 if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.trailer import FileRef, StoreName, Trailer
     from statestore.core.options import StateStoreOptions
+
+_DAMAGE = (CorruptionError, FencedError, IncompatibleError, NotFoundError)
+"""What is wrong with files. Every other error is about reaching them, and tells nothing of them."""
+_ABOUT_THE_READER = ("driver-lost", "newer-format", "other-provider")
+"""Kinds of them that say who cannot read the files."""
 
 Report = Callable[[int, int], None]
 
@@ -46,12 +58,15 @@ class Finding:
         store: The store of it, None where all are concerned.
         kind: Kind of the error, as in statestore.core.errors.KINDS.
         problem: The error's text.
+        is_recoverable: Whether all rows of the store's version were read all the same, from the
+            files that a damaged snapshot or merged file was made of.
     """
 
     version: int
     store: StoreName | None
     kind: str
     problem: str
+    is_recoverable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +74,8 @@ class Verification:
     """What was verified.
 
     Attributes:
-        versions: The versions, newest first.
+        versions: The versions, newest first, without those that were expired.
+        expired: Versions that were left out, since a store keeps later ones only; newest first.
         is_deep: Whether every row was read.
         num_files, num_bytes: Files they are made of, each counted once.
         num_rows: Rows read, 0 unless deep.
@@ -67,11 +83,18 @@ class Verification:
     """
 
     versions: tuple[int, ...]
+    expired: tuple[int, ...]
     is_deep: bool
     num_files: int
     num_bytes: int
     num_rows: int
     findings: tuple[Finding, ...]
+
+    def is_readable(self, version: int) -> bool:
+        """Return whether every row of a version can be read, also where something is wrong."""
+        return version in self.versions and all(
+            finding.is_recoverable for finding in self.findings if finding.version == version
+        )
 
     def is_sound(self, version: int) -> bool:
         """Return whether nothing is wrong with a version."""
@@ -83,7 +106,7 @@ class Verification:
 def verify(
     checkpoint: str | Checkpoint,
     *,
-    versions: Iterable[int] | None = None,
+    versions: Iterable[int] | Literal["all"] | None = None,
     deep: bool = False,
     options: StateStoreOptions | None = None,
     report: Report | None = None,
@@ -93,7 +116,8 @@ def verify(
     Args:
         checkpoint: Checkpoint directory of the query, a path or a `file:`, `s3:` or `s3a:` URI; or
             one that is open. A savepoint is one as well.
-        versions: State versions, None for the newest committed.
+        versions: State versions, None for the newest committed; all for every one that the commit
+            log has and that was not expired.
         deep: Whether to read every row.
         options: How to reach the storage (`s3.*`); defaults when None.
         report: Called with the stores done and their number, from any thread.
@@ -102,34 +126,46 @@ def verify(
         What was found. Damage is a finding, not an error.
 
     Raises:
-        NotFoundError: There is no checkpoint.
-        IncompatibleError: Another provider's.
-        StorageError: The storage failed.
+        NotFoundError: There is no checkpoint, or a version is not committed; of the heap backend
+            also where its driver's memory cannot be reached (kind driver-lost).
+        InvalidArgumentError: The package that the state backend needs is not installed.
+        IncompatibleError: Another provider's (kind other-provider), or written in a newer format
+            than this release knows (kind newer-format).
+        StorageError: The storage, or the local disk, failed; nothing is known of the rest then.
     """
     with opened(checkpoint, options) as source:
-        wanted = (source.newest_version,) if versions is None else tuple(versions)
-        return _Verifier(source, deep=deep).run(sorted(set(wanted), reverse=True), report)
+        verifier = _Verifier(source, deep=deep, skips_expired=versions == "all")
+        if versions == "all":
+            versions = (batch + 1 for batch in source.committed_batches)
+        wanted = {source.newest_version} if versions is None else {*versions}
+        for version in wanted:
+            check_committed(source, version)
+        return verifier.run(sorted(wanted, reverse=True), report)
 
 
 class _Verifier:
     """One verification; remembers the files it has seen."""
 
-    def __init__(self, checkpoint: Checkpoint, *, deep: bool) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, deep: bool, skips_expired: bool) -> None:
         self._checkpoint = checkpoint
         self._deep = deep
+        self._skips_expired = skips_expired
         self._lock = Lock()
         self._sizes: dict[str, int] = {}
         self._errors: dict[str, StateStoreError | None] = {}
         self._num_rows = 0
         self._findings: list[Finding] = []
+        self._expired: set[int] = set()
 
     def run(self, versions: list[int], report: Report | None) -> Verification:
         work: list[tuple[int, PublishedFile]] = []
         for version in versions:
             try:
                 heads = self._checkpoint.heads(version)
-            except StateStoreError as error:
-                self._find(version, None, error)
+            except _DAMAGE as error:
+                oldest = error.fields.get("oldest_version")
+                is_expiry = isinstance(oldest, int) and version < oldest
+                self._find(version, None, error, is_expiry=is_expiry)
                 continue
             work += [(version, head) for head in heads.values()]
         done = 0
@@ -139,29 +175,49 @@ class _Verifier:
                 if report is not None:
                     report(done, len(work))
         return Verification(
-            versions=tuple(versions),
+            versions=tuple(version for version in versions if version not in self._expired),
+            expired=tuple(version for version in versions if version in self._expired),
             is_deep=self._deep,
             num_files=len(self._sizes),
             num_bytes=sum(self._sizes.values()),
             num_rows=self._num_rows,
-            findings=tuple(self._findings),
+            findings=tuple(
+                finding for finding in self._findings if finding.version not in self._expired
+            ),
         )
+
+    def _is_before_all(self, store: StoreName, ref: FileRef) -> bool:
+        """Whether a file is of a version before all that its store has: retention took it."""
+        location = self._checkpoint.location(store_of_path(store, ref.path))
+        names = (info.name for info in location.io.list(location.directory))
+        versions = [name.version for name in map(parse_state_file_name, names) if name is not None]
+        return ref.version < min(versions, default=0)
 
     def _verify_store(self, version: int, head: PublishedFile) -> None:
         store = head.trailer.store
-        errors = [
-            error
+        errors = {
+            ref: error
             for ref in (*head.trailer.files, head.ref)
             if (error := self._verify_file(store, ref)) is not None
-        ]
-        for error in errors:
-            self._find(version, store, error)
-        # Rows of damaged files would only raise the same again.
-        if self._deep and not errors:
+        }
+        # Nothing stands for a delta: its rows would only raise the same again.
+        has_deltas = all(ref.kind != "delta" for ref in errors)
+        damage = None
+        if has_deltas and (self._deep or errors):
             try:
                 self._verify_rows(head)
-            except StateStoreError as error:
-                self._find(version, store, error)
+            except _DAMAGE as error:
+                damage = error
+        for ref, found in errors.items():
+            self._find(
+                version,
+                store,
+                found,
+                is_recoverable=has_deltas and damage is None,
+                is_expiry=found.kind == "file-not-found" and self._is_before_all(store, ref),
+            )
+        if damage is not None and not errors:
+            self._find(version, store, damage)
 
     def _verify_file(self, store: StoreName, ref: FileRef) -> StateStoreError | None:
         location = self._checkpoint.location(store)
@@ -177,7 +233,7 @@ class _Verifier:
                 local_path = location.io.fetch(path)
                 with named_errors("open a file", local_path):
                     SealedFile(local_path).verify()
-        except StateStoreError as error:
+        except _DAMAGE as error:
             found = error
         with self._lock:
             self._errors[path] = found
@@ -203,9 +259,21 @@ class _Verifier:
                 to_fix="go back to an older version with `statestore repair`",
             )
 
-    def _find(self, version: int, store: StoreName | None, error: StateStoreError) -> None:
+    def _find(
+        self,
+        version: int,
+        store: StoreName | None,
+        error: StateStoreError,
+        *,
+        is_recoverable: bool = False,
+        is_expiry: bool = False,
+    ) -> None:
+        if error.kind in _ABOUT_THE_READER:
+            raise error
         with self._lock:
-            self._findings.append(Finding(version, store, error.kind, str(error)))
+            if self._skips_expired and is_expiry and version < self._checkpoint.newest_version:
+                self._expired.add(version)
+            self._findings.append(Finding(version, store, error.kind, str(error), is_recoverable))
 
 
 def _check_key_groups(batch: pa.RecordBatch, trailer: Trailer) -> None:

@@ -142,7 +142,7 @@ def open_conversion(
             checkpoint,
             cast("TreeFileIO", io),  # its files are asked for by their names, here
             path.rstrip("/"),
-            io,
+            cast("TreeFileIO", io),
             f"{path.rstrip('/')}/state",
             None,
             options,

@@ -108,6 +108,12 @@ class FaultFileIO:
         """See TreeFileIO."""
         return self._run("list_tree", directory, lambda: self.inner.list_tree(directory))
 
+    def list_directories(self, directory: str) -> builtins.list[str]:
+        """See TreeFileIO."""
+        return self._run(
+            "list_directories", directory, lambda: self.inner.list_directories(directory)
+        )
+
     def delete_tree(self, directory: str) -> None:
         """See TreeFileIO."""
         self._run("delete_tree", directory, lambda: self.inner.delete_tree(directory))

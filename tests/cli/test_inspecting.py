@@ -1,13 +1,18 @@
 """`statestore read`, `inspect` and `diff` on a small checkpoint."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from statestore.cli.commands import cli
-from tests.checkpoints import contents, write_checkpoint
+from statestore.codec.trailer import ColumnFamily
+from tests.checkpoints import DEFAULT, contents, write_checkpoint
 
 VERSIONS = [
     {
@@ -25,6 +30,7 @@ def checkpoint(tmp_path_factory):
 
 def _run(*arguments, status=0):
     result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    assert isinstance(result.exception, SystemExit | None), result.exception
     assert result.exit_code == status, result.output
     return result.output
 
@@ -61,6 +67,40 @@ def test_read_writes_parquet(checkpoint, tmp_path):
     assert found == contents(VERSIONS)
 
 
+def test_a_parquet_file_is_whole_or_not_there(tmp_path):
+    """Catches half of the rows in a file that every reader takes for whole."""
+    path = write_checkpoint(tmp_path / "checkpoint", VERSIONS)
+    damaged = min(Path(path, "state/0/1").glob("1.delta.*"))
+    damaged.write_bytes(damaged.read_bytes().replace(b"user-", b"USER-"))
+    exports = tmp_path / "exports"
+    exports.mkdir()
+    kept = exports / "kept.parquet"
+    kept.write_bytes(b"of yesterday")
+
+    assert "checksum" in _run("read", path, "--to", exports / "new.parquet", status=1)
+    assert "checksum" in _run("read", path, "--to", kept, status=1)
+
+    assert {p.name: p.read_bytes() for p in exports.iterdir()} == {kept.name: b"of yesterday"}
+
+
+def test_a_parquet_file_that_cannot_be_written_is_an_error_with_a_name(checkpoint, tmp_path):
+    """Catches a traceback, and a device or the target of a link that is replaced."""
+    family = ColumnFamily(0, "default", DEFAULT.key_schema, '{"type":"struct","fields":[]}')
+    untyped = write_checkpoint(tmp_path / "checkpoint", [{}], families=(family,))
+    link = tmp_path / "link.parquet"
+    link.symlink_to(tmp_path / "target.parquet")
+
+    missing = tmp_path / "none" / "state.parquet"
+    assert f"{missing}" in _run("read", checkpoint, "--to", missing, status=1)
+    assert "no regular file" in _run("read", checkpoint, "--to", "/dev/null", status=1)
+    refused = _run("read", untyped, "--to", tmp_path / "x.parquet", status=1)
+    assert "Parquet has no type" in refused
+    assert not (tmp_path / "x.parquet").exists()
+    _run("read", checkpoint, "--to", link)
+    assert link.is_symlink()
+    assert pq.read_metadata(link).num_rows == len(contents(VERSIONS))
+
+
 def test_inspect_shows_stores_and_schemas(checkpoint):
     """Catches a summary that has to read all state, or counts another version's rows."""
     (store,) = _json("inspect", checkpoint)["stores"]
@@ -85,6 +125,26 @@ def test_inspect_finds_rows_by_key_and_what_is_large(checkpoint):
     assert "most in one" in _run("inspect", checkpoint, "--key-groups")
 
 
+def test_values_are_printed_as_they_are(tmp_path):
+    """Catches text in state that rich takes for its markup, or for the name of an emoji."""
+    notes = ["[fe80::1]", "[abc]y", "a[/b]", ":heart:", "\\\\[red]", "x\tü"]
+    old = {(f"[bold]{n}", n): (n, "") for n, _ in enumerate(notes)}
+    new = {(f"[bold]{n}", n): (n, note) for n, note in enumerate(notes)}
+    path = write_checkpoint(tmp_path / "[b]c[/b]", [{"default": old}, {"default": new}])
+    everything = [json.dumps(note, ensure_ascii=False) for note in notes]
+
+    for shown, expected in (
+        (_run("read", path), everything),
+        (_run("diff", path, "--old-version", 1), everything),
+        (_run("inspect", path, "--key", '["[bold]2"]'), everything[2:3]),
+        (_run("inspect", path, "--top", 9), [f'"[bold]{n}"' for n, _ in enumerate(notes)]),
+    ):
+        assert [text for text in expected if text not in shown] == []
+    renamed = Path(path, "state/0/_metadata/metadata")
+    renamed.write_text(renamed.read_text().replace("stateStoreSave", "a[/b]:heart:"))
+    assert "operator 0 a[/b]:heart:, store default" in _run("inspect", path)
+
+
 def test_diff_shows_what_differs(checkpoint):
     """Catches old and new exchanged."""
     counts = _json("diff", checkpoint, "--old-version", 1, "--counts")
@@ -97,10 +157,61 @@ def test_diff_shows_what_differs(checkpoint):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("key", "status"),
+    [
+        ('["user-3", 1180591620717411303424]', 1),
+        ('["user-3", 9223372036854775808]', 1),
+        ('["user-3", 3.9]', 1),
+        ('["user-3", true]', 1),
+        ('{"word": "user-3"}', 1),
+        ("[[]]", 1),
+        ('"\\ud800"', 1),
+        ("[" * 100_000, 2),
+    ],
+)
+def test_values_that_are_no_keys_are_refused(checkpoint, key, status):
+    """Catches a traceback, and rows of another key than the one that was asked for."""
+    refused = _run("inspect", checkpoint, "--version", 1, "--key", key, status=status)
+    assert ("not of the type" if status == 1 else "JSON list") in refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("read", "--limit", -1), 2),
+        (("diff", "--old-version", 1, "--limit", -1), 2),
+        (("read", "--limit", 10**30), 0),
+        (("inspect", "--top", 10**30), 0),
+        (("diff", ""), 1),
+        (("list", "--savepoints", ""), 1),
+        (("list", "--savepoints", "/a\0b"), 1),
+        (("read", "--to", f"/{'x' * 300}"), 1),
+    ],
+)
+def test_odd_values_have_no_traceback(checkpoint, arguments, status):
+    """Catches a value that a library function takes for a bug of its caller."""
+    command, *options = arguments
+    _run(command, checkpoint, *options, status=status)
+
+
+def test_text_that_a_terminal_has_no_letters_for_is_printed_escaped(tmp_path):
+    """Catches a traceback in place of the rows, by the locale of a machine."""
+    path = write_checkpoint(tmp_path / "checkpoint", [{"default": {("ü", 1): (1, "")}}])
+    command = [sys.executable, "-m", "statestore.cli", "read", path]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+
+    assert rb"\xfc" in done.stdout
+
+
 def test_wrong_usage_is_told_from_errors(checkpoint, tmp_path):
     """Catches scripts that cannot tell a misspelt option from a damaged checkpoint."""
     assert "JSON list" in _run("inspect", checkpoint, "--key", "[user", status=2)
     assert "exclude" in _run("inspect", checkpoint, "--key", "[]", "--top", 1, status=2)
+    for option in ("--operator", "--store", "--column-family"):
+        assert f"{option} goes with" in _run("inspect", checkpoint, option, 0, status=2)
     assert "itself" in _run("diff", checkpoint, status=2)
     assert "no such column family" in _run("read", checkpoint, "--column-family", "x", status=1)
     assert "no checkpoint" in _run("read", tmp_path / "none", status=1)

@@ -33,7 +33,9 @@ def test_savepoint_restore_and_branch_do_what_they_show(
     taken = run("savepoint", query.path, tmp_path / "savepoint", "--output", "json")
     assert taken.exit_code == 0, taken.output
     assert json.loads(taken.output).items() >= {"form": "canonical", "version": 1}.items()
+    assert taken.stderr == ""
     native = run("savepoint", query.path, tmp_path / "native", "--native", "--version", 1)
+    assert native.stderr == ""
     assert "form               native" in native.output.splitlines()
 
     how = ("--backend", "rocksdb", "--partitions", 4)

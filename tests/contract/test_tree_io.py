@@ -44,6 +44,18 @@ def test_tree_is_listed_and_deleted_whole_and_nothing_beside_it(place):
     assert [info.name for info in io.list_tree(f"{root}-beside")] == ["a"]
 
 
+def test_directories_are_listed_one_level_deep(place):
+    """Catches a search for savepoints that lists every file below them, or takes a file for one."""
+    io, root = place
+    for name in ("a", "b/c", "b/d/e", "f/g/h"):
+        write(io, f"{root}/{name}", b"")
+    write(io, f"{root}-beside/x/y", b"")
+
+    assert sorted(io.list_directories(root)) == ["b", "f"]
+    assert io.list_directories(f"{root}/b/d") == []
+    assert io.list_directories(f"{root}/missing") == []
+
+
 def test_linked_file_outlives_the_first_and_replaces_none(place):
     """Catches a branch that loses a file with the original, or writes over one."""
     io, root = place

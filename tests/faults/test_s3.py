@@ -67,6 +67,47 @@ def test_slices_come_at_their_place_and_nothing_else_does(io, s3_server, bucket,
     assert dict(s3_server.requests) == {"GET": 4}
 
 
+def _fetch_whole(io, path):
+    return io.fetch(path)
+
+
+def _fetch_slices(io, path):
+    size = len(io.read_range(path, 0, 1 << 30))
+    return io.fetch_slices(path, size, ((0, 2), (size - 2, 2)))
+
+
+@pytest.mark.parametrize("fetch", [_fetch_whole, _fetch_slices])
+def test_file_that_is_here_is_not_sent_again_until_it_changes(io, s3_server, bucket, fetch):
+    """Catches a cache that saves no byte, and one that hides a version written once more."""
+    path = f"/{bucket}/1.delta.arrows"
+    io.write(path, b"rows", sync=True, overwrite=True)
+
+    first = Path(fetch(io, path)).read_bytes()
+    s3_server.statuses.clear()
+    again = Path(fetch(io, path)).read_bytes()
+
+    assert again == first == b"rows"
+    assert s3_server.statuses[304] == 1
+    io.write(path, b"other", sync=True, overwrite=True)
+    changed = Path(fetch(io, path)).read_bytes()
+    assert changed == (b"other" if fetch is _fetch_whole else b"ot\0er")
+    assert s3_server.statuses[304] == 1
+    io.delete(path)
+    with pytest.raises(NotFoundError):
+        io.fetch(path)
+
+
+def test_file_that_is_no_longer_here_is_sent_again(s3_server, bucket, tmp_path):
+    """Catches a copy that was deleted to make room, and is taken for the one on the disk."""
+    io = S3FileIO(str(tmp_path), s3_server.settings(cache_bytes=5))
+    for name in ("a", "b", "a", "b"):
+        io.write(f"/{bucket}/{name}", name.encode() * 4, sync=True, overwrite=True)
+        assert Path(io.fetch(f"/{bucket}/{name}")).read_bytes() == name.encode() * 4
+
+    assert s3_server.statuses[304] == 0
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 @pytest.mark.parametrize("size", [100, 3 * PART_BYTES])
 def test_existing_file_is_not_replaced(io, bucket, local_file, size):
     """Catches two writers of one name that both think they won."""

@@ -19,6 +19,11 @@ AGGREGATION = ("stateStoreSave", ("default",))
 GLOBAL_LIMIT = ("globalLimit", ("default",))
 GLOBAL_AGGREGATION = ("stateStoreSave", ("default",), "no key")
 NO_COLUMNS = '{"type":"struct","fields":[]}'
+KEYLESS = {
+    GLOBAL_AGGREGATION: NO_COLUMNS,
+    GLOBAL_LIMIT: '{"type":"struct","fields":[{"name":"key","type":"void","nullable":true,'
+    '"metadata":{}}]}',
+}
 JOIN = (
     "symmetricHashJoin",
     tuple(f"{s}-{n}" for s in ("left", "right") for n in ("keyToNumValues", "keyWithIndexToValue")),
@@ -81,9 +86,9 @@ class QueryCheckpoint:
                     if snapshot:
                         store.snapshot()
                     batch = store.begin()
-                    if self.operators[operator] == GLOBAL_AGGREGATION:
-                        family = ColumnFamily(0, "default", key_schema=NO_COLUMNS)
-                        batch.column_families = (family,)
+                    if parts == 1 and self.operators[operator] in KEYLESS:
+                        schema = KEYLESS[self.operators[operator]]
+                        batch.column_families = (ColumnFamily(0, "default", key_schema=schema),)
                     for key, value in rows.items():
                         group = self.key_group(key)
                         if parts > 1 and group % self.num_partitions != partition:
@@ -116,8 +121,7 @@ class QueryCheckpoint:
         self.write(f"offsets/{self.version}", text)
 
     def partitions(self, operator):
-        is_whole = self.operators[operator] in (GLOBAL_LIMIT, GLOBAL_AGGREGATION)
-        return 1 if is_whole else self.num_partitions
+        return 1 if self.operators[operator] in KEYLESS else self.num_partitions
 
     def key_group(self, key):
         return zlib.crc32(key.encode()) % self.max_parallelism

@@ -97,8 +97,8 @@ def test_edit_diffs_go_on_when_restarted(tmp_path: Path) -> None:
 @pytest.mark.timeout(620)
 @pytest.mark.parametrize(
     "stores",
-    [["HDFS-backed", "statestore rocksdb"], pytest.param(TITLES, marks=pytest.mark.extended)],
-    ids=["two-stores", "every-store"],
+    [["statestore rocksdb"], pytest.param(TITLES, marks=pytest.mark.extended)],
+    ids=["rocksdb", "every-store"],
 )
 def test_demo_compares_equal_when_killed_twice(stores: list[str]) -> None:
     """Catches whatever the demo would: a query that dies with its engine, a wrong row."""

@@ -15,9 +15,10 @@ from statestore.core.errors import (
 from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.io.memory import MemoryFileIO
-from statestore.operations.checkpoint import Checkpoint
+from statestore.operations.checkpoint import Checkpoint, open_checkpoint
 from statestore.operations.conversion import plan_conversion
 from statestore.operations.new_directory import metadata_fields
+from tests.operations.checkpoints import AGGREGATION, GLOBAL_LIMIT, JOIN, QueryCheckpoint
 
 NUM_PARTITIONS = 3
 
@@ -39,12 +40,22 @@ class Files:
             info = {"operatorId": operator, "operatorName": "stateStoreSave"}
             fields = json.dumps({"operatorInfo": info, "stateStoreInfo": [store]})
             self.write(f"state/{operator}/_metadata/metadata", f"v1\n{fields}")
-            self.write(f"state/{operator}/0/_metadata/schema", "schema")
+        self.write_schema("0/0", '{"name":"k","type":"long","nullable":true,"metadata":{}}')
+        self.write_schema("1/0", "")
         for directory in ("0/0", "0/1", "0/2", "1/0"):
             self.write(f"state/{directory}/1.delta", "rows")
 
     def write(self, path, text):
         self.io.write(f"/ck/{path}", text.encode(), sync=False, overwrite=True)
+
+    def write_schema(self, directory, fields):
+        """Write the schemas of a store as Spark does, with Java's lengths in between."""
+        parts = [f'{{"type":"struct","fields":[{part}]}}'.encode() for part in (fields, "")]
+        data = b"\x00\x02v2" + b"".join(
+            b"\x00\x00\x00\x01" + len(part).to_bytes(2) + part for part in parts
+        )
+        path = f"/ck/state/{directory}/_metadata/schema"
+        self.io.write(path, data, sync=False, overwrite=True)
 
     def plan_batch(self, batch):
         metadata = json.dumps({"batchWatermarkMs": 0, "conf": self.conf})
@@ -84,6 +95,60 @@ def test_partition_is_planned_when_its_directory_is_lost(files):
     files.io.delete("/ck/state/0/1/1.delta")
 
     assert files.plan().operators[0].num_partitions == NUM_PARTITIONS
+
+
+def test_partition_is_planned_when_all_others_are_lost(files):
+    """Catches half of a state that is converted as an aggregation without a key."""
+    files.conf[NUM_PARTITIONS_KEY] = "2"
+    files.plan_batch(0)
+    for partition in (1, 2):
+        files.io.delete(f"/ck/state/0/{partition}/1.delta")
+
+    assert [operator.num_partitions for operator in files.plan().operators] == [2, 1]
+
+
+@pytest.mark.parametrize("length", [123, 200])
+def test_key_is_known_whatever_the_lengths_in_the_file(files, length):
+    """Catches a length that looks like the beginning of a schema, or is no text."""
+    field = '{"name":"%s","type":"long","nullable":true,"metadata":{}}'
+    name = "k" * (length - len(field % "") - len('{"type":"struct","fields":[]}'))
+    files.write_schema("0/0", field % name)
+    for partition in (1, 2):
+        files.io.delete(f"/ck/state/0/{partition}/1.delta")
+
+    assert files.plan().operators[0].num_partitions == NUM_PARTITIONS
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_join_is_planned_whole_when_its_state_is_elsewhere(tmp_path, checkpoint_format):
+    """Catches state partitions that have no directory of a store in the checkpoint itself."""
+    query = QueryCheckpoint(
+        tmp_path / "query", operators=(AGGREGATION, JOIN, GLOBAL_LIMIT), num_partitions=3,
+        checkpoint_format=checkpoint_format,
+    )  # fmt: skip
+    query.run({"one": 1})
+    for operator, names in ((0, ("",)), (1, JOIN[1]), (2, ("",))):
+        key = {"name": "k", "type": "void" if operator == 2 else "long"}
+        for name in names:
+            schema = {"type": "struct", "fields": [key]}
+            text = json.dumps(schema, separators=(",", ":"))
+            query.write(f"state/{operator}/0/{name}/_metadata/schema", text)
+    elsewhere = tmp_path / "elsewhere" / ("0" * 32)
+    for file in [*(tmp_path / "query" / "state").rglob("*.arrows")]:
+        moved = elsewhere / file.relative_to(tmp_path / "query" / "state")
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(moved)
+        operator, partition = moved.relative_to(elsewhere).parts[:2]
+        query.write(f"state/{operator}/{partition}/.statestore", "")
+    placement = {"format_version": 1, "storage": f"file:{elsewhere.parent}", "id": elsewhere.name}
+    query.write("statestore.json", json.dumps(placement))
+
+    with open_checkpoint(query.path) as checkpoint:
+        plan = plan_conversion(
+            checkpoint, "file:/new", checkpoint.io, str(tmp_path / "new"), "spark-rocksdb"
+        )
+
+    assert [operator.num_partitions for operator in plan.operators] == [3, 3, 1]
 
 
 @pytest.mark.parametrize(

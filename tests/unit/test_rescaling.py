@@ -24,7 +24,6 @@ from statestore.codec.rows import DELETE, PUT, Row, batch_from_rows
 from statestore.codec.trailer import StoreName
 from statestore.core.clock import SystemClock
 from statestore.core.errors import (
-    FencedError,
     IncompatibleError,
     InvalidArgumentError,
     NotFoundError,
@@ -322,15 +321,26 @@ def test_new_state_partitions_are_found_in_the_checkpoint_directory(
     assert [path for path in made.io.paths() if path.startswith("/origin")] == [expected]
 
 
-def test_another_version_in_its_place_is_not_replaced(checkpoint):
-    """Catches a rescale that writes over a batch the old layout went on with."""
+@pytest.mark.parametrize("left_by", ["batch", "rescale", "damage"])
+def test_what_is_in_the_place_of_a_version_is_nobodys(checkpoint, left_by):
+    """Catches rows of another history taken for the rescaled version's, or in its way."""
     plan = plan_rescale(checkpoint.heads(4, 2), 8)
-    checkpoint.commit(4, range(3), b"three")
-
-    with pytest.raises(FencedError) as caught:
+    if left_by == "batch":
+        checkpoint.commit(4, range(3), b"three")
+    elif left_by == "rescale":
+        checkpoint.write(plan_rescale(checkpoint.heads(4, 2), 12))
+    else:
         checkpoint.write(plan)
+        path = checkpoint.location(0).path(plan[0].new.file_name(checkpoint.location(0)))
+        data, _ = checkpoint.io.read_tail(path, 1 << 20)
+        checkpoint.io.write(path, data[:-9] + bytes(9), sync=False, overwrite=True)
 
-    assert caught.value.kind == "version-exists"
+    checkpoint.write(plan)
+
+    heads = checkpoint.heads(8, 3)
+    assert {head.trailer.checkpoint_id for head in heads.values()} == {
+        store.new.checkpoint_id for store in plan.values()
+    }
 
 
 def test_undo_leaves_what_was_there_before(checkpoint):

@@ -15,6 +15,7 @@ from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import LocalDatabase, local_errors
 from statestore.backends.rocksdb.merging import LaidOut, lay_out, open_sst
 from statestore.backends.rocksdb.view import View
+from statestore.checkpoint.restore import PARALLEL_FETCHES
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.state_file import StateFile
 from statestore.codec.trailer import VersionRef
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from statestore.codec.trailer import FileRef
 
 logger = logging.getLogger(__name__)
-
-PARALLEL_FETCHES = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from rocksdict import IngestExternalFileOptions, Rdict
 
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import local_errors
-from statestore.checkpoint.commit import WRITER
 from statestore.checkpoint.layout import store_of_path
 from statestore.checkpoint.lineage import check_ref, check_store, make_ref
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
@@ -22,6 +21,7 @@ from statestore.codec.sealed_file import SealedFile, append_trailer
 from statestore.codec.trailer import Trailer, compute_lineage
 from statestore.core.errors import FencedError, InternalError
 from statestore.core.options import StateStoreOptions
+from statestore.core.version import WRITER
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:

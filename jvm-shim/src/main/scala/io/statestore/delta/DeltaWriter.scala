@@ -35,12 +35,8 @@ private[statestore] final class DeltaWriter(file: File, compression: String, exp
   }
   private val capacity = math.max(1, math.min(MaxRows, expectedRows))
   private val batch = new Columns(capacity)
-  private var written = 0L
 
   MessageSerializer.serialize(out, StateFileSchema, IpcOption.DEFAULT)
-
-  /** Rows written so far. */
-  def rows: Long = written
 
   override def add(keyGroup: Int, family: Int, op: Int, key: BytesRef, value: BytesRef): Unit = {
     val bytes = key.length.toLong + (if (value == null) 0 else value.length)
@@ -49,7 +45,6 @@ private[statestore] final class DeltaWriter(file: File, compression: String, exp
       flush()
     }
     batch.add(keyGroup, family, op, key, value)
-    written += 1
   }
 
   override def finish(): Long = {

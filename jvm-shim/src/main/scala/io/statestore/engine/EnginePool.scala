@@ -90,10 +90,7 @@ final class EnginePool private[engine] (settings: EngineSettings) {
     reply
   }
 
-  /** Number of calls made. A call that was repeated counts once. */
-  def callCount: Long = callCounts.values.sum
-
-  /** Number of calls made by their op. */
+  /** Number of calls made by their op. A call that was repeated counts once. */
   def callCounts: Map[String, Long] = counts.asScala.view.mapValues(_.sum).toMap
 
   /** End the engines and remove the scratch directory. Further calls are refused. */
