@@ -267,17 +267,41 @@ def parse_operator(text: str, path: str) -> OperatorInfo:
         raise _damaged(path, text) from error
 
 
-def with_num_partitions(text: str, path: str, num_partitions: int) -> str:
-    """Return an operator's metadata with another number of state partitions.
+def copy_operators(
+    io: FileIO,
+    state_directory: str,
+    new_io: FileIO,
+    new_state_directory: str,
+    new_ids: Mapping[int, int],
+    num_partitions: int,
+) -> None:
+    """Write Spark's metadata of operators, with other numbers or another number of partitions.
+
+    Args:
+        io: Storage of the checkpoint.
+        state_directory: Its `state` directory.
+        new_io: Storage of the one to write to, which may be the same.
+        new_state_directory: Its `state` directory.
+        new_ids: The number of each operator there, by the one it has.
+        num_partitions: State partitions of the query there.
 
     Raises:
-        CorruptionError: It is not that.
+        CorruptionError: Metadata is damaged.
+        NotFoundError, StorageError: It cannot be read or written.
     """
-    parse_operator(text, path)
-    *head, line = text.rstrip("\n").split("\n")
-    fields = _json_object(line, path)
-    stores = [{**store, "numPartitions": num_partitions} for store in fields["stateStoreInfo"]]
-    return "\n".join([*head, _compact({**fields, "stateStoreInfo": stores})])
+    for old, new in new_ids.items():
+        path = operator_metadata_path(state_directory, old)
+        text = read_text(io, path)
+        parse_operator(text, path)
+        *head, line = text.rstrip("\n").split("\n")
+        fields = _json_object(line, path)
+        fields["operatorInfo"]["operatorId"] = new
+        for store in fields["stateStoreInfo"]:
+            store["numPartitions"] = num_partitions
+        changed = "\n".join([*head, _compact(fields)])
+        write_text(
+            new_io, operator_metadata_path(new_state_directory, new), changed, overwrite=True
+        )
 
 
 def _json_object(line: str, path: str) -> dict[str, Any]:

@@ -73,6 +73,7 @@ class Branch:
             root = f"{target.path}/state"
             copy_state(self.version, self.version.heads, target, root, report, copy=link_file)
             copy_spark_files(self.version, target)
+            self.version.copy_operators(target)
             write_logs(target, self.version.offsets, self.version.commits)
             target.finish(query_metadata(new_query_id(target.ids)))
 

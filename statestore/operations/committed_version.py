@@ -24,6 +24,8 @@ from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
     CommitEntry,
     OffsetsEntry,
+    copy_operators,
+    operator_metadata_path,
     write_text,
 )
 from statestore.codec.partition_key import is_single
@@ -68,7 +70,8 @@ class CommittedVersion:
             have the version's number of state partitions: a copy has no rescale to undo.
         commits: Entries of the commit log by batch: the version's own, and the one before.
         heads: The delta of every store that has state.
-        spark_files: Paths below the checkpoint directory of Spark's other files.
+        spark_files: Paths below the checkpoint directory of Spark's other files, but for the
+            metadata of operators.
     """
 
     checkpoint: Checkpoint
@@ -109,6 +112,35 @@ class CommittedVersion:
         location = self.checkpoint.location(store)
         refs = (*head.trailer.files, head.ref)
         return tuple((location.path(ref.path), ref.size) for ref in refs)
+
+    def copy_operators(
+        self,
+        target: NewDirectory,
+        new_ids: Mapping[int, int] | None = None,
+        num_partitions: int | None = None,
+    ) -> None:
+        """Write Spark's metadata of the operators to a new directory.
+
+        Args:
+            target: The directory.
+            new_ids: New number by old, for those to be written; all as they are when None.
+            num_partitions: State partitions there; as many as of the version when None, whatever
+                rescales came after it.
+
+        Raises:
+            NotFoundError, CorruptionError, StorageError: As `query_log.copy_operators`.
+        """
+        source = self.checkpoint
+        if new_ids is None:
+            new_ids = {operator.id: operator.id for operator in source.operators}
+        copy_operators(
+            source.io,
+            source.state_directory,
+            target.io,
+            f"{target.path}/state",
+            new_ids,
+            num_partitions or self.num_partitions,
+        )
 
     def state_bytes(self, stores: Iterable[StoreName] | None = None) -> int:
         """Return the bytes of the files that make some stores, or all; shared ones once."""
@@ -165,14 +197,22 @@ def pin_version(checkpoint: Checkpoint, version: int | None = None) -> Committed
 
 
 def _spark_files(checkpoint: Checkpoint) -> Iterable[str]:
-    """Yield the paths of what is neither log, state nor ours; hidden files are temporary."""
+    """Yield the paths of what is neither log, state nor ours; hidden files are temporary.
+
+    The metadata of operators is left out: it is written for the version, not copied.
+    """
+    prefix = f"{checkpoint.path}/"
+    operators = {
+        operator_metadata_path(checkpoint.state_directory, operator.id).removeprefix(prefix)
+        for operator in checkpoint.operators
+    }
     for info in checkpoint.io.list_tree(checkpoint.path):
         top = info.name.partition("/")[0]
         is_ours = top.startswith("statestore")
         if is_ours or top in (METADATA_NAME, *_LOGS) or "/." in f"/{info.name}":
             continue
         of_state = _OF_STATE.fullmatch(info.name)
-        if of_state is None or "/_metadata/" in info.name:
+        if info.name not in operators and (of_state is None or "/_metadata/" in info.name):
             yield info.name
 
 

@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING
 
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
-    operator_metadata_path,
-    read_text,
-    with_num_partitions,
-    write_text,
+    copy_operators,
 )
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 
@@ -162,12 +159,9 @@ def write_operators(checkpoint: Checkpoint, num_partitions: int) -> None:
     Raises:
         CorruptionError, StorageError: Metadata cannot be read or written.
     """
-    for operator in checkpoint.operators:
-        path = operator_metadata_path(checkpoint.state_directory, operator.id)
-        text = read_text(checkpoint.io, path)
-        changed = with_num_partitions(text, path, num_partitions)
-        if changed != text:
-            write_text(checkpoint.io, path, changed, overwrite=True)
+    io, state = checkpoint.io, checkpoint.state_directory
+    same_ids = {operator.id: operator.id for operator in checkpoint.operators}
+    copy_operators(io, state, io, state, same_ids, num_partitions)
 
 
 def add_commit(checkpoint: Checkpoint, batch: int, ids: Mapping[str, list[list[str]]]) -> None:

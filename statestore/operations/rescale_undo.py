@@ -105,12 +105,13 @@ class Undo:
             )
 
     def _check_state_before(self) -> None:
-        """Check that every file of the version before the rescale is there.
+        """Check that the version before the rescale can be read, from every state partition.
 
         Raises:
-            InvalidArgumentError: One is not, or cannot be read.
+            InvalidArgumentError: It cannot.
         """
-        for finding in verify(self._checkpoint, versions=[self._version - 1]).findings:
+        found = verify(self._checkpoint, versions=[self._version - 1]).findings
+        for finding in (finding for finding in found if not finding.is_recoverable):
             raise _nothing_to_undo(
                 self._checkpoint,
                 "the state before the rescale is not all here",

@@ -28,8 +28,6 @@ from statestore.checkpoint.placement import make_placement
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
     PROVIDER_KEY,
-    operator_metadata_path,
-    read_text,
     write_text,
 )
 from statestore.codec.trailer import RowCounts, StoreName
@@ -80,7 +78,6 @@ if TYPE_CHECKING:
     from statestore.operations.new_directory import NewDirectory
 
 _OF_OPERATOR = re.compile(r"state/([0-9]+)/(.*)")
-_METADATA = "_metadata/metadata"
 
 
 @dataclass(frozen=True)
@@ -167,8 +164,9 @@ class Restore:
                 self._write_states(to, state_root, ids, report)
             self._write_added(to, state_root, ids)
             copy_spark_files(self.version, target, self._rename)
+            # With an operator that is new, Spark writes the metadata of all in its first batch.
             if not self.operators.added:
-                self._write_operators(target)
+                self.version.copy_operators(target, self.operators.kept, self.num_partitions)
             self._write_logs(target, ids)
             query_id = self.savepoint.query_id if self.keeps_query_id else ""
             target.finish(query_metadata(query_id or new_query_id(target.ids)))
@@ -291,23 +289,9 @@ class Restore:
         if found is None:
             return path
         operator, rest = int(found[1]), found[2]
-        if operator not in self.operators.kept or rest == _METADATA:
+        if operator not in self.operators.kept:
             return None
         return f"state/{self.operators.new_id(operator)}/{rest}"
-
-    def _write_operators(self, target: NewDirectory) -> None:
-        """Write Spark's metadata of the operators, with their new numbers."""
-        checkpoint = self.version.checkpoint
-        for old, new in self.operators.kept.items():
-            path = operator_metadata_path(checkpoint.state_directory, old)
-            *head, last = read_text(checkpoint.io, path).rstrip("\n").split("\n")
-            fields = json.loads(last)
-            fields["operatorInfo"]["operatorId"] = new
-            for store in fields["stateStoreInfo"]:
-                store["numPartitions"] = self.num_partitions
-            text = "\n".join([*head, json.dumps(fields, separators=(",", ":"))])
-            new_path = operator_metadata_path(f"{target.path}/state", new)
-            write_text(target.io, new_path, text, overwrite=True)
 
     def _write_logs(self, target: NewDirectory, ids: Mapping[StoreName, str]) -> None:
         conf = {

@@ -181,6 +181,7 @@ def _copy(
         provider = {PROVIDER_KEY: PROVIDERS[CANONICAL_BACKEND]}
         offsets = {batch: entry.with_conf(provider) for batch, entry in offsets.items()}
     copy_spark_files(version, target)
+    version.copy_operators(target)
     write_logs(target, offsets, version.commits)
     savepoint = Savepoint(
         form=form,

@@ -361,6 +361,28 @@ def test_copy_made_right_after_a_rescale_has_none_to_undo(tmp_path, copied):
     assert read_checkpoint(copy) == made.expected()
 
 
+@pytest.mark.parametrize("copied", ["branch", "canonical", "native"])
+def test_copy_of_a_version_from_before_a_rescale_is_as_it_was_then(tmp_path, copied):
+    """Catches operator metadata that tells the state reader of state partitions to come."""
+    made = make(tmp_path)
+    expected = made.expected()
+    rescale(made.path, 8)
+    made.run_batch({1: 2})
+    copy = str(tmp_path / "copy")
+    if copied == "branch":
+        with plan_branch(made.path, copy, version=3) as plan:
+            plan.run()
+    else:
+        take_savepoint(made.path, copy, version=3, form=copied)
+
+    assert read_checkpoint(copy) == expected
+    with open_checkpoint(copy) as checkpoint:
+        stores = [store for operator in checkpoint.operators for store in operator.stores]
+        assert [store.num_partitions for store in stores] == [4, 4, 4, 4]
+    with open_checkpoint(made.path) as checkpoint:
+        assert checkpoint.operators[0].stores[0].num_partitions == 8
+
+
 KILLED = """
 import os, signal, sys
 from statestore.io.local import LocalFileIO

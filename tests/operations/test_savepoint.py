@@ -519,8 +519,8 @@ def test_every_storage_to_every_other(tmp_path, s3_server, bucket):
         s3_server.requests.clear()
         plan.run()
         fetched = s3_server.requests["GET"]
-        # Spark's small files go through here, and `metadata` between the steps.
-        assert fetched == len(plan.version.spark_files) + 5
+        # Spark's small files go through here, the operator's too, and `metadata` between the steps.
+        assert fetched == len(plan.version.spark_files) + 6
     assert read_rows(f"{remote}/branch", options=options) == query.model
     assert not list(tmp_path.glob("branch*"))
     restore(f"{remote}/savepoint", f"{remote}/claimed", claims=True, options=options)
