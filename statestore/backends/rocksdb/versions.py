@@ -161,7 +161,7 @@ class RocksDBVersions:
             max_parallelism=options.max_parallelism,
         )
         if from_snapshot is not None:
-            for _ in self._lineage(head, from_snapshot, is_whole=True):
+            for _ in self._lineage(head, from_snapshot):
                 pass
         loaded = self._local.counted(self._local.bring_to(head, options))
         with self._lock:
@@ -402,7 +402,15 @@ class RocksDBVersions:
         """
         files = self.location.io.list(self.location.directory)
         oldest = max(1, head.trailer.version - options.min_versions_to_retain + 1)
-        needed = {ref.version: known.paths for ref, known in self._lineage(head, oldest)}
+        needed: dict[int, frozenset[str]] = {}
+        has_hole = False
+        try:
+            for ref, known in self._lineage(head, oldest):
+                needed[ref.version] = known.paths
+        except (NotFoundError, FencedError) as error:
+            # Expired before, or replaced in format v1. What lies behind may be retained.
+            logger.info("lineage ends early: store=%s, error=%s", self.location.store, error)
+            has_hole = True
         with self._lock:
             pending = self._announced.union(merge.result.path for merge in self._merges)
             self._retained = {
@@ -413,10 +421,12 @@ class RocksDBVersions:
             find_refs(files),
             self.location.store.partition,
             head.trailer.num_partitions,
-            0 if is_foreign else min(needed),
+            0 if is_foreign or has_hole else min(needed),
         )
         cleaned = release(self.location, done, head.trailer.num_partitions)
         now_ms = self._clock.now_ms()
+        if has_hole:
+            held_below = max(held_below, min(needed))
         for info in files_to_delete(files, needed, pending, held_below, options, now_ms):
             self.location.io.delete(self.location.path(info.name))
             cleaned += Cleanup(1, info.size)
@@ -437,7 +447,7 @@ class RocksDBVersions:
         with local_errors("write to the local disk", str(parent)):
             parent.mkdir(parents=True, exist_ok=True)
             directory = tempfile.mkdtemp(prefix="changes-", dir=parent)
-        for version, _ in self._lineage(head, start_version, is_whole=True):
+        for version, _ in self._lineage(head, start_version):
             file = read_delta_trailer(self.location, version.version, version.checkpoint_id)
             if file.trailer.parent is not None and not file.trailer.files:
                 raise IncompatibleError(
@@ -477,14 +487,12 @@ class RocksDBVersions:
         with self._lock:
             return with_merges((*head.trailer.files, head.ref), self._merges)
 
-    def _lineage(
-        self, head: PublishedFile, oldest: int, *, is_whole: bool = False
-    ) -> Iterator[tuple[VersionRef, _Retained]]:
+    def _lineage(self, head: PublishedFile, oldest: int) -> Iterator[tuple[VersionRef, _Retained]]:
         """Yield what is known of the versions from the head's down to `oldest`.
 
         Raises:
-            NotFoundError, FencedError: With is_whole, one was expired or replaced; else they end
-                the lineage early.
+            NotFoundError, FencedError: One was expired or replaced.
+            CorruptionError, IncompatibleError, StorageError: A trailer cannot be read.
         """
         ref: VersionRef | None = head.trailer.version_ref
         known: _Retained | None = _retained(head)
@@ -497,14 +505,7 @@ class RocksDBVersions:
                 known = self._retained.get(ref)
             if known is None:
                 checkpoint_id = ref.checkpoint_id if child.checkpoint_format >= 2 else None
-                try:
-                    found = self._read_lineage(ref, checkpoint_id)
-                except (NotFoundError, FencedError) as error:
-                    if is_whole:
-                        raise
-                    logger.info("lineage ends: store=%s, error=%s", self.location.store, error)
-                    return
-                known = _retained(found)
+                known = _retained(self._read_lineage(ref, checkpoint_id))
                 with self._lock:
                     self._retained[ref] = known
 
