@@ -19,8 +19,10 @@ from statestore.codec.rows import DELETE, PUT, Row
 from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.core.options import StateStoreOptions
+from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import write_stream
 from statestore.testing.engine_process import EngineGoneError, EngineProcess
+from statestore.testing.fault_io import FaultFileIO
 from tests.shim import G, Shim, rows
 
 OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=4)
@@ -203,6 +205,53 @@ def test_store_closed_beside_its_commits_keeps_every_row(tmp_path):
         assert num_closed
 
 
+def put(store, number):
+    """Commit a version of one row and return its delta."""
+    batch = store.begin()
+    batch.put(b"%d" % number, b"")
+    batch.commit()
+    return store._head
+
+
+def wait_for(condition):
+    """Wait until something is so."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_cleanup_beside_commits_keeps_a_merged_file_that_was_just_named(tmp_path):
+    """Catches a cleanup that knows neither the merge nor the newer version that names its file."""
+    io = FaultFileIO(LocalFileIO())
+    options = StateStoreOptions(fsync_enabled=False, orphan_age_ms=0, min_versions_to_retain=6)
+    how = {"backend": "rocksdb", "checkpoint_format": 2, "options": options, "io": io}
+    with statestore.open_store(str(tmp_path), **how) as store:
+        for number in range(1, 6):
+            put(store, number)
+    # This one must read about the versions before its first.
+    with statestore.open_store(str(tmp_path), **how) as store:
+        versions = store._versions
+        sixth, seventh = put(store, 6), put(store, 7)
+        merged = versions.take_snapshot(sixth, str(tmp_path), options)
+        io.held_calls = ("read_tail 4_",)
+        io.gate.clear()
+        cleanup = threading.Thread(target=versions.clean_up, args=(seventh, options))
+        cleanup.start()
+        try:
+            wait_for(lambda: io.num_held)
+            eighth = put(store, 8)
+            versions.take_snapshot(eighth, str(tmp_path), options)
+        finally:
+            io.gate.set()
+            cleanup.join()
+
+        assert merged.ref in eighth.trailer.files
+        expected = list(store.scan())
+    with statestore.open_store(str(tmp_path), version=8, **how) as other:
+        assert list(other.scan()) == expected
+
+
 def test_changes_of_versions_written_whole_are_refused(tmp_path):
     """Catches a change feed that shows the state as changes."""
     shim = RocksDBShim(tmp_path, rocksdb_incremental=False)
@@ -289,10 +338,7 @@ def test_merge_does_not_hold_up_commits(tmp_path):
             shim.commit(engine, rows(200_000 + number))
             in_flight += engine.call("status")["snapshots_in_flight"]
         assert in_flight > 0, "the merge was over before a commit: the test tests nothing"
-        deadline = time.monotonic() + 60
-        while engine.call("status")["snapshots_in_flight"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: not engine.call("status")["snapshots_in_flight"])
         shim.commit(engine, rows(300_000))
         assert len(in_view(shim.view(engine))) == 150_007
 

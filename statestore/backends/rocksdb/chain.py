@@ -80,7 +80,8 @@ def files_to_delete(
     Args:
         files: Listing of the directory.
         needed: For each retained version the paths of the files that make it.
-        pending: Merged files that the next version may name, published already or not.
+        pending: Merged files that the next version may name, published already or not, and the
+            files of newer versions.
         held_below: Files of lower versions stay, for the sake of a rescaled version, or because a
             hole in the lineage hides which of them make a retained version.
         options: orphan_age_ms is the age from which files of newer versions go: of an attempt that

@@ -164,11 +164,11 @@ class RocksDBVersions:
             for _ in self._lineage(head, from_snapshot):
                 pass
         loaded = self._local.counted(self._local.bring_to(head, options))
+        self._remember(head)
         with self._lock:
             # Whoever had the store in between may have deleted what was merged here, or is now.
             self._merges = ()
             self._num_loads += 1
-        self._remember(head)
         return loaded
 
     def commit(
@@ -412,10 +412,19 @@ class RocksDBVersions:
             logger.info("lineage ends early: store=%s, error=%s", self.location.store, error)
             has_hole = True
         with self._lock:
-            pending = self._announced.union(merge.result.path for merge in self._merges)
             self._retained = {
                 ref: known for ref, known in self._retained.items() if ref.version >= oldest
             }
+            # A file of the listing is in one of these: a merge becomes one that a commit may take
+            # in, and then a file of the version that did.
+            pending = self._announced.union(
+                (merge.result.path for merge in self._merges),
+                *(
+                    known.paths
+                    for ref, known in self._retained.items()
+                    if ref.version > head.trailer.version
+                ),
+            )
         is_foreign = any("/" in path for paths in needed.values() for path in paths)
         done, held_below = plan_release(
             find_refs(files),
