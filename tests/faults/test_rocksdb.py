@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import threading
 import time
 from contextlib import suppress
@@ -153,6 +154,32 @@ def test_local_disk_that_is_full_is_named_and_left(tmp_path):
         assert len(in_view(engine.call("load", **shim.load(1)))) == 10
         shim.committed(request, engine.call("commit", **request))
         assert len(in_view(engine.call("load", **shim.load()))) == 5010
+
+
+def test_commit_is_answered_when_the_local_database_cannot_follow(tmp_path):
+    """Catches a version that is durable and reported as failed, for the sake of a cache."""
+    shim = RocksDBShim(tmp_path, rocksdb_compact_on_commit=True)
+
+    def commit(engine, number):
+        keys = range(number, 2400, 8)
+        shim.commit(engine, [Row(n % G, 0, PUT, b"%08d" % n, os.urandom(200)) for n in keys])
+
+    with EngineProcess(shim.scratch) as engine:
+        for number in range(4):
+            commit(engine, number)
+        # Room for what a commit writes, and not for the whole state.
+        pid = engine.process.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (150_000, limits[1]))
+        commit(engine, 4)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+        commit(engine, 5)
+        shutil.rmtree(tmp_path / "statestore-scratch-1/rocksdb")
+        commit(engine, 6)
+        commit(engine, 7)
+
+        assert len(in_view(shim.view(engine))) == 2400
+    assert len(load(tmp_path / "ck", 7)) == 2100
 
 
 def test_load_fetches_only_what_the_local_disk_does_not_hold(tmp_path):

@@ -254,14 +254,22 @@ class RocksDBVersions:
             sync=options.fsync_enabled,
             clock=self._clock,
         )
-        database.follow(
-            delta.sst_path,
-            parent.trailer.version_ref if parent else None,
-            published.trailer.version_ref,
-        )
+        try:
+            database.follow(
+                delta.sst_path,
+                parent.trailer.version_ref if parent else None,
+                published.trailer.version_ref,
+            )
+            if options.rocksdb_compact_on_commit:
+                database.compact()
+        except StorageError as error:
+            # The version is durable. The local database is a cache: whoever needs it next has it
+            # fetch what it lacks.
+            logger.warning(
+                "local database did not follow: store=%s, error=%s", self.location.store, error
+            )
+            database.close()
         Path(local_path).unlink(missing_ok=True)
-        if options.rocksdb_compact_on_commit:
-            database.compact()
         self._remember(published)
         with self._lock:
             self._merges = merges_left((*files, published.ref), self._merges)
