@@ -18,12 +18,12 @@ from statestore.backends.rocksdb.database import MAX_WAITING
 from statestore.backends.rocksdb.view import View
 from statestore.codec.rows import DELETE, PUT, Row
 from statestore.codec.sealed_file import SealedFile
-from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
+from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError, StorageError
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import write_stream
 from statestore.testing.engine_process import EngineGoneError, EngineProcess
-from statestore.testing.fault_io import FaultFileIO
+from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.shim import G, Shim, rows
 
 OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=4)
@@ -277,6 +277,32 @@ def test_cleanup_beside_commits_keeps_a_merged_file_that_was_just_named(tmp_path
         expected = list(store.scan())
     with statestore.open_store(str(tmp_path), version=8, **how) as other:
         assert list(other.scan()) == expected
+
+
+@pytest.mark.parametrize("fault", [Fault(1, calls=("read_tail",)), Fault(0, calls=("fetch",))])
+def test_outage_of_the_storage_leaves_the_local_database(tmp_path, fault):
+    """Catches a whole download after a request that failed."""
+    io = FaultFileIO(LocalFileIO())
+    how = {"backend": "rocksdb", "options": OPTIONS, "io": io}
+    with (
+        statestore.open_store(str(tmp_path), **how) as there,
+        statestore.open_store(str(tmp_path), **how) as here,
+    ):
+        for number in range(1, 4):
+            put(there, number)
+        held = here._versions.load(3, None, None, OPTIONS)
+        there.snapshot()
+        put(there, 4)
+
+        io.arm(fault)
+        with pytest.raises(StorageError, match="injected"):
+            here._versions.load(4, None, None, OPTIONS)
+        io.arm(None)
+
+        assert Path(held.view).exists()
+        assert here._versions.load(4, None, None, OPTIONS).files_read == 1
+        here.load(4)
+        assert list(here.scan()) == list(there.scan())
 
 
 def test_changes_of_versions_written_whole_are_refused(tmp_path):
