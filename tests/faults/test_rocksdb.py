@@ -305,6 +305,24 @@ def test_outage_of_the_storage_leaves_the_local_database(tmp_path, fault):
         assert list(here.scan()) == list(there.scan())
 
 
+@pytest.mark.parametrize("incremental", [True, False])
+def test_newest_merged_file_is_known_after_a_restart(tmp_path, incremental):
+    """Catches a store that Spark counts as lagging, and has rewrite its state, for no reason."""
+    options = StateStoreOptions(fsync_enabled=False, rocksdb_incremental=incremental)
+    how = {"backend": "rocksdb", "options": options}
+    with statestore.open_store(str(tmp_path), **how) as store:
+        for number in range(1, 5):
+            put(store, number)
+        store.snapshot()
+        put(store, 5)
+        before = store._versions.snapshot_status
+    with statestore.open_store(str(tmp_path), **how) as store:
+        after = store._versions.snapshot_status
+
+    assert after.version == before.version == (4 if incremental else 5)
+    assert after.num_bytes == before.num_bytes > 0
+
+
 def test_changes_of_versions_written_whole_are_refused(tmp_path):
     """Catches a change feed that shows the state as changes."""
     shim = RocksDBShim(tmp_path, rocksdb_incremental=False)

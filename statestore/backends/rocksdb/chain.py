@@ -47,6 +47,14 @@ def merges_left(chain: tuple[FileRef, ...], merges: Iterable[Merge]) -> tuple[Me
     return tuple(merge for merge in merges if set(merge.sources) <= set(chain))
 
 
+def newest_summary(chain: tuple[FileRef, ...]) -> FileRef | None:
+    """Return the newest file that stands for more than one version, or for all of the chain."""
+    if len(chain) == 1:
+        return chain[0]
+    merged = (ref for ref in chain if ref.kind != "delta")
+    return max(merged, key=lambda ref: ref.version, default=None)
+
+
 def files_to_merge(chain: tuple[FileRef, ...], min_files: int) -> tuple[FileRef, ...]:
     """Return the youngest run of files that should become one, empty when it is too short.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from statestore.backends.rocksdb import sst
+from statestore.backends.rocksdb.chain import newest_summary
 from statestore.backends.rocksdb.database import LocalDatabase, local_errors
 from statestore.backends.rocksdb.merging import LaidOut, lay_out, open_sst
 from statestore.backends.rocksdb.view import View
@@ -58,7 +59,8 @@ class LocalVersion:
     @property
     def snapshot_version(self) -> int:
         """Version of the newest merged file or snapshot among the files, -1 without one."""
-        return max((ref.version for ref in self.refs if ref.kind != "delta"), default=-1)
+        summary = newest_summary(self.refs)
+        return -1 if summary is None else summary.version
 
 
 class LocalVersions:

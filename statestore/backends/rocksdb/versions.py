@@ -22,6 +22,7 @@ from statestore.backends.rocksdb.chain import (
     files_to_delete,
     files_to_merge,
     merges_left,
+    newest_summary,
     with_merges,
 )
 from statestore.backends.rocksdb.database import LocalDatabase, local_errors
@@ -120,7 +121,7 @@ class RocksDBVersions:
 
     @property
     def snapshot_status(self) -> SnapshotStatus:
-        """The newest merged file known."""
+        """The newest merged file known; a version that is one file is its own."""
         with self._lock:
             return self._status
 
@@ -539,7 +540,11 @@ class RocksDBVersions:
 
     def _remember(self, head: PublishedFile) -> None:
         key = (head.trailer.version, head.trailer.checkpoint_id)
+        summary = newest_summary((*head.trailer.files, head.ref))
         with self._lock:
+            if summary is not None and summary.version > self._status.version:
+                num_taken = self._status.num_taken
+                self._status = SnapshotStatus(summary.version, summary.size, 0.0, num_taken)
             self._retained[head.trailer.version_ref] = _retained(head)
             self._heads.pop(key, None)
             self._heads[key] = head
