@@ -20,6 +20,7 @@ from statestore.codec.rows import DELETE, PUT, Row
 from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError, StorageError
 from statestore.core.options import StateStoreOptions
+from statestore.engine.service import MAX_CLOSED_STORES
 from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import write_stream
 from statestore.testing.engine_process import EngineGoneError, EngineProcess
@@ -321,6 +322,26 @@ def test_newest_merged_file_is_known_after_a_restart(tmp_path, incremental):
 
     assert after.version == before.version == (4 if incremental else 5)
     assert after.num_bytes == before.num_bytes > 0
+
+
+def test_closed_stores_do_not_fill_the_local_disk(tmp_path):
+    """Catches the copies of state partitions that moved away, kept for ever and counted as open."""
+    shims = [RocksDBShim(tmp_path, partition=n) for n in range(MAX_CLOSED_STORES + 4)]
+    closed = shims[1:]
+    with EngineProcess(shims[0].scratch) as engine:
+        for shim in shims:
+            shim.commit(engine, rows(1, 2))
+        for shim in closed:
+            engine.call("close", store=shim.store, backend="rocksdb")
+
+        reply = shims[0].commit(engine, rows(3))
+        status = engine.call("status")
+        assert status["stores"] == 1
+        assert reply["rss_share_bytes"] > status["rss_bytes"] / 2
+        views = list(Path(shims[0].scratch).glob("rocksdb/*/view-*"))
+        assert len(views) == MAX_CLOSED_STORES
+        reads = [engine.call("load", **shim.load())["files_read"] for shim in closed]
+        assert reads == [1] * 3 + [0] * MAX_CLOSED_STORES
 
 
 def test_changes_of_versions_written_whole_are_refused(tmp_path):

@@ -112,6 +112,12 @@ class LocalVersions:
         if self._database is not None:
             self._database.shrink()
 
+    def forget(self) -> None:
+        """Let go of memory and of everything on the local disk."""
+        if self._database is not None:
+            self._database.forget()
+            self._database = None
+
     def _open(self, options: StateStoreOptions) -> LocalDatabase:
         if self._database is None:
             self._database = LocalDatabase(self._directory, self._memory.options(options))

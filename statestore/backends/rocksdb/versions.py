@@ -111,6 +111,7 @@ class RocksDBVersions:
         self._memory = memory
         self._local = LocalVersions(location, local_directory, memory)
         self._lock = threading.Lock()
+        self._cleanup_turn = threading.Lock()
         self._heads: OrderedDict[tuple[int, str], PublishedFile] = OrderedDict()
         self._retained: dict[VersionRef, _Retained] = {}
         self._merges: tuple[Merge, ...] = ()
@@ -348,6 +349,15 @@ class RocksDBVersions:
             self._heads.clear()
         self._local.shrink()
 
+    def forget_local(self) -> None:
+        """Let go of what `forget_heads` leaves: the view, and what cleanups know of versions."""
+        self._local.forget()
+        # A cleanup under way goes by what it finds there.
+        if self._cleanup_turn.acquire(blocking=False):
+            with self._lock:
+                self._retained.clear()
+            self._cleanup_turn.release()
+
     def is_snapshot_due(self, head: PublishedFile, options: StateStoreOptions) -> bool:
         """Return whether files of a version should be merged."""
         return bool(files_to_merge(self._chain(head), options.rocksdb_merge_min_files))
@@ -409,6 +419,10 @@ class RocksDBVersions:
             CorruptionError, IncompatibleError, StorageError: A trailer on the lineage cannot be
                 read; nothing is deleted then.
         """
+        with self._cleanup_turn:
+            return self._clean_up(head, options)
+
+    def _clean_up(self, head: PublishedFile, options: StateStoreOptions) -> Cleanup:
         files = self.location.io.list(self.location.directory)
         oldest = max(1, head.trailer.version - options.min_versions_to_retain + 1)
         needed: dict[int, frozenset[str]] = {}
