@@ -5,7 +5,9 @@ import resource
 import shutil
 import threading
 import time
+import tracemalloc
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import google_crc32c
@@ -15,9 +17,12 @@ from rocksdict import SstFileWriter
 import statestore
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import MAX_WAITING
+from statestore.backends.rocksdb.merging import merge_files
 from statestore.backends.rocksdb.view import View
+from statestore.checkpoint.layout import StoreLocation
 from statestore.codec.rows import DELETE, PUT, Row
 from statestore.codec.sealed_file import SealedFile
+from statestore.codec.trailer import RowCounts, StoreName
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError, StorageError
 from statestore.core.options import StateStoreOptions
 from statestore.engine.service import MAX_CLOSED_STORES
@@ -342,6 +347,45 @@ def test_closed_stores_do_not_fill_the_local_disk(tmp_path):
         assert len(views) == MAX_CLOSED_STORES
         reads = [engine.call("load", **shim.load())["files_read"] for shim in closed]
         assert reads == [1] * 3 + [0] * MAX_CLOSED_STORES
+
+
+def test_merge_needs_no_memory_for_each_deleted_key(tmp_path):
+    """Catches a merge that holds every deleted key, of which a queue has more than rows."""
+    num_keys = 60_000
+    keys = [b"key-%012d" % number for number in range(num_keys)]
+    location = StoreLocation(LocalFileIO(), str(tmp_path / "state"), StoreName(0, 0, "default"))
+    location = replace(location, body="sst")
+    with statestore.open_store(str(tmp_path), options=OPTIONS, backend="rocksdb") as store:
+        put(store, 1)
+        for deleted in (keys[:-10], keys[10:]):
+            batch = store.begin()
+            for key in deleted:
+                batch.delete(key)
+            batch.commit()
+        batch = store.begin()
+        batch.put(keys[20], b"again")
+        batch.commit()
+        head = store._head
+
+    tracemalloc.start()
+    try:
+        merged = merge_files(
+            location,
+            head,
+            (*head.trailer.files[1:], head.ref),
+            is_whole=False,
+            scratch_directory=str(tmp_path),
+            sst_options=sst.Memory(1 << 20).options(OPTIONS),
+            sync=False,
+        )
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < 40 * num_keys
+    assert merged.trailer.rows == RowCounts(put=1, delete=num_keys - 1)
+    found = list(sst.read_deletes(SealedFile(location.path(merged.ref.path))))
+    assert found == [sst.encode_key(0, key) for key in keys if key != keys[20]]
 
 
 def test_changes_of_versions_written_whole_are_refused(tmp_path):
