@@ -267,9 +267,29 @@ def deltas_since(location: StoreLocation, head: PublishedFile, oldest: int) -> t
         NotFoundError: One of them was expired.
         CorruptionError, StorageError: A trailer on the way cannot be read.
     """
-    refs = (*head.trailer.files, head.ref)
+    return own_deltas(reach_back(location, (*head.trailer.files, head.ref), oldest), oldest)
+
+
+def reach_back(
+    location: StoreLocation, refs: tuple[FileRef, ...], oldest: int
+) -> tuple[FileRef, ...]:
+    """Return the files of a version without those of its own snapshots that are not older.
+
+    Args:
+        location: The store.
+        refs: Files that make the version.
+        oldest: Snapshots of this version and later ones are replaced by the files before them.
+
+    Raises:
+        NotFoundError, CorruptionError, StorageError: As `deltas_since`.
+    """
     while not refs[0].is_foreign and refs[0].kind == "snapshot" and refs[0].version >= oldest:
         refs = (*files_before_snapshot(location, refs, 0, None), *refs[1:])
+    return refs
+
+
+def own_deltas(refs: tuple[FileRef, ...], oldest: int) -> tuple[FileRef, ...]:
+    """Return the store's own deltas among the files of a version, from version `oldest` on."""
     own = (ref for ref in refs if ref.kind == "delta" and not ref.is_foreign)
     return tuple(ref for ref in own if ref.version >= oldest)
 

@@ -4,24 +4,27 @@ Everything at or above the low-water mark stays: the oldest version that must st
 snapshot it starts from, and the files that would stand for that snapshot if it were damaged. The
 base of a version is never newer than the base of the version after it, so one walk along the
 lineage finds the mark. A lineage begins with version 1, a full state, or a rescaled version, whose
-files are other partitions': reference files keep those.
+files are other partitions': reference files keep those. A lineage with a hole has no mark: nothing
+goes for its age until the oldest version to be retained is newer than the hole.
 """
 
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import is_temporary, parse_state_file_name
+from statestore.checkpoint.lineage import check_ref
 from statestore.checkpoint.rescale_refs import find_refs, plan_release
-from statestore.checkpoint.restore import deltas_since
-from statestore.checkpoint.trailers import PublishedFile, read_trailer
-from statestore.core.errors import CorruptionError, FencedError, NotFoundError
+from statestore.checkpoint.restore import own_deltas, reach_back
+from statestore.checkpoint.trailers import read_trailer
+from statestore.core.errors import FencedError, NotFoundError
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import RescaleRefName, StateFileName, StoreLocation
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.trailer import FileRef
     from statestore.core.options import StateStoreOptions
     from statestore.io.file_io import FileInfo
 
@@ -33,7 +36,7 @@ class CleanupPlan:
     """What a cleanup would do.
 
     Attributes:
-        low_water: Every state file of a lower version goes.
+        low_water: Every state file of a lower version goes; 0 where the lineage has a hole.
         delete: The files to delete.
         snapshots: Names of the snapshots on the lineage that stay, oldest first.
         release: References of rescaled versions that are to be released first.
@@ -90,25 +93,33 @@ def _walk_lineage(
 ) -> tuple[int, dict[int, str]]:
     """Return the low-water mark and the checkpoint ID of each version on the lineage from there."""
     oldest = max(1, head.trailer.version - num_retained + 1)
-    mark = _first_version(head)
+    chain: tuple[FileRef, ...] = (*head.trailer.files, head.ref)
+    low_water = 0
     try:
-        retained = deltas_since(location, head, oldest)
-        mark = _first_version(read_trailer(location, retained[0].path))
+        chain = reach_back(location, chain, oldest)
+        low_water = _first_version_needed(location, chain, oldest)
         # One more step: what stands for the snapshot that the oldest version starts from.
-        reserve = deltas_since(location, head, mark)
-        mark = _first_version(read_trailer(location, reserve[0].path))
+        chain = reach_back(location, chain, low_water)
+        low_water = _first_version_needed(location, chain, low_water)
     except (NotFoundError, FencedError) as error:
-        # Expired before, or replaced in format v1: what is reached so far decides.
+        # Expired before, or replaced in format v1. When the oldest version was not reached, what
+        # lies behind the hole may be retained, and nothing goes for its age.
         logger.info("lineage ends early: store=%s, error=%s", location.store, error)
-    refs = (*head.trailer.files, head.ref)
-    with suppress(NotFoundError, FencedError, CorruptionError):
-        refs = deltas_since(location, head, mark)
-    return mark, {ref.version: ref.checkpoint_id for ref in refs}
+    return low_water, {ref.version: ref.checkpoint_id for ref in chain if not ref.is_foreign}
 
 
-def _first_version(file: PublishedFile) -> int:
-    own = (ref.version for ref in file.trailer.files if not ref.is_foreign)
-    return next(own, file.trailer.version)
+def _first_version_needed(location: StoreLocation, chain: tuple[FileRef, ...], version: int) -> int:
+    """Return the first version whose files are needed to load a version of a chain.
+
+    Raises:
+        NotFoundError, FencedError: Its delta was expired or replaced.
+        CorruptionError, IncompatibleError, StorageError: Its trailer cannot be read.
+    """
+    ref = own_deltas(chain, version)[0]
+    found = read_trailer(location, ref.path)
+    check_ref(found.trailer, found.ref.size, ref, location.path(ref.path))
+    own = (ref.version for ref in found.trailer.files if not ref.is_foreign)
+    return next(own, ref.version)
 
 
 def _lost_its_version(name: StateFileName, head: PublishedFile, lineage: dict[int, str]) -> bool:

@@ -44,6 +44,9 @@ Reply = dict[str, Any]
 
 BACKENDS = ("filesystem", "heap", "rocksdb")
 
+MAX_CLOSED_STORES = 32
+"""Stores closed last that keep what they have on the local disk, for when they come back."""
+
 
 class EngineService:
     """Serves the calls of docs/protocol.md.
@@ -274,9 +277,11 @@ class EngineService:
 
     def _rss_share_bytes(self) -> int:
         """Return this process's resident memory by the stores it serves: their sum is the whole."""
+        return _rss_bytes() // max(1, self._num_open())
+
+    def _num_open(self) -> int:
         with self._lock:
-            num_stores = len(self._sessions)
-        return _rss_bytes() // num_stores
+            return sum(session.is_open for session in self._sessions.values())
 
     def _maintain(self, request: Request) -> Reply:
         session = self._session(request)
@@ -310,7 +315,13 @@ class EngineService:
 
     def _close(self, request: Request) -> Reply:
         for session in self._sessions_to_close(request):
-            session.close()
+            session.close(self._clock.elapsed_ms())
+        with self._lock:
+            sessions = list(self._sessions.values())
+        closed = [session for session in sessions if not session.is_open]
+        closed.sort(key=lambda session: session.closed_ms, reverse=True)
+        for session in closed[MAX_CLOSED_STORES:]:
+            session.forget_local()
         return {}
 
     def _lease(self, request: Request) -> Reply:
@@ -325,7 +336,7 @@ class EngineService:
             "pid": os.getpid(),
             "version": __version__,
             "rss_bytes": _rss_bytes(),
-            "stores": len(sessions),
+            "stores": self._num_open(),
             "calls": calls,
             "requests": self._storages.requests.total(),
             "lease_requests": self._storages.lease_requests.total(),

@@ -62,6 +62,10 @@ class Session:
         self._pool = pool
         self._scratch_directory = scratch_directory
         self._turn = threading.Lock()
+        self.is_open = False
+        """Whether the store was used since it was closed."""
+        self.closed_ms = 0.0
+        """When it was closed last, by a clock that never goes back."""
         self._flight_lock = threading.Lock()
         self._flight: Future[PublishedFile] | None = None
 
@@ -74,6 +78,7 @@ class Session:
     def load_empty(self, num_partitions: int, options: StateStoreOptions) -> int:
         """Open version 0; see StoreVersions.load_empty."""
         with self._turn:
+            self.is_open = True
             return self.versions.load_empty(num_partitions, options)
 
     def load(
@@ -86,6 +91,7 @@ class Session:
     ) -> RestoredVersion | LocalVersion:
         """Restore a version; see StoreVersions.load."""
         with self._turn:
+            self.is_open = True
             return self.versions.load(
                 version, checkpoint_id, num_partitions, options, from_snapshot
             )
@@ -101,6 +107,7 @@ class Session:
     ) -> tuple[PublishedFile, CommitTimes, SnapshotStatus]:
         """Make a version durable, start a snapshot when it is due; see StoreVersions.commit."""
         with self._turn:
+            self.is_open = True
             published, times = self.versions.commit(new, local_path, arrow_length, options)
         if force_snapshot or self.versions.is_snapshot_due(published, options):
             flight = self._start_snapshot(published, options)
@@ -113,6 +120,7 @@ class Session:
     ) -> LocalVersion | None:
         """Bring a version into the local database, if there is one; see RocksDBVersions.view."""
         with self._turn:
+            self.is_open = True
             return self.versions.view(version, checkpoint_format, options)
 
     def maintain(
@@ -137,7 +145,7 @@ class Session:
                 flight.result()
         return self.versions.clean_up(head, options) if cleanup else Cleanup()
 
-    def close(self) -> None:
+    def close(self, now_ms: float) -> None:
         """Let go of what takes memory; a later call opens the store again.
 
         Waits for a call that is under way, which another provider instance of the store may have
@@ -145,6 +153,16 @@ class Session:
         """
         with self._turn:
             self.versions.forget_heads()
+            self.is_open, self.closed_ms = False, now_ms
+
+    def forget_local(self) -> None:
+        """Remove what a closed store has on the local disk; one that is in use again keeps it."""
+        if self._turn.acquire(blocking=False):
+            try:
+                if not self.is_open:
+                    self.versions.forget_local()
+            finally:
+                self._turn.release()
 
     def _start_snapshot(
         self, head: PublishedFile, options: StateStoreOptions

@@ -1,7 +1,10 @@
 """What every state store keeps to, whatever its backend and storage."""
 
+from contextlib import suppress
+
 import pytest
 
+from statestore.checkpoint.trailers import read_delta_trailer
 from statestore.codec.rows import PUT, Row, batch_from_rows
 from statestore.core.errors import (
     FencedError,
@@ -24,6 +27,14 @@ def commit(store, puts=(), deletes=(), merges=()):
     for key, value in dict(merges).items():
         batch.merge(key, value)
     return batch.commit()
+
+
+def commit_with_snapshots(store, numbers):
+    """Commit versions, one a number, and take a snapshot of every third."""
+    for number in numbers:
+        commit(store, {b"k%d" % (number % 4): b"%d" % number})
+        if number % 3 == 0:
+            store.snapshot()
 
 
 class TestReadsAndWrites:
@@ -300,6 +311,38 @@ class TestSnapshotsAndRetention:
         assert min(versions) >= 9
         with pytest.raises(NotFoundError):
             any_format.open(version=5)
+
+    @pytest.mark.parametrize("hole", ["expired", "branched", "replaced"])
+    def test_cleanup_behind_a_hole_in_the_lineage_takes_no_retained_version(self, bench, hole):
+        """Catches a walk that ends early and takes what it did not see for expired."""
+        num_retained, newest, last = 10, 12, 29
+        store = bench.open(min_versions_to_retain=2, orphan_age_ms=0)
+        commit_with_snapshots(store, range(1, newest + 1))
+        if hole == "expired":
+            store.clean_up()
+        elif hole == "branched":
+            head = read_delta_trailer(store._versions.location, newest, None)
+            kept = {head.ref.path, *(ref.path for ref in head.trailer.files)}
+            for name in set(bench.file_names()) - kept:
+                bench.io.delete(f"{bench.directory}/{name}")
+        else:
+            commit(bench.open(version=newest - 4), {b"zombie": b""})
+        loadable = {}
+        for version in range(newest - num_retained, newest + 1):
+            with suppress(NotFoundError, FencedError):
+                loadable[version] = list(bench.open(version=version).scan())
+        assert newest in loadable
+
+        store = bench.open(min_versions_to_retain=num_retained, orphan_age_ms=0)
+        for number in range(newest + 1, last + 1):
+            commit_with_snapshots(store, [number])
+            loadable[number] = list(store.scan())
+            store.clean_up()
+            for version, rows in loadable.items():
+                if version > number - num_retained:
+                    assert list(bench.open(version=version).scan()) == rows, (number, version)
+
+        assert min(int(name.split(".")[0].split("_")[0]) for name in bench.file_names()) >= newest
 
     def test_cleanup_deletes_old_orphans_only(self, bench):
         """Catches deleting a file another process is still writing, or Spark's own."""

@@ -2,9 +2,12 @@
 
 import os
 import resource
+import shutil
 import threading
 import time
+import tracemalloc
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import google_crc32c
@@ -14,13 +17,19 @@ from rocksdict import SstFileWriter
 import statestore
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import MAX_WAITING
+from statestore.backends.rocksdb.merging import merge_files
 from statestore.backends.rocksdb.view import View
+from statestore.checkpoint.layout import StoreLocation
 from statestore.codec.rows import DELETE, PUT, Row
 from statestore.codec.sealed_file import SealedFile
-from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
+from statestore.codec.trailer import RowCounts, StoreName
+from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError, StorageError
 from statestore.core.options import StateStoreOptions
+from statestore.engine.service import MAX_CLOSED_STORES
+from statestore.io.local import LocalFileIO
 from statestore.testing.deltas import write_stream
 from statestore.testing.engine_process import EngineGoneError, EngineProcess
+from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.shim import G, Shim, rows
 
 OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=4)
@@ -153,6 +162,32 @@ def test_local_disk_that_is_full_is_named_and_left(tmp_path):
         assert len(in_view(engine.call("load", **shim.load()))) == 5010
 
 
+def test_commit_is_answered_when_the_local_database_cannot_follow(tmp_path):
+    """Catches a version that is durable and reported as failed, for the sake of a cache."""
+    shim = RocksDBShim(tmp_path, rocksdb_compact_on_commit=True)
+
+    def commit(engine, number):
+        keys = range(number, 2400, 8)
+        shim.commit(engine, [Row(n % G, 0, PUT, b"%08d" % n, os.urandom(200)) for n in keys])
+
+    with EngineProcess(shim.scratch) as engine:
+        for number in range(4):
+            commit(engine, number)
+        # Room for what a commit writes, and not for the whole state.
+        pid = engine.process.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (150_000, limits[1]))
+        commit(engine, 4)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+        commit(engine, 5)
+        shutil.rmtree(tmp_path / "statestore-scratch-1/rocksdb")
+        commit(engine, 6)
+        commit(engine, 7)
+
+        assert len(in_view(shim.view(engine))) == 2400
+    assert len(load(tmp_path / "ck", 7)) == 2100
+
+
 def test_load_fetches_only_what_the_local_disk_does_not_hold(tmp_path):
     """Catches a whole download after a failed batch, a restarted engine or a moved store."""
     here, there = RocksDBShim(tmp_path), RocksDBShim(tmp_path)
@@ -201,6 +236,156 @@ def test_store_closed_beside_its_commits_keeps_every_row(tmp_path):
             is_over.set()
             closer.join()
         assert num_closed
+
+
+def put(store, number):
+    """Commit a version of one row and return its delta."""
+    batch = store.begin()
+    batch.put(b"%d" % number, b"")
+    batch.commit()
+    return store._head
+
+
+def wait_for(condition):
+    """Wait until something is so."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_cleanup_beside_commits_keeps_a_merged_file_that_was_just_named(tmp_path):
+    """Catches a cleanup that knows neither the merge nor the newer version that names its file."""
+    io = FaultFileIO(LocalFileIO())
+    options = StateStoreOptions(fsync_enabled=False, orphan_age_ms=0, min_versions_to_retain=6)
+    how = {"backend": "rocksdb", "checkpoint_format": 2, "options": options, "io": io}
+    with statestore.open_store(str(tmp_path), **how) as store:
+        for number in range(1, 6):
+            put(store, number)
+    # This one must read about the versions before its first.
+    with statestore.open_store(str(tmp_path), **how) as store:
+        versions = store._versions
+        sixth, seventh = put(store, 6), put(store, 7)
+        merged = versions.take_snapshot(sixth, str(tmp_path), options)
+        io.held_calls = ("read_tail 4_",)
+        io.gate.clear()
+        cleanup = threading.Thread(target=versions.clean_up, args=(seventh, options))
+        cleanup.start()
+        try:
+            wait_for(lambda: io.num_held)
+            eighth = put(store, 8)
+            versions.take_snapshot(eighth, str(tmp_path), options)
+        finally:
+            io.gate.set()
+            cleanup.join()
+
+        assert merged.ref in eighth.trailer.files
+        expected = list(store.scan())
+    with statestore.open_store(str(tmp_path), version=8, **how) as other:
+        assert list(other.scan()) == expected
+
+
+@pytest.mark.parametrize("fault", [Fault(1, calls=("read_tail",)), Fault(0, calls=("fetch",))])
+def test_outage_of_the_storage_leaves_the_local_database(tmp_path, fault):
+    """Catches a whole download after a request that failed."""
+    io = FaultFileIO(LocalFileIO())
+    how = {"backend": "rocksdb", "options": OPTIONS, "io": io}
+    with (
+        statestore.open_store(str(tmp_path), **how) as there,
+        statestore.open_store(str(tmp_path), **how) as here,
+    ):
+        for number in range(1, 4):
+            put(there, number)
+        held = here._versions.load(3, None, None, OPTIONS)
+        there.snapshot()
+        put(there, 4)
+
+        io.arm(fault)
+        with pytest.raises(StorageError, match="injected"):
+            here._versions.load(4, None, None, OPTIONS)
+        io.arm(None)
+
+        assert Path(held.view).exists()
+        assert here._versions.load(4, None, None, OPTIONS).files_read == 1
+        here.load(4)
+        assert list(here.scan()) == list(there.scan())
+
+
+@pytest.mark.parametrize("incremental", [True, False])
+def test_newest_merged_file_is_known_after_a_restart(tmp_path, incremental):
+    """Catches a store that Spark counts as lagging, and has rewrite its state, for no reason."""
+    options = StateStoreOptions(fsync_enabled=False, rocksdb_incremental=incremental)
+    how = {"backend": "rocksdb", "options": options}
+    with statestore.open_store(str(tmp_path), **how) as store:
+        for number in range(1, 5):
+            put(store, number)
+        store.snapshot()
+        put(store, 5)
+        before = store._versions.snapshot_status
+    with statestore.open_store(str(tmp_path), **how) as store:
+        after = store._versions.snapshot_status
+
+    assert after.version == before.version == (4 if incremental else 5)
+    assert after.num_bytes == before.num_bytes > 0
+
+
+def test_closed_stores_do_not_fill_the_local_disk(tmp_path):
+    """Catches the copies of state partitions that moved away, kept for ever and counted as open."""
+    shims = [RocksDBShim(tmp_path, partition=n) for n in range(MAX_CLOSED_STORES + 4)]
+    closed = shims[1:]
+    with EngineProcess(shims[0].scratch) as engine:
+        for shim in shims:
+            shim.commit(engine, rows(1, 2))
+        for shim in closed:
+            engine.call("close", store=shim.store, backend="rocksdb")
+
+        reply = shims[0].commit(engine, rows(3))
+        status = engine.call("status")
+        assert status["stores"] == 1
+        assert reply["rss_share_bytes"] > status["rss_bytes"] / 2
+        views = list(Path(shims[0].scratch).glob("rocksdb/*/view-*"))
+        assert len(views) == MAX_CLOSED_STORES
+        reads = [engine.call("load", **shim.load())["files_read"] for shim in closed]
+        assert reads == [1] * 3 + [0] * MAX_CLOSED_STORES
+
+
+def test_merge_needs_no_memory_for_each_deleted_key(tmp_path):
+    """Catches a merge that holds every deleted key, of which a queue has more than rows."""
+    num_keys = 60_000
+    keys = [b"key-%012d" % number for number in range(num_keys)]
+    location = StoreLocation(LocalFileIO(), str(tmp_path / "state"), StoreName(0, 0, "default"))
+    location = replace(location, body="sst")
+    with statestore.open_store(str(tmp_path), options=OPTIONS, backend="rocksdb") as store:
+        put(store, 1)
+        for deleted in (keys[:-10], keys[10:]):
+            batch = store.begin()
+            for key in deleted:
+                batch.delete(key)
+            batch.commit()
+        batch = store.begin()
+        batch.put(keys[20], b"again")
+        batch.commit()
+        head = store._head
+
+    tracemalloc.start()
+    try:
+        merged = merge_files(
+            location,
+            head,
+            (*head.trailer.files[1:], head.ref),
+            is_whole=False,
+            scratch_directory=str(tmp_path),
+            sst_options=sst.Memory(1 << 20).options(OPTIONS),
+            sync=False,
+        )
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < 40 * num_keys
+    assert merged.trailer.rows == RowCounts(put=1, delete=num_keys - 1)
+    found = list(sst.read_deletes(SealedFile(location.path(merged.ref.path))))
+    assert found == [sst.encode_key(0, key) for key in keys if key != keys[20]]
 
 
 def test_changes_of_versions_written_whole_are_refused(tmp_path):
@@ -289,10 +474,7 @@ def test_merge_does_not_hold_up_commits(tmp_path):
             shim.commit(engine, rows(200_000 + number))
             in_flight += engine.call("status")["snapshots_in_flight"]
         assert in_flight > 0, "the merge was over before a commit: the test tests nothing"
-        deadline = time.monotonic() + 60
-        while engine.call("status")["snapshots_in_flight"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: not engine.call("status")["snapshots_in_flight"])
         shim.commit(engine, rows(300_000))
         assert len(in_view(shim.view(engine))) == 150_007
 

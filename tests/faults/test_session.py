@@ -271,7 +271,7 @@ def test_closed_session_serves_on_and_knows_its_snapshot(bench):
     bench.commit(force_snapshot=True)
     bench.wait_for_snapshot(1)
 
-    bench.session.close()
+    bench.session.close(0.0)
     published, status = bench.commit()
 
     assert status.version == 1

@@ -22,7 +22,6 @@ G = 8
 OPTIONS = {
     "fsync_enabled": False,
     "snapshot_max_chain_length": 3,
-    "min_versions_to_retain": 4,
     "orphan_age_ms": 0,
     "rocksdb_merge_min_files": 3,
 }
@@ -162,8 +161,8 @@ class EngineMachine(RuleBasedStateMachine):
         return [(row["key"], row["value"]) for row in merge_rows(pieces, ages, G).to_pylist()]
 
     @precondition(lambda self: self.model.version > 0)
-    @rule()
-    def maintain(self):
+    @rule(num_retained=st.integers(1, 6))
+    def maintain(self, num_retained):
         self.call(
             "maintain",
             store=self.store,
@@ -172,9 +171,9 @@ class EngineMachine(RuleBasedStateMachine):
             checkpoint_id=self.asked_id(self.model.version),
             snapshot=True,
             cleanup=True,
-            options=self.options,
+            options={**self.options, "min_versions_to_retain": num_retained},
         )
-        self.oldest = max(self.oldest, self.model.version - 4 + 1)
+        self.oldest = max(self.oldest, self.model.version - num_retained + 1)
 
     def teardown(self):
         for version in self.commits:

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from dataclasses import replace
 
 import pytest
 from hypothesis import strategies as st
@@ -128,11 +129,20 @@ class StoreMachine(RuleBasedStateMachine):
             assert fails
         self.io.arm(None)
 
+    @rule(num_versions=st.integers(1, 4))
+    def go_on(self, num_versions):
+        """Versions with snapshots, as many as a cleanup must look at."""
+        for _ in range(num_versions):
+            self.commit(None)
+            self.snapshot(False)
+
     @precondition(lambda self: self.model.version > 0)
-    @rule()
-    def clean_up(self):
-        self.store.clean_up()
-        self.oldest = max(self.oldest, self.model.version - NUM_RETAINED + 1)
+    @rule(num_retained=st.integers(1, 3 * NUM_RETAINED))
+    def clean_up(self, num_retained):
+        """Retention may be raised: files that it would keep are gone then."""
+        options = replace(self.options, min_versions_to_retain=num_retained)
+        self.store._versions.clean_up(self.store._head, options)
+        self.oldest = max(self.oldest, self.model.version - num_retained + 1)
 
     @invariant()
     def rows_are_the_models(self):

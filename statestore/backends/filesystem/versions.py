@@ -227,6 +227,9 @@ class StoreVersions:
             self._heads.clear()
             self._pinned, self._held = frozenset(), ()
 
+    def forget_local(self) -> None:
+        """Let go of what `forget_heads` leaves on the local disk: nothing, for this backend."""
+
     def is_snapshot_due(self, head: PublishedFile, options: StateStoreOptions) -> bool:
         """Return whether a version's restore costs so much that a snapshot should be taken."""
         with self._lock:

@@ -47,6 +47,14 @@ def merges_left(chain: tuple[FileRef, ...], merges: Iterable[Merge]) -> tuple[Me
     return tuple(merge for merge in merges if set(merge.sources) <= set(chain))
 
 
+def newest_summary(chain: tuple[FileRef, ...]) -> FileRef | None:
+    """Return the newest file that stands for more than one version, or for all of the chain."""
+    if len(chain) == 1:
+        return chain[0]
+    merged = (ref for ref in chain if ref.kind != "delta")
+    return max(merged, key=lambda ref: ref.version, default=None)
+
+
 def files_to_merge(chain: tuple[FileRef, ...], min_files: int) -> tuple[FileRef, ...]:
     """Return the youngest run of files that should become one, empty when it is too short.
 
@@ -80,8 +88,10 @@ def files_to_delete(
     Args:
         files: Listing of the directory.
         needed: For each retained version the paths of the files that make it.
-        pending: Merged files that the next version may name, published already or not.
-        held_below: Files of lower versions stay, for the sake of a rescaled version.
+        pending: Merged files that the next version may name, published already or not, and the
+            files of newer versions.
+        held_below: Files of lower versions stay, for the sake of a rescaled version, or because a
+            hole in the lineage hides which of them make a retained version.
         options: orphan_age_ms is the age from which files of newer versions go: of an attempt that
             lost, or of a merge nobody used.
         now_ms: Now, milliseconds since the Unix epoch.

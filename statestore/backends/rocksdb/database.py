@@ -109,13 +109,23 @@ class LocalDatabase:
         return version in self._mixed
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the encoded value of an encoded key at the database's version."""
-        value: bytes | None = self._current().get(key)
+        """Return the encoded value of an encoded key at the database's version.
+
+        Raises:
+            StorageError: The local disk failed.
+        """
+        with local_errors("read the local database", str(self.directory)):
+            value: bytes | None = self._current().get(key)
         return value
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield every encoded row in key order, at the database's version."""
-        yield from self._current().items()
+        """Yield every encoded row in key order, at the database's version.
+
+        Raises:
+            StorageError: The local disk failed.
+        """
+        with local_errors("read the local database", str(self.directory)):
+            yield from self._current().items()
 
     def begin_empty(self) -> None:
         """Go to the empty state.
@@ -169,9 +179,9 @@ class LocalDatabase:
                 Path(sst_path).replace(step)
             self._steps.pop(version, None)
             self._steps[version] = _Step(parent, step)
-        self._at = version
-        waiting = self._waiting()
-        size = sum(path.stat().st_size for _, path in waiting if path is not None)
+            self._at = version
+            waiting = self._waiting()
+            size = sum(path.stat().st_size for _, path in waiting if path is not None)
         if len(waiting) > MAX_WAITING or size > MAX_WAITING_BYTES:
             self.ingest((), version)
 
@@ -201,8 +211,13 @@ class LocalDatabase:
         return path
 
     def compact(self) -> None:
-        """Compact the whole database; views are not touched."""
-        self._current().compact_range(None, None)
+        """Compact the whole database; views are not touched.
+
+        Raises:
+            StorageError: The local disk failed.
+        """
+        with local_errors("compact the local database", str(self.directory)):
+            self._current().compact_range(None, None)
 
     def shrink(self) -> None:
         """Close the database and keep of what is on disk only the view of its version."""
@@ -217,11 +232,12 @@ class LocalDatabase:
         self._forget_steps()
 
     def close(self) -> None:
-        """Close the database; views stay on disk."""
+        """Close the database; views stay on disk. Never raises."""
         database, self._db, self._at = self._db, None, None
         self._ingested = None
         if database is not None:
-            with suppress(DbClosedError):
+            # An error that RocksDB met before, in a thread of its own, is told once more here.
+            with suppress(StorageError), local_errors("close the database", str(self.directory)):
                 database.close()
 
     def forget(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from statestore.backends.rocksdb import sst
+from statestore.backends.rocksdb.chain import newest_summary
 from statestore.backends.rocksdb.database import LocalDatabase, local_errors
 from statestore.backends.rocksdb.merging import LaidOut, lay_out, open_sst
 from statestore.backends.rocksdb.view import View
@@ -25,6 +26,7 @@ from statestore.core.options import StateStoreOptions
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
+    from statestore.codec.sealed_file import SealedFile
     from statestore.codec.trailer import FileRef
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,8 @@ class LocalVersion:
     @property
     def snapshot_version(self) -> int:
         """Version of the newest merged file or snapshot among the files, -1 without one."""
-        return max((ref.version for ref in self.refs if ref.kind != "delta"), default=-1)
+        summary = newest_summary(self.refs)
+        return -1 if summary is None else summary.version
 
 
 class LocalVersions:
@@ -108,6 +111,12 @@ class LocalVersions:
         if self._database is not None:
             self._database.shrink()
 
+    def forget(self) -> None:
+        """Let go of memory and of everything on the local disk."""
+        if self._database is not None:
+            self._database.forget()
+            self._database = None
+
     def _open(self, options: StateStoreOptions) -> LocalDatabase:
         if self._database is None:
             self._database = LocalDatabase(self._directory, self._memory.options(options))
@@ -117,19 +126,22 @@ class LocalVersions:
         """Bring the database itself to a version, from the nearest state that is there."""
         target = head.trailer.version_ref
         refs = (*head.trailer.files, head.ref)
-        try:
-            start = self._go_near(database, refs)
-        except StorageError as error:
-            start = self._begin_anew(database, error)
         owned = head.trailer.key_groups
+        near, start = self._find_near(database, refs)
+        # Before anything changes: that the storage fails is no reason to doubt the local disk.
+        files = self._open_files(refs[start:])
         try:
-            view = self._ingest(database, refs[start:], target, owned)
+            _go_to(database, near)
+            view = self._ingest(database, files, target, owned)
         except StorageError as error:
-            if start == 0:
-                raise
-            start = self._begin_anew(database, error)
-            view = self._ingest(database, refs, target, owned)
-        return self._version(database, head, view, refs[start:])
+            logger.warning(
+                "local database is built anew: store=%s, error=%s", self._location.store, error
+            )
+            files = [*self._open_files(refs[:start]), *files]
+            database.forget()
+            database.begin_empty()
+            view = self._ingest(database, files, target, owned)
+        return self._version(database, head, view, tuple(ref for ref, _ in files))
 
     def _version(
         self, database: LocalDatabase, head: PublishedFile, view: str, read: tuple[FileRef, ...]
@@ -146,32 +158,15 @@ class LocalVersions:
             num_internal_keys=trailer.num_internal_keys,
         )
 
-    def _ingest(
-        self,
-        database: LocalDatabase,
-        refs: tuple[FileRef, ...],
-        target: VersionRef,
-        owned: KeyGroupSet,
-    ) -> str:
-        copies = self._fetch_all(database, refs, owned)
-        paths = [copy.path for copy in copies if copy.path is not None]
-        return database.ingest(paths, target, is_mixed=any(copy.is_mixed for copy in copies))
-
-    def _begin_anew(self, database: LocalDatabase, error: StorageError) -> int:
-        logger.warning(
-            "local database is built anew: store=%s, error=%s", self._location.store, error
-        )
-        database.forget()
-        database.begin_empty()
-        return 0
-
-    def _go_near(self, database: LocalDatabase, refs: tuple[FileRef, ...]) -> int:
-        """Bring the database to the newest version on a chain that it holds.
+    def _find_near(
+        self, database: LocalDatabase, refs: tuple[FileRef, ...]
+    ) -> tuple[VersionRef | None, int]:
+        """Find the newest version on a chain that the database holds.
 
         What a rescale took over are other versions, be it of this very partition.
 
         Returns:
-            Which file of the chain is to be applied first.
+            The version, None for the empty state, and which file of the chain comes after it.
         """
         held = {*database.versions, database.at}
         for index in range(len(refs) - 1, -1, -1):
@@ -183,29 +178,38 @@ class LocalVersions:
                 if not any(at is not None and at.version == ref.version for at in held):
                     continue
                 version = read_trailer(self._location, ref.path).trailer.version_ref
-            if version == database.at:
-                return index + 1
             if version in held:
-                database.rewind(version)
-                return index + 1
-        database.begin_empty()
-        return 0
+                return version, index + 1
+        return None, 0
 
-    def _fetch_all(
-        self, database: LocalDatabase, refs: tuple[FileRef, ...], owned: KeyGroupSet
-    ) -> list[LaidOut]:
-        """Fetch, verify and lay out the SSTs of files, side by side; a file may have none."""
-        directory = database.directory
+    def _open_files(self, refs: tuple[FileRef, ...]) -> list[tuple[FileRef, SealedFile]]:
+        """Fetch and verify files, side by side."""
         with ThreadPoolExecutor(PARALLEL_FETCHES, "fetch") as pool:
-            return list(
-                pool.map(
-                    lambda numbered: self._fetch(
-                        numbered[1], owned, f"{directory}/.tmp-{numbered[0]}.sst"
-                    ),
-                    enumerate(refs),
-                )
-            )
+            opened = pool.map(lambda ref: open_sst(self._location, ref), refs)
+            return list(zip(refs, opened, strict=True))
 
-    def _fetch(self, ref: FileRef, owned: KeyGroupSet, path: str) -> LaidOut:
-        file = open_sst(self._location, ref)
-        return lay_out(file, ref, owned, path, self._memory.options(StateStoreOptions()))
+    def _ingest(
+        self,
+        database: LocalDatabase,
+        files: list[tuple[FileRef, SealedFile]],
+        target: VersionRef,
+        owned: KeyGroupSet,
+    ) -> str:
+        """Bring the database to a version by files that lead there; a file may have no SST."""
+        options = self._memory.options(StateStoreOptions())
+
+        def copy(numbered: tuple[int, tuple[FileRef, SealedFile]]) -> LaidOut:
+            number, (ref, file) = numbered
+            return lay_out(file, ref, owned, f"{database.directory}/.tmp-{number}.sst", options)
+
+        with ThreadPoolExecutor(PARALLEL_FETCHES, "lay-out") as pool:
+            copies = list(pool.map(copy, enumerate(files)))
+        paths = [copy.path for copy in copies if copy.path is not None]
+        return database.ingest(paths, target, is_mixed=any(copy.is_mixed for copy in copies))
+
+
+def _go_to(database: LocalDatabase, version: VersionRef | None) -> None:
+    if version is None:
+        database.begin_empty()
+    elif version != database.at:
+        database.rewind(version)

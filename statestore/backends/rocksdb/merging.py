@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import operator
 import tempfile
 from dataclasses import dataclass
@@ -185,8 +186,8 @@ def merge_files(
             rows = _rows_in(database, owned if is_mixed else None)
             if is_whole and internal:
                 rows = counted(rows)
-            deleted = [] if is_whole else _deleted(files, database)
-            if deleted:
+            if not is_whole and any(file.trailer.rows.delete for file in files):
+                deleted = _deleted(files, database)
                 rows = heapq.merge(rows, deleted, key=operator.itemgetter(0))
             body = sst.write_body(rows, f"{directory}/body", sst_options)
         finally:
@@ -219,10 +220,12 @@ def _rows_in(database: Rdict, key_groups: KeyGroupSet | None) -> Iterator[sst.En
     return sst.rows_in(sst.all_rows(database), key_groups)
 
 
-def _deleted(files: Sequence[SealedFile], database: Rdict) -> list[sst.EncodedRow]:
-    """Return the keys that the files delete together, in key order."""
-    keys = {key for file in files for key in sst.read_deletes(file)}
-    return [(key, None) for key in sorted(keys) if database.get(key) is None]
+def _deleted(files: Sequence[SealedFile], database: Rdict) -> Iterator[sst.EncodedRow]:
+    """Yield the keys that the files delete together, in key order."""
+    keys = heapq.merge(*(sst.read_deletes(file) for file in files))
+    for key, _ in itertools.groupby(keys):
+        if database.get(key) is None:
+            yield key, None
 
 
 def _publish(

@@ -32,7 +32,14 @@ from rocksdict import (
     WriteBufferManager,
 )
 
-from statestore.codec.rows import MERGE, SCHEMA, to_numpy, write_options
+from statestore.codec.rows import (
+    MAX_BLOCK_BYTES,
+    MAX_BLOCK_ROWS,
+    MERGE,
+    SCHEMA,
+    to_numpy,
+    write_options,
+)
 from statestore.codec.sealed_file import map_file
 from statestore.codec.state_file import not_a_stream
 from statestore.codec.trailer import Block, RowCounts
@@ -196,60 +203,117 @@ def write_body(rows: Iterable[EncodedRow], path: str, options: Options) -> SstBo
     """
     sst_path = f"{path}.sst"
     num_puts = 0
-    deletes: list[bytes] = []
     writer = None
-    for key, value in rows:
+    with _Deletes(f"{path}.deletes") as deletes:
+        for key, value in rows:
+            if writer is None:
+                writer = SstFileWriter(options)
+                writer.open(sst_path)
+            if value is None:
+                del writer[key]
+                deletes.append(key)
+            else:
+                writer[key] = value
+                num_puts += 1
         if writer is None:
-            writer = SstFileWriter(options)
-            writer.open(sst_path)
-        if value is None:
-            del writer[key]
-            deletes.append(key)
-        else:
-            writer[key] = value
-            num_puts += 1
-    if writer is None:
-        Path(path).write_bytes(b"")
-        return SstBody(path, None, (Block(0, 0, 0, 0, -1, -1),), RowCounts())
-    writer.finish()
-    return write_body_of(sst_path, num_puts, deletes, path)
+            Path(path).write_bytes(b"")
+            return _without_rows(path)
+        writer.finish()
+        return _join_body(sst_path, num_puts, deletes, path)
 
 
-def write_body_of(sst_path: str, num_puts: int, deletes: list[bytes], path: str) -> SstBody:
+def write_body_of(sst_path: str, num_puts: int, deleted: Iterable[bytes], path: str) -> SstBody:
     """Write the body that an SST begins.
 
     Args:
         sst_path: The SST; stays. Empty without rows.
         num_puts: Rows in it that are puts.
-        deletes: Keys that it deletes, in key order.
+        deleted: Keys that it deletes, in key order.
         path: File to write.
 
     Raises:
         OSError: The local disk failed.
     """
-    shutil.copyfile(sst_path, path)
-    if num_puts + len(deletes) == 0:
-        return SstBody(path, None, (Block(0, 0, 0, 0, -1, -1),), RowCounts())
-    blocks = [_block(map_file(path), 0, num_puts + len(deletes))]
-    if deletes:
-        encoded = _encode_deletes(deletes)
-        with Path(path).open("ab") as file:
-            file.write(encoded)
-        blocks.append(_block(encoded, blocks[0].length, len(deletes)))
-    return SstBody(path, sst_path, tuple(blocks), RowCounts(num_puts, len(deletes)))
+    with _Deletes(f"{path}.deletes") as deletes:
+        for key in deleted:
+            deletes.append(key)
+        return _join_body(sst_path, num_puts, deletes, path)
 
 
-def _block(data: pa.Buffer | bytes, offset: int, num_rows: int) -> Block:
-    return Block(offset, len(data), num_rows, int(google_crc32c.value(data)), -1, -1)
+class _Deletes:
+    """Keys that a body deletes, written to a file of their own as they come.
 
+    Args:
+        path: The file, an Arrow stream; not there without keys, and gone at the end.
+    """
 
-def _encode_deletes(keys: list[bytes]) -> bytes:
-    sink = pa.BufferOutputStream()
-    with ipc.new_stream(sink, _DELETES, options=write_options("zstd")) as stream:
-        stream.write_batch(
-            pa.RecordBatch.from_arrays([pa.array(keys, pa.binary())], schema=_DELETES)
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.num_keys = 0
+        self._keys: list[bytes] = []
+        self._num_bytes = 0
+        self._stream: ipc.RecordBatchStreamWriter | None = None
+
+    def __enter__(self) -> _Deletes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._close()
+        finally:
+            Path(self.path).unlink(missing_ok=True)
+
+    def append(self, key: bytes) -> None:
+        """Add a key."""
+        self._keys.append(key)
+        self._num_bytes += len(key)
+        if len(self._keys) >= MAX_BLOCK_ROWS or self._num_bytes >= MAX_BLOCK_BYTES:
+            self._write()
+
+    def finish(self) -> None:
+        """Write what is left; no key is added any more."""
+        if self._keys:
+            self._write()
+        self._close()
+
+    def _write(self) -> None:
+        if self._stream is None:
+            options = write_options("zstd")
+            self._stream = ipc.new_stream(self.path, _DELETES, options=options)
+        self._stream.write_batch(
+            pa.RecordBatch.from_arrays([pa.array(self._keys, pa.binary())], schema=_DELETES)
         )
-    return sink.getvalue().to_pybytes()
+        self.num_keys += len(self._keys)
+        self._keys, self._num_bytes = [], 0
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _join_body(sst_path: str, num_puts: int, deletes: _Deletes, path: str) -> SstBody:
+    deletes.finish()
+    num_deletes = deletes.num_keys
+    shutil.copyfile(sst_path, path)
+    if num_puts + num_deletes == 0:
+        return _without_rows(path)
+    size = Path(path).stat().st_size
+    if num_deletes:
+        with Path(path).open("ab") as body, Path(deletes.path).open("rb") as stream:
+            shutil.copyfileobj(stream, body)
+    whole = map_file(path)
+    blocks = [_block(whole.slice(0, size), 0, num_puts + num_deletes)]
+    if num_deletes:
+        blocks.append(_block(whole.slice(size), size, num_deletes))
+    return SstBody(path, sst_path, tuple(blocks), RowCounts(num_puts, num_deletes))
+
+
+def _without_rows(path: str) -> SstBody:
+    return SstBody(path, None, (Block(0, 0, 0, 0, -1, -1),), RowCounts())
+
+
+def _block(data: pa.Buffer, offset: int, num_rows: int) -> Block:
+    return Block(offset, data.size, num_rows, int(google_crc32c.value(data)), -1, -1)
 
 
 def extract_sst(file: SealedFile, path: str) -> str | None:
@@ -266,12 +330,13 @@ def extract_sst(file: SealedFile, path: str) -> str | None:
     return path
 
 
-def read_deletes(file: SealedFile) -> list[bytes]:
-    """Return the keys that a durable file deletes, in key order."""
+def read_deletes(file: SealedFile) -> Iterator[bytes]:
+    """Yield the keys that a durable file deletes, in key order."""
     if len(file.trailer.blocks) < 2:
-        return []
+        return
     with ipc.open_stream(pa.BufferReader(file.block_bytes(1))) as stream:
-        return cast("list[bytes]", stream.read_all().column(0).to_pylist())
+        for batch in stream:
+            yield from (key.as_py() for key in batch.column(0))
 
 
 def encode_key(column_family: int, key: bytes) -> bytes:

@@ -22,6 +22,7 @@ from statestore.backends.rocksdb.chain import (
     files_to_delete,
     files_to_merge,
     merges_left,
+    newest_summary,
     with_merges,
 )
 from statestore.backends.rocksdb.database import LocalDatabase, local_errors
@@ -110,6 +111,7 @@ class RocksDBVersions:
         self._memory = memory
         self._local = LocalVersions(location, local_directory, memory)
         self._lock = threading.Lock()
+        self._cleanup_turn = threading.Lock()
         self._heads: OrderedDict[tuple[int, str], PublishedFile] = OrderedDict()
         self._retained: dict[VersionRef, _Retained] = {}
         self._merges: tuple[Merge, ...] = ()
@@ -120,7 +122,7 @@ class RocksDBVersions:
 
     @property
     def snapshot_status(self) -> SnapshotStatus:
-        """The newest merged file known."""
+        """The newest merged file known; a version that is one file is its own."""
         with self._lock:
             return self._status
 
@@ -161,14 +163,14 @@ class RocksDBVersions:
             max_parallelism=options.max_parallelism,
         )
         if from_snapshot is not None:
-            for _ in self._lineage(head, from_snapshot, is_whole=True):
+            for _ in self._lineage(head, from_snapshot):
                 pass
         loaded = self._local.counted(self._local.bring_to(head, options))
+        self._remember(head)
         with self._lock:
             # Whoever had the store in between may have deleted what was merged here, or is now.
             self._merges = ()
             self._num_loads += 1
-        self._remember(head)
         return loaded
 
     def commit(
@@ -254,14 +256,22 @@ class RocksDBVersions:
             sync=options.fsync_enabled,
             clock=self._clock,
         )
-        database.follow(
-            delta.sst_path,
-            parent.trailer.version_ref if parent else None,
-            published.trailer.version_ref,
-        )
+        try:
+            database.follow(
+                delta.sst_path,
+                parent.trailer.version_ref if parent else None,
+                published.trailer.version_ref,
+            )
+            if options.rocksdb_compact_on_commit:
+                database.compact()
+        except StorageError as error:
+            # The version is durable. The local database is a cache: whoever needs it next has it
+            # fetch what it lacks.
+            logger.warning(
+                "local database did not follow: store=%s, error=%s", self.location.store, error
+            )
+            database.close()
         Path(local_path).unlink(missing_ok=True)
-        if options.rocksdb_compact_on_commit:
-            database.compact()
         self._remember(published)
         with self._lock:
             self._merges = merges_left((*files, published.ref), self._merges)
@@ -339,6 +349,15 @@ class RocksDBVersions:
             self._heads.clear()
         self._local.shrink()
 
+    def forget_local(self) -> None:
+        """Let go of what `forget_heads` leaves: the view, and what cleanups know of versions."""
+        self._local.forget()
+        # A cleanup under way goes by what it finds there.
+        if self._cleanup_turn.acquire(blocking=False):
+            with self._lock:
+                self._retained.clear()
+            self._cleanup_turn.release()
+
     def is_snapshot_due(self, head: PublishedFile, options: StateStoreOptions) -> bool:
         """Return whether files of a version should be merged."""
         return bool(files_to_merge(self._chain(head), options.rocksdb_merge_min_files))
@@ -400,23 +419,46 @@ class RocksDBVersions:
             CorruptionError, IncompatibleError, StorageError: A trailer on the lineage cannot be
                 read; nothing is deleted then.
         """
+        with self._cleanup_turn:
+            return self._clean_up(head, options)
+
+    def _clean_up(self, head: PublishedFile, options: StateStoreOptions) -> Cleanup:
         files = self.location.io.list(self.location.directory)
         oldest = max(1, head.trailer.version - options.min_versions_to_retain + 1)
-        needed = {ref.version: known.paths for ref, known in self._lineage(head, oldest)}
+        needed: dict[int, frozenset[str]] = {}
+        has_hole = False
+        try:
+            for ref, known in self._lineage(head, oldest):
+                needed[ref.version] = known.paths
+        except (NotFoundError, FencedError) as error:
+            # Expired before, or replaced in format v1. What lies behind may be retained.
+            logger.info("lineage ends early: store=%s, error=%s", self.location.store, error)
+            has_hole = True
         with self._lock:
-            pending = self._announced.union(merge.result.path for merge in self._merges)
             self._retained = {
                 ref: known for ref, known in self._retained.items() if ref.version >= oldest
             }
+            # A file of the listing is in one of these: a merge becomes one that a commit may take
+            # in, and then a file of the version that did.
+            pending = self._announced.union(
+                (merge.result.path for merge in self._merges),
+                *(
+                    known.paths
+                    for ref, known in self._retained.items()
+                    if ref.version > head.trailer.version
+                ),
+            )
         is_foreign = any("/" in path for paths in needed.values() for path in paths)
         done, held_below = plan_release(
             find_refs(files),
             self.location.store.partition,
             head.trailer.num_partitions,
-            0 if is_foreign else min(needed),
+            0 if is_foreign or has_hole else min(needed),
         )
         cleaned = release(self.location, done, head.trailer.num_partitions)
         now_ms = self._clock.now_ms()
+        if has_hole:
+            held_below = max(held_below, min(needed))
         for info in files_to_delete(files, needed, pending, held_below, options, now_ms):
             self.location.io.delete(self.location.path(info.name))
             cleaned += Cleanup(1, info.size)
@@ -437,7 +479,7 @@ class RocksDBVersions:
         with local_errors("write to the local disk", str(parent)):
             parent.mkdir(parents=True, exist_ok=True)
             directory = tempfile.mkdtemp(prefix="changes-", dir=parent)
-        for version, _ in self._lineage(head, start_version, is_whole=True):
+        for version, _ in self._lineage(head, start_version):
             file = read_delta_trailer(self.location, version.version, version.checkpoint_id)
             if file.trailer.parent is not None and not file.trailer.files:
                 raise IncompatibleError(
@@ -477,14 +519,12 @@ class RocksDBVersions:
         with self._lock:
             return with_merges((*head.trailer.files, head.ref), self._merges)
 
-    def _lineage(
-        self, head: PublishedFile, oldest: int, *, is_whole: bool = False
-    ) -> Iterator[tuple[VersionRef, _Retained]]:
+    def _lineage(self, head: PublishedFile, oldest: int) -> Iterator[tuple[VersionRef, _Retained]]:
         """Yield what is known of the versions from the head's down to `oldest`.
 
         Raises:
-            NotFoundError, FencedError: With is_whole, one was expired or replaced; else they end
-                the lineage early.
+            NotFoundError, FencedError: One was expired or replaced.
+            CorruptionError, IncompatibleError, StorageError: A trailer cannot be read.
         """
         ref: VersionRef | None = head.trailer.version_ref
         known: _Retained | None = _retained(head)
@@ -497,14 +537,7 @@ class RocksDBVersions:
                 known = self._retained.get(ref)
             if known is None:
                 checkpoint_id = ref.checkpoint_id if child.checkpoint_format >= 2 else None
-                try:
-                    found = self._read_lineage(ref, checkpoint_id)
-                except (NotFoundError, FencedError) as error:
-                    if is_whole:
-                        raise
-                    logger.info("lineage ends: store=%s, error=%s", self.location.store, error)
-                    return
-                known = _retained(found)
+                known = _retained(self._read_lineage(ref, checkpoint_id))
                 with self._lock:
                     self._retained[ref] = known
 
@@ -521,7 +554,11 @@ class RocksDBVersions:
 
     def _remember(self, head: PublishedFile) -> None:
         key = (head.trailer.version, head.trailer.checkpoint_id)
+        summary = newest_summary((*head.trailer.files, head.ref))
         with self._lock:
+            if summary is not None and summary.version > self._status.version:
+                num_taken = self._status.num_taken
+                self._status = SnapshotStatus(summary.version, summary.size, 0.0, num_taken)
             self._retained[head.trailer.version_ref] = _retained(head)
             self._heads.pop(key, None)
             self._heads[key] = head
