@@ -26,6 +26,7 @@ from statestore.core.errors import (
 from statestore.core.version import __version__
 from statestore.engine.query_leases import QueryLeases
 from statestore.engine.requests import Request
+from statestore.engine.scratch import EngineDirectory
 from statestore.engine.session import Session, Versions, snapshot_pool
 from statestore.engine.storages import Storages
 
@@ -49,10 +50,14 @@ class EngineService:
     """Serves the calls of docs/protocol.md.
 
     Args:
-        scratch_directory: Where snapshots are written before they are published.
+        scratch_directory: Shared with the shim; local databases go below it.
         io: The storage in the local disk's place; the local disk when None.
         clock: Source of time; the machine's when None.
         hadoop: File systems that only the shim can open; none when None.
+        name: Tells this engine from others that use the scratch directory at the same time.
+
+    Raises:
+        OSError: The scratch directory cannot be written.
     """
 
     def __init__(
@@ -61,9 +66,13 @@ class EngineService:
         io: FileIO | None = None,
         clock: Clock | None = None,
         hadoop: HadoopFiles | None = None,
+        name: str = "0",
     ) -> None:
         self._clock = clock or SystemClock()
-        self._storages = Storages(scratch_directory, self._clock, io, hadoop)
+        own = EngineDirectory(scratch_directory, name)
+        own.begin()
+        self._work_directory = own.work
+        self._storages = Storages(own.fetched, self._clock, io, hadoop)
         self._leases = QueryLeases(self._storages, self._clock)
         self._scratch_directory = scratch_directory
         self._pool = snapshot_pool()
@@ -134,7 +143,7 @@ class EngineService:
             known = self._sessions.get(key)
         if known is not None:
             return known
-        made = Session(self._open_versions(request, location), self._pool, self._scratch_directory)
+        made = Session(self._open_versions(request, location), self._pool, self._work_directory)
         with self._lock:
             return self._sessions.setdefault(key, made)
 

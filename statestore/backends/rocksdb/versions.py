@@ -209,7 +209,8 @@ class RocksDBVersions:
                 num_partitions=new.num_partitions,
                 max_parallelism=new.max_parallelism,
             )
-        scratch = f"{local_path}.body"
+        # In the local database's directory, which the next engine clears of all but views.
+        scratch = f"{self._local_directory}/.tmp-body"
         try:
             return self._commit(new, parent, local_path, arrow_length, scratch, options)
         except StorageError:
