@@ -303,18 +303,19 @@ class EngineService:
         }
 
     def _changes(self, request: Request) -> Reply:
-        head, files = self._session(request).versions.changes(
+        versions = self._session(request).versions
+        wanted = (
             request.get("start_version", int),
             request.get("end_version", int),
             request.get_optional("checkpoint_id", str),
         )
-        is_copied = request.backend(BACKENDS) == "rocksdb"
+        if isinstance(versions, StoreVersions):
+            head, files = versions.changes(*wanted)
+        else:
+            head, files = versions.changes(*wanted, request.get("directory", str))
         return {
             "column_families": _families(head.trailer.column_families),
-            "files": [
-                {"version": version, "temporary": is_copied, **_file(file)}
-                for version, file in files
-            ],
+            "files": [{"version": version, **_file(file)} for version, file in files],
         }
 
     def _close(self, request: Request) -> Reply:

@@ -139,7 +139,13 @@ abstract class ViewStateStoreProvider(backend: String)
     request.put("start_version", startVersion).put("end_version", endVersion)
     request.put("checkpoint_id", endVersionStateStoreCkptId.orNull)
     val name = colFamilyNameOpt.getOrElse(StateStore.DEFAULT_COL_FAMILY_NAME)
-    new ChangeReader(context.call(request), name)
+    def removeFiles(): Unit = context.engines.removeScratch(directory)
+    try new ChangeReader(context.call(request), name, () => removeFiles())
+    catch {
+      case e: Throwable =>
+        removeFiles()
+        throw e
+    }
   }
 
   override def doSnapshotMaintenance(): Unit =
