@@ -89,8 +89,8 @@ class EngineDirectory:
         shutil.rmtree(self.work, ignore_errors=True)
         for path in (self.work, self.fetched):
             Path(path).mkdir(parents=True, exist_ok=True)
-        for path in Path(self.fetched).glob(f"*/{TEMPORARY_PREFIX}*"):
-            path.unlink(missing_ok=True)
+        for unfinished in Path(self.fetched).glob(f"*/{TEMPORARY_PREFIX}*"):
+            unfinished.unlink(missing_ok=True)
 
 
 def _remove_if_stale(path: Path, now_ms: int) -> bool:

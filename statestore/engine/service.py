@@ -289,12 +289,14 @@ class EngineService:
 
     def _maintain(self, request: Request) -> Reply:
         session = self._session(request)
+        wait_ms = request.get_optional("wait_ms", int)
         cleanup = session.maintain(
             request.get("version", int),
             request.get_optional("checkpoint_id", str),
             request.options(),
             snapshot=request.get("snapshot", bool),
             cleanup=request.get("cleanup", bool),
+            wait_s=None if wait_ms is None else wait_ms / 1000,
         )
         return {
             "snapshot": _snapshot(session.versions.snapshot_status),

@@ -338,6 +338,8 @@ abstract class ViewStateStoreProvider(backend: String)
         val reply = context.call(request)
         done(version)
         noteSnapshot(reply.get("snapshot"))
+        // Snapshots of all stores take turns: an engine with many of them does not hang.
+        request.put("wait_ms", context.options.engineCallTimeoutMs / 2)
       } catch {
         // Spark's maintenance threads outlive the application, and with it the engines, a little.
         case e: EngineUnavailableException =>
