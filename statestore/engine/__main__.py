@@ -46,7 +46,7 @@ class _Gateway(ClientServer):  # type: ignore[misc]
 def serve(handshake: Handshake) -> tuple[int, Callable[[], None]]:
     """Accept calls on a loopback port in the background; return it once the service listens."""
     token = handshake.token
-    service = EngineService(handshake.scratch, hadoop=handshake.files)
+    service = EngineService(handshake.scratch, hadoop=handshake.files, name=handshake.engine)
     started = threading.Event()
     server_started.connect(lambda **_: started.set())
     gateway = _Gateway(

@@ -41,6 +41,7 @@ class EngineProcess:
         token: Shown by every connection; at least 32 characters.
         environment: Of the process.
         version, protocol: What the handshake claims to be.
+        name: Tells it from other engines on the same scratch directory.
         stderr: Where its log goes; this process's stderr when None.
         start_timeout_s: After which an engine that says nothing is killed; None waits for ever.
 
@@ -58,6 +59,7 @@ class EngineProcess:
         environment: Mapping[str, str],
         version: str = __version__,
         protocol: int = PROTOCOL_VERSION,
+        name: str = "0",
         stderr: IO[bytes] | None = None,
         start_timeout_s: float | None = None,
     ) -> None:
@@ -72,7 +74,12 @@ class EngineProcess:
             stderr=stderr,
             env=dict(environment),
         )
-        handshake = {"version": version, "protocol": protocol, "scratch": scratch_directory}
+        handshake = {
+            "version": version,
+            "protocol": protocol,
+            "scratch": scratch_directory,
+            "engine": name,
+        }
         word, rest = self._shake_hands(json.dumps(handshake), start_timeout_s)
         if word != "READY":
             self.kill()

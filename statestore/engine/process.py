@@ -34,11 +34,13 @@ class Handshake:
     Attributes:
         token: What callers will show.
         scratch: Scratch directory.
+        engine: Name of the process among those that share the scratch directory.
         files: Where the shim serves Hadoop's file systems, None where it does not.
     """
 
     token: str
     scratch: str
+    engine: str
     files: ShimFiles | None
 
 
@@ -52,8 +54,8 @@ def read_handshake(stdin: BinaryIO) -> Handshake:
     line = stdin.readline().decode()
     try:
         handshake = json.loads(line)
-        version, protocol, scratch = (
-            handshake[name] for name in ("version", "protocol", "scratch")
+        version, protocol, scratch, engine = (
+            handshake[name] for name in ("version", "protocol", "scratch", "engine")
         )
         offer = handshake.get("files")
         files = ShimFiles(offer["port"], offer["token"]) if offer else None
@@ -79,7 +81,7 @@ def read_handshake(stdin: BinaryIO) -> Handshake:
             to_fix="set spark.jars to what `statestore jar` of this Python prints, or "
             "spark.sql.streaming.stateStore.engine.package to embedded",
         )
-    return Handshake(token, scratch, files)
+    return Handshake(token, scratch, engine, files)
 
 
 def run_process(serve: Callable[[Handshake], tuple[int, Callable[[], None]]]) -> int:

@@ -1,7 +1,15 @@
-"""The scratch directory an engine shares with its JVM: deltas to commit, snapshots being written.
+"""The scratch directory an engine shares with its JVM, and the engine's own directory in it.
+
+    <scratch>/lock                            held by all that use the directory
+    <scratch>/engine-<name>/work/             what the engine is writing: snapshots, merged files
+    <scratch>/engine-<name>/fetched/<key>/    local copies of files of one remote storage
+    <scratch>/rocksdb/                        local databases
+    <scratch>/*                               what the shim makes: deltas to commit
 
 Whoever uses one holds a shared lock on its `lock` file, JVM and engine alike. A directory whose
-lock nobody holds has lost both, and the next engine started beside it removes it.
+lock nobody holds has lost both, and the next engine started beside it removes it. Of an engine that
+died while its JVM lives, the engine that takes its place under the same name removes what was not
+finished, and keeps the fetched files, of which the JVM may be reading some.
 """
 
 from __future__ import annotations
@@ -12,6 +20,8 @@ import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from statestore.io.local import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     from statestore.core.clock import Clock
@@ -54,6 +64,33 @@ class ScratchDirectory:
     def remove(self) -> None:
         """Remove the directory with everything in it. Never raises."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+class EngineDirectory:
+    """The directory that one engine alone writes to.
+
+    Args:
+        scratch_directory: The scratch directory.
+        name: The engine's; no other engine of the JVM has it at the same time.
+    """
+
+    def __init__(self, scratch_directory: str, name: str) -> None:
+        self.work = f"{scratch_directory}/engine-{name}/work"
+        """For files that are not finished."""
+        self.fetched = f"{scratch_directory}/engine-{name}/fetched"
+        """For a directory of copies for each remote storage."""
+
+    def begin(self) -> None:
+        """Make the directory; what an engine of the name left unfinished is removed.
+
+        Raises:
+            OSError: It cannot be made or emptied.
+        """
+        shutil.rmtree(self.work, ignore_errors=True)
+        for path in (self.work, self.fetched):
+            Path(path).mkdir(parents=True, exist_ok=True)
+        for unfinished in Path(self.fetched).glob(f"*/{TEMPORARY_PREFIX}*"):
+            unfinished.unlink(missing_ok=True)
 
 
 def _remove_if_stale(path: Path, now_ms: int) -> bool:

@@ -26,6 +26,7 @@ from statestore.core.errors import (
 from statestore.core.version import __version__
 from statestore.engine.query_leases import QueryLeases
 from statestore.engine.requests import Request
+from statestore.engine.scratch import EngineDirectory
 from statestore.engine.session import Session, Versions, snapshot_pool
 from statestore.engine.storages import Storages
 
@@ -52,10 +53,14 @@ class EngineService:
     """Serves the calls of docs/protocol.md.
 
     Args:
-        scratch_directory: Where snapshots are written before they are published.
+        scratch_directory: Shared with the shim; local databases go below it.
         io: The storage in the local disk's place; the local disk when None.
         clock: Source of time; the machine's when None.
         hadoop: File systems that only the shim can open; none when None.
+        name: Tells this engine from others that use the scratch directory at the same time.
+
+    Raises:
+        OSError: The scratch directory cannot be written.
     """
 
     def __init__(
@@ -64,9 +69,13 @@ class EngineService:
         io: FileIO | None = None,
         clock: Clock | None = None,
         hadoop: HadoopFiles | None = None,
+        name: str = "0",
     ) -> None:
         self._clock = clock or SystemClock()
-        self._storages = Storages(scratch_directory, self._clock, io, hadoop)
+        own = EngineDirectory(scratch_directory, name)
+        own.begin()
+        self._work_directory = own.work
+        self._storages = Storages(own.fetched, self._clock, io, hadoop)
         self._leases = QueryLeases(self._storages, self._clock)
         self._scratch_directory = scratch_directory
         self._pool = snapshot_pool()
@@ -137,7 +146,7 @@ class EngineService:
             known = self._sessions.get(key)
         if known is not None:
             return known
-        made = Session(self._open_versions(request, location), self._pool, self._scratch_directory)
+        made = Session(self._open_versions(request, location), self._pool, self._work_directory)
         with self._lock:
             return self._sessions.setdefault(key, made)
 
@@ -285,12 +294,14 @@ class EngineService:
 
     def _maintain(self, request: Request) -> Reply:
         session = self._session(request)
+        wait_ms = request.get_optional("wait_ms", int)
         cleanup = session.maintain(
             request.get("version", int),
             request.get_optional("checkpoint_id", str),
             request.options(),
             snapshot=request.get("snapshot", bool),
             cleanup=request.get("cleanup", bool),
+            wait_s=None if wait_ms is None else wait_ms / 1000,
         )
         return {
             "snapshot": _snapshot(session.versions.snapshot_status),
@@ -299,18 +310,19 @@ class EngineService:
         }
 
     def _changes(self, request: Request) -> Reply:
-        head, files = self._session(request).versions.changes(
+        versions = self._session(request).versions
+        wanted = (
             request.get("start_version", int),
             request.get("end_version", int),
             request.get_optional("checkpoint_id", str),
         )
-        is_copied = request.backend(BACKENDS) == "rocksdb"
+        if isinstance(versions, StoreVersions):
+            head, files = versions.changes(*wanted)
+        else:
+            head, files = versions.changes(*wanted, request.get("directory", str))
         return {
             "column_families": _families(head.trailer.column_families),
-            "files": [
-                {"version": version, "temporary": is_copied, **_file(file)}
-                for version, file in files
-            ],
+            "files": [{"version": version, **_file(file)} for version, file in files],
         }
 
     def _close(self, request: Request) -> Reply:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeAlias
 
 from statestore.checkpoint.rescale_refs import Cleanup
@@ -131,8 +131,18 @@ class Session:
         *,
         snapshot: bool,
         cleanup: bool,
+        wait_s: float | None = None,
     ) -> Cleanup:
         """Take a snapshot when it is due and wait for it; delete what retention allows.
+
+        Args:
+            version: The newest version that the caller knows.
+            checkpoint_id: The attempt in checkpoint format v2, None in v1.
+            options: Say what is due, and what is retained.
+            snapshot: Whether to take a snapshot.
+            cleanup: Whether to delete.
+            wait_s: Longest to wait for the snapshot, which goes on after that; snapshots of all
+                stores take turns. None waits until it is there.
 
         Raises:
             NotFoundError, CorruptionError, IncompatibleError, StorageError: The version cannot be
@@ -142,7 +152,10 @@ class Session:
         if snapshot and self.versions.is_snapshot_due(head, options):
             flight = self._start_snapshot(head, options)
             if flight is not None:
-                flight.result()
+                if wait([flight], wait_s).done:
+                    flight.result()
+                else:
+                    flight.add_done_callback(_log_failure)
         return self.versions.clean_up(head, options) if cleanup else Cleanup()
 
     def close(self, now_ms: float) -> None:

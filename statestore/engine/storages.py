@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
 import posixpath
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ class Storages:
     """The storages of one engine, and which of them each checkpoint's state is on. Thread-safe.
 
     Args:
-        scratch_directory: Local directory; files fetched from remote storage go below it.
+        fetched_directory: Local directory; files fetched from remote storage go below it.
         clock: Source of time.
         io: The storage in the local disk's place, for tests; the local disk when None.
         hadoop: File systems of all other schemes; those are refused when None.
@@ -50,12 +50,12 @@ class Storages:
 
     def __init__(
         self,
-        scratch_directory: str,
+        fetched_directory: str,
         clock: Clock,
         io: FileIO | None = None,
         hadoop: HadoopFiles | None = None,
     ) -> None:
-        self._cache_directory = f"{scratch_directory}/fetched-{os.getpid()}"
+        self._fetched_directory = fetched_directory
         self.requests = RequestCounts()
         """Requests made to all of them."""
         self.lease_requests = RequestCounts()
@@ -172,9 +172,10 @@ class Storages:
             )
         with self._lock:
             if self._memory is None or self._memory[0] != address:
-                cache_directory = f"{self._cache_directory}-memory"
-                Path(cache_directory).mkdir(parents=True, exist_ok=True)
-                self._memory = (address, DriverMemoryFileIO(address, cache_directory))
+                self._memory = (
+                    address,
+                    DriverMemoryFileIO(address, self._make_cache_directory("memory")),
+                )
             io = self._memory[1]
         return self._counted(StoreLocation(io, home.root, home.store))
 
@@ -211,7 +212,7 @@ class Storages:
         with self._lock:
             key = file_system, request.root()
             if key not in self._hadoop_ios:
-                directory = self._new_cache_directory()
+                directory = self._make_cache_directory(str(key))
                 self._hadoop_ios[key] = HadoopFileIO(
                     self._hadoop, *key, directory, options.fetch_cache_bytes
                 )
@@ -220,11 +221,14 @@ class Storages:
     def _open_s3(self, settings: S3Settings) -> FileIO:
         with self._lock:
             if settings not in self._s3:
-                self._s3[settings] = open_s3(self._new_cache_directory(), settings)
+                directory = self._make_cache_directory(str(astuple(settings)))
+                self._s3[settings] = open_s3(directory, settings)
             return self._s3[settings]
 
-    def _new_cache_directory(self) -> str:
-        directory = f"{self._cache_directory}-{len(self._s3) + len(self._hadoop_ios)}"
+    def _make_cache_directory(self, storage: str) -> str:
+        """Make the directory of a storage's copies; an engine before may have left some."""
+        digest = hashlib.blake2b(storage.encode(), digest_size=8).hexdigest()
+        directory = f"{self._fetched_directory}/{digest}"
         Path(directory).mkdir(parents=True, exist_ok=True)
         return directory
 

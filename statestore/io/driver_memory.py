@@ -22,7 +22,7 @@ from pyarrow import flight
 
 from statestore.core.errors import StateStoreError, StorageError
 from statestore.io.file_io import FileInfo
-from statestore.io.local import named_errors
+from statestore.io.local import TEMPORARY_PREFIX, named_errors
 from statestore.io.memory import MemoryFileIO, existing_file, missing_file
 from statestore.io.memory_address import MemoryAddress
 
@@ -152,7 +152,9 @@ class DriverMemoryFileIO:
         """See FileIO; one local file for each path, replaced by every fetch."""
         local_path = self._cached(path)
         with named_errors("keep a fetched file", local_path):
-            descriptor, temporary = tempfile.mkstemp(dir=self._cache_directory)
+            descriptor, temporary = tempfile.mkstemp(
+                prefix=TEMPORARY_PREFIX, dir=self._cache_directory
+            )
             try:
                 with open(descriptor, "wb") as file, self._named_errors("read a file", path):
                     file.writelines(_parts(self._client.do_get(_ticket(path), self._options)))

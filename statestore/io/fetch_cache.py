@@ -11,6 +11,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from statestore.io.local import TEMPORARY_PREFIX
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -26,7 +28,8 @@ class FetchCache:
     while they are held.
 
     Args:
-        directory: Local directory, owned by the caller; all its files are this object's.
+        directory: Local directory, owned by the caller; all its files are this object's. Copies
+            that another object left there are taken over.
         max_bytes: Bytes that copies may take before the least recently used go.
     """
 
@@ -34,7 +37,7 @@ class FetchCache:
         self._directory = directory
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._sizes = _copies_in(directory)
         self._held: weakref.WeakValueDictionary[str, FetchedPath] = weakref.WeakValueDictionary()
 
     def get(self, name: str, size: int, write: Callable[[str], None]) -> str:
@@ -55,7 +58,7 @@ class FetchCache:
         known = self.find(name)
         if known is not None:
             return known
-        descriptor, temporary = tempfile.mkstemp(dir=self._directory)
+        descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=self._directory)
         try:
             os.close(descriptor)
             write(temporary)
@@ -90,6 +93,20 @@ class FetchCache:
         if held is None:
             held = self._held[name] = FetchedPath(f"{self._directory}/{name}")
         return held
+
+
+def _copies_in(directory: str) -> OrderedDict[str, int]:
+    """Return the copies in a directory and the bytes of disk that each takes, the oldest first."""
+    if not os.path.isdir(directory):
+        return OrderedDict()
+    with os.scandir(directory) as entries:
+        found = [
+            (entry.stat(), entry.name)
+            for entry in entries
+            if entry.is_file() and not entry.name.startswith(TEMPORARY_PREFIX)
+        ]
+    found.sort(key=lambda copy: copy[0].st_mtime_ns)
+    return OrderedDict((name, status.st_blocks * 512) for status, name in found)
 
 
 def sliced_name(name: str, slices: Sequence[tuple[int, int]]) -> str:

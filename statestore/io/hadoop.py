@@ -21,7 +21,7 @@ from statestore.core.errors import (
 )
 from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size, write_slices
 from statestore.io.file_io import FileInfo
-from statestore.io.local import named_errors
+from statestore.io.local import TEMPORARY_PREFIX, named_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -155,7 +155,7 @@ class HadoopFileIO:
     @contextmanager
     def _local_file(self) -> Iterator[str]:
         with named_errors("make a local file", self._directory):
-            descriptor, local_path = tempfile.mkstemp(dir=self._directory)
+            descriptor, local_path = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=self._directory)
         os.close(descriptor)
         try:
             yield local_path

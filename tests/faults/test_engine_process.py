@@ -16,6 +16,8 @@ import pytest
 
 from statestore.core.version import __version__
 from statestore.engine import scratch
+from statestore.io.fetch_cache import FetchCache
+from statestore.io.local import TEMPORARY_PREFIX
 from statestore.testing.engine_process import (
     EngineConnection,
     EngineGoneError,
@@ -129,6 +131,78 @@ def test_engine_ends_with_its_stdin_and_takes_its_scratch_along(shim):
 
     assert not Path(shim.scratch).exists()
     assert Path(shim.directory, "ck/state/0/0/1.delta.arrows").exists()
+
+
+@pytest.mark.parametrize(
+    ("backend", "op", "pattern"),
+    [
+        ("filesystem", "maintain", "*.snapshot.arrows"),
+        ("rocksdb", "maintain", "merge-*"),
+        ("rocksdb", "commit", "*body*"),
+    ],
+)
+def test_killed_engine_leaves_no_unfinished_files(tmp_path, backend, op, pattern):
+    """Catches a local disk that every engine death fills a little more."""
+    shim = Shim(tmp_path)
+    shim.backend = backend
+    with EngineProcess(shim.scratch) as engine:
+        shim.commit(engine, rows(0))
+        request = shim.request(rows(*range(1, 60_000)))
+        if op == "maintain":
+            shim.committed(request, engine.call("commit", **request))
+            shim.options |= {"snapshot_max_chain_length": 1, "rocksdb_merge_min_files": 2}
+            request = {**shim.load(), "snapshot": True, "cleanup": False}
+        else:
+            # Of an attempt that is given up.
+            delta = Path(request["delta"]["path"]).rename(f"{shim.scratch}/given-up")
+            request["delta"]["path"] = str(delta)
+
+        def call():
+            with suppress(EngineGoneError):
+                engine.request(op, **request)
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        while caller.is_alive() and not any(Path(shim.scratch).rglob(pattern)):
+            time.sleep(0.001)
+        engine.kill()
+        caller.join()
+
+    with EngineProcess(shim.scratch) as engine:
+        if op == "commit":
+            delta.unlink()
+            shim.commit(engine, rows(*range(1, 60_000)))
+        else:
+            engine.call(op, **request)
+        assert engine.call("load", **shim.load())["num_keys"] == 60_000
+        assert not list(Path(shim.scratch).rglob(pattern))
+        (own,) = Path(shim.scratch).glob("engine-*")
+        assert not [path for path in own.rglob("*") if path.is_file()]
+        left = {path.name for path in Path(shim.scratch).iterdir()} - {"rocksdb"}
+        assert left == {scratch.LOCK_NAME, own.name}
+
+
+def test_fetched_files_outlive_the_engine_that_fetched_them(tmp_path):
+    """Catches a load, too long for one call, that begins anew each time its engine is killed."""
+    own = scratch.EngineDirectory(str(tmp_path), "0")
+    own.begin()
+    directory = f"{own.fetched}/1"
+    Path(directory).mkdir()
+    first = FetchCache(directory, 25)
+    for name in "abc":
+        first.get(name, 10, lambda path: Path(path).write_bytes(b"x" * 10))
+    Path(directory, f"{TEMPORARY_PREFIX}half").write_bytes(b"x")
+    taken = {path.name for path in Path(directory).iterdir()} - {f"{TEMPORARY_PREFIX}half"}
+
+    own.begin()
+    second = FetchCache(directory, 25)
+
+    assert {path.name for path in Path(directory).iterdir()} == taken
+    assert len(taken) == 2
+    for name in taken:
+        second.get(name, 10, lambda path: pytest.fail(f"fetched again: {path}"))
+    second.get("d", 1 << 20, lambda path: Path(path).write_bytes(b"x" * (1 << 20)))
+    assert [path.name for path in Path(directory).iterdir()] == ["d"]
 
 
 def test_ctrl_c_does_not_end_an_engine(shim, engine):

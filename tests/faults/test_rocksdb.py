@@ -401,8 +401,41 @@ def test_changes_of_versions_written_whole_are_refused(tmp_path):
                 backend="rocksdb",
                 start_version=1,
                 end_version=3,
+                directory=f"{shim.scratch}/changes-1",
                 options=shim.options,
             )
+
+
+def test_changes_leave_files_only_where_the_reader_removes_them(tmp_path):
+    """Catches a change feed that leaves something on the local disk, done, failed or killed."""
+    shim = RocksDBShim(tmp_path)
+    directory = Path(shim.scratch, "changes-1")
+
+    def changes(first):
+        return engine.request(
+            "changes",
+            store=shim.store,
+            backend="rocksdb",
+            start_version=first,
+            end_version=3,
+            directory=str(directory),
+            options=shim.options,
+        )
+
+    with EngineProcess(shim.scratch) as engine:
+        for number in range(3):
+            shim.commit(engine, rows(number))
+        before = set(Path(shim.scratch).rglob("*"))
+        assert changes(0)["error"]["class"] == "NotFoundError"
+        files = changes(2)["ok"]["files"]
+        engine.kill()
+    with EngineProcess(shim.scratch) as engine:
+        repeated = changes(2)["ok"]["files"]
+        left = set(Path(shim.scratch).rglob("*")) - before
+
+    assert [file["version"] for file in files] == [2, 3]
+    assert repeated == files
+    assert left == {directory, *(Path(file["path"]) for file in files)}
 
 
 def test_view_can_be_read_when_its_directory_is_gone(tmp_path):

@@ -3,6 +3,7 @@
 import errno
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -88,6 +89,32 @@ def test_commits_go_on_while_a_snapshot_is_stuck(bench):
     bench.io.gate.set()
     bench.wait_for_snapshot(3)
     assert bench.io.num_held == 1
+
+
+def test_maintenance_waits_no_longer_than_it_may(bench, caplog):
+    """Catches a healthy engine that counts as hung while snapshots of other stores take turns."""
+    options = replace(OPTIONS, snapshot_max_chain_length=100)
+    for _ in range(4):
+        bench.commit(options=options)
+    release = threading.Event()
+    bench.pool.submit(release.wait, 60)
+
+    bench.session.maintain(4, None, OPTIONS, snapshot=True, cleanup=False, wait_s=0.05)
+
+    assert bench.session.is_snapshot_in_flight
+    assert bench.session.versions.snapshot_status.version == -1
+    release.set()
+    bench.wait_for_snapshot(4)
+
+    for _ in range(4):
+        bench.commit(options=options)
+    release.clear()
+    bench.pool.submit(release.wait, 60)
+    bench.io.arm(Fault(0, calls=("publish",)))
+    bench.session.maintain(8, None, OPTIONS, snapshot=True, cleanup=False, wait_s=0.05)
+    release.set()
+    bench.pool.submit(lambda: None).result()
+    assert "snapshot failed" in caplog.text
 
 
 def test_snapshot_stuck_in_reading_does_not_hold_up_commits(bench):

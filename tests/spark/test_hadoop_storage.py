@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import resource
+import socket
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +42,10 @@ def files(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     jvm: Any = spark._jvm
     configuration = jvm.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())
     configuration.set(MOUNT.format("files"), folder.as_uri())
+    # Stands for a file system whose jar needs one that is not there: this class's is not.
+    configuration.set(
+        "fs.unlinked.impl", "org.apache.logging.log4j.core.async.RingBufferLogEventHandler"
+    )
     server = jvm.io.statestore.engine.FileServer()
     server.register(CHECKPOINT, configuration)
     found = ShimFiles(server.port(), server.token())
@@ -75,6 +83,8 @@ def test_errors_are_named(io: HadoopFileIO, files: ShimFiles, tmp_path: Path) ->
         other.list("/a")
     with pytest.raises(StorageError, match="viewfs://files/no-mount"):
         io.write("/no-mount/a", b"x", sync=True, overwrite=True)
+    with pytest.raises(StorageError, match="NoClassDefFoundError: com/lmax/disruptor"):
+        HadoopFileIO(files, "unlinked://x", CHECKPOINT, str(tmp_path), 0).list("/a")
     with pytest.raises(HadoopRefusalError):
         files.ask("list", checkpoint="another", path="viewfs://files/data")
     assert io.read_tail("/data/errors/a", 2) == (b"ws", 4)
@@ -87,6 +97,31 @@ def test_stranger_is_refused(files: ShimFiles) -> None:
 
     with pytest.raises(HadoopRefusalError, match="does not answer"):
         stranger.ask("list", checkpoint=CHECKPOINT, path="viewfs://files/data")
+
+
+def test_server_outlives_a_lack_of_file_descriptors(files: ShimFiles, spark: SparkSession) -> None:
+    """Catches engines that wait for ever because a connection could not be accepted once."""
+    jvm: Any = spark._jvm
+    pid = jvm.java.lang.ProcessHandle.current().pid()
+    allowed, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+
+    def connect() -> socket.socket:
+        return socket.create_connection(("127.0.0.1", files._port), 30.0)
+
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, most))
+    try:
+        # The first one still has the descriptor that the server was waiting with.
+        connections = [connect() for _ in range(3)]
+        time.sleep(0.3)
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (allowed, most))
+
+    for connection in connections:
+        with connection, connection.makefile("rwb") as stream:
+            request = {"op": "list", "checkpoint": CHECKPOINT, "path": "viewfs://files/data"}
+            stream.write(f"{files._token}\n{json.dumps(request)}\n".encode())
+            stream.flush()
+            assert "ok" in json.loads(stream.readline())
 
 
 def test_uris_are_split() -> None:

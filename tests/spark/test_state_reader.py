@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,10 +84,13 @@ def _keyed_state(lane: Lane, batch_id: int) -> dict[str, str]:
     return {repr((row.partition_id, row.key)): repr(row.value) for row in rows}
 
 
-def _changes(lane: Lane, first: int, last: int) -> list[Any]:
+def _change_feed(lane: Lane, first: int, last: int) -> Any:
     options = {"readChangeFeed": "true", "changeStartBatchId": first, "changeEndBatchId": last}
-    frame = lane.spark.read.format("statestore").options(**options).load(str(lane.checkpoint))
-    return sorted(frame.collect(), key=lambda row: row.batch_id)
+    return lane.spark.read.format("statestore").options(**options).load(str(lane.checkpoint))
+
+
+def _changes(lane: Lane, first: int, last: int) -> list[Any]:
+    return sorted(_change_feed(lane, first, last).collect(), key=lambda row: row.batch_id)
 
 
 @pytest.mark.parametrize(
@@ -113,14 +117,16 @@ def test_change_feed_leads_from_state_to_state(lanes: Any, query: Any) -> None:
             assert state == _keyed_state(candidate, batch_id)
 
 
-def test_change_feed_equals_built_in(lanes: Any) -> None:
-    """Catches columns, types or kinds of changes that differ from Spark's own."""
+def test_change_feed_equals_built_in(lanes: Any, application_root: Path) -> None:
+    """Catches columns, types or kinds of changes unlike Spark's own, and files left on the disk."""
     reference, candidate = lanes[AGGREGATION.name]
     last = max(reference.batches)
 
     found = sorted(map(repr, _changes(candidate, 0, last)))
 
     assert found == sorted(map(repr, _changes(reference, 0, last)))
+    _change_feed(candidate, 0, last).limit(1).collect()
+    assert not list(application_root.rglob("changes-*"))
 
 
 @state_on_heap

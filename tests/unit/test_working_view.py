@@ -48,14 +48,36 @@ def test_row_cache_equals_model_when_operations_are_random(
         assert int(counts[name]) > 100, f"the run proved nothing about {name}"
 
 
+@pytest.mark.timeout(240)
+def test_spill_without_space_is_a_named_error_and_loses_no_row(
+    classes: Path, tmp_path: Path
+) -> None:
+    """Catches an executor that ends, or forgets rows, when its local disk is full."""
+    shown = run_java(classes, "view.SpillCheck", str(tmp_path), max_file_bytes=1 << 18)
+
+    failure, counts = shown.splitlines()
+    assert "LocalDiskException: cannot spill state: path=" in failure
+    assert "free space on the local disk" in failure
+    put, kept = (int(pair.partition("=")[2]) for pair in counts.split())
+    assert 0 < put == kept
+    assert not list(tmp_path.iterdir())
+
+
 def run(classes: Path, check: str, pytestconfig: pytest.Config, batches: int) -> dict[str, str]:
     """Run a check with the seed of the test run; return what it counted."""
     seed = int(pytestconfig.getoption("randomly_seed", default=1)) % 1_000_000
-    class_path = f"{classes}:{find_jar()}:{SPARK_JARS}/*"
-    main = f"io.statestore.{check}"
+    shown = run_java(classes, check, str(seed), str(batches))
+    return dict(pair.split("=") for pair in shown.split() if "=" in pair)
 
+
+def run_java(classes: Path, check: str, *arguments: str, max_file_bytes: int | None = None) -> str:
+    """Run a check, where wanted with a limit on the files it writes; return what it printed."""
+    limit = "unlimited" if max_file_bytes is None else str(max_file_bytes // 512)
+    class_path = f"{classes}:{find_jar()}:{SPARK_JARS}/*"
+    java = ["java", "-Xmx512m", "-XX:-UsePerfData", *JVM_FLAGS, "-cp", class_path]
     done = subprocess.run(
-        ["java", "-Xmx512m", *JVM_FLAGS, "-cp", class_path, main, str(seed), str(batches)],
+        ["sh", "-c", 'ulimit -f "$0"; exec "$@"', limit]
+        + [*java, f"io.statestore.{check}", *arguments],
         capture_output=True,
         text=True,
         timeout=200,
@@ -63,4 +85,4 @@ def run(classes: Path, check: str, pytestconfig: pytest.Config, batches: int) ->
     )
 
     assert done.returncode == 0, done.stderr[-3000:]
-    return dict(pair.split("=") for pair in done.stdout.split() if "=" in pair)
+    return done.stdout

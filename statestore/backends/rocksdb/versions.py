@@ -7,7 +7,6 @@ merged files. The local database follows.
 from __future__ import annotations
 
 import logging
-import tempfile
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -211,7 +210,8 @@ class RocksDBVersions:
                 num_partitions=new.num_partitions,
                 max_parallelism=new.max_parallelism,
             )
-        scratch = f"{local_path}.body"
+        # In the local database's directory, which the next engine clears of all but views.
+        scratch = f"{self._local_directory}/.tmp-body"
         try:
             return self._commit(new, parent, local_path, arrow_length, scratch, options)
         except StorageError:
@@ -465,9 +465,16 @@ class RocksDBVersions:
         return cleaned
 
     def changes(
-        self, start_version: int, end_version: int, checkpoint_id: str | None
+        self, start_version: int, end_version: int, checkpoint_id: str | None, directory: str
     ) -> tuple[PublishedFile, list[tuple[int, StateFile]]]:
         """Return the deltas of a range of versions as Arrow files, and the last trailer.
+
+        Args:
+            start_version: First version, at least 1.
+            end_version: Last version, inclusive.
+            checkpoint_id: The attempt of end_version in checkpoint format v2, None in v1.
+            directory: Where the files go, made unless it is there; the caller removes it, also
+                after a raise.
 
         Raises:
             NotFoundError: One of the versions was expired.
@@ -475,10 +482,8 @@ class RocksDBVersions:
         """
         head = read_delta_trailer(self.location, end_version, checkpoint_id)
         found = []
-        parent = Path(self._local_directory).parent
-        with local_errors("write to the local disk", str(parent)):
-            parent.mkdir(parents=True, exist_ok=True)
-            directory = tempfile.mkdtemp(prefix="changes-", dir=parent)
+        with local_errors("write to the local disk", directory):
+            Path(directory).mkdir(parents=True, exist_ok=True)
         for version, _ in self._lineage(head, start_version):
             file = read_delta_trailer(self.location, version.version, version.checkpoint_id)
             if file.trailer.parent is not None and not file.trailer.files:
@@ -502,7 +507,7 @@ class RocksDBVersions:
         return head, found[::-1]
 
     def _write_changes(self, file: PublishedFile, directory: str) -> StateFile:
-        """Write the rows of a delta as an Arrow file, which its reader deletes, and open it."""
+        """Write the rows of a delta as an Arrow file and open it."""
         trailer = file.trailer
         path = f"{directory}/{trailer.version}.arrows"
         with local_errors("write to the local disk", path):

@@ -1,5 +1,7 @@
 package io.statestore
 
+import java.io.{File, IOException}
+
 import com.fasterxml.jackson.databind.node.ObjectNode
 
 import org.apache.spark.sql.execution.streaming.state._
@@ -22,6 +24,13 @@ final class EngineReportedException(
 /** An engine that cannot be started, was lost for good, or belongs to an ended application. */
 final class EngineUnavailableException(message: String, cause: Throwable = null)
     extends RuntimeException(message, cause)
+
+/** The executor's local disk is full or failed; nothing durable is touched. */
+final class LocalDiskException(action: String, path: File, cause: IOException)
+    extends RuntimeException(
+      s"cannot $action: path=$path, error=${cause.getMessage}. " +
+        "To fix: free space on the local disk of the executor (spark.local.dir)",
+      cause)
 
 /** How failures reach Spark: in Spark's own error classes where it has one for them. */
 object ShimErrors {

@@ -36,6 +36,9 @@ final class EnginePool private[engine] (settings: EngineSettings) {
   /** A path in the scratch directory that no other file has; the file does not exist. */
   def scratchFile(prefix: String): File = scratch.newFile(prefix)
 
+  /** Remove a scratch file, or a directory with all that is in it. Never raises. */
+  def removeScratch(file: File): Unit = ScratchDirectory.deleteTree(file.toPath)
+
   /** Let engines open files of a checkpoint with the Hadoop configuration of its query. */
   def register(checkpoint: String, configuration: Configuration): Unit =
     files.register(checkpoint, configuration)

@@ -92,7 +92,7 @@ private[engine] object EngineProcess {
   /**
    * Start a process and wait until it is ready.
    *
-   * @param name the engine, for logs and threads
+   * @param name the engine's among those that share `scratch`, also for logs and threads
    * @param scratch directory that the engine may use and removes when its JVM is gone
    * @param files what serves it the files of Hadoop's file systems, if it needs them
    * @param callTimeoutMs milliseconds a call may take, at least 1
@@ -135,7 +135,7 @@ private[engine] object EngineProcess {
         ()
       }
       val token = newToken()
-      val ready = handshake(process, token, scratch, files, answer, launch, stderr)
+      val ready = handshake(name, process, token, scratch, files, answer, launch, stderr)
       val port = ready.get("port").asInt
       val client = new EngineClient(port, token, callTimeoutMs)
       val pid = ready.path("pid").asLong(process.pid())
@@ -150,6 +150,7 @@ private[engine] object EngineProcess {
   }
 
   private def handshake(
+      name: String,
       process: Process,
       token: String,
       scratch: File,
@@ -162,7 +163,7 @@ private[engine] object EngineProcess {
         s"$problem: ${describe(launch)}, stderr=[${stderr.text}]. To fix: $fix", cause)
 
     val hello = Json.obj().put("version", Resources.version).put("protocol", ProtocolVersion)
-      .put("scratch", scratch.getPath)
+      .put("scratch", scratch.getPath).put("engine", name)
     files.foreach { offer =>
       hello.putObject("files").put("port", offer.port).put("token", offer.token)
     }

@@ -25,9 +25,13 @@ private[engine] final class FileServer {
 
   start("statestore-files") {
     while (!server.isClosed) {
-      val connection = server.accept()
-      connections.add(connection)
-      start("statestore-files-connection")(serve(connection))
+      // Without a listener engines would wait for ever: out of file descriptors, it tries again.
+      try accept()
+      catch {
+        case e: Throwable if !server.isClosed =>
+          log.warn("a connection of an engine cannot be accepted, it is tried again", e)
+          Thread.sleep(PauseMs)
+      }
     }
   }
 
@@ -43,6 +47,17 @@ private[engine] final class FileServer {
     connections.forEach(_.close())
   }
 
+  private def accept(): Unit = {
+    val connection = server.accept()
+    connections.add(connection)
+    try start("statestore-files-connection")(serve(connection))
+    catch {
+      case e: Throwable =>
+        end(connection)
+        throw e
+    }
+  }
+
   private def serve(connection: Socket): Unit =
     try {
       connection.setTcpNoDelay(true)
@@ -55,19 +70,25 @@ private[engine] final class FileServer {
           writer.flush()
         }
       } else log.warn("a connection without the token was refused")
-    } finally {
-      connection.close()
-      connections.remove(connection)
-    }
+    } finally end(connection)
+
+  private def end(connection: Socket): Unit = {
+    connections.remove(connection)
+    connection.close()
+  }
 
   private def isToken(line: String): Boolean =
     line != null && MessageDigest.isEqual(line.getBytes(UTF_8), token.getBytes(UTF_8))
 
   private def start(name: String)(body: => Unit): Unit = {
     val run: Runnable = () =>
-      // The other side is gone, or this one was closed.
       try body
-      catch { case e: IOException => log.debug("connection ended", e) }
+      catch {
+        // The other side is gone, or this one was closed.
+        case e: IOException => log.debug("connection ended", e)
+        // Not for the executor to end by.
+        case e: Throwable => log.error(s"thread ended: name=$name", e)
+      }
     val thread = new Thread(run, name)
     thread.setDaemon(true)
     thread.start()
@@ -77,4 +98,5 @@ private[engine] final class FileServer {
 private object FileServer {
   private val log = LoggerFactory.getLogger(classOf[FileServer])
   private val Backlog = 128
+  private val PauseMs = 200L
 }

@@ -41,7 +41,8 @@ final class HadoopFiles {
       if (configuration == null) throw new IOException("checkpoint belongs to no query of this JVM")
       perform(request, path, configuration, reply.putObject("ok"))
     } catch {
-      case e: Exception =>
+      // A file system whose jar lacks another one is a LinkageError.
+      case e @ (_: Exception | _: LinkageError) =>
         reply.remove("ok")
         reply.putObject("error").put("kind", kindOf(e)).put("reason", reasonOf(e))
     }
@@ -155,7 +156,7 @@ final class HadoopFiles {
     }
   }
 
-  private def kindOf(error: Exception): String = error match {
+  private def kindOf(error: Throwable): String = error match {
     case _: FileNotFoundException => "file-not-found"
     case _: FileAlreadyExistsException | _: PathIsNotEmptyDirectoryException => "file-exists"
     case _: java.nio.file.FileAlreadyExistsException => "file-exists"
@@ -165,7 +166,7 @@ final class HadoopFiles {
     case _ => "storage"
   }
 
-  private def reasonOf(error: Exception): String = s"${error.getClass.getSimpleName}: " +
+  private def reasonOf(error: Throwable): String = s"${error.getClass.getSimpleName}: " +
     String.valueOf(error.getMessage).linesIterator.nextOption().getOrElse("")
 }
 

@@ -67,7 +67,7 @@ private[engine] object ScratchDirectory {
     new ScratchDirectory(path.toFile, lock)
   }
 
-  private def deleteTree(root: Path): Unit =
+  def deleteTree(root: Path): Unit =
     try {
       val walk = Files.walk(root)
       // Deepest first; an engine that ends at the same moment deletes the same files.
@@ -75,7 +75,7 @@ private[engine] object ScratchDirectory {
       finally walk.close()
     } catch {
       case NonFatal(e) if Files.exists(root) =>
-        log.warn(s"scratch directory was not removed: path=$root error=$e")
+        log.warn(s"scratch file was not removed: path=$root error=$e")
       case NonFatal(_) => ()
     }
 }

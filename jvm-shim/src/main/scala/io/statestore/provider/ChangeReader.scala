@@ -16,8 +16,12 @@ import org.apache.spark.sql.execution.streaming.state.{ChangeDataReader, RecordT
  * key (Spark's RocksDB provider shows every write, in the order it was made).
  *
  * @param reply what the engine answered to `changes`
+ * @param removeFiles removes the files that were made for this reader
  */
-private[statestore] final class ChangeReader(reply: ObjectNode, familyName: String)
+private[statestore] final class ChangeReader(
+    reply: ObjectNode,
+    familyName: String,
+    removeFiles: () => Unit)
     extends ChangeDataReader {
   private type Change = (RecordType.Value, UnsafeRow, UnsafeRow, Long)
 
@@ -27,7 +31,6 @@ private[statestore] final class ChangeReader(reply: ObjectNode, familyName: Stri
   private val codec = family.map(new KeyCodec(_)).orNull
   private val files = reply.get("files").elements.asScala
   private var open: StateFileReader = _
-  private var temporary: File = _ // the open file, where it is this reader's to delete
   private var changes: Iterator[Change] = Iterator.empty
 
   override protected def getNext(): Change = {
@@ -43,21 +46,19 @@ private[statestore] final class ChangeReader(reply: ObjectNode, familyName: Stri
     }
   }
 
-  override protected def close(): Unit = closeFile()
+  override protected def close(): Unit =
+    try closeFile()
+    finally removeFiles()
 
   private def closeFile(): Unit = if (open != null) {
     open.close()
     open = null
-    if (temporary != null) temporary.delete()
-    temporary = null
   }
 
   private def read(file: JsonNode): Iterator[Change] = {
     val batchId = file.get("version").asLong - 1
-    val path = new File(file.get("path").asText)
-    val reader = new StateFileReader(path)
+    val reader = new StateFileReader(new File(file.get("path").asText))
     open = reader
-    if (file.get("temporary").asBoolean) temporary = path
     Iterator
       .continually(reader.nextBatch())
       .takeWhile(identity)

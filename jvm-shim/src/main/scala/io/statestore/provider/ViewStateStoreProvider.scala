@@ -41,6 +41,7 @@ abstract class ViewStateStoreProvider(backend: String)
   private var latest: Option[(Long, String)] = None
   private var cleanedUpTo = 0L
   private var snapshotAskedAt = 0L
+  @volatile private var wasServed = false // by the engine, which then knows the store
   @volatile private var closed = false
 
   override def init(
@@ -138,8 +139,16 @@ abstract class ViewStateStoreProvider(backend: String)
     val request = context.request("changes")
     request.put("start_version", startVersion).put("end_version", endVersion)
     request.put("checkpoint_id", endVersionStateStoreCkptId.orNull)
+    val directory = context.engines.scratchFile("changes")
+    request.put("directory", directory.getPath)
     val name = colFamilyNameOpt.getOrElse(StateStore.DEFAULT_COL_FAMILY_NAME)
-    new ChangeReader(context.call(request), name)
+    def removeFiles(): Unit = context.engines.removeScratch(directory)
+    try new ChangeReader(context.call(request), name, () => removeFiles())
+    catch {
+      case e: Throwable =>
+        removeFiles()
+        throw e
+    }
   }
 
   override def doSnapshotMaintenance(): Unit =
@@ -155,12 +164,8 @@ abstract class ViewStateStoreProvider(backend: String)
 
   override def close(): Unit = {
     closed = true
-    val hadState = lock.synchronized {
-      val had = current != null
-      drop()
-      had
-    }
-    if (hadState) {
+    lock.synchronized(drop())
+    if (wasServed) {
       try context.engines.callIfRunning(context.directory, context.request("close"))
       catch { case NonFatal(e) => logInfo(s"engine did not close a store: $toString", e) }
     }
@@ -228,11 +233,12 @@ abstract class ViewStateStoreProvider(backend: String)
     pending = null
     try current.advance(wanted)
     catch {
-      case NonFatal(e) =>
+      case e: Throwable =>
         drop() // half advanced
         logWarning(s"working view was dropped: $toString, version=${wanted.version.number}", e)
     }
     appliedInMs = (System.nanoTime() - started) / 1000000L
+        if (!NonFatal(e)) throw e
   }
 
   /** A commit is durable: tells those who want to know. */
@@ -309,7 +315,10 @@ abstract class ViewStateStoreProvider(backend: String)
   }
 
   private def loading[T](version: Long)(body: => T): T =
-    try body
+    try {
+      wasServed = true
+      body
+    }
     catch {
       case NonFatal(e) =>
         logWarning(s"state store was not loaded: store=${context.directory}, version=$version", e)
@@ -329,6 +338,8 @@ abstract class ViewStateStoreProvider(backend: String)
         val reply = context.call(request)
         done(version)
         noteSnapshot(reply.get("snapshot"))
+        // Snapshots of all stores take turns: an engine with many of them does not hang.
+        request.put("wait_ms", context.options.engineCallTimeoutMs / 2)
       } catch {
         // Spark's maintenance threads outlive the application, and with it the engines, a little.
         case e: EngineUnavailableException =>
@@ -347,9 +358,15 @@ abstract class ViewStateStoreProvider(backend: String)
     if (version > snapshotVersion) {
       snapshotVersion = version
       if (context.storeConf.reportSnapshotUploadLag) {
-        val id = StateStoreProviderId(
-          context.storeId, StateStoreInternals.runId(context.hadoopConf))
-        StateStoreInternals.reportSnapshot(id, version, System.currentTimeMillis())
+        // Of a commit that is durable whether the driver hears of its snapshot or not.
+        try {
+          val id = StateStoreProviderId(
+            context.storeId, StateStoreInternals.runId(context.hadoopConf))
+          StateStoreInternals.reportSnapshot(id, version, System.currentTimeMillis())
+        } catch {
+          case NonFatal(e) =>
+            logWarning(s"snapshot was not reported: store=${context.directory}", e)
+        }
       }
     }
   }

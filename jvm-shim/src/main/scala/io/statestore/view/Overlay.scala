@@ -1,12 +1,15 @@
 package io.statestore.view
 
-import java.io.{File, RandomAccessFile}
-import java.nio.{ByteOrder, MappedByteBuffer}
+import java.io.{File, IOException}
+import java.nio.{ByteBuffer, ByteOrder, MappedByteBuffer}
+import java.nio.channels.FileChannel
 import java.nio.channels.FileChannel.MapMode
 import java.nio.file.Files
+import java.nio.file.StandardOpenOption.{CREATE_NEW, READ, WRITE}
 
 import scala.collection.mutable
 
+import io.statestore.LocalDiskException
 import io.statestore.keygroup.{KeyGroupFunction, KeyGroups}
 import org.apache.arrow.memory.util.MemoryUtil
 import org.apache.spark.unsafe.Platform
@@ -163,7 +166,12 @@ private[statestore] final class Overlay(
   private def sortHeapRecords(): SortedRecords =
     SortedRecords.of(pages, families.values, keyGroups.maxParallelism, byKey)
 
-  /** Moves every heap record to a sorted run on disk. */
+  /**
+   * Moves every heap record to a sorted run on disk. After a raise every record is still there, on
+   * the heap or in a run.
+   *
+   * @throws io.statestore.LocalDiskException the disk is full or failed
+   */
   private def spill(): Unit = {
     val sorted = sortHeapRecords()
     val ref = new BytesRef
@@ -224,15 +232,27 @@ private[statestore] final class Overlay(
 
   private def mapScratch(bytes: Long): MappedByteBuffer = {
     val path = newScratchFile()
-    val file = new RandomAccessFile(path, "rw")
     try {
-      file.setLength(bytes)
-      val mapped = file.getChannel.map(MapMode.READ_WRITE, 0L, bytes)
-      mapped.order(ByteOrder.nativeOrder)
-      mapped
-    } finally {
-      file.close()
-      Files.deleteIfExists(path.toPath)
+      val channel = FileChannel.open(path.toPath, CREATE_NEW, READ, WRITE)
+      try {
+        allocate(channel, bytes)
+        val mapped = channel.map(MapMode.READ_WRITE, 0L, bytes)
+        mapped.order(ByteOrder.nativeOrder)
+        mapped
+      } finally {
+        channel.close()
+        Files.deleteIfExists(path.toPath)
+      }
+    } catch { case e: IOException => throw new LocalDiskException("spill state", path, e) }
+  }
+
+  /** Gives a file its space: through a mapping, a disk that is full would end the process. */
+  private def allocate(channel: FileChannel, bytes: Long): Unit = {
+    val zeros = ByteBuffer.allocateDirect(math.min(bytes, AllocatedAtOnceBytes).toInt)
+    var left = bytes
+    while (left > 0L) {
+      zeros.clear().limit(math.min(left, zeros.capacity.toLong).toInt)
+      left -= channel.write(zeros)
     }
   }
 
@@ -264,6 +284,7 @@ private[statestore] final class Overlay(
   }
 
   private def MaxRunBytes = 1L << 30
+  private def AllocatedAtOnceBytes = 1L << 20
 }
 
 /** Sees the records of an overlay, a block at a time. */

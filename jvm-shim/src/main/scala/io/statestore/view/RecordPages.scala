@@ -111,8 +111,9 @@ private[statestore] final class RecordPages {
   }
 
   /**
-   * Adds records that were written to `units` mapped units at `memoryAddress`, none of them
-   * crossing a page. Returns the address of the first unit. The caller keeps the mapping alive.
+   * Adds records that were written to `units` mapped units at `memoryAddress`. One may cross from a
+   * page to the next, which follows it in memory. Returns the address of the first unit. The caller
+   * keeps the mapping alive.
    */
   def addMappedPages(memoryAddress: Long, units: Long): Int = {
     val first = numPages
