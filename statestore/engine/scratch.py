@@ -1,7 +1,7 @@
 """The scratch directory an engine shares with its JVM, and the engine's own directory in it.
 
     <scratch>/lock                            held by all that use the directory
-    <scratch>/engine-<name>/work/             what the engine is writing: snapshots, merged files
+    <scratch>/engine-<name>/unfinished/       what the engine is writing: snapshots, merged files
     <scratch>/engine-<name>/fetched/<key>/    local copies of files of one remote storage
     <scratch>/rocksdb/                        local databases
     <scratch>/*                               what the shim makes: deltas to commit
@@ -75,7 +75,7 @@ class EngineDirectory:
     """
 
     def __init__(self, scratch_directory: str, name: str) -> None:
-        self.work = f"{scratch_directory}/engine-{name}/work"
+        self.unfinished = f"{scratch_directory}/engine-{name}/unfinished"
         """For files that are not finished."""
         self.fetched = f"{scratch_directory}/engine-{name}/fetched"
         """For a directory of copies for each remote storage."""
@@ -86,11 +86,11 @@ class EngineDirectory:
         Raises:
             OSError: It cannot be made or emptied.
         """
-        shutil.rmtree(self.work, ignore_errors=True)
-        for path in (self.work, self.fetched):
+        shutil.rmtree(self.unfinished, ignore_errors=True)
+        for path in (self.unfinished, self.fetched):
             Path(path).mkdir(parents=True, exist_ok=True)
-        for unfinished in Path(self.fetched).glob(f"*/{TEMPORARY_PREFIX}*"):
-            unfinished.unlink(missing_ok=True)
+        for copy in Path(self.fetched).glob(f"*/{TEMPORARY_PREFIX}*"):
+            copy.unlink(missing_ok=True)
 
 
 def _remove_if_stale(path: Path, now_ms: int) -> bool:

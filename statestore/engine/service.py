@@ -74,7 +74,7 @@ class EngineService:
         self._clock = clock or SystemClock()
         own = EngineDirectory(scratch_directory, name)
         own.begin()
-        self._work_directory = own.work
+        self._work_directory = own.unfinished
         self._storages = Storages(own.fetched, self._clock, io, hadoop)
         self._leases = QueryLeases(self._storages, self._clock)
         self._scratch_directory = scratch_directory

@@ -427,6 +427,8 @@ def test_changes_leave_files_only_where_the_reader_removes_them(tmp_path):
             shim.commit(engine, rows(number))
         before = set(Path(shim.scratch).rglob("*"))
         assert changes(0)["error"]["class"] == "NotFoundError"
+        shutil.rmtree(directory)
+        assert set(Path(shim.scratch).rglob("*")) == before
         files = changes(2)["ok"]["files"]
         engine.kill()
     with EngineProcess(shim.scratch) as engine:

@@ -51,6 +51,32 @@ def test_calls_return_the_same_when_random(
         assert candidate[number] == wanted, f"line {number}: {expected[number - 3 : number]}"
 
 
+@pytest.mark.parametrize("provider", [PROVIDER, *([ROCKSDB_BACKEND] if OURS else [])])
+def test_family_that_is_removed_and_made_anew_is_empty(
+    spark: SparkSession, tmp_path: Path, provider: str
+) -> None:
+    """Catches rows of a dropped state variable that come back in the one that replaces it.
+
+    Spark's own provider cannot replay such a batch, so it is no reference here.
+    """
+    contract = spark._jvm.io.statestore.testing.StoreContract
+    lines = contract.familyMadeAnew(spark._jsparkSession, f"file:{tmp_path}/state", provider)
+
+    assert lines.split("\n") == [
+        "values  false",
+        "lists  false",
+        "committed 1",
+        "values a,b true",
+        "values  false",
+        "lists a,b true",
+        "lists  false",
+        "committed 2",
+        "values c false",
+        "lists c false",
+        "committed 3",
+    ]
+
+
 def test_zombie_is_told_when_its_version_was_replaced(spark: SparkSession, tmp_path: Path) -> None:
     """Catches a batch built on rows that checkpoint format v1 no longer holds, and a view that goes
     on showing them after the error.

@@ -63,6 +63,19 @@ def test_spill_without_space_is_a_named_error_and_loses_no_row(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("writer", "max_file_bytes"), [("delta", 0), ("sst", None)])
+def test_writers_that_cannot_begin_hold_no_memory(
+    classes: Path, tmp_path: Path, writer: str, max_file_bytes: int | None
+) -> None:
+    """Catches an executor that loses memory with every commit on a full disk."""
+    shown = run_java(
+        classes, "delta.WriterCheck", str(tmp_path), writer, max_file_bytes=max_file_bytes
+    )
+
+    assert shown.splitlines()[-1] == "failed=5 held=0"
+
+
 def run(classes: Path, check: str, pytestconfig: pytest.Config, batches: int) -> dict[str, str]:
     """Run a check with the seed of the test run; return what it counted."""
     seed = int(pytestconfig.getoption("randomly_seed", default=1)) % 1_000_000
@@ -75,9 +88,9 @@ def run_java(classes: Path, check: str, *arguments: str, max_file_bytes: int | N
     limit = "unlimited" if max_file_bytes is None else str(max_file_bytes // 512)
     class_path = f"{classes}:{find_jar()}:{SPARK_JARS}/*"
     java = ["java", "-Xmx512m", "-XX:-UsePerfData", *JVM_FLAGS, "-cp", class_path]
+    limited = ["sh", "-c", 'ulimit -f "$0"; exec "$@"', limit]
     done = subprocess.run(
-        ["sh", "-c", 'ulimit -f "$0"; exec "$@"', limit]
-        + [*java, f"io.statestore.{check}", *arguments],
+        [*limited, *java, f"io.statestore.{check}", *arguments],
         capture_output=True,
         text=True,
         timeout=200,

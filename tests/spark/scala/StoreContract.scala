@@ -91,6 +91,48 @@ object StoreContract {
     lines.mkString("\n")
   }
 
+  /**
+   * In one batch a column family with rows is removed, made anew and written. Returns what it shows
+   * at each step, and after a restart.
+   */
+  def familyMadeAnew(spark: SparkSession, root: String, providerClass: String): String = {
+    val hadoopConf = newHadoopConf(spark)
+    val toText = UnsafeProjection.create(text)
+    def row(value: String) = toText(InternalRow(UTF8String.fromString(value))).copy()
+    val lines = mutable.ArrayBuffer.empty[String]
+    def batch(version: Long)(steps: StateStore => Unit): Unit = {
+      val provider = open(spark, root, providerClass, hadoopConf)
+      val store = provider.getStore(version)
+      steps(store)
+      lines += s"committed ${store.commit()}"
+      provider.close()
+    }
+    def create(store: StateStore, family: Family): Unit = {
+      store.createColFamilyIfAbsent(
+        family.name, family.spec.keySchema, text, family.spec, family.multi, isInternal = false)
+      val shown = store.iterator(family.name).map(_.key.getUTF8String(0).toString).toSeq.sorted
+      val found = store.keyExists(row("a"), family.name)
+      lines += s"${family.name} ${shown.mkString(",")} $found"
+    }
+    val made = newFamilies.filter(family => family.name == "values" || family.name == "lists")
+    batch(0) { store =>
+      made.foreach { family =>
+        create(store, family)
+        Seq("a", "b").foreach(key => store.put(row(key), row("old"), family.name))
+      }
+    }
+    batch(1) { store =>
+      made.foreach { family =>
+        create(store, family)
+        store.removeColFamilyIfExists(family.name)
+        create(store, family)
+        store.put(row("c"), row("new"), family.name)
+      }
+    }
+    batch(2)(store => made.foreach(create(store, _)))
+    lines.mkString("\n")
+  }
+
   private def newHadoopConf(spark: SparkSession): Configuration = {
     val hadoopConf = spark.sessionState.newHadoopConf()
     hadoopConf.set("sql.streaming.runId", UUID.randomUUID().toString)

@@ -1,5 +1,7 @@
 package io.statestore
 
+import java.util.concurrent.atomic.AtomicLong
+
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.provider.{HandleCounters, StoreContext, ViewLoader, ViewStateStoreProvider}
 import io.statestore.rocksdb.RocksDBView
@@ -13,6 +15,10 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
   override private[statestore] def newLoader(context: StoreContext): ViewLoader = {
     ShimOptions.warnOfIgnored(context.storeConf.sqlConfs)
     new ViewLoader(context) {
+      private[this] val calls = new AtomicLong()
+
+      override def takeCalls(): Long = calls.getAndSet(0L)
+
       override def empty(version: Long, maxParallelism: Int): CommittedView = view(
         ViewVersion(version, null, null, rescalable = true),
         maxParallelism,
@@ -48,6 +54,7 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
           .put("lineage", version.lineage)
         request.put("checkpoint_format", context.checkpointFormat)
         val reply = context.call(request)
+        calls.incrementAndGet()
         (viewOf(version, reply), filterOf(reply))
       }
 

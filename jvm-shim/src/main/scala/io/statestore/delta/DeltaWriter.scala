@@ -34,9 +34,16 @@ private[statestore] final class DeltaWriter(file: File, compression: String, exp
     case "none" => NoCompressionCodec.INSTANCE
   }
   private val capacity = math.max(1, math.min(MaxRows, expectedRows))
-  private val batch = new Columns(capacity)
+  private var batch: Columns = _
 
-  MessageSerializer.serialize(out, StateFileSchema, IpcOption.DEFAULT)
+  try {
+    batch = new Columns(capacity)
+    MessageSerializer.serialize(out, StateFileSchema, IpcOption.DEFAULT)
+  } catch {
+    case e: Throwable =>
+      close()
+      throw e
+  }
 
   override def add(keyGroup: Int, family: Int, op: Int, key: BytesRef, value: BytesRef): Unit = {
     val bytes = key.length.toLong + (if (value == null) 0 else value.length)
@@ -53,10 +60,9 @@ private[statestore] final class DeltaWriter(file: File, compression: String, exp
     channel.size()
   }
 
-  override def close(): Unit = {
-    batch.close()
-    channel.close()
-  }
+  override def close(): Unit =
+    try if (batch != null) batch.close()
+    finally channel.close()
 
   private def flush(): Unit = {
     val record = batch.toRecordBatch(codec)
@@ -86,16 +92,37 @@ private[statestore] object DeltaWriter {
       field("value", ArrowType.Binary.INSTANCE, nullable = true)))
   }
 
+  /** Buffers of these sizes in bytes: all of them, or none and a raise. */
+  private def allocate(sizes: Long*): Seq[ArrowBuf] = {
+    val made = Seq.newBuilder[ArrowBuf]
+    try sizes.foreach(size => made += allocator.buffer(size))
+    catch {
+      case e: Throwable =>
+        made.result().foreach(_.close())
+        throw e
+    }
+    made.result()
+  }
+
   /** The buffers of one record batch. */
   private final class Columns(capacity: Int) extends AutoCloseable {
-    private val keyGroups = allocator.buffer(capacity * 2L)
-    private val families = allocator.buffer(capacity * 2L)
-    private val ops = allocator.buffer(capacity.toLong)
-    private val keyOffsets = allocator.buffer((capacity + 1) * 4L)
-    private val valueOffsets = allocator.buffer((capacity + 1) * 4L)
-    private val validity = allocator.buffer((capacity + 7L) / 8L)
-    private var keys = allocator.buffer(capacity * 32L)
-    private var values = allocator.buffer(capacity * 32L)
+    private val buffers = allocate(
+      capacity * 2L,
+      capacity * 2L,
+      capacity.toLong,
+      (capacity + 1) * 4L,
+      (capacity + 1) * 4L,
+      (capacity + 7L) / 8L,
+      capacity * 32L,
+      capacity * 32L).iterator
+    private val keyGroups = buffers.next()
+    private val families = buffers.next()
+    private val ops = buffers.next()
+    private val keyOffsets = buffers.next()
+    private val valueOffsets = buffers.next()
+    private val validity = buffers.next()
+    private var keys = buffers.next()
+    private var values = buffers.next()
     private var keyBytes = 0L
     private var valueBytes = 0L
     private var nulls = 0

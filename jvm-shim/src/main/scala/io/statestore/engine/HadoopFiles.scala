@@ -2,7 +2,8 @@ package io.statestore.engine
 
 import java.io.{EOFException, File, FileNotFoundException, IOException, InputStream, OutputStream}
 import java.nio.file.Files
-import java.util.concurrent.ConcurrentHashMap
+import java.util.LinkedHashMap
+import java.util.Map.Entry
 
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.Json
@@ -19,10 +20,20 @@ import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileMana
  * Spark writes its own, through its `CheckpointFileManager`. Thread-safe.
  */
 final class HadoopFiles {
-  private[this] val configurations = new ConcurrentHashMap[String, Configuration]()
+  import HadoopFiles._
 
-  /** Use the Hadoop configuration of the query that has this checkpoint. */
-  def register(checkpoint: String, configuration: Configuration): Unit = {
+  // In order of use, guarded by this. Of queries that ended some stay: their snapshots go on.
+  private[this] val configurations =
+    new LinkedHashMap[String, Configuration](16, 0.75f, true) {
+      override def removeEldestEntry(eldest: Entry[String, Configuration]): Boolean =
+        size > MostConfigurations
+    }
+
+  /**
+   * Use the Hadoop configuration of the query that has this checkpoint. Those that were not used
+   * for longest are forgotten when there are very many.
+   */
+  def register(checkpoint: String, configuration: Configuration): Unit = synchronized {
     configurations.put(checkpoint, configuration)
     ()
   }
@@ -37,7 +48,7 @@ final class HadoopFiles {
     val reply = Json.obj()
     try {
       val path = new Path(request.get("path").asText)
-      val configuration = configurations.get(request.path("checkpoint").asText)
+      val configuration = synchronized(configurations.get(request.path("checkpoint").asText))
       if (configuration == null) throw new IOException("checkpoint belongs to no query of this JVM")
       perform(request, path, configuration, reply.putObject("ok"))
     } catch {
@@ -126,7 +137,7 @@ final class HadoopFiles {
   }
 
   private def copy(in: InputStream, out: OutputStream, length: Long): Unit = {
-    val buffer = new Array[Byte](HadoopFiles.BufferBytes)
+    val buffer = new Array[Byte](BufferBytes)
     var left = length
     while (left > 0) {
       val n = in.read(buffer, 0, math.min(left, buffer.length.toLong).toInt)
@@ -172,4 +183,7 @@ final class HadoopFiles {
 
 private object HadoopFiles {
   private val BufferBytes = 1 << 16
+
+  /** More than there are queries in one JVM. */
+  private val MostConfigurations = 256
 }

@@ -236,6 +236,7 @@ private[statestore] final class StoreHandle(
       val current = families.values.map(_.family).toSeq
       val done = new StoreCommit(
         context, view, overlay, current, counters, loadedEmpty, forceSnapshot).run()
+      counters.add(StoreMetrics.EngineCalls, provider.takeCalls())
       committed = Some(done)
       accepting = false
       provider.committed(done)

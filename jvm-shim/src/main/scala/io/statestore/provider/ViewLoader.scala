@@ -51,6 +51,9 @@ private[statestore] abstract class ViewLoader(context: StoreContext) {
       counters)
   }
 
+  /** Engine calls that views of this loader have made since the last time this was asked. */
+  def takeCalls(): Long = 0L
+
   /** An empty view that claims to be at `version`. */
   def empty(version: Long, maxParallelism: Int): CommittedView
 

@@ -200,6 +200,9 @@ abstract class ViewStateStoreProvider(backend: String)
     pending = null
   }
 
+  /** Engine calls made for the view since the last commit, on whichever thread. */
+  private[statestore] def takeCalls(): Long = loader.takeCalls()
+
   private[statestore] def lastSnapshotVersion: Long = snapshotVersion
 
   private[statestore] def memoryUsedBytes(view: CommittedView): Long = lock.synchronized {
@@ -235,10 +238,10 @@ abstract class ViewStateStoreProvider(backend: String)
     catch {
       case e: Throwable =>
         drop() // half advanced
+        if (!NonFatal(e)) throw e
         logWarning(s"working view was dropped: $toString, version=${wanted.version.number}", e)
     }
     appliedInMs = (System.nanoTime() - started) / 1000000L
-        if (!NonFatal(e)) throw e
   }
 
   /** A commit is durable: tells those who want to know. */
@@ -335,11 +338,11 @@ abstract class ViewStateStoreProvider(backend: String)
         request.put("checkpoint_id", checkpointId)
         request.put("checkpoint_format", context.checkpointFormat)
         request.put("snapshot", what == "snapshot").put("cleanup", what == "cleanup")
+        // Snapshots of all stores take turns: an engine with many of them does not hang.
+        request.put("wait_ms", context.options.engineCallTimeoutMs / 2)
         val reply = context.call(request)
         done(version)
         noteSnapshot(reply.get("snapshot"))
-        // Snapshots of all stores take turns: an engine with many of them does not hang.
-        request.put("wait_ms", context.options.engineCallTimeoutMs / 2)
       } catch {
         // Spark's maintenance threads outlive the application, and with it the engines, a little.
         case e: EngineUnavailableException =>

@@ -11,7 +11,7 @@ import io.statestore.view.{BytesRef, RecordPages}
 import org.apache.arrow.memory.ArrowBuf
 import org.apache.spark.unsafe.Platform
 import org.rocksdb.{BlockBasedTableConfig, BloomFilter, CompressionType, EnvOptions}
-import org.rocksdb.{IndexType, Options, RocksDB, RocksDBException, SstFileWriter}
+import org.rocksdb.{IndexType, Options, RocksDB, SstFileWriter}
 
 /**
  * Writes the rows of a delta as an SST (docs/format.md), in the order of column family and key. The
@@ -40,10 +40,11 @@ private[statestore] final class SstWriter(
   private var deleted: File = _
   private var deletes: DeltaWriter = _
   private var deletesBytes = 0L
-  newBlock(BlockBytes)
-  try sst.open(file.getPath)
-  catch {
-    case e: RocksDBException =>
+  try {
+    newBlock(BlockBytes)
+    sst.open(file.getPath)
+  } catch {
+    case e: Throwable =>
       close()
       throw e
   }
@@ -104,7 +105,7 @@ private[statestore] final class SstWriter(
 
   override def close(): Unit = {
     sst.close()
-    block.close()
+    if (block != null) block.close()
     if (deletes != null) deletes.close()
   }
 
@@ -124,8 +125,9 @@ private[statestore] final class SstWriter(
   }
 
   private def newBlock(size: Int): Unit = {
+    val larger = DeltaWriter.allocator.buffer(size.toLong)
     if (block != null) block.close()
-    block = DeltaWriter.allocator.buffer(size.toLong)
+    block = larger
     bytes = block.nioBuffer(0L, size)
     key = bytes.duplicate()
     value = bytes.duplicate()

@@ -18,7 +18,8 @@ private[statestore] final class FamilyState(
   private val codec = new KeyCodec(family)
   private val numValueFields = family.valueSchema.length
   private val ref = new BytesRef
-  private var written: OverlayFamily = _
+  // Not null from the start where a family of the name was removed in this batch.
+  private var written: OverlayFamily = overlay.writtenFamily(family.id)
 
   def keyCodec: KeyCodec = codec
 

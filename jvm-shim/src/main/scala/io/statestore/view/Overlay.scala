@@ -47,6 +47,9 @@ private[statestore] final class Overlay(
   def family(family: ColumnFamily, keyGroup: => KeyGroupFunction): OverlayFamily =
     families.getOrElseUpdate(family.id, new OverlayFamily(this, family, keyGroup))
 
+  /** What was written to a family, null for nothing. */
+  def writtenFamily(id: Int): OverlayFamily = families.getOrElse(id, null)
+
   def allFamilies: Iterable[OverlayFamily] = families.values
 
   def heapBytes: Long =
