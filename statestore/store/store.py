@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -34,12 +35,12 @@ from statestore.codec.rows import (
 )
 from statestore.codec.trailer import ColumnFamily, RowCounts, StoreName
 from statestore.core.clock import Clock, SystemClock
-from statestore.core.errors import InvalidArgumentError, StoreClosedError
+from statestore.core.errors import InvalidArgumentError, StorageError, StoreClosedError
 from statestore.core.ids import IdSource, RandomIds
 from statestore.core.options import StateStoreOptions
 from statestore.io.storage import open_storage
 from statestore.store.batch import Batch, family_id
-from statestore.store.table import ArrowRun, Table, ViewRun
+from statestore.store.table import MAX_RUNS, ArrowRun, Table, ViewRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -365,6 +366,10 @@ class Store:
             Path(local_path).unlink(missing_ok=True)
         self._head, self._families = published, batch.column_families
         self.table = self.table.apply(ArrowRun([arrow]), num_keys)
+        if len(self.table.runs) > MAX_RUNS:
+            # The batch is durable, whether its rows are read from a new view or from these runs.
+            with suppress(StorageError):
+                self.load(self.version, self.checkpoint_id)
         return self.version
 
     def _new_version(

@@ -2,7 +2,7 @@
 
 `apply` makes the next version out of all runs of this one and the delta; nothing is copied, so an
 older version stays readable as long as somebody holds it. Rows are looked up run by run, youngest
-first.
+first; runs in memory become one when they are many.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from statestore.backends.rocksdb.view import View
     from statestore.checkpoint.restore import RestoredVersion
     from statestore.codec.state_file import StateFile
+
+
+MAX_RUNS = 32
+"""Runs of a version; more of them become one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,22 @@ class ArrowRun:
     """
 
     def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Keep record batches of SCHEMA, zero-copy; they hold their files' mappings alive."""
-        self.rows = pa.Table.from_batches(batches, schema=SCHEMA)
+        """Keep record batches of SCHEMA, zero-copy; they hold their files' mappings alive.
+
+        Args:
+            batches: In file order.
+        """
+        self._batches = [batch for batch in batches if batch.num_rows]
+        self.rows = pa.Table.from_batches(self._batches, schema=SCHEMA)
+
+    @property
+    def num_batches(self) -> int:
+        """Number of record batches, none of them empty."""
+        return len(self._batches)
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """Return one record batch."""
+        return self._batches[index]
 
     @classmethod
     def from_file(cls, file: StateFile) -> ArrowRun:
@@ -163,7 +181,11 @@ class Table:
             run: Rows of the delta.
             num_keys: Rows of the new version.
         """
-        return Table((*self.runs, run), self.max_parallelism, num_keys)
+        runs = (*self.runs, run)
+        in_memory = [run for run in runs if isinstance(run, ArrowRun)]
+        if len(runs) > MAX_RUNS and len(in_memory) == len(runs):
+            runs = (ArrowRun(list(merge_runs(in_memory, self.max_parallelism))),)
+        return Table(runs, self.max_parallelism, num_keys)
 
     def get(self, column_family: int, key: bytes) -> bytes | None:
         """Return the value of a key, or None."""

@@ -14,7 +14,7 @@ from statestore.core.errors import (
     StorageError,
     StoreClosedError,
 )
-from statestore.store.table import ArrowRun, Table
+from statestore.store.table import MAX_RUNS, ArrowRun, Table
 
 
 def commit(store, puts=(), deletes=(), merges=()):
@@ -58,6 +58,26 @@ class TestReadsAndWrites:
         assert other.version == 1
         assert list(other.scan()) == [(b"", b"empty key"), (b"a", b"1"), (b"b", b"")]
         assert (other.get(b"b"), other.get(b"c"), len(other)) == (b"", None, 3)
+
+    def test_rows_are_found_among_a_bounded_number_of_runs(self, bench):
+        """Catches a store that is slower, and needs more memory, with every commit."""
+        store, model = bench.open(), {}
+        for number in range(MAX_RUNS + 8):
+            batch = store.begin()
+            batch.put(b"k%d" % (number % 5), b"%d" % number)
+            batch.merge(b"all", b"%d," % number)
+            batch.delete(b"k%d" % (number % 3))
+            batch.commit()
+            model[b"k%d" % (number % 5)] = b"%d" % number
+            model[b"all"] = model.get(b"all", b"") + b"%d," % number
+            model.pop(b"k%d" % (number % 3), None)
+
+        assert len(store.table.runs) <= 9
+        assert dict(store.scan()) == model
+        assert [store.get(b"k%d" % n) for n in range(5)] == [
+            model.get(b"k%d" % n) for n in range(5)
+        ]
+        assert len(store) == len(model)
 
     def test_batch_sees_its_writes_and_the_store_does_not(self, bench):
         """Catches uncommitted rows leaking to readers."""
