@@ -332,6 +332,17 @@ class TestSnapshotsAndRetention:
         with pytest.raises(NotFoundError):
             any_format.open(version=5)
 
+    @pytest.mark.parametrize(
+        "bench",
+        [
+            "filesystem-local",
+            "heap-driver",
+            "rocksdb-local",
+            pytest.param("filesystem-s3", marks=pytest.mark.extended),
+            pytest.param("rocksdb-s3", marks=pytest.mark.extended),
+        ],
+        indirect=True,
+    )
     @pytest.mark.parametrize("hole", ["expired", "branched", "replaced"])
     def test_cleanup_behind_a_hole_in_the_lineage_takes_no_retained_version(self, bench, hole):
         """Catches a walk that ends early and takes what it did not see for expired."""
