@@ -96,12 +96,13 @@ use_memory_for_scratch() {
   fi
 }
 
-# Spark's tests share one JVM that uses both cores, so they run by themselves.
+# Spark's tests run in two processes, each with an application that its tests share; which of them stay
+# together says tests/spark/conftest.py.
 run_tests() {
   use_memory_for_scratch
-  local failed=0 pytest=("$python" -m pytest -p no:benchmark --durations=15 -m "$1")
-  "${pytest[@]}" -n 2 --ignore tests/spark --ignore tests/packaging || failed=1
-  "${pytest[@]}" tests/spark tests/packaging || failed=1
+  local failed=0 pytest=("$python" -m pytest -p no:benchmark --durations=25 -m "$1" -n 2)
+  "${pytest[@]}" --ignore tests/spark --ignore tests/packaging || failed=1
+  "${pytest[@]}" --dist loadgroup --no-loadscope-reorder tests/spark tests/packaging || failed=1
   return $failed
 }
 

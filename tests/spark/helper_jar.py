@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -23,12 +24,13 @@ def compile_test_jar(cache: Path) -> Path:
     digest = hashlib.sha256(source + pyspark.__version__.encode()).hexdigest()[:16]
     jar = cache / f"test-queries-{digest}.jar"
     if not jar.exists():
-        classes = cache / f"classes-{digest}"
-        classes.mkdir(exist_ok=True)
-        compile_scala(SCALA_SOURCES, classes)
-        partial = jar.with_suffix(".partial")
-        with zipfile.ZipFile(partial, "w") as archive:
-            for path in sorted(classes.rglob("*.class")):
-                archive.write(path, path.relative_to(classes))
-        partial.rename(jar)
+        # Of two processes that come here at a time, each makes it.
+        with tempfile.TemporaryDirectory(dir=cache) as work:
+            classes, made = Path(work) / "classes", Path(work) / jar.name
+            classes.mkdir()
+            compile_scala(SCALA_SOURCES, classes)
+            with zipfile.ZipFile(made, "w") as archive:
+                for path in sorted(classes.rglob("*.class")):
+                    archive.write(path, path.relative_to(classes))
+            made.replace(jar)
     return jar

@@ -18,6 +18,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+import statestore
 from statestore.codec.trailer import FORMAT_VERSION, MAGIC_PREFIX
 
 from .conftest import BODY, PROVIDER, MakeLane, state_on_heap
@@ -332,7 +333,8 @@ def test_wrong_interpreter_or_package_is_refused(
         older / "statestore",
         ignore=shutil.ignore_patterns("jars", "__pycache__"),
     )
-    (older / "statestore" / "core" / "version.py").write_text('__version__ = "0.0.9"\n')
+    version = older / "statestore" / "core" / "version.py"
+    version.write_text(version.read_text().replace(statestore.__version__, "0.0.9"))
 
     job = start_job(
         "interpreters",
