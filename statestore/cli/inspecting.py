@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +24,9 @@ from statestore.cli.output import (
     print_json,
     table,
 )
+from statestore.cli.parquet_file import write_parquet
 from statestore.codec.trailer import add_counts
-from statestore.core.errors import IncompatibleError, InvalidArgumentError, StorageError
-from statestore.core.ids import RandomIds
 from statestore.core.options import StateStoreOptions
-from statestore.io.local import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,7 +112,7 @@ def read(
         if to is None:
             _print_rows(batches, limit, output)
             return
-        num_rows = _write_parquet(batches, to)
+        num_rows = write_parquet(batches, to)
     if output == "json":
         print_json({"file": to, "rows": num_rows})
     else:
@@ -286,56 +283,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     return value.hex() if isinstance(value, bytes) else value
-
-
-def _write_parquet(batches: Iterator[pa.RecordBatch], path: str) -> int:
-    """Write rows to a file, which appears, or is replaced, once all of them are in it."""
-    from pyarrow import parquet
-
-    num_rows = 0
-    schema = next(batches).schema
-    with _written_beside(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-            num_rows += batch.num_rows
-    return num_rows
-
-
-@contextmanager
-def _written_beside(path: str) -> Iterator[str]:
-    """Yield a path to write to, which takes its name when the block does not raise."""
-    from pyarrow import ArrowException
-
-    # Where a link points, which stays one.
-    target = Path(path).resolve()
-    temporary = target.parent / f"{TEMPORARY_PREFIX}{RandomIds().new_id()}"
-    try:
-        if target.exists() and not target.is_file():
-            raise InvalidArgumentError(
-                "rows cannot be written to what is no regular file",
-                file=path,
-                to_fix="name a file, which may be a new one",
-            )
-        yield str(temporary)
-        temporary.replace(target)
-    except OSError as error:
-        raise StorageError(
-            "cannot write rows to a file",
-            file=path,
-            reason=os.strerror(error.errno) if error.errno else str(error),
-            to_fix="name a local file, in a directory that exists, that may be written to and has "
-            "space left",
-        ) from error
-    except ArrowException as error:
-        raise IncompatibleError(
-            "Parquet has no type for a column of these rows",
-            file=path,
-            reason=str(error),
-            to_fix="print them with --output json, or read them in Python: statestore.read",
-        ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def _print_key_groups(found: pa.Table, output: str) -> None:

@@ -195,10 +195,6 @@ class StateFile(SealedFile):
         """Number of record batches with rows; after a clip some may be empty."""
         return len(self._blocks)
 
-    def batch_rows(self, index: int) -> int:
-        """Rows of a record batch, without reading it."""
-        return self._blocks[index].rows
-
     def verify(self) -> None:
         """Check every block that is read; errors as `SealedFile`."""
         for block in (self.trailer.blocks[0], *self._blocks, self.trailer.blocks[-1]):
