@@ -120,7 +120,7 @@ private[statestore] final class StoreCommit(
         if (context.isInDriversMemory) {
           stateBytes += value.length
           if (slots(i) < 0) stateBytes += key.length
-          else if (op != RecordPages.Merge) stateBytes -= replacedBytes(below, key, op)
+          else if (op != RecordPages.Merge) stateBytes -= replacedBytes(below, slots(i), key, op)
         }
         val shown = if (op == RecordPages.Delete) null else value
         writer.add(keyGroup, family.family.id, codeOf(op), key, shown)
@@ -130,11 +130,9 @@ private[statestore] final class StoreCommit(
   }
 
   /** Bytes of the row in the view that a put, which leaves the key, or a delete takes away. */
-  private def replacedBytes(below: CommittedFamily, key: BytesRef, op: Int): Int = {
-    val replaced = new BytesRef
-    val hash = RecordTable.hashKey(key.base, key.at, key.length)
-    below.get(key.base, key.at, key.length, hash, replaced)
-    replaced.length + (if (op == RecordPages.Delete) key.length else 0)
+  private def replacedBytes(below: CommittedFamily, slot: Int, key: BytesRef, op: Int): Int = {
+    val value = below.asInstanceOf[ViewFamily].valueLength(slot)
+    value + (if (op == RecordPages.Delete) key.length else 0)
   }
 
   /** Counts an operation and gives its code in the file. */

@@ -85,6 +85,7 @@ private[statestore] abstract class ViewLoader(context: StoreContext) {
 
 /** Builds a view on the heap by reading files. */
 private[statestore] final class HeapViewLoader(context: StoreContext) extends ViewLoader(context) {
+  private val PrefetchRows = 256
 
   override def empty(version: Long, maxParallelism: Int): CommittedView = {
     val view = new WorkingView(ViewVersion(version, null, null, rescalable = true), maxParallelism)
@@ -130,6 +131,7 @@ private[statestore] final class HeapViewLoader(context: StoreContext) extends Vi
         while (reader.nextBatch()) {
           var row = 0
           while (row < reader.rows) {
+            if (row % PrefetchRows == 0 && family != null) prefetch(reader, row, family)
             if (modulus == 1 || reader.keyGroup(row) % modulus == remainder) {
               if (reader.family(row) != familyId) {
                 familyId = reader.family(row)
@@ -143,6 +145,14 @@ private[statestore] final class HeapViewLoader(context: StoreContext) extends Vi
         }
       } finally reader.close()
     }
+  }
+
+  /** A guess: the rows from `from` on are of the family that the row before them was of. */
+  private def prefetch(reader: StateFileReader, from: Int, family: ViewFamily): Unit = {
+    val count = math.min(PrefetchRows, reader.rows - from)
+    val keysAt = Array.tabulate(count)(i => reader.keyAddress(from + i))
+    val keyLens = Array.tabulate(count)(i => reader.keyLength(from + i))
+    family.prefetch(keysAt, keyLens, count)
   }
 
   private def replay(reader: StateFileReader, row: Int, family: ViewFamily): Unit =

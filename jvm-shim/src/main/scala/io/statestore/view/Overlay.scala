@@ -40,6 +40,7 @@ private[statestore] final class Overlay(
   private val runs = mutable.ArrayBuffer.empty[Run]
   // Keeps the runs mapped: rows handed out point into them.
   private val mappings = mutable.ArrayBuffer.empty[MappedByteBuffer]
+  private var lastFamily: OverlayFamily = _ // that `familyOf` returned
   private var pinned = false
   private var pristine = true
   private var nextSpillAt = budgetBytes
@@ -132,7 +133,11 @@ private[statestore] final class Overlay(
   private def add(block: RecordBlock, prefix: Int, address: Int): Unit =
     block.add(familyOf(prefix), keyGroups.groupOfRank(prefix >>> FamilyBits), address)
 
-  private def familyOf(prefix: Int): OverlayFamily = families(prefix & FamilyMask)
+  private def familyOf(prefix: Int): OverlayFamily = {
+    val id = prefix & FamilyMask
+    if (lastFamily == null || lastFamily.family.id != id) lastFamily = families(id)
+    lastFamily
+  }
 
   private def mergeRuns(heap: SortedRecords, block: RecordBlock): Unit = {
     val cursors = runs.map(new RunCursor(_))

@@ -76,16 +76,7 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
       hashes(i) = hashKey(other.base(record), other.keyOffset(record), other.keyLength(record))
       i += 1
     }
-    i = 0
-    while (i < count) {
-      found(i) = firstWithTag(hashes(i))
-      i += 1
-    }
-    i = 0
-    while (i < count) {
-      if (found(i) >= 0) touched += pages.keyLength(slots.address(found(i)))
-      i += 1
-    }
+    firstSlots(hashes, count, found)
     i = 0
     while (i < count) {
       if (found(i) >= 0) {
@@ -93,6 +84,31 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
         found(i) = findFrom(
           found(i), other.base(record), other.keyOffset(record), other.keyLength(record), hashes(i))
       }
+      i += 1
+    }
+  }
+
+  /** Brings the records of `count` keys, at off-heap addresses, into the cache for `find`. */
+  def prefetch(keysAt: Array[Long], keyLens: Array[Int], count: Int): Unit = {
+    val hashes = new Array[Int](count)
+    var i = 0
+    while (i < count) {
+      hashes(i) = hashKey(null, keysAt(i), keyLens(i))
+      i += 1
+    }
+    firstSlots(hashes, count, new Array[Int](count))
+  }
+
+  /** First slots where keys of these hashes may be, or -1; their records are in the cache then. */
+  private def firstSlots(hashes: Array[Int], count: Int, found: Array[Int]): Unit = {
+    var i = 0
+    while (i < count) {
+      found(i) = firstWithTag(hashes(i))
+      i += 1
+    }
+    i = 0
+    while (i < count) {
+      if (found(i) >= 0) touched += pages.keyLength(slots.address(found(i)))
       i += 1
     }
   }

@@ -41,6 +41,9 @@ private[statestore] final class ViewFamily(val family: ColumnFamily, expected: I
     }
   }
 
+  /** Bytes of the value in a slot that `findSlots` found. */
+  def valueLength(slot: Int): Int = records.valueLength(index.addressAt(slot))
+
   override def findSlots(
       other: RecordPages,
       addresses: Array[Int],
@@ -114,6 +117,10 @@ private[statestore] final class ViewFamily(val family: ColumnFamily, expected: I
       records.release(old)
     }
   }
+
+  /** Prepares `load` and `unload` of these keys: see `RecordTable.prefetch`. */
+  def prefetch(keysAt: Array[Long], keyLens: Array[Int], count: Int): Unit =
+    index.prefetch(keysAt, keyLens, count)
 
   /** Removes a key with no way back, as a restore does. */
   def unload(keyBase: AnyRef, keyAt: Long, keyLen: Int): Unit = {
