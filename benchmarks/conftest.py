@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.measurements import Measurements
 from benchmarks.sessions import is_available
-from benchmarks.workloads import PROVIDERS, Suite, full, quick
+from benchmarks.workloads import PROVIDERS, Suite, find_provider, full, quick
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,6 +56,14 @@ def measurements(all_measurements: Measurements, provider: str) -> Measurements:
     if provider not in {p.id for p in all_measurements.providers}:
         pytest.skip(f"provider {provider} needs its jar: ./build.sh jar")
     return all_measurements
+
+
+@pytest.fixture
+def store_measurements(measurements: Measurements, provider: str) -> Measurements:
+    """`measurements`, for a test of a store without a query."""
+    if not find_provider(provider).keeps_state:
+        pytest.skip(f"provider {provider} keeps no state")
+    return measurements
 
 
 @pytest.hookimpl

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sessions import driver_jar
+from benchmarks.sessions import benchmark_jar
 from benchmarks.workloads import OURS, Provider, Suite
 
 REPOSITORY = Path(__file__).parents[1]
@@ -75,12 +75,13 @@ class Measurements:
         steps = [measurement]
         if measurement in ("from-start", "restart") and workload in restarts:
             steps = ["from-start", "restart"]
-        if workload == "store":
-            driver_jar()
+        benchmark_jar()
         runs = {step: defaultdict[str, Runs](Runs) for step in steps}
         for number in range(self.suite.rounds):
             for provider in self.providers[:: -1 if number % 2 else 1]:
                 if measurement == "snapshot" and provider.id != OURS:
+                    continue
+                if workload == "store" and not provider.keeps_state:
                     continue
                 work = Path(tempfile.mkdtemp(prefix="statestore-benchmark-"))
                 try:

@@ -82,7 +82,7 @@ def summarise_progress(progress: dict[str, Any]) -> dict[str, Any]:
         "state_rows": operator["numRowsTotal"],
         "updated_rows": operator["numRowsUpdated"],
         "state_memory_bytes": operator["memoryUsedBytes"],
-        "custom_metrics": operator["customMetrics"],
+        "custom_metrics": operator.get("customMetrics", {}),
     }
 
 

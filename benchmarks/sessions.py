@@ -1,4 +1,4 @@
-"""Spark sessions of the benchmarks, and the JVM driver of the store-level workloads."""
+"""Spark sessions of the benchmarks, and the jar with their part that runs in the JVM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from statestore.core.errors import NotFoundError
 from statestore.spark.jar import find_jar
 from tools.scala import compile_scala
 
-DRIVER_SOURCE = Path(__file__).parent / "jvm" / "StoreOperations.scala"
+JVM_SOURCES = sorted((Path(__file__).parent / "jvm").glob("*.scala"))
 
 
 def start_session(provider: Provider, jars: tuple[Path, ...] = ()) -> SparkSession:
@@ -33,6 +33,8 @@ def start_session(provider: Provider, jars: tuple[Path, ...] = ()) -> SparkSessi
     all_jars = list(jars)
     if provider.is_ours:
         all_jars.append(find_jar())
+    if not provider.keeps_state:
+        all_jars.append(benchmark_jar())
     conf = {
         "spark.master": "local[2]",
         "spark.driver.memory": "4g",
@@ -59,23 +61,23 @@ def is_available(provider: Provider) -> bool:
         return False
 
 
-def driver_jar() -> Path:
-    """Return the jar of `jvm/StoreOperations.scala`, compiled once per source and Spark version.
+def benchmark_jar() -> Path:
+    """Return the jar of the sources in `jvm/`, compiled once per source and Spark version.
 
     Raises:
         subprocess.CalledProcessError: It does not compile; the compiler has said why on stderr.
     """
-    source = DRIVER_SOURCE.read_bytes()
+    source = b"".join(file.read_bytes() for file in JVM_SOURCES)
     digest = hashlib.sha256(source + pyspark.__version__.encode()).hexdigest()[:16]
-    jar = CACHE / f"store-operations-{digest}.jar"
+    jar = CACHE / f"benchmarks-{digest}.jar"
     if jar.exists():
         return jar
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         classes = Path(scratch) / "classes"
         classes.mkdir()
-        compile_scala([DRIVER_SOURCE], classes)
-        staged = Path(scratch) / "driver.jar"
+        compile_scala(JVM_SOURCES, classes)
+        staged = Path(scratch) / "benchmarks.jar"
         with zipfile.ZipFile(staged, "w") as archive:
             for file in sorted(classes.rglob("*.class")):
                 archive.write(file, file.relative_to(classes))

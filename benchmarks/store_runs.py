@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from benchmarks.sessions import driver_jar, start_session
+from benchmarks.sessions import benchmark_jar, start_session
 from benchmarks.workloads import CommitWorkload, MemoryWorkload, Provider, StoreWorkload
 
 ROW_OVERHEAD_BYTES = 40 + 16
@@ -22,7 +22,7 @@ class StoreDriver:
     """The JVM's `StoreOperations` with one provider. Not thread-safe; `close` ends its Spark."""
 
     def __init__(self, provider: Provider, work: Path) -> None:
-        self._spark = start_session(provider, (driver_jar(),))
+        self._spark = start_session(provider, (benchmark_jar(),))
         self._jvm = cast("Any", self._spark._jvm)
         self._operations = self._jvm.io.statestore.bench.StoreOperations
         self._work = work

@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.benchmark(timer=replayed_time), pytest.mark.timeout(72
 
 @pytest.mark.parametrize("state", ["loaded", "updated"])
 def test_heap_per_entry(
-    benchmark: BenchmarkFixture, measurements: Measurements, state: str, provider: str
+    benchmark: BenchmarkFixture, store_measurements: Measurements, state: str, provider: str
 ) -> None:
     """Live heap with W1's state minus without, an entry: after the load, and after updates."""
-    runs = measurements.store("heap", provider)
+    runs = store_measurements.store("heap", provider)
     results = runs.checked()
     record_bytes(
         benchmark,
@@ -32,12 +32,12 @@ def test_heap_per_entry(
 
 
 def test_engine_memory_during_snapshot(
-    benchmark: BenchmarkFixture, measurements: Measurements, provider: str
+    benchmark: BenchmarkFixture, store_measurements: Measurements, provider: str
 ) -> None:
     """Growth of the engine's anonymous memory from before the state to the snapshot's peak."""
     if provider != OURS:
         pytest.skip("this provider has no engine process")
-    runs = measurements.store("snapshot", provider)
+    runs = store_measurements.store("snapshot", provider)
     # Only one engine serves the one state partition: the one whose memory grows.
     engines = [
         max(result, key=lambda engine: engine["peak_bytes"] - engine["before_bytes"])

@@ -18,7 +18,7 @@ OPERATIONS = ("getStore", "get", "put", "remove", "evict", "commit")
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_operation(
     benchmark: BenchmarkFixture,
-    measurements: Measurements,
+    store_measurements: Measurements,
     operation: str,
     rows: int,
     overlap: int,
@@ -28,7 +28,7 @@ def test_operation(
 
     getStore is one call; evict scans all rows and removes `overlap` percent of them.
     """
-    runs = measurements.store("operations", provider).checked()
+    runs = store_measurements.store("operations", provider).checked()
     samples = [
         [ns * rows / 1e6 for ns in result["ns_per_row"][operation]]
         for run in runs
@@ -42,13 +42,13 @@ def test_operation(
 
 def test_commit_against_raw_write(
     benchmark: BenchmarkFixture,
-    measurements: Measurements,
+    store_measurements: Measurements,
     delta_bytes: int,
     value_bytes: int,
     provider: str,
 ) -> None:
     """W5: a commit, and beside it the raw durable write of as many bytes as it published."""
-    runs = measurements.store("commits", provider).checked()
+    runs = store_measurements.store("commits", provider).checked()
     results = [
         result
         for run in runs

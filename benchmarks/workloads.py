@@ -14,13 +14,16 @@ OURS = "filesystem"
 """ID of the filesystem backend, which the figures without a name are about."""
 OUR_ROCKSDB = "rocksdb-backend"
 """ID of the rocksdb backend; `rocksdb` is Spark's own."""
+NO_STORE = "none"
+"""ID of a store that keeps nothing: a query on it takes what Spark itself takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provider:
     """A state store provider and the Spark settings that select it; all else is at its default.
 
-    `is_ours` says whether it needs the jar, `is_durable` whether its state outlives the driver.
+    `is_ours` says whether it needs the jar, `is_durable` whether its state outlives the driver,
+    `keeps_state` whether it is a store at all.
     """
 
     id: str
@@ -29,6 +32,7 @@ class Provider:
     conf: tuple[tuple[str, str], ...] = ()
     is_ours: bool = False
     is_durable: bool = True
+    keeps_state: bool = True
 
 
 PROVIDERS = (
@@ -55,6 +59,13 @@ PROVIDERS = (
         ((f"{STATE_STORE}.heap.maxStateBytes", str(1 << 30)),),
         is_ours=True,
         is_durable=False,
+    ),
+    Provider(
+        NO_STORE,
+        "no store",
+        "io.statestore.bench.EmptyStateStoreProvider",
+        is_durable=False,
+        keeps_state=False,
     ),
 )
 
