@@ -82,7 +82,8 @@ def savepoint(
 @click.option(
     "--partitions",
     type=click.IntRange(min=1),
-    help="Number of state partitions, a divisor of the number of key groups.  [default: as it was]",
+    help="Number of state partitions, 1 to 32768. For one that does not divide the number of key "
+    "groups every row is hashed anew.  [default: as it was]",
 )
 @click.option(
     "--claim/--no-claim",
@@ -220,6 +221,8 @@ def _of_restore(plan: Restore) -> dict[str, Any]:
 
 
 def _how(plan: Restore) -> str:
+    if any(plan.is_rehashed(*store) for store in plan.store_names):
+        return "written anew, every row hashed anew"
     if not plan.is_copied:
         return "written anew"
     return "moved" if plan.claims else "copied"

@@ -73,7 +73,7 @@ def default_max_parallelism(num_partitions: int) -> int:
     Raises:
         InvalidArgumentError: num_partitions is out of range.
     """
-    _check_range("num_partitions", num_partitions)
+    check_range("num_partitions", num_partitions)
     return num_partitions << ((MAX_PARALLELISM_LIMIT // num_partitions).bit_length() - 1)
 
 
@@ -90,8 +90,8 @@ def resolve_max_parallelism(option: int, num_partitions: int) -> int:
     """
     if option == 0:
         return default_max_parallelism(num_partitions)
-    _check_range("max_parallelism", option)
-    _check_range("num_partitions", num_partitions)
+    check_range("max_parallelism", option)
+    check_range("num_partitions", num_partitions)
     if option % num_partitions != 0:
         raise InvalidArgumentError(
             "max parallelism is not a multiple of the number of state partitions",
@@ -133,7 +133,7 @@ def rank_table(max_parallelism: int) -> npt.NDArray[np.uint16]:
     """
     import numpy as np
 
-    _check_range("max_parallelism", max_parallelism)
+    check_range("max_parallelism", max_parallelism)
     num_bits = (max_parallelism & -max_parallelism).bit_length() - 1
     odd = max_parallelism >> num_bits
     rest: npt.NDArray[np.uint32] = np.arange(max_parallelism, dtype=np.uint32)
@@ -146,7 +146,12 @@ def rank_table(max_parallelism: int) -> npt.NDArray[np.uint16]:
     return table
 
 
-def _check_range(name: str, value: int) -> None:
+def check_range(name: str, value: int) -> None:
+    """Check a number of key groups or state partitions.
+
+    Raises:
+        InvalidArgumentError: It is not in 1 to 32768.
+    """
     if not 1 <= value <= MAX_PARALLELISM_LIMIT:
         raise InvalidArgumentError(
             f"{name.replace('_', ' ')} is out of range",

@@ -30,7 +30,7 @@ from statestore.operations.full_state import Work, open_memory, write_full_state
 from statestore.operations.rows import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
@@ -43,7 +43,7 @@ def rehash_store(
 ) -> dict[StoreName, PublishedFile]:
     """Make the next version of a store in another number of state partitions, row by row.
 
-    Needs bounded memory, and local disk for the state three times.
+    Needs memory and local disk as `write_rehashed` does.
 
     Args:
         checkpoint: The checkpoint.
@@ -57,45 +57,39 @@ def rehash_store(
     Guarantee: on return the versions are durable. Repeating it, also after a kill, makes the same.
 
     Raises:
-        IncompatibleError: A row is not where its key belongs (kind not-rescalable), or a column of
-            its key cannot be read.
-        NotFoundError, CorruptionError, FencedError, StorageError: As the backend's load and commit.
+        IncompatibleError, NotFoundError, CorruptionError, FencedError, StorageError: As
+            `write_rehashed`.
     """
-    new = _new_version(heads, num_partitions)
-    of = heads[min(heads)].trailer
-    made: dict[StoreName, PublishedFile] = {}
-    with tempfile.TemporaryDirectory(
-        prefix="rehash-", dir=checkpoint.scratch_directory
-    ) as directory:
-        rows = _RowsByPartition(directory, num_partitions)
-        hashed = (
-            _rehashed(batch, head.trailer, new.max_parallelism)
-            for head in heads.values()
-            for batch in read_rows(checkpoint, head)
-        )
-        for piece in gather(hashed):
-            rows.lay_by(piece)
-        options = replace(checkpoint.options, fsync_enabled=True)
-        memory = open_memory(options) if checkpoint.body == "sst" else None
-        work = Work(directory, options, checkpoint.clock, memory)
-        for partition in range(num_partitions):
-            store = replace(of.store, partition=partition)
-            location = _prepare(checkpoint, store, new, len(heads))
-            at = replace(new, checkpoint_id=_digest(f"{store} {new.checkpoint_id}"))
-            made[store] = write_full_state(location, at, rows.batches(partition), work)
-    return made
-
-
-def _new_version(heads: Mapping[int, PublishedFile], num_partitions: int) -> NewVersion:
-    """Return what the version is in every state partition, but for its ID and rows."""
     trailers = [head.trailer for head in heads.values()]
-    families = {family.id: family for trailer in trailers for family in trailer.column_families}
     # The same for the same rows: a rescale that is repeated makes no second attempt.
-    identity = " ".join([str(num_partitions), *(trailer.lineage for trailer in trailers)])
+    identity = _digest(" ".join([str(num_partitions), *(trailer.lineage for trailer in trailers)]))
+    new = rehashed_version(trailers, num_partitions)
+    new = replace(new, version=new.version + 1)
+    of = heads[min(heads)].trailer.store
+    stores = [replace(of, partition=partition) for partition in range(num_partitions)]
+    takers = (
+        (_prepare(checkpoint, store, new, len(heads)), _digest(f"{store} {identity}"))
+        for store in stores
+    )
+    options = replace(checkpoint.options, fsync_enabled=True)
+    memory = open_memory(options) if checkpoint.body == "sst" else None
+    work = Work(checkpoint.scratch_directory, options, checkpoint.clock, memory)
+    made = write_rehashed(checkpoint, heads.values(), new, takers, work)
+    return dict(zip(stores, made, strict=True))
+
+
+def rehashed_version(trailers: Sequence[Trailer], num_partitions: int) -> NewVersion:
+    """Return a version of a store in another number of state partitions, but for its ID and rows.
+
+    Args:
+        trailers: The version in every state partition until now.
+        num_partitions: State partitions of the new layout, 1 to 32768.
+    """
+    families = {family.id: family for trailer in trailers for family in trailer.column_families}
     return NewVersion(
-        version=trailers[0].version + 1,
+        version=trailers[0].version,
         parent=None,
-        checkpoint_id=_digest(identity),
+        checkpoint_id="",
         checkpoint_format=trailers[0].checkpoint_format,
         rows=RowCounts(),
         num_keys=0,
@@ -105,6 +99,56 @@ def _new_version(heads: Mapping[int, PublishedFile], num_partitions: int) -> New
         column_families=tuple(families[number] for number in sorted(families)),
         backend=trailers[0].backend,
     )
+
+
+def write_rehashed(
+    checkpoint: Checkpoint,
+    heads: Iterable[PublishedFile],
+    new: NewVersion,
+    takers: Iterable[tuple[StoreLocation, str]],
+    work: Work,
+) -> list[PublishedFile]:
+    """Write every row of a store as a full state of the state partition that Spark's hash gives it.
+
+    Needs bounded memory, and local disk for the state three times.
+
+    Args:
+        checkpoint: Where the rows are.
+        heads: Their version in every state partition until now.
+        new: The version to write; its ID and row counts do not matter.
+        takers: Every new state partition, in order, and the checkpoint ID of its version; the first
+            one is asked for when all rows were read and found where they belong.
+        work: What every step needs.
+
+    Returns:
+        What was published for each taker.
+
+    Guarantee: what is returned is durable; after a raise some of it may be published.
+
+    Raises:
+        IncompatibleError: A row is not where its key belongs (kind not-rescalable), or a column of
+            its key cannot be read.
+        NotFoundError, CorruptionError, FencedError, StorageError: As the backend's load and commit.
+    """
+    with tempfile.TemporaryDirectory(prefix="rehash-", dir=work.scratch_directory) as directory:
+        rows = _RowsByPartition(directory, new.num_partitions)
+        hashed = (
+            _rehashed(batch, head.trailer, new.max_parallelism)
+            for head in heads
+            for batch in read_rows(checkpoint, head)
+        )
+        for piece in gather(hashed):
+            rows.lay_by(piece)
+        own = replace(work, scratch_directory=directory)
+        return [
+            write_full_state(
+                location,
+                replace(new, checkpoint_id=checkpoint_id),
+                rows.batches(location.store.partition),
+                own,
+            )
+            for location, checkpoint_id in takers
+        ]
 
 
 def _digest(identity: str) -> str:

@@ -21,7 +21,7 @@ from statestore.checkpoint import rescaling
 from statestore.codec.partition_key import is_single
 from statestore.codec.trailer import StoreName
 from statestore.core.errors import InvalidArgumentError
-from statestore.core.key_groups import MAX_PARALLELISM_LIMIT, default_max_parallelism
+from statestore.core.key_groups import check_range, default_max_parallelism
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint, open_checkpoint
 from statestore.operations.in_use import ExclusiveUse, exclusive_use
 from statestore.operations.rehashing import rehash_store
@@ -192,14 +192,7 @@ class _Rescale:
     def __init__(self, checkpoint: Checkpoint, num_partitions: int) -> None:
         self._checkpoint = checkpoint
         self._num_partitions = num_partitions
-        if not 1 <= num_partitions <= MAX_PARALLELISM_LIMIT:
-            raise InvalidArgumentError(
-                "number of state partitions is out of range",
-                value=num_partitions,
-                minimum=1,
-                maximum=MAX_PARALLELISM_LIMIT,
-                to_fix=f"choose a number from 1 to {MAX_PARALLELISM_LIMIT}",
-            )
+        check_range("num_partitions", num_partitions)
         self._backend = checkpoint.backend
         found = find_rescale_batch(checkpoint)
         check_rescalable(checkpoint)

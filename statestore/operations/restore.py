@@ -32,7 +32,7 @@ from statestore.checkpoint.query_log import (
 )
 from statestore.codec.trailer import RowCounts, StoreName
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
-from statestore.core.key_groups import default_max_parallelism
+from statestore.core.key_groups import check_range, default_max_parallelism
 from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS
 from statestore.io.s3_settings import S3Settings
@@ -66,11 +66,11 @@ from statestore.operations.operator_map import (
     ResolvedOperators,
     store_names_of,
 )
+from statestore.operations.rehashing import rehashed_version, write_rehashed
 from statestore.operations.savepoint import Savepoint, open_savepoint
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import FileBody
-    from statestore.codec.trailer import Trailer
     from statestore.core.clock import Clock
     from statestore.core.ids import IdSource
     from statestore.io.file_io import FileIO, TreeFileIO
@@ -127,6 +127,13 @@ class Restore:
     def store_names(self) -> tuple[tuple[int, str], ...]:
         """Old operator ID and name of every store that is restored."""
         return tuple(dict.fromkeys((store.operator, store.name) for store in self.stores))
+
+    def is_rehashed(self, operator: int, name: str) -> bool:
+        """Whether every row of a store is hashed anew: its key groups cannot be dealt out."""
+        if self.version.is_single(operator, name):
+            return False
+        trailer = self.version.heads[StoreName(operator, 0, name)].trailer
+        return trailer.max_parallelism % self.num_partitions > 0
 
     @property
     def state_bytes(self) -> int:
@@ -218,13 +225,15 @@ class Restore:
 
         def write(stores: tuple[list[StoreName], list[StoreName]]) -> int:
             givers, takers = stores
-            write_states(
-                [(checkpoint.location(store), self.version.heads[store]) for store in givers],
-                {self._location(target, root, store): ids[store] for store in takers},
-                self.num_partitions,
-                self.backend,
-                work,
-            )
+            heads = [self.version.heads[store] for store in givers]
+            new = {self._location(target, root, store): ids[store] for store in takers}
+            if self.is_rehashed(givers[0].operator, givers[0].name):
+                version = rehashed_version([head.trailer for head in heads], self.num_partitions)
+                version = replace(version, backend=self.backend)
+                write_rehashed(checkpoint, heads, version, new.items(), work)
+            else:
+                rows = list(zip(map(checkpoint.location, givers), heads, strict=True))
+                write_states(rows, new, self.num_partitions, self.backend, work)
             return self.version.state_bytes(givers)
 
         done, total = 0, self.state_bytes
@@ -238,7 +247,10 @@ class Restore:
         for operator, name in self.store_names:
             pairs = [(range(1), range(1))]
             if not self.version.is_single(operator, name):
-                pairs = deal_out(self.version.num_partitions, self.num_partitions)
+                before, after = self.version.num_partitions, self.num_partitions
+                pairs = [(range(before), range(after))]
+                if not self.is_rehashed(operator, name):
+                    pairs = deal_out(before, after)
             new_id = self.operators.new_id(operator)
             for givers, takers in pairs:
                 yield (
@@ -359,8 +371,9 @@ def plan_restore(
         savepoint: The savepoint: a path, or a `file:`, `s3:` or `s3a:` URI.
         checkpoint: The new checkpoint, which must not be there; of any such storage.
         backend: Its state backend; that of the checkpoint the savepoint was taken of when None.
-        num_partitions: Number of its state partitions, a divisor of the number of key groups; the
-            savepoint's when None.
+        num_partitions: Number of its state partitions, 1 to 32768; the savepoint's when None. Where
+            it does not divide the number of key groups, every row is hashed anew, which needs local
+            disk for the state three times.
         operators: Which operators of the savepoint become which of the query; all stay when None.
         claims: Whether the savepoint is moved, and gone afterwards.
         keeps_query_id: Whether the query goes on under its ID, so that sinks which know its batches
@@ -380,7 +393,8 @@ def plan_restore(
         InvalidArgumentError: The checkpoint has files (kind checkpoint-exists); the operators do
             not become those of a query; the number of state partitions or the state backend cannot
             be had.
-        IncompatibleError: A store cannot be dealt out by key groups (kind not-rescalable).
+        IncompatibleError: The rows of a store do not follow their key groups (kind
+            not-rescalable).
         NotFoundError, CorruptionError, StorageError: As `open_savepoint`.
     """
     options = options or StateStoreOptions()
@@ -394,7 +408,7 @@ def plan_restore(
             version=version,
             target=checkpoint,
             backend=backend or found.backend,
-            num_partitions=num_partitions or found.num_partitions,
+            num_partitions=found.num_partitions if num_partitions is None else num_partitions,
             operators=(operators or OperatorMap()).resolve(
                 [operator.id for operator in source.operators]
             ),
@@ -431,29 +445,17 @@ def _check_partitions(restore: Restore) -> None:
     before, after = restore.version.num_partitions, restore.num_partitions
     if before == after:
         return
+    check_range("num_partitions", after)
     for operator, name in restore.store_names:
         if restore.version.is_single(operator, name):
             continue
         for partition in range(before):
             store = StoreName(operator, partition, name)
-            _check_store(restore.version.heads[store].trailer, before, after)
-
-
-def _check_store(trailer: Trailer, before: int, after: int) -> None:
-    if after < 1 or trailer.max_parallelism % after:
-        raise InvalidArgumentError(
-            "the number of state partitions does not divide the number of key groups",
-            store=str(trailer.store),
-            num_partitions=after,
-            max_parallelism=trailer.max_parallelism,
-            to_fix=f"restore with {before}, then statestore rescale CHECKPOINT --partitions "
-            f"{after} --yes, which hashes every row anew",
-        )
-    if not trailer.rescalable:
-        raise IncompatibleError(
-            "the rows of a store do not follow their key groups",
-            kind="not-rescalable",
-            store=str(trailer.store),
-            num_partitions=before,
-            to_fix=f"restore with {before} state partitions",
-        )
+            if not restore.version.heads[store].trailer.rescalable:
+                raise IncompatibleError(
+                    "the rows of a store do not follow their key groups",
+                    kind="not-rescalable",
+                    store=str(store),
+                    num_partitions=before,
+                    to_fix=f"restore with {before} state partitions",
+                )

@@ -442,12 +442,20 @@ def test_what_has_no_key_stays_in_one_partition_from_one_to_many(tmp_path):
     assert [len(ids) for ids in entry["stateUniqueIds"].values()] == [4, 1, 1]
 
 
-def test_parallelism_that_key_groups_do_not_allow_is_refused_by_name(tmp_path):
-    """Catches rows dealt out to partitions in which Spark does not look for them."""
+@pytest.mark.parametrize("num_partitions", [0, -1, 32_769])
+def test_parallelism_out_of_range_is_refused(tmp_path, num_partitions):
+    """Catches a checkpoint without state partitions, and 0 taken for "as before"."""
     query = make_query(tmp_path / "query")
     take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
-    with pytest.raises(InvalidArgumentError, match="statestore rescale CHECKPOINT --partitions 3"):
-        restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=3)
+    with pytest.raises(InvalidArgumentError, match="out of range"):
+        restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=num_partitions)
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("num_partitions", [2, 3])
+def test_rows_that_do_not_follow_their_keys_are_not_dealt_out(tmp_path, num_partitions):
+    """Catches rows dealt out to partitions in which Spark does not look for them."""
+    query = make_query(tmp_path / "query")
     with open_store(query.path, 0, 0) as store:
         batch = store.begin()
         batch.put(b"of another partition", b"", key_group=1)
@@ -459,8 +467,14 @@ def test_parallelism_that_key_groups_do_not_allow_is_refused_by_name(tmp_path):
     query._commit({})
     take_savepoint(query.path, str(tmp_path / "foreign"), options=OPTIONS)
     with pytest.raises(IncompatibleError) as raised:
-        restore(tmp_path / "foreign", tmp_path / "again", num_partitions=2)
+        restore(tmp_path / "foreign", tmp_path / "again", num_partitions=num_partitions)
     assert raised.value.kind == "not-rescalable"
+
+
+def test_restore_to_the_heap_backend_needs_the_drivers_memory(tmp_path):
+    """Catches state written where no query would look for it."""
+    query = make_query(tmp_path / "query")
+    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
     with pytest.raises(InvalidArgumentError, match="memory of the query's driver"):
         restore(tmp_path / "savepoint", tmp_path / "again", backend="heap")
 

@@ -1,4 +1,6 @@
-"""Random lives of a whole checkpoint: batches, rescales, undos, and deaths in between."""
+"""Random lives of a whole checkpoint: batches, rescales, undos, savepoints restored in any number
+of state partitions and to either backend, branches, and deaths in between.
+"""
 
 import tempfile
 from contextlib import suppress
@@ -9,21 +11,31 @@ from hypothesis import strategies as st
 
 from statestore.checkpoint.layout import lease_directory
 from statestore.core.errors import InvalidArgumentError, StorageError
+from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
+from statestore.operations.branch import plan_branch
 from statestore.operations.rescale import rescale, undo_rescale
+from statestore.operations.restore import plan_restore
+from statestore.operations.savepoint import FORMS, take_savepoint
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
 from statestore.testing.fault_io import Fault, FaultFileIO
 
 MUTATIONS = ("write", "publish", "delete")
+OPTIONS = StateStoreOptions(fsync_enabled=False)
 
 batches = st.dictionaries(st.integers(0, 40), st.none() | st.integers(-5, 5), max_size=12)
 faults = st.none() | st.builds(
     Fault, st.integers(0, 25), happens=st.booleans(), calls=st.just(MUTATIONS)
 )
+restores = st.tuples(
+    st.integers(1, 6), st.sampled_from(["filesystem", "rocksdb"]), st.sampled_from(FORMS)
+)
 steps = st.one_of(
     st.tuples(st.just("batch"), batches, st.none()),
     st.tuples(st.just("rescale"), st.integers(1, 6), faults),
     st.tuples(st.just("undo"), st.none(), faults),
+    st.tuples(st.just("restore"), restores, st.none()),
+    st.tuples(st.just("branch"), st.none(), st.none()),
 )
 
 
@@ -61,7 +73,8 @@ def test_rows_are_those_of_the_batches(history, checkpoint_format, num_partition
             operators=(OPERATORS[0], OPERATORS[2]),
         )
         made.run_batch({1: 1})
-        for what, argument, fault in history:
+        for number, (what, argument, fault) in enumerate(history):
+            path = made.path
             match what:
                 case "batch":
                     made.run_batch(argument)
@@ -70,6 +83,20 @@ def test_rows_are_those_of_the_batches(history, checkpoint_format, num_partition
                 case "undo":
                     with suppress(InvalidArgumentError):
                         attempt(made.path, lambda io: undo_rescale(made.path, io=io), fault)
+                case "restore":
+                    num_partitions, backend, form = argument
+                    savepoint, made.path = f"{directory}/{number}-taken", f"{directory}/{number}"
+                    take_savepoint(path, savepoint, form=form, options=OPTIONS)
+                    with plan_restore(
+                        savepoint, made.path, backend=backend, num_partitions=num_partitions,
+                        options=OPTIONS,
+                    ) as plan:  # fmt: skip
+                        plan.run()
+                    made.backend = backend
+                case "branch":
+                    made.path = f"{directory}/{number}"
+                    with plan_branch(path, made.path, options=OPTIONS) as branch:
+                        branch.run()
             assert read_checkpoint(made.path) == made.expected()
         made.run_batch({2: 2})
 
