@@ -16,7 +16,7 @@ from statestore.io.local import LocalFileIO
 from statestore.operations.branch import plan_branch
 from statestore.operations.rescale import rescale, undo_rescale
 from statestore.operations.restore import plan_restore
-from statestore.operations.savepoint import FORMS, take_savepoint
+from statestore.operations.savepoint import take_savepoint
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
 from statestore.testing.fault_io import Fault, FaultFileIO
 
@@ -28,7 +28,9 @@ faults = st.none() | st.builds(
     Fault, st.integers(0, 25), happens=st.booleans(), calls=st.just(MUTATIONS)
 )
 restores = st.tuples(
-    st.integers(1, 6), st.sampled_from(["filesystem", "rocksdb"]), st.sampled_from(FORMS)
+    st.integers(1, 6),
+    st.sampled_from(["filesystem", "rocksdb"]),
+    st.sampled_from(["canonical", "native"]),
 )
 steps = st.one_of(
     st.tuples(st.just("batch"), batches, st.none()),
