@@ -127,10 +127,11 @@ TABLE: tuple[Option, ...] = (
         doc="Compression of the buffers in delta and snapshot files.",
     ),
     Option(
-        "overlay.maxBytes", "overlay_max_bytes", "long", 268435456, scope="shim",
-        unit="bytes", minimum=1048576,
-        doc="Uncommitted writes of one state partition kept in memory; beyond it they spill to "
-        "local sorted runs.",
+        "overlay.maxBytes", "overlay_max_bytes", "long", -1, scope="shim",
+        unit="bytes", minimum=-1,
+        doc="Uncommitted writes that an executor keeps on its heap, all stores together; beyond its "
+        "share, at least 1 MiB, a store spills to local sorted runs. -1 takes a quarter of the "
+        "largest heap (-Xmx).",
     ),
     Option(
         "snapshot.maxChainLength", "snapshot_max_chain_length", "int", 32, scope="engine",
@@ -323,7 +324,7 @@ class StateStoreOptions:
 
     max_parallelism: int = 0
     file_compression: str = "zstd"
-    overlay_max_bytes: int = 268435456
+    overlay_max_bytes: int = -1
     snapshot_max_chain_length: int = 32
     snapshot_replay_ratio: float = 1.0
     rocksdb_incremental: bool = True

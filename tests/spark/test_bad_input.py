@@ -113,7 +113,7 @@ def test_unknown_or_bad_options_are_refused_by_name(stopped: StoppedQuery) -> No
     for key, value, allowed in (
         ("rocksdb.blockSizeKB", "0", "4096"),
         ("maxParallelism", "40000", "32768"),
-        ("overlay.maxBytes", "10", "1048576"),
+        ("overlay.maxBytes", "-7", "-1"),
         ("file.compression", "lz4", "zstd"),
         ("fsync.enabled", "maybe", "true or false"),
         ("snapshot.replayRatio", "much", "0.1"),

@@ -35,7 +35,7 @@ def test_unknown_key_is_refused_with_the_nearest_name():
         ("file.compression", "lz4"),
         ("fsync.enabled", "yes"),
         ("snapshot.replayRatio", "0"),
-        ("overlay.maxBytes", "1048575"),
+        ("overlay.maxBytes", "-2"),
         ("orphan.ageMs", "-1"),
     ],
 )

@@ -49,6 +49,18 @@ def test_row_cache_equals_model_when_operations_are_random(
 
 
 @pytest.mark.timeout(240)
+def test_overlays_share_one_budget(classes: Path) -> None:
+    """Catches a bound that every open store has for itself, and a share that is never given back.
+
+    The overlay records of 8 stores that are written side by side stay within 8 MiB and a page each;
+    the last one that is open has all of it.
+    """
+    shown = run_java(classes, "view.OverlayBudgetCheck")
+
+    assert shown.strip() == "ok"
+
+
+@pytest.mark.timeout(240)
 def test_spill_without_space_is_a_named_error_and_loses_no_row(
     classes: Path, tmp_path: Path
 ) -> None:

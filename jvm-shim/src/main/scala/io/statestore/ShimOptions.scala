@@ -17,7 +17,7 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
  * Python package and is embedded in the jar, so that both sides know the same ones.
  *
  * @param maxParallelism number of key groups, 0 for the default of a new checkpoint
- * @param overlayMaxBytes bytes of uncommitted writes a store keeps in memory
+ * @param overlayMaxBytes bytes of uncommitted writes all stores of this JVM keep in memory
  * @param fileCompression `none` or `zstd`
  * @param rocksdbBlockCacheBytes block cache of RocksDB readers in this JVM
  * @param rocksdbRowCacheBytes bytes of rows that all stores of the rocksdb backend keep on the heap
@@ -57,6 +57,7 @@ object ShimOptions {
 
   /** The row cache takes this part of the heap where nobody says how much. */
   private val RowCachesPerHeap = 8L
+  private val OverlaysPerHeap = 4L
 
   private val log = LoggerFactory.getLogger(classOf[ShimOptions])
   private val warned = ConcurrentHashMap.newKeySet[String]()
@@ -79,10 +80,10 @@ object ShimOptions {
     }.toMap
     ShimOptions(
       maxParallelism = values("max_parallelism").asInt,
-      overlayMaxBytes = values("overlay_max_bytes").asLong,
+      overlayMaxBytes = ofHeap(values("overlay_max_bytes").asLong, OverlaysPerHeap),
       fileCompression = values("file_compression").asText,
       rocksdbBlockCacheBytes = values("rocksdb_block_cache_size_mb").asLong << 20,
-      rocksdbRowCacheBytes = rowCacheBytes(values("rocksdb_row_cache_bytes").asLong),
+      rocksdbRowCacheBytes = ofHeap(values("rocksdb_row_cache_bytes").asLong, RowCachesPerHeap),
       leaseIntervalMs = values("lease_interval_ms").asLong,
       rocksdbIncremental = values("rocksdb_incremental").asBoolean,
       rocksdbCompression = values("rocksdb_compression").asText,
@@ -103,8 +104,9 @@ object ShimOptions {
       log.warn(s"option is ignored by the rocksdb backend: key=$key, reason=${ignored(key)}")
     }
 
-  private def rowCacheBytes(asked: Long): Long =
-    if (asked >= 0L) asked else Runtime.getRuntime.maxMemory / RowCachesPerHeap
+  /** Bytes asked for, or where nobody says so many of the heap. */
+  private def ofHeap(asked: Long, parts: Long): Long =
+    if (asked >= 0L) asked else Runtime.getRuntime.maxMemory / parts
 
   /** A key as the table has it: Spark's RocksDB provider takes its own in any case. */
   private def canonical(key: String): String =

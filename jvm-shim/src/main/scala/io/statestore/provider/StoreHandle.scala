@@ -404,6 +404,7 @@ private[statestore] final class StoreHandle(
 
   private def releaseView(): Unit = if (holdsView) {
     holdsView = false
+    overlay.close()
     provider.release(view, committed.map(_.advance))
     committed = committed.map(_.copy(advance = null))
   }

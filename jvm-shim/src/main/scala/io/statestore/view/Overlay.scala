@@ -6,6 +6,7 @@ import java.nio.channels.FileChannel
 import java.nio.channels.FileChannel.MapMode
 import java.nio.file.Files
 import java.nio.file.StandardOpenOption.{CREATE_NEW, READ, WRITE}
+import java.util.concurrent.atomic.AtomicInteger
 
 import scala.collection.mutable
 
@@ -19,10 +20,11 @@ import org.apache.spark.unsafe.Platform
  *
  * Within the overlay a record is replaced by appending a new one, so rows handed out stay valid;
  * it is overwritten in place only when nobody was shown it. When the heap bytes pass
- * `budgetBytes`, the records move, sorted, to a run in a memory-mapped scratch file (unlinked at
- * once: no file outlives the process), while the index stays on the heap; reads find them as
- * before, and the commit merges the runs.
+ * the overlay's share of `budgetBytes`, the records move, sorted, to a run in a memory-mapped
+ * scratch file (unlinked at once: no file outlives the process), while the index stays on the heap;
+ * reads find them as before, and the commit merges the runs.
  *
+ * @param budgetBytes for all overlays of this JVM that hold writes together
  * @param byKey the order for the commit is by column family and key, not by key group first
  */
 private[statestore] final class Overlay(
@@ -43,7 +45,9 @@ private[statestore] final class Overlay(
   private var lastFamily: OverlayFamily = _ // that `familyOf` returned
   private var pinned = false
   private var pristine = true
-  private var nextSpillAt = budgetBytes
+  private val smallestShare = math.min(budgetBytes, Overlay.SmallestShare)
+  private var isCounted = false
+  private var keptBytes = 0L // on the heap after the last spill
 
   def family(family: ColumnFamily, keyGroup: => KeyGroupFunction): OverlayFamily =
     families.getOrElseUpdate(family.id, new OverlayFamily(this, family, keyGroup))
@@ -109,7 +113,20 @@ private[statestore] final class Overlay(
       ref.set(frozen.base(address), frozen.valueOffset(address), frozen.valueLength(address))
     }
 
-  def afterWrite(): Unit = if (pages.heapBytes + externalBytes > nextSpillAt) spill()
+  def afterWrite(): Unit = {
+    if (!isCounted) {
+      isCounted = true
+      Overlay.numWritten.incrementAndGet()
+    }
+    val held = pages.heapBytes + externalBytes - keptBytes
+    if (held > smallestShare && held > budgetBytes / math.max(1, Overlay.numWritten.get)) spill()
+  }
+
+  /** Leaves its share of the budget to the others. Nothing is written after it. */
+  def close(): Unit = if (isCounted) {
+    isCounted = false
+    Overlay.numWritten.decrementAndGet()
+  }
 
   /**
    * Shows every record of the overlay to `visitor`, in the order of state files. Nothing may write
@@ -199,8 +216,7 @@ private[statestore] final class Overlay(
     // An open iterator may still read these; their indexes must not be used again.
     if (!pinned) externals.clear()
     externalBytes = 0L
-    // The run that is left on the heap is the index; give the next one the whole budget again.
-    nextSpillAt = pages.heapBytes + budgetBytes
+    keptBytes = pages.heapBytes
   }
 
   private def runBytes(address: Int, ref: BytesRef): Long = {
@@ -293,6 +309,15 @@ private[statestore] final class Overlay(
 
   private def MaxRunBytes = 1L << 30
   private def AllocatedAtOnceBytes = 1L << 20
+}
+
+private object Overlay {
+
+  /** Overlays that hold writes. */
+  val numWritten = new AtomicInteger
+
+  // Below that a spill makes more runs than it saves memory.
+  val SmallestShare: Long = 1L << 20
 }
 
 /** Sees the records of an overlay, a block at a time. */
