@@ -23,10 +23,12 @@ class S3Server:
     """Serves on a port of its own until `stop`.
 
     Attributes:
-        requests: Requests by method since `make_bucket`; a listing counts as LIST.
+        requests: Requests by method since `make_bucket`; a listing counts as LIST, the end of an
+            upload in parts as COMPLETE.
         statuses: Answers by status since `make_bucket`.
         delay_s: Seconds that every request waits before it is served.
         most_at_once: Most requests of one method that were being served at one time.
+        session_tokens: The session tokens of requests since `make_bucket`, None where one had none.
     """
 
     def __init__(self):
@@ -34,6 +36,7 @@ class S3Server:
         self.statuses = Counter()
         self.delay_s = 0.0
         self.most_at_once = Counter()
+        self.session_tokens = set()
         self._at_once = Counter()
         self._lock = threading.Lock()
         self._gathering = {}
@@ -53,6 +56,7 @@ class S3Server:
     def make_bucket(self):
         """Create an empty bucket and return its name."""
         self._faults.clear()
+        self._gathering.clear()
         self.delay_s = 0.0
         name = f"bucket-{next(self._numbers)}"
         self._client().create_bucket(
@@ -61,12 +65,26 @@ class S3Server:
         self.requests.clear()
         self.statuses.clear()
         self.most_at_once.clear()
+        self.session_tokens.clear()
         return name
 
     def keys(self, bucket):
         """Return the keys of every object of a bucket."""
         found = self._client().list_objects_v2(Bucket=bucket)
         return [entry["Key"] for entry in found.get("Contents", [])]
+
+    def num_uploads(self, bucket):
+        """Return the number of uploads in parts that were neither ended nor aborted."""
+        return len(self._client().list_multipart_uploads(Bucket=bucket).get("Uploads", []))
+
+    def encryption(self, bucket):
+        """Return how each object of a bucket is encrypted, and with which key."""
+        client = self._client()
+        found = {key: client.head_object(Bucket=bucket, Key=key) for key in self.keys(bucket)}
+        return {
+            key: (head.get("ServerSideEncryption"), head.get("SSEKMSKeyId"))
+            for key, head in found.items()
+        }
 
     def _client(self):
         return boto3.client("s3", endpoint_url=self.endpoint, region_name=REGION)
@@ -80,16 +98,18 @@ class S3Server:
         """Let the next requests of a method be `throttled`, `reply-lost`, `truncated` or `refused`.
 
         A lost reply is one to a request that was carried out; `unconditional` carries it out
-        whatever its condition is.
+        whatever its condition is. `no-upload` is the answer where an upload in parts has ended. A
+        function is called before the request is refused.
         """
         self._faults += [(method, fault)] * times
 
-    def gather(self, method, number):
+    def gather(self, method, number, after=0):
         """Answer the next requests of a method only when there are so many of them at one time.
 
-        They fail when that does not come about within 20 s.
+        They fail when that does not come about within 20 s. The first `after` are answered at once.
         """
-        self._gathering[method] = threading.Barrier(number, lambda: self._gathering.pop(method))
+        barrier = threading.Barrier(number, lambda: self._gathering.pop(method))
+        self._gathering[method] = (self.requests[method] + after, barrier)
 
     def stop(self):
         """Close the port."""
@@ -101,8 +121,12 @@ class S3Server:
         method = environ["REQUEST_METHOD"]
         if method == "GET" and "list-type=" in environ["QUERY_STRING"]:
             method = "LIST"
+        if method == "POST" and "uploadId=" in environ["QUERY_STRING"]:
+            method = "COMPLETE"
         with self._lock:
             self.requests[method] += 1
+            number = self.requests[method]
+            self.session_tokens.add(environ.get("HTTP_X_AMZ_SECURITY_TOKEN"))
             self._at_once[method] += 1
             self.most_at_once[method] = max(self.most_at_once[method], self._at_once[method])
 
@@ -112,18 +136,24 @@ class S3Server:
             return start_response(status, *rest)
 
         try:
-            return self._answer(environ, answer, method)
+            return self._answer(environ, answer, method, number)
         finally:
             with self._lock:
                 self._at_once[method] -= 1
 
-    def _answer(self, environ, start_response, method):
+    def _answer(self, environ, start_response, method, number):
         time.sleep(self.delay_s)
-        if method in self._gathering:
-            self._gathering[method].wait(20)
+        last_free, barrier = self._gathering.get(method, (number, None))
+        if number > last_free:
+            barrier.wait(20)
         fault = self._take_fault(method)
+        if callable(fault):
+            fault()
+            fault = "throttled"
         if fault == "throttled":
             return _refuse(start_response, "503 Slow Down", "SlowDown")
+        if fault == "no-upload":
+            return _refuse(start_response, "404 Not Found", "NoSuchUpload")
         if fault == "refused" or f"Credential={WRONG_KEY}/" in environ.get(
             "HTTP_AUTHORIZATION", ""
         ):

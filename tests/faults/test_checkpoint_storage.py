@@ -1,19 +1,22 @@
 """State outside of Spark's checkpoint directory: the engine's calls, on S3 and on the disk."""
 
 import json
+import os
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import statestore
 from statestore.checkpoint.placement import read_placement
+from statestore.codec.rows import PUT, Row
 from statestore.engine.service import EngineService
 from statestore.io.local import LocalFileIO
-from statestore.testing.engine_process import EngineProcess
+from statestore.testing.engine_process import EngineGoneError, EngineProcess
 from tests.s3_server import WRONG_KEY
-from tests.shim import Shim, rows
+from tests.shim import G, Shim, rows
 
 SECRET = "not-to-be-seen"  # noqa: S105
 
@@ -191,10 +194,12 @@ def test_damaged_placement_is_named(make_shim, tmp_path, damage):
 
 
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
-def test_a_batch_on_s3_is_one_put(make_shim, s3_server, checkpoint_format):
+def test_a_batch_on_s3_is_one_put(make_shim, s3_server, checkpoint_format, backend):
     """Catches requests nobody needs, and counts that are not those of the server."""
     shim = make_shim()
+    shim.backend = backend
     shim.format = checkpoint_format
     engine = Engine(shim.scratch)
     commit_all(engine, shim, 1)
@@ -247,28 +252,62 @@ def test_checkpoint_on_s3_with_state_on_another_bucket(make_shim, bucket, s3_ser
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)
 def test_commits_on_s3_go_side_by_side(make_shim, s3_server, tmp_path):
     """Catches partitions that wait for each other's round trip."""
-    shims = [make_shim() for _ in range(32)]
+    num_tasks = 64
+    shims = [make_shim() for _ in range(200)]
     for partition, shim in enumerate(shims):
         shim.store["partition"] = partition
-    failures = []
-    with EngineProcess(shims[0].scratch) as engine:
+    with EngineProcess(shims[0].scratch) as engine, ThreadPoolExecutor(num_tasks) as tasks:
         commit_all(engine, shims[0], 1)
-        first = [shim.request(rows(1)) for shim in shims[1:]]
-        s3_server.gather("PUT", len(first))
+        calls = [shims[0].request(rows(2)), *(shim.request(rows(1)) for shim in shims[1:])]
+        s3_server.delay_s = 0.05
+        s3_server.gather("PUT", num_tasks)
 
-        def commit(call):
-            reply = engine.request("commit", **call)
-            if "ok" not in reply:
-                failures.append(reply)
+        replies = list(tasks.map(lambda call: engine.request("commit", **call), calls))
 
-        threads = [threading.Thread(target=commit, args=(call,)) for call in first]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    assert [reply for reply in replies if "ok" not in reply] == []
+    assert s3_server.most_at_once["PUT"] == num_tasks
 
-    assert failures == []
-    assert s3_server.most_at_once["PUT"] == len(first)
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_files_of_a_load_come_side_by_side(make_shim, s3_server, tmp_path, backend):
+    """Catches a restore that fetches one file after another."""
+    shim = make_shim()
+    shim.backend = backend
+    commit_all(Engine(shim.scratch), shim, *range(6))
+    fresh = Engine(f"{tmp_path}/fresh")
+    # The newest file, asked first, names the others.
+    s3_server.gather("GET", 4, after=1)
+
+    loaded = fresh.call("load", **shim.load())
+
+    assert loaded["num_keys"] == 6
+    assert s3_server.most_at_once["GET"] == 4
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
+def test_engine_killed_before_the_end_of_an_upload(make_shim, s3_server, bucket):
+    """Catches a version of which a part is seen, or that cannot be committed once more."""
+    shim = make_shim()
+    with EngineProcess(shim.scratch) as engine:
+        commit_all(engine, shim, 1)
+        keys = s3_server.keys(bucket)
+        large = [Row(n % G, 0, PUT, b"%08d" % n, os.urandom(1 << 20)) for n in range(2, 20)]
+        call = shim.request(large)
+        s3_server.fail("COMPLETE", engine.process.kill)
+        with pytest.raises((EngineGoneError, OSError)):
+            engine.call("commit", **call)
+        engine.process.wait()
+
+    assert s3_server.keys(bucket) == keys
+    assert s3_server.num_uploads(bucket) == 1
+    with EngineProcess(shim.scratch) as engine:
+        assert engine.call("load", **shim.load())["num_keys"] == 1
+        shim.committed(call, engine.call("commit", **call))
+        assert engine.call("load", **shim.load())["num_keys"] == 19
+    assert len(s3_server.keys(bucket)) == len(keys) + 1
+    # What the rule of docs/storage.md removes.
+    assert s3_server.num_uploads(bucket) == 1
 
 
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)

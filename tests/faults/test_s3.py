@@ -7,8 +7,12 @@ import pytest
 
 import statestore
 from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
+from statestore.core.options import StateStoreOptions
 from statestore.io.s3 import PART_BYTES, S3FileIO
-from statestore.io.s3_settings import resolve_s3_path
+from statestore.io.s3_settings import S3Settings, resolve_s3_path
+
+LARGE = 2 * PART_BYTES + 1
+"""Bytes of a file that is sent in parts."""
 
 
 @pytest.fixture
@@ -108,8 +112,55 @@ def test_file_that_is_no_longer_here_is_sent_again(s3_server, bucket, tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_parts_go_side_by_side(s3_server, bucket, tmp_path, local_file):
+    """Catches parts that are sent or fetched one after another."""
+    # More patient than the server: a request that is tried again would be counted twice.
+    io = S3FileIO(str(tmp_path), s3_server.settings(timeout_s=30.0))
+    size = 8 * PART_BYTES + 1
+    path = f"/{bucket}/large"
+    s3_server.gather("PUT", 8)
+    # The first part says how many there are.
+    s3_server.gather("GET", 8, after=1)
+
+    io.publish(local_file(bytes(size)), path, sync=True, overwrite=False)
+    fetched = io.fetch(path)
+
+    assert Path(fetched).stat().st_size == size
+    assert (s3_server.most_at_once["PUT"], s3_server.most_at_once["GET"]) == (8, 8)
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_every_object_is_encrypted_as_the_options_say(
+    s3_server, bucket, tmp_path, local_file, size
+):
+    """Catches state that is kept in the clear, or encrypted with another key than the one named."""
+    options = StateStoreOptions(**s3_server.options(s3_sse="aws:kms", s3_sse_kms_key="key-1"))
+    plain = S3FileIO(str(tmp_path), s3_server.settings())
+    io = S3FileIO(str(tmp_path), S3Settings.from_options(options))
+    plain.publish(local_file(bytes(size)), f"/{bucket}/plain", sync=True, overwrite=False)
+
+    io.publish(local_file(bytes(size)), f"/{bucket}/published", sync=True, overwrite=False)
+    io.write(f"/{bucket}/written", b"rows", sync=True, overwrite=False)
+    io.link(f"/{bucket}/plain", f"/{bucket}/linked", sync=True)
+
+    expected = dict.fromkeys(["published", "written", "linked"], ("aws:kms", "key-1"))
+    assert s3_server.encryption(bucket) == {"plain": (None, None), **expected}
+    assert s3_server.requests["COMPLETE"] == (3 if size == LARGE else 0)
+
+
+def test_session_token_of_the_options_is_sent(s3_server, bucket, tmp_path):
+    """Catches temporary credentials that a server refuses for want of their third part."""
+    keys = {"s3_access_key": "temporary", "s3_secret_key": "secret", "s3_session_token": "token-1"}
+    options = StateStoreOptions(**s3_server.options(**keys))
+
+    io = S3FileIO(str(tmp_path), S3Settings.from_options(options))
+    io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
+
+    assert s3_server.session_tokens == {"token-1"}
+
+
 @pytest.mark.parametrize("size", [100, 3 * PART_BYTES])
-def test_existing_file_is_not_replaced(io, bucket, local_file, size):
+def test_existing_file_is_not_replaced(io, s3_server, bucket, local_file, size):
     """Catches two writers of one name that both think they won."""
     path = f"/{bucket}/once"
     io.write(path, b"first", sync=True, overwrite=False)
@@ -119,6 +170,7 @@ def test_existing_file_is_not_replaced(io, bucket, local_file, size):
 
     assert caught.value.kind == "file-exists"
     assert io.read_tail(path, 100)[0] == b"first"
+    assert s3_server.num_uploads(bucket) == 0
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
@@ -130,6 +182,33 @@ def test_lost_reply_is_read_back(io, s3_server, bucket, overwrite, times):
     io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=overwrite)
 
     assert io.read_tail(f"/{bucket}/a", 10) == (b"rows", 4)
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("faults", [["reply-lost"] * 3, ["reply-lost", "no-upload"]])
+def test_lost_reply_to_the_end_of_an_upload_is_read_back(
+    io, s3_server, bucket, local_file, overwrite, faults
+):
+    """Catches a commit that fails though it is durable, for a server that forgets ended uploads."""
+    for fault in faults:
+        s3_server.fail("COMPLETE", fault)
+
+    io.publish(local_file(bytes(LARGE)), f"/{bucket}/a", sync=True, overwrite=overwrite)
+
+    assert s3_server.requests["COMPLETE"] == len(faults)
+    assert io.read_tail(f"/{bucket}/a", 1) == (b"\0", LARGE)
+
+
+def test_upload_that_was_aborted_elsewhere_is_an_error(io, s3_server, bucket, local_file):
+    """Catches a file taken for durable because its upload is gone, and a misleading error."""
+    io.write(f"/{bucket}/a", b"of another", sync=True, overwrite=True)
+    s3_server.fail("COMPLETE", "no-upload")
+
+    with pytest.raises(StorageError, match="the batch can be retried") as caught:
+        io.publish(local_file(bytes(LARGE)), f"/{bucket}/a", sync=True, overwrite=True)
+
+    assert caught.value.fields["code"] == "NoSuchUpload"
+    assert io.read_tail(f"/{bucket}/a", 20)[0] == b"of another"
 
 
 def test_throttled_request_is_repeated(io, s3_server, bucket):
