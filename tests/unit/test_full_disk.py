@@ -19,7 +19,7 @@ MAX_FILE_BYTES = 1 << 16
 
 @pytest.mark.timeout(240)
 def test_commit_without_space_for_its_file_says_so_by_path(tmp_path: Path) -> None:
-    """Catches a full disk that reaches the user as an error of RocksDB, or leaves its file there."""
+    """Catches a full disk that is shown as an error of RocksDB's, or a file that is left there."""
     classes, local = tmp_path / "classes", tmp_path / "local"
     classes.mkdir()
     local.mkdir()
