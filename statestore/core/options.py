@@ -157,7 +157,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         "rocksdb.memoryBytes", "rocksdb_memory_bytes", "long", 134217728, scope="engine",
         unit="bytes", minimum=8388608,
-        doc="Block cache and write buffers of all databases of an engine process together.",
+        doc="Block cache and write buffers of all databases of an engine process together, which "
+        "takes the value of the first query it serves.",
     ),
     Option(
         "rocksdb.rowCacheBytes", "rocksdb_row_cache_bytes", "long", -1, scope="shim",
@@ -403,7 +404,8 @@ def spark_conf(options: Mapping[str, object]) -> dict[str, str]:
     """Return options as the Spark configuration that sets them, checked.
 
     Args:
-        options: Values by field of StateStoreOptions, or by key, full or without the prefix.
+        options: Values by field of StateStoreOptions, or by key, full or without the prefix; keys
+            of IGNORED too, of which the rocksdb backend then warns.
 
     Returns:
         Values as Spark takes them, by full key, in the order given.
@@ -413,20 +415,25 @@ def spark_conf(options: Mapping[str, object]) -> dict[str, str]:
             of range.
     """
     by_name = {name: option for option in TABLE for name in (option.field, option.key)}
+    ignored = {key for key, _ in IGNORED}
     conf = {}
     for name, value in options.items():
         if name == _RETAIN_FIELD:
             StateStoreOptions.from_fields({name: value})
             conf[RETAIN_KEY] = str(value)
             continue
-        option = by_name.get(name.removeprefix(PREFIX))
+        key = name.removeprefix(PREFIX)
+        if key in ignored:
+            conf[PREFIX + key] = _as_text(value)
+            continue
+        option = by_name.get(key)
         if option is None:
             raise _unknown(name, [*by_name, _RETAIN_FIELD])
         conf[option.full_key] = _as_text(option.parse(value))
     return conf
 
 
-def _as_text(value: OptionValue) -> str:
+def _as_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -23,6 +23,7 @@ from statestore.core.errors import (
     ProtocolError,
     StateStoreError,
 )
+from statestore.core.options import BY_KEY
 from statestore.core.version import __version__
 from statestore.engine.query_leases import QueryLeases
 from statestore.engine.requests import Request
@@ -82,6 +83,7 @@ class EngineService:
         self._lock = threading.Lock()
         self._sessions: dict[tuple[str, StoreLocation], Session] = {}
         self._rocksdb_memory: Memory | None = None
+        self._rocksdb_memory_asked: set[int] = set()
         self._rocksdb_names: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
         self._operations = {
@@ -173,9 +175,19 @@ class EngineService:
                 python=sys.executable,
                 to_fix="pip install 'statestore[rocksdb]' for that Python on every executor",
             ) from error
+        asked_bytes = request.options().rocksdb_memory_bytes
         with self._lock:
-            if self._rocksdb_memory is None:
-                self._rocksdb_memory = Memory(request.options().rocksdb_memory_bytes)
+            memory = self._rocksdb_memory = self._rocksdb_memory or Memory(asked_bytes)
+            is_news = asked_bytes not in {memory.budget_bytes, *self._rocksdb_memory_asked}
+            self._rocksdb_memory_asked.add(asked_bytes)
+        if is_news:
+            logger.warning(
+                "option is not followed, an engine has one memory for all queries: key=%s, "
+                "value=%d, in_force=%d. To fix: set it the same for all queries of the application",
+                BY_KEY["rocksdb.memoryBytes"].full_key,
+                asked_bytes,
+                memory.budget_bytes,
+            )
         place = f"{request.options().checkpoint_storage} {request.root()} {location.path('')}"
         name = hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
         with self._lock:
@@ -183,7 +195,7 @@ class EngineService:
             self._rocksdb_names[name] += 1
             name = f"{name}-{self._rocksdb_names[name]}"
         directory = f"{self._scratch_directory}/rocksdb/{name}"
-        return RocksDBVersions(location, self._clock, directory, self._rocksdb_memory)
+        return RocksDBVersions(location, self._clock, directory, memory)
 
     def _sessions_to_close(self, request: Request) -> list[Session]:
         # Whoever closes a store of the heap backend does not ask where the driver's memory is.

@@ -201,12 +201,13 @@ def test_damaged_file_is_refused_by_name(stopped: StoppedQuery) -> None:
 
 
 def test_missing_file_is_refused_by_name(stopped: StoppedQuery) -> None:
-    """Catches a lost delta taken for an empty store."""
+    """Catches a lost delta taken for an empty store, or reported in no error class of Spark's."""
     written = stopped.delta.read_bytes()
     stopped.delta.unlink()
 
     text = stopped.refusal()
 
+    assert "[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED]" in text
     assert f"{stopped.store}'" in text
     assert "version=1" in text
     stopped.delta.write_bytes(written)
@@ -264,13 +265,14 @@ def test_file_in_place_of_the_store_is_refused_by_name(stopped: StoppedQuery) ->
 
 @pytest.mark.parametrize("what", ["partition", "operator"])
 def test_state_removed_while_running_fails_the_query(stopped: StoppedQuery, what: str) -> None:
-    """Catches a commit into a directory made anew: a version without those it is built on."""
+    """Catches a commit into a directory made anew, or that fails in no error class of Spark's."""
     removed = stopped.store if what == "partition" else stopped.store.parent
     away = stopped.lane.root / "away"
     stopped.lane.on_batch = lambda batch_id: removed.rename(away) if not away.exists() else None
 
     text = stopped.refusal()
 
+    assert "[CANNOT_WRITE_STATE_STORE.CANNOT_COMMIT]" in text
     assert str(stopped.store.parent) in text
     stopped.lane.on_batch = lambda batch_id: None
     shutil.rmtree(removed, ignore_errors=True)

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import statestore
 from statestore.core.errors import InvalidArgumentError, NotFoundError
-from statestore.core.options import PREFIX, spark_conf
+from statestore.core.options import IGNORED, PREFIX, spark_conf
 from statestore.spark.jar import JAR_VARIABLE
 
 
@@ -47,6 +47,18 @@ def test_builder_has_jar_provider_and_options(jar: str) -> None:
     }
 
 
+def test_every_ignored_option_of_the_page_is_an_argument(jar: str) -> None:
+    """Catches a session that cannot keep the options it has for Spark's own RocksDB provider."""
+    ignored = {key: 64 for key, _ in IGNORED}
+
+    builder = statestore.configure(
+        SparkSession.builder, "rocksdb", **{**ignored, "rocksdb.boundedMemoryUsage": True}
+    )
+
+    found = {key: builder._options[PREFIX + key] for key in ignored}
+    assert found == dict.fromkeys(ignored, "64") | {"rocksdb.boundedMemoryUsage": "true"}
+
+
 def test_jars_of_the_builder_stay_and_ours_comes_once(jar: str) -> None:
     """Catches a program that loses its own jars, or gains one at every call."""
     builder = SparkSession.builder.config("spark.jars", "mine.jar,hdfs://host/other.jar")
@@ -63,6 +75,7 @@ def test_jars_of_the_builder_stay_and_ours_comes_once(jar: str) -> None:
         ({"backend": "rocks"}, r"backend='rocks', nearest='rocksdb'"),
         ({"fsync_enable": True}, r"key='fsync_enable', nearest='fsync_enabled'"),
         ({"fsync.enable": True}, r"key='fsync.enable', nearest='fsync.enabled'"),
+        ({"rocksdb.writeBufferSize": 5}, r"key='rocksdb.writeBufferSize', nearest='rocksdb\."),
         ({"min_batches_to_retain": 5}, r"nearest='min_versions_to_retain'"),
         ({"min_versions_to_retain": 0}, r"key='spark.sql.streaming.minBatchesToRetain', value=0"),
         ({"snapshot_max_chain_length": 0}, r"stateStore.snapshot.maxChainLength', value=0"),

@@ -68,6 +68,7 @@ class Memory:
     """
 
     def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
         self.cache = Cache(budget_bytes)
         # Charged to the cache: one bound for both. Ingested rows never pass through it.
         self.write_buffer = WriteBufferManager.new_write_buffer_manager_with_cache(

@@ -1,8 +1,10 @@
 package io.statestore
 
 import java.io.{File, IOException}
+import java.nio.channels.ClosedByInterruptException
 
 import com.fasterxml.jackson.databind.node.ObjectNode
+import org.rocksdb.{RocksDBException, Status}
 
 import org.apache.spark.sql.execution.streaming.state._
 
@@ -26,7 +28,7 @@ final class EngineUnavailableException(message: String, cause: Throwable = null)
     extends RuntimeException(message, cause)
 
 /** The executor's local disk is full or failed; nothing durable is touched. */
-final class LocalDiskException(action: String, path: File, cause: IOException)
+final class LocalDiskException(action: String, path: File, cause: Exception)
     extends RuntimeException(
       s"cannot $action: path=$path, error=${cause.getMessage}. " +
         "To fix: free space on the local disk of the executor (spark.local.dir)",
@@ -61,6 +63,16 @@ object ShimErrors {
       new EngineReportedException(message, errorClass, kind, fields, cause)
     }
   }
+
+  /** Runs what writes a local file; that the disk is full or failed is a LocalDiskException. */
+  def onLocalDisk[T](action: String, path: File)(body: => T): T =
+    try body
+    catch {
+      case e: ClosedByInterruptException => throw e // the task was killed
+      case e: IOException => throw new LocalDiskException(action, path, e)
+      case e: RocksDBException if Option(e.getStatus).exists(_.getCode == Status.Code.IOError) =>
+        throw new LocalDiskException(action, path, e)
+    }
 
   /** Whether another attempt of the same version came in between. */
   def isFenced(cause: Throwable): Boolean = cause match {

@@ -7,6 +7,7 @@ import scala.collection.mutable
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
+import io.statestore.ShimErrors
 import io.statestore.delta.{DeltaWriter, RowWriter, StateFileOp}
 import io.statestore.rocksdb.{SstSettings, SstWriter}
 import io.statestore.view._
@@ -44,7 +45,9 @@ private[statestore] final class StoreCommit(
     val checkpointId = UUID.randomUUID().toString.replace("-", "")
     val file = context.engines.scratchFile("delta")
     try {
-      counters.timed(StoreMetrics.DeltaWriteMs)(writeDelta(file))
+      counters.timed(StoreMetrics.DeltaWriteMs){
+        ShimErrors.onLocalDisk("write the delta", file)(writeDelta(file))
+      }
       val call = request(checkpointId, file)
       val numKeys = view.numKeys + growth(internal = false)
       val numInternalKeys = view.numInternalKeys + growth(internal = true)

@@ -1,0 +1,85 @@
+package io.statestore.provider
+
+import io.statestore.ShimOptions
+import io.statestore.keygroup.{KeyGroups, PartitionKey}
+import io.statestore.rocksdb.SstSettings
+import io.statestore.view._
+import org.apache.hadoop.conf.Configuration
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.{UnsafeProjection, UnsafeRow}
+import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.types.{LongType, StructType}
+
+/**
+ * Commits rows that the local disk has no space for, with each writer: few rows, which reach the
+ * disk when their file ends, and many, which reach it before. Prints a line when all that a commit
+ * needs is loaded, waits for a byte, then prints how each commit failed and which files are left.
+ */
+object FullDiskCheck {
+  private val schema = new StructType().add("v", LongType)
+  private val spec = NoPrefixKeyStateEncoderSpec(schema)
+  private val family = ColumnFamily(
+    ColumnFamily.DefaultId,
+    StateStore.DEFAULT_COL_FAMILY_NAME,
+    spec,
+    schema,
+    multiValues = false,
+    internal = false)
+  private val maxParallelism = 64
+  private val fewAndMany = Seq(5000, 100000)
+
+  def main(args: Array[String]): Unit = {
+    val prefix = "spark.sql.streaming.stateStore."
+    val options = ShimOptions.parse(
+      Map(s"${prefix}rocksdb.compression" -> "none", s"${prefix}file.compression" -> "none"))
+    val contexts = Seq("filesystem", "rocksdb").map { backend =>
+      new StoreContext(
+        backend,
+        StateStoreId("file:/checkpoint", 0L, 0),
+        family,
+        useColumnFamilies = false,
+        StateStoreConf.empty,
+        new Configuration(false),
+        options)
+    }
+    SstSettings.of(options.rocksdbCompression, options.rocksdbBlockSizeKB) // unpacks the library
+    println("ready")
+    System.in.read()
+    for (context <- contexts; rows <- fewAndMany) {
+      println(s"${context.backend} $rows ${failureOf(context, rows)}")
+    }
+    val scratch = contexts.head.engines.scratchFile("none").getParentFile
+    println(s"left=${scratch.list.filter(_ != "lock").mkString(",")}")
+  }
+
+  private def failureOf(context: StoreContext, rows: Int): Throwable =
+    try {
+      commit(context, rows).run()
+      null
+    } catch { case e: Exception => e }
+
+  private def commit(context: StoreContext, rows: Int): StoreCommit = {
+    val view = new WorkingView(ViewVersion(0, null, null, rescalable = true), maxParallelism)
+    view.addFamily(family)
+    val overlay = new Overlay(
+      new KeyGroups(maxParallelism),
+      Long.MaxValue,
+      () => context.engines.scratchFile("run"),
+      context.keepsRowsByKey)
+    val keyGroup = PartitionKey.function(
+      "default", useColumnFamilies = false, family.name, spec, maxParallelism)
+    val state = new FamilyState(
+      family, view.family(family.name), overlay, () => overlay.family(family, keyGroup))
+    val toRow = UnsafeProjection.create(schema)
+    def row(number: Int): UnsafeRow = toRow(InternalRow(number.toLong)).copy()
+    (1 to rows).foreach(number => state.put(row(number), row(-number)))
+    new StoreCommit(
+      context,
+      view,
+      overlay,
+      Seq(family),
+      new HandleCounters,
+      loadedEmpty = false,
+      forceSnapshot = false)
+  }
+}

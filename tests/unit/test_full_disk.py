@@ -1,0 +1,48 @@
+"""The shim's commit when the executor's local disk has no space, in a JVM."""
+
+from __future__ import annotations
+
+import re
+import resource
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from statestore.spark.jar import find_jar
+from tools.scala import SPARK_JARS, compile_scala
+
+CHECK = "io/statestore/provider/FullDiskCheck"
+SOURCES = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala"
+MAX_FILE_BYTES = 1 << 16
+
+
+@pytest.mark.timeout(240)
+def test_commit_without_space_for_its_file_says_so_by_path(tmp_path: Path) -> None:
+    """Catches a full disk that is shown as an error of RocksDB's, or a file that is left there."""
+    classes, local = tmp_path / "classes", tmp_path / "local"
+    classes.mkdir()
+    local.mkdir()
+    jar = find_jar()
+    compile_scala([SOURCES / f"{CHECK}.scala"], classes, class_path=(str(jar),), flags=())
+    command = ["java", "-Xmx512m", "-XX:-UsePerfData", f"-Djava.io.tmpdir={local}"]
+    command += [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.nio", "java.lang")]
+    command += ["-cp", f"{classes}:{jar}:{SPARK_JARS}/*", CHECK.replace("/", ".")]
+
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        # Not before: RocksDB unpacks its library into a file that is larger.
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
+        shown, _ = process.communicate("\n", timeout=100)
+
+    assert process.returncode == 0
+    *failures, left = shown.splitlines()
+    assert left == "left="
+    assert [line.partition(" ")[0] for line in failures] == ["filesystem"] * 2 + ["rocksdb"] * 2
+    for line in failures:
+        assert "LocalDiskException: cannot write the delta: path=" in line
+        assert re.search(rf"path={local}/statestore-scratch-\S+/delta-\d+, error=", line)
+        assert "To fix: free space on the local disk of the executor (spark.local.dir)" in line
