@@ -62,6 +62,10 @@ if TYPE_CHECKING:
 Heads = Mapping[int, PublishedFile]
 """The delta of one version of a store, by state partition."""
 
+MAX_UNSURE_SHARE = 0.25
+"""Most rows of an estimate, by those of the mean state partition, that key groups of the same block
+are taken to share equally; with more of them the estimate would only say that shares are equal."""
+
 
 @dataclass(frozen=True, slots=True)
 class RescaledStore:
@@ -87,11 +91,11 @@ class ReadEstimate:
 
     Attributes:
         num_bytes: Bytes of files, or of slices of them.
-        num_rows: Rows in the store, estimated.
+        num_rows: Rows in the store, estimated; None where block indexes do not tell.
     """
 
     num_bytes: int
-    num_rows: int
+    num_rows: int | None
 
 
 def contributors(partition: int, num_partitions_now: int, num_partitions: int) -> tuple[int, ...]:
@@ -309,51 +313,62 @@ def estimate_reads(
     if store.new.num_keys is not None:
         return ReadEstimate(num_bytes, store.new.num_keys)
     wanted = KeyGroupSet(store.new.num_partitions, store.partition)
-    num_rows = sum(_estimate_rows(head, wanted, trailers) for head in heads.values())
-    return ReadEstimate(num_bytes, round(num_rows))
+    found = [_estimate_rows(head, wanted, trailers) for head in heads.values()]
+    num_all, num_rows, num_unsure = (sum(column) for column in zip(*found, strict=True))
+    is_told = num_unsure * store.new.num_partitions <= MAX_UNSURE_SHARE * num_all
+    return ReadEstimate(num_bytes, round(num_rows) if is_told else None)
 
 
 def _estimate_rows(
     head: PublishedFile, wanted: KeyGroupSet, trailers: Mapping[str, Trailer]
-) -> float:
-    """Return about how many rows of a version are in some key groups.
+) -> tuple[float, float, float]:
+    """Return about how many rows a version has, has in some key groups, and of those is unsure of.
 
     Files count every write of a key: what share of them is wanted tells more than their number.
     """
     owned = head.trailer.key_groups
-    num_taken = num_written = 0.0
+    num_taken = num_unsure = num_written = 0.0
     for ref in (*head.trailer.files, head.ref):
         written = taken_over(head.trailer.store, ref, owned, owned)
         if written is not None and written.path in trailers:
             trailer = trailers[written.path]
             num_written += _estimate_file(written, trailer)[1]
             taken = taken_over(head.trailer.store, ref, owned, wanted)
-            num_taken += 0.0 if taken is None else _estimate_file(taken, trailer)[1]
-    if head.trailer.num_keys is None or not num_written:
-        return num_taken
-    return head.trailer.num_keys * num_taken / num_written
+            if taken is not None:
+                _, rows, unsure = _estimate_file(taken, trailer)
+                num_taken += rows
+                num_unsure += unsure
+    num_keys = head.trailer.num_keys
+    num_rows = num_written if num_keys is None else float(num_keys)
+    rows_by_write = num_rows / num_written if num_written else 0.0
+    return num_rows, num_taken * rows_by_write, num_unsure * rows_by_write
 
 
-def _estimate_file(ref: FileRef, trailer: Trailer) -> tuple[int, float]:
-    """Return the bytes to read of a file, and about how many of its rows count."""
+def _estimate_file(ref: FileRef, trailer: Trailer) -> tuple[int, float, float]:
+    """Return the bytes to read of a file, about how many of its rows count, and the unsure ones.
+
+    Unsure are those of blocks that hold other key groups as well: each is taken to have as many.
+    """
     written_by = trailer.key_groups
     clip = written_by if ref.clip is None else written_by & ref.clip
-    if clip is None or trailer.blocks[0].rows or len(trailer.blocks) < 2:
-        share = 0.0 if clip is None else written_by.modulus / clip.modulus
-        return ref.size, ref.rows * share
     if clip == written_by:
-        return ref.size, float(ref.rows)
+        return ref.size, float(ref.rows), 0.0
+    if clip is None or trailer.blocks[0].rows or len(trailer.blocks) < 2:
+        rows = 0.0 if clip is None else ref.rows * written_by.modulus / clip.modulus
+        return ref.size, rows, rows
     ranks = rank_table(trailer.max_parallelism)
     is_written = np.zeros(trailer.max_parallelism, bool)
     is_wanted = is_written.copy()
     is_written[ranks[written_by.remainder :: written_by.modulus]] = True
     is_wanted[ranks[clip.remainder :: clip.modulus]] = True
-    rows = 0.0
+    rows = unsure = 0.0
     for block in blocks_of(trailer, clip):
         between = slice(int(ranks[block.first_key_group]), int(ranks[block.last_key_group]) + 1)
-        rows += block.rows * is_wanted[between].sum() / max(1, is_written[between].sum())
+        share = is_wanted[between].sum() / max(1, is_written[between].sum())
+        rows += block.rows * share
+        unsure += block.rows * share if share < 1 else 0.0
     num_bytes = sum(length for _, length in slices_of(trailer, clip))
-    return num_bytes + ref.size - trailer.body_length, rows
+    return num_bytes + ref.size - trailer.body_length, rows, unsure
 
 
 def write_rescaled_version(

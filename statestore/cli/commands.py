@@ -88,7 +88,12 @@ def doctor(
     Starts Java, imports pyspark, opens the jar, starts an engine and ends it, and writes, reads,
     lists and deletes a small file on the storage: the one of --storage, or else the directory for
     temporary files. Exit status 0 when all is well, 1 when there is something to fix.
-    """
+
+    \b
+    Examples:
+      statestore doctor
+      statestore doctor --backend rocksdb --storage s3://bucket/checkpoints
+    """  # noqa: D301 (click reads the backspace)
     # Imported here because no other command needs pyarrow, which takes long.
     from statestore.cli.diagnosis import Diagnosis
 
@@ -110,11 +115,21 @@ def doctor(
 
 @cli.command()
 def jar() -> None:
-    """Print the path of the jar that goes into spark.jars."""
+    """Print the path of the jar that goes into spark.jars.
+
+    \b
+    Example:
+      spark-submit --jars "$(statestore jar)" query.py
+    """  # noqa: D301 (click reads the backspace)
     click.echo(find_jar())
 
 
 @cli.command()
 def version() -> None:
-    """Print the version of the package."""
+    """Print the version of the package.
+
+    \b
+    Example:
+      statestore version
+    """  # noqa: D301 (click reads the backspace)
     click.echo(__version__)

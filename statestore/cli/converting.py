@@ -57,7 +57,12 @@ def convert(
     from it, with the newest committed state, every row of which is compared. Runs Spark on this
     machine, with a task for each state partition of each store. A conversion that was interrupted
     leaves a NEW that no query starts from; the same command does it again.
-    """
+
+    \b
+    Examples:
+      statestore convert /data/checkpoint /data/converted --to rocksdb
+      statestore convert /data/checkpoint /data/converted --to rocksdb --yes
+    """  # noqa: D301 (click reads the backspace)
     conf = _settings(session_conf)
     with open_conversion(checkpoint, new, to, options=options, session_conf=conf) as conversion:
         plan = conversion.plan

@@ -35,6 +35,9 @@ _WAYS = {
 @checkpoint_argument()
 @click.option("--partitions", type=int, metavar="N", help="State partitions to have, 1 to 32768.")
 @click.option("--undo", is_flag=True, help="Go back, as long as no batch has run since.")
+@click.option(
+    "--count-rows", is_flag=True, help="For the plan read every row: exact rows, known skew."
+)
 @yes_option
 @conf_option
 @output_option
@@ -42,6 +45,7 @@ def rescale(
     checkpoint: str,
     partitions: int | None,
     undo: bool,
+    count_rows: bool,
     yes: bool,
     options: StateStoreOptions,
     output: str,
@@ -50,8 +54,9 @@ def rescale(
 
     Without --yes the plan is shown: which state partitions the new ones take their rows of, the
     bytes each will read when the query starts, and the skew, rows of the largest new state
-    partition by those of the mean. Where N divides the number of key groups no state file is read
-    or written; for any other N every row is hashed anew.
+    partition by those of the mean. Where the files do not tell it, --count-rows does: it reads
+    every row. Where N divides the number of key groups no state file is read or written; for any
+    other N every row is hashed anew.
 
     The query then restarts as it was; spark.sql.shuffle.partitions comes from its checkpoint.
     --undo goes back. A rescale that was killed, and what Spark's own repartition leaves behind when
@@ -61,28 +66,31 @@ def rescale(
     \b
     Examples:
       statestore rescale /data/checkpoint --partitions 8
+      statestore rescale /data/checkpoint --partitions 8 --count-rows
       statestore rescale /data/checkpoint --partitions 8 --yes
       statestore rescale s3://bucket/checkpoint --undo --yes
     """  # noqa: D301 (click reads the backspace)
     if undo == (partitions is not None):
         raise click.UsageError("either --partitions N or --undo")
+    if count_rows and (undo or yes):
+        raise click.UsageError("--count-rows is for the plan of --partitions N")
     if partitions is None:
         _undo(checkpoint, options, yes=yes, output=output)
     else:
-        _rescale(checkpoint, partitions, options, yes=yes, output=output)
+        _rescale(checkpoint, partitions, options, counts=count_rows, yes=yes, output=output)
 
 
 def _rescale(
-    uri: str, partitions: int, options: StateStoreOptions, *, yes: bool, output: str
+    uri: str, partitions: int, options: StateStoreOptions, *, counts: bool, yes: bool, output: str
 ) -> None:
     # Imported late like every command's library: it needs pyarrow, which takes long.
     from statestore.operations.rescale import plan_rescale, rescale
 
     if yes:
-        with progress("rescaling stores", output=output) as report:
+        with progress("rescaling", output=output) as report:
             plan = rescale(uri, partitions, options=options, report=report)
     else:
-        plan = plan_rescale(uri, partitions, options=options)
+        plan = plan_rescale(uri, partitions, count_rows=counts, options=options)
     if output == "json":
         stores = [
             asdict(store) | {"num_moves": store.num_moves, "skew": store.skew}
@@ -130,8 +138,12 @@ def _print_plan(plan: RescalePlan) -> None:
 
 
 def _summary(store: StoreRescale) -> str:
-    skew = "unknown" if store.skew is None else f"{store.skew:.2f}"
-    parts = [f"{store.num_moves} moves", f"skew {skew}"]
+    skew = "no rows"
+    if any(part.num_rows is None for part in store.partitions):
+        skew = "skew unknown (--count-rows reads every row to know it)"
+    elif store.skew is not None:
+        skew = f"skew {store.skew:.2f}"
+    parts = [f"{store.num_moves} moves", skew]
     if store.way == "rehash":
         parts.append(f"{store.max_parallelism} key groups afterwards")
     return ", ".join(parts)

@@ -30,7 +30,7 @@ from statestore.operations.full_state import Work, open_memory, write_full_state
 from statestore.operations.rows import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 
 def rehash_store(
-    checkpoint: Checkpoint, heads: Mapping[int, PublishedFile], num_partitions: int
+    checkpoint: Checkpoint,
+    heads: Mapping[int, PublishedFile],
+    num_partitions: int,
+    report: Callable[[int], None],
 ) -> dict[StoreName, PublishedFile]:
     """Make the next version of a store in another number of state partitions, row by row.
 
@@ -49,6 +52,7 @@ def rehash_store(
         checkpoint: The checkpoint.
         heads: The newest version of the store in every state partition until now.
         num_partitions: State partitions of the new layout, 1 to 32768.
+        report: As `write_rehashed` takes it.
 
     Returns:
         The version of each new state partition, a full state with as many key groups as a new
@@ -74,7 +78,7 @@ def rehash_store(
     options = replace(checkpoint.options, fsync_enabled=True)
     memory = open_memory(options) if checkpoint.body == "sst" else None
     work = Work(checkpoint.scratch_directory, options, checkpoint.clock, memory)
-    made = write_rehashed(checkpoint, heads.values(), new, takers, work)
+    made = write_rehashed(checkpoint, list(heads.values()), new, takers, work, report)
     return dict(zip(stores, made, strict=True))
 
 
@@ -101,12 +105,43 @@ def rehashed_version(trailers: Sequence[Trailer], num_partitions: int) -> NewVer
     )
 
 
+def rehash_rows(
+    batches: Iterable[pa.RecordBatch], trailer: Trailer, max_parallelism: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows of a store with the key groups they have of another number.
+
+    Args:
+        batches: Rows of the state file schema.
+        trailer: Of the version that has them.
+        max_parallelism: Number of key groups, 1 to 32768.
+
+    Raises:
+        IncompatibleError: Hashed with the former number, a key has another key group than its row
+            says: Spark did not partition by what this package takes for the key.
+    """
+    return (_rehashed(batch, trailer, max_parallelism) for batch in batches)
+
+
+def rehash_effort(heads: Iterable[PublishedFile]) -> int:
+    """Return how many rows a re-hash reads and writes, for its progress; at least 2."""
+    return 2 * sum(map(_num_rows, heads))
+
+
+def _num_rows(head: PublishedFile) -> int:
+    """Return the rows of a version, or where they are not known all that its files have."""
+    trailer = head.trailer
+    if trailer.num_keys is not None:
+        return max(1, trailer.num_keys)
+    return max(1, sum(ref.rows for ref in (*trailer.files, head.ref)))
+
+
 def write_rehashed(
     checkpoint: Checkpoint,
-    heads: Iterable[PublishedFile],
+    heads: Sequence[PublishedFile],
     new: NewVersion,
     takers: Iterable[tuple[StoreLocation, str]],
     work: Work,
+    report: Callable[[int], None],
 ) -> list[PublishedFile]:
     """Write every row of a store as a full state of the state partition that Spark's hash gives it.
 
@@ -119,6 +154,7 @@ def write_rehashed(
         takers: Every new state partition, in order, and the checkpoint ID of its version; the first
             one is asked for when all rows were read and found where they belong.
         work: What every step needs.
+        report: Called with the rows read and written so far, of `rehash_effort`.
 
     Returns:
         What was published for each taker.
@@ -132,23 +168,35 @@ def write_rehashed(
     """
     with tempfile.TemporaryDirectory(prefix="rehash-", dir=work.scratch_directory) as directory:
         rows = _RowsByPartition(directory, new.num_partitions)
-        hashed = (
-            _rehashed(batch, head.trailer, new.max_parallelism)
-            for head in heads
-            for batch in read_rows(checkpoint, head)
-        )
-        for piece in gather(hashed):
+        for piece in gather(_read_rehashed(checkpoint, heads, new.max_parallelism, report)):
             rows.lay_by(piece)
         own = replace(work, scratch_directory=directory)
-        return [
-            write_full_state(
-                location,
-                replace(new, checkpoint_id=checkpoint_id),
-                rows.batches(location.store.partition),
-                own,
-            )
-            for location, checkpoint_id in takers
-        ]
+        num_read = rehash_effort(heads) // 2
+        made: list[PublishedFile] = []
+        for location, checkpoint_id in takers:
+            batches = rows.batches(location.store.partition)
+            version = replace(new, checkpoint_id=checkpoint_id)
+            made.append(write_full_state(location, version, batches, own))
+            report(num_read + num_read * len(made) // new.num_partitions)
+        return made
+
+
+def _read_rehashed(
+    checkpoint: Checkpoint,
+    heads: Iterable[PublishedFile],
+    max_parallelism: int,
+    report: Callable[[int], None],
+) -> Iterator[pa.RecordBatch]:
+    before = 0
+    for head in heads:
+        num_rows, num_read = _num_rows(head), 0
+        batches = read_rows(checkpoint, head)
+        for batch in rehash_rows(batches, head.trailer, max_parallelism):
+            yield batch
+            num_read += batch.num_rows
+            report(before + min(num_read, num_rows))
+        before += num_rows
+        report(before)
 
 
 def _digest(identity: str) -> str:

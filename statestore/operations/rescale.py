@@ -14,17 +14,20 @@ versions away while Spark still refuses to start.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from statestore.checkpoint import rescaling
 from statestore.codec.partition_key import is_single
+from statestore.codec.rows import to_numpy
 from statestore.codec.trailer import StoreName
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import check_range, default_max_parallelism
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint, open_checkpoint
 from statestore.operations.in_use import ExclusiveUse, exclusive_use
-from statestore.operations.rehashing import rehash_store
+from statestore.operations.rehashing import rehash_effort, rehash_rows, rehash_store
 from statestore.operations.rescale_log import (
     CheckpointIds,
     RescaleBatch,
@@ -42,6 +45,7 @@ from statestore.operations.rescale_plan import (
     Way,
 )
 from statestore.operations.rescale_undo import Undo
+from statestore.operations.rows import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +59,7 @@ def plan_rescale(
     uri: str,
     num_partitions: int,
     *,
+    count_rows: bool = False,
     options: StateStoreOptions | None = None,
     io: TreeFileIO | None = None,
     memory: FileIO | None = None,
@@ -64,6 +69,8 @@ def plan_rescale(
     Args:
         uri: Checkpoint directory: a path, or a `file:`, `s3:` or `s3a:` URI.
         num_partitions: Number of state partitions to have, 1 to 32768.
+        count_rows: Whether to read every row, so that the rows of the new state partitions are
+            counted, not estimated.
         options: Options of the query, for its storage; defaults when None.
         io: Storage of `uri`, which is then a path of it; what the URI names when None.
         memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
@@ -79,7 +86,7 @@ def plan_rescale(
         CorruptionError, FencedError, StorageError: A file cannot be read.
     """
     with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
-        return _Rescale(checkpoint, num_partitions).plan(with_estimates=True)
+        return _Rescale(checkpoint, num_partitions).plan(count_rows=count_rows)
 
 
 def rescale(
@@ -99,7 +106,8 @@ def rescale(
         options: Options of the query, for its storage; defaults when None.
         io: Storage of `uri`, which is then a path of it; what the URI names when None.
         memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
-        report: Called with the number of stores done and of all of them.
+        report: Called with what is done and the total: a new state partition of a store counts 1,
+            or where every row is hashed anew each row that is read and each that is written.
 
     Returns:
         What was done.
@@ -204,11 +212,12 @@ class _Rescale:
         if self._is_done:
             self._batch -= 1
 
-    def plan(self, *, with_estimates: bool) -> RescalePlan:
+    def plan(self, *, count_rows: bool) -> RescalePlan:
         """Return what is to be done."""
-        stores: list[StoreRescale] = []
-        if not self._is_done:
-            stores = [self._describe(store, with_estimates) for store in self._changes()]
+        changes = [] if self._is_done else self._changes()
+        stores = [self._describe(change, with_estimates=True) for change in changes]
+        if count_rows:
+            stores = list(map(self._counted, stores, changes))
         return self._as_plan(stores)
 
     def run(self, use: ExclusiveUse, report: Callable[[int, int], None]) -> RescalePlan:
@@ -255,7 +264,7 @@ class _Rescale:
         operator_name = self._checkpoint.operator(operator).name
         return _StoreChange(operator, operator_name, name, heads, way, max_parallelism, made_of)
 
-    def _describe(self, change: _StoreChange, with_estimates: bool) -> StoreRescale:
+    def _describe(self, change: _StoreChange, *, with_estimates: bool) -> StoreRescale:
         if change.made_of is None:
             partitions = self._rehashed(change)
         else:
@@ -291,21 +300,32 @@ class _Rescale:
         return PartitionRead(partition, sources, reads.num_bytes, reads.num_rows)
 
     def _rehashed(self, change: _StoreChange) -> tuple[PartitionRead, ...]:
-        """Return equal shares: only hashing every row would tell more."""
-        trailers = [head.trailer for head in change.heads.values()]
-        counts = [trailer.num_keys for trailer in trailers]
-        num_rows = None
-        if None not in counts:
-            num_rows = sum(filter(None, counts)) // self._num_partitions
+        """Return equal shares of the bytes: only hashing every row would tell more."""
         num_bytes = sum(
             head.ref.size + sum(ref.size for ref in head.trailer.files)
             for head in change.heads.values()
         )
         sources = tuple(change.heads)
         return tuple(
-            PartitionRead(partition, sources, num_bytes // self._num_partitions, num_rows)
+            PartitionRead(partition, sources, num_bytes // self._num_partitions, None)
             for partition in range(self._num_partitions)
         )
+
+    def _counted(self, store: StoreRescale, change: _StoreChange) -> StoreRescale:
+        """Return it with the rows of every new state partition, after reading them all."""
+        if change.way == "whole":
+            return store
+        num_rows = np.zeros(self._num_partitions, np.int64)
+        for head in change.heads.values():
+            batches = read_rows(self._checkpoint, head)
+            if change.way == "rehash":
+                batches = rehash_rows(batches, head.trailer, change.max_parallelism)
+            for batch in batches:
+                owners = to_numpy(batch.column(0), np.uint16) % self._num_partitions
+                num_rows += np.bincount(owners, minlength=self._num_partitions)
+        counts = num_rows.tolist()
+        partitions = (replace(part, num_rows=counts[part.partition]) for part in store.partitions)
+        return replace(store, partitions=tuple(partitions))
 
     def _write_state(
         self, changes: Sequence[_StoreChange], report: Callable[[int, int], None]
@@ -318,14 +338,19 @@ class _Rescale:
             for partition, made_of in (change.made_of or {}).items()
         ]
         to_rehash = [change for change in changes if change.made_of is None]
-        total = len(jobs) + len(to_rehash) * self._num_partitions
+        total = len(jobs) + sum(rehash_effort(change.heads.values()) for change in to_rehash)
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             for published in pool.map(self._write, *zip(*jobs, strict=True)) if jobs else ():
                 made[published.trailer.store] = published
                 report(len(made), total)
+        done = len(jobs)
         for change in to_rehash:
-            made |= rehash_store(self._checkpoint, change.heads, self._num_partitions)
-            report(len(made), total)
+
+            def report_rows(num_rows: int, before: int = done) -> None:
+                report(before + num_rows, total)
+
+            made |= rehash_store(self._checkpoint, change.heads, self._num_partitions, report_rows)
+            done += rehash_effort(change.heads.values())
         return self._checkpoint_ids(made)
 
     def _write(self, store: StoreName, made_of: rescaling.RescaledStore) -> PublishedFile:

@@ -18,7 +18,7 @@ class PartitionRead:
         partition: The new state partition.
         sources: The state partitions until now that it takes rows of.
         num_bytes: Bytes it will read, None where they were not estimated.
-        num_rows: Rows it will hold, estimated; None where they were not.
+        num_rows: Rows it will hold, counted or estimated; None where block indexes do not tell.
     """
 
     partition: int
@@ -53,8 +53,9 @@ class StoreRescale:
     @property
     def skew(self) -> float | None:
         """Rows of the largest new state partition by those of the mean; None where unknown."""
-        rows = [part.num_rows or 0 for part in self.partitions]
-        return max(rows) * len(rows) / sum(rows) if sum(rows) else None
+        rows = [part.num_rows for part in self.partitions if part.num_rows is not None]
+        is_known = len(rows) == len(self.partitions) and sum(rows) > 0
+        return max(rows) * len(rows) / sum(rows) if is_known else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.commit import NewVersion
@@ -66,7 +67,7 @@ from statestore.operations.operator_map import (
     ResolvedOperators,
     store_names_of,
 )
-from statestore.operations.rehashing import rehashed_version, write_rehashed
+from statestore.operations.rehashing import rehash_effort, rehashed_version, write_rehashed
 from statestore.operations.savepoint import Savepoint, open_savepoint
 
 if TYPE_CHECKING:
@@ -222,25 +223,30 @@ class Restore:
         """Write the state of every store of the savepoint anew."""
         checkpoint = self.version.checkpoint
         work = self._work(target)
+        progress = _Progress(report, self.state_bytes)
 
-        def write(stores: tuple[list[StoreName], list[StoreName]]) -> int:
+        def write(stores: tuple[list[StoreName], list[StoreName]]) -> None:
             givers, takers = stores
             heads = [self.version.heads[store] for store in givers]
+            num_bytes = self.version.state_bytes(givers)
             new = {self._location(target, root, store): ids[store] for store in takers}
             if self.is_rehashed(givers[0].operator, givers[0].name):
                 version = rehashed_version([head.trailer for head in heads], self.num_partitions)
                 version = replace(version, backend=self.backend)
-                write_rehashed(checkpoint, heads, version, new.items(), work)
+                effort = rehash_effort(heads)
+
+                def report_rows(num_rows: int) -> None:
+                    progress.set_done(givers[0], num_bytes * num_rows // effort)
+
+                write_rehashed(checkpoint, heads, version, new.items(), work, report_rows)
             else:
                 rows = list(zip(map(checkpoint.location, givers), heads, strict=True))
                 write_states(rows, new, self.num_partitions, self.backend, work)
-            return self.version.state_bytes(givers)
+            progress.set_done(givers[0], num_bytes)
 
-        done, total = 0, self.state_bytes
         with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
-            for num_bytes in pool.map(write, self._givers_and_takers()):
-                done += num_bytes
-                report(min(done, total), total)
+            for _ in pool.map(write, self._givers_and_takers()):
+                pass
 
     def _givers_and_takers(self) -> Iterator[tuple[list[StoreName], list[StoreName]]]:
         """Yield stores of the savepoint, and those of the checkpoint that take their rows."""
@@ -423,6 +429,27 @@ def plan_restore(
         _check_backend(restore)
         _check_partitions(restore)
         yield restore
+
+
+class _Progress:
+    """What several threads have done of one total.
+
+    Args:
+        report: Called with bytes done and the total, by one thread at a time.
+        total: Bytes; a file that several stores name is counted for each, and once in the total.
+    """
+
+    def __init__(self, report: Report, total: int) -> None:
+        self._report = report
+        self._total = total
+        self._lock = Lock()
+        self._done: dict[StoreName, int] = {}
+
+    def set_done(self, store: StoreName, num_bytes: int) -> None:
+        """Say how many bytes are done of a store and those that go with it."""
+        with self._lock:
+            self._done[store] = num_bytes
+            self._report(min(sum(self._done.values()), self._total), self._total)
 
 
 def _check_backend(restore: Restore) -> None:

@@ -109,6 +109,7 @@ class MadeCheckpoint:
         io: Storage of the path; the local disk when left out.
         numbers: What the batches leave, by key.
         options: Options of the query, by field.
+        block_rows: Most rows of a block of a delta.
     """
 
     path: str
@@ -120,6 +121,7 @@ class MadeCheckpoint:
     io: TreeFileIO = field(default_factory=LocalFileIO)
     numbers: dict[int, int] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    block_rows: int = 65_536
 
     def __post_init__(self) -> None:
         self._engine = EngineService(str(self.scratch), self.io)
@@ -236,7 +238,7 @@ class MadeCheckpoint:
         ]
         new_id = RandomIds().new_id()
         path = f"{self.scratch}/{new_id}.arrows"
-        length = write_stream(path, rows, max_parallelism)
+        length = write_stream(path, rows, max_parallelism, block_rows=self.block_rows)
         ops = [row.op for row in rows]
         parent = {name: loaded[name] for name in ("version", "checkpoint_id", "lineage")}
         self._call(

@@ -62,7 +62,7 @@ def test_missing_jar_is_an_error_that_names_the_fix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [None, *cli.list_commands(click.Context(cli))])
 def test_every_command_has_help(name: str | None) -> None:
-    """Catches a command without a word about what it does."""
+    """Catches a command without a word about what it does, or without an example to copy."""
     arguments = [name, "--help"] if name else ["--help"]
 
     result = CliRunner().invoke(cli, arguments)
@@ -71,6 +71,9 @@ def test_every_command_has_help(name: str | None) -> None:
     command = cli if name is None else cli.get_command(click.Context(cli), name)
     assert command is not None
     assert command.help
+    paragraphs = command.help.split("\n\n")
+    examples = [text for text in paragraphs if text.startswith("\b")]
+    assert name is None or any(f"statestore {name}" in text for text in examples)
 
 
 def test_missing_extra_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,10 @@ def test_plan_is_shown_and_nothing_done_without_yes(made):
     text = run(made.path, "--partitions", "8")
 
     assert "From 4 to 8 state partitions as batch 1, filesystem backend." in text
-    assert "8 moves, skew 1." in text
+    assert "8 moves, skew unknown (--count-rows" in text
+    assert "1 moves, skew 1.00" in text
+    counted = run(made.path, "--partitions", "8", "--count-rows")
+    assert "8 moves, skew 1.60" in counted
     assert "stays whole in state partition 0" in text
     assert NOTHING_CHANGED in text
     assert "From 4 to 8" in run(made.path, "--partitions", "8")
@@ -60,7 +63,8 @@ def test_rehash_is_said_in_the_plan(made):
     text = run(made.path, "--partitions", "6")
 
     assert "every row is read, hashed anew and written" in text
-    assert "24576 key groups afterwards" in text
+    assert "skew unknown (--count-rows reads every row to know it), 24576 key groups after" in text
+    assert "skew unknown" not in run(made.path, "--partitions", "6", "--count-rows")
 
 
 def test_json_has_the_whole_plan(made):
@@ -71,7 +75,8 @@ def test_json_has_the_whole_plan(made):
     assert (keyed["way"], keyed["num_moves"]) == ("key-groups", 4)
     assert [part["sources"] for part in keyed["partitions"]] == [[0, 2], [1, 3]]
     assert sum(part["num_rows"] for part in keyed["partitions"]) == 30
-    assert keyed["skew"] >= 1
+    largest = max(part["num_rows"] for part in keyed["partitions"])
+    assert keyed["skew"] == pytest.approx(largest / 15)
     assert whole["way"] == "whole"
 
     done = json.loads(run(made.path, "--partitions", "2", "--yes", "--output", "json"))
@@ -80,10 +85,18 @@ def test_json_has_the_whole_plan(made):
     assert (undone["was_committed"], undone["num_partitions"]) == (True, 4)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--undo", "--partitions", "2"]])
-def test_usage_is_refused_with_status_2(made, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "--partitions N or --undo"),
+        (["--undo", "--partitions", "2"], "--partitions N or --undo"),
+        (["--undo", "--count-rows"], "the plan of --partitions N"),
+        (["--partitions", "2", "--yes", "--count-rows"], "the plan of --partitions N"),
+    ],
+)
+def test_usage_is_refused_with_status_2(made, arguments, expected):
     """Catches a command that guesses what was meant."""
-    assert "--partitions N or --undo" in run(made.path, *arguments, exit_code=2)
+    assert expected in run(made.path, *arguments, exit_code=2)
 
 
 def test_missing_checkpoint_is_named(tmp_path):

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from statestore.checkpoint.layout import lease_directory
@@ -17,6 +19,9 @@ from statestore.checkpoint.query_log import (
     checksum_path,
 )
 from statestore.codec import sorting
+from statestore.codec.partition_key import compute_key_groups
+from statestore.codec.sealed_file import SealedFile
+from statestore.codec.trailer import TAIL_BYTES, RowCounts
 from statestore.core.errors import (
     IncompatibleError,
     InUseError,
@@ -34,7 +39,12 @@ from statestore.operations.repair import repair
 from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
 from statestore.operations.restore import plan_restore
 from statestore.operations.savepoint import take_savepoint
-from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
+from statestore.testing.checkpoints import (
+    OPERATORS,
+    MadeCheckpoint,
+    read_checkpoint,
+    unsafe_row,
+)
 from statestore.testing.crash_io import CrashFileIO
 from statestore.testing.fault_io import Fault, FaultFileIO
 
@@ -137,22 +147,64 @@ def test_rehash_of_more_rows_than_memory_holds(tmp_path, monkeypatch):
     assert read_checkpoint(made.path) == made.expected()
 
 
+@pytest.mark.parametrize("restored", [False, True], ids=["rescale", "restore"])
+def test_progress_of_a_single_rehashed_store_grows(tmp_path, restored):
+    """Catches a bar that stands still until all of a large store is hashed anew."""
+    made = make(tmp_path, operators=KEYED)
+    reports = []
+
+    def report(done, total):
+        reports.append((done, total))
+
+    if restored:
+        take_savepoint(made.path, str(tmp_path / "savepoint"))
+        with plan_restore(
+            str(tmp_path / "savepoint"), str(tmp_path / "copy"), num_partitions=6
+        ) as plan:
+            plan.run(report)
+    else:
+        rescale(made.path, 6, report=report)
+
+    done = [value for value, _ in reports]
+    (total,) = {total for _, total in reports}
+    assert done == sorted(done)
+    assert done[-1] == total
+    # Of each state partition that is read and each that is written.
+    assert len(set(done)) >= 4 + 6
+
+
+class TrailersOnly(LocalFileIO):
+    """A local disk that hands out the end of a state file and no more."""
+
+    def read_tail(self, path, num_bytes):
+        assert num_bytes <= TAIL_BYTES or not path.endswith(".arrows"), path
+        return super().read_tail(path, num_bytes)
+
+    def read_range(self, path, offset, length):
+        raise AssertionError(f"a part of a file was asked for: {path}")
+
+    def fetch(self, path):
+        raise AssertionError(f"a file was asked for: {path}")
+
+    def fetch_slices(self, path, size, slices):
+        raise AssertionError(f"slices of a file were asked for: {path}")
+
+
 def test_rescale_by_key_groups_reads_and_writes_no_row(tmp_path):
     """Catches a rescale whose cost grows with the state."""
     made = make(tmp_path, backend="filesystem")
-    sizes = {path.stat().st_size for path in Path(made.path).rglob("*.delta.arrows")}
     requests = RequestCounts()
 
     rescale(
         made.path,
         8,
-        io=CountingFileIO(LocalFileIO(), requests, RequestCounts(), is_counted_inside=False),
+        io=CountingFileIO(TrailersOnly(), requests, RequestCounts(), is_counted_inside=False),
     )
 
-    written = [path.stat() for path in Path(made.path).rglob("4.delta.arrows")]
+    written = [SealedFile(str(path)) for path in Path(made.path).rglob("4.delta.arrows")]
     assert len(written) == 8 * 3 + 1
+    assert {file.trailer.rows for file in written} == {RowCounts()}
     assert requests.take()["get"] < 200
-    assert min(sizes)
 
 
 def test_plan_changes_nothing_and_names_every_move(tmp_path):
@@ -168,13 +220,54 @@ def test_plan_changes_nothing_and_names_every_move(tmp_path):
     assert [part.sources for part in keyed.partitions] == [(p % 4,) for p in range(8)]
     assert all(part.num_bytes for part in keyed.partitions)
     assert keyed.num_moves == 8
-    assert keyed.skew >= 1
+    # Each file is one block of all key groups: it says nothing of where its rows are.
+    assert ([part.num_rows for part in keyed.partitions], keyed.skew) == ([None] * 8, None)
     assert (whole.way, whole.num_moves, len(whole.partitions)) == ("whole", 1, 1)
     done = rescale(made.path, 8)
     assert [store.way for store in done.stores] == [store.way for store in plan.stores]
     assert [part.sources for part in done.stores[0].partitions] == [
         part.sources for part in keyed.partitions
     ]
+
+
+def rows_by_key_group(keys, num_key_groups):
+    """Number of keys of the aggregation in each key group."""
+    encoded = pa.array([unsafe_row(key) for key in keys], pa.binary())
+    groups = compute_key_groups(encoded, "default", KEYED[0][1][0].family, num_key_groups)
+    return np.bincount(groups, minlength=num_key_groups)
+
+
+@pytest.mark.parametrize(("backend", "is_told"), [("filesystem", True), ("rocksdb", False)])
+def test_skew_shows_a_heavy_key_group_or_is_unknown(tmp_path, backend, is_told):
+    """Catches a plan that promises equal state partitions without knowing what lies in them."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    made = MadeCheckpoint(
+        str(tmp_path / "checkpoint"), scratch, 2, backend=backend, operators=KEYED,
+        options={"max_parallelism": 8}, block_rows=10,
+    )  # fmt: skip
+    heavy = [key for key in range(3000) if rows_by_key_group([key], 8)[5]]
+    keys = {*range(100), *heavy}
+    made.run_batch(dict.fromkeys(keys, 1))
+
+    (plan,) = plan_rescale(made.path, 4).stores
+    (counted,) = plan_rescale(made.path, 4, count_rows=True).stores
+    (rehash,) = plan_rescale(made.path, 3).stores
+    (rehash_counted,) = plan_rescale(made.path, 3, count_rows=True).stores
+
+    by_group = rows_by_key_group(keys, 8)
+    rows = [int(by_group[partition::4].sum()) for partition in range(4)]
+    assert [part.num_rows for part in counted.partitions] == rows
+    assert counted.skew == max(rows) * 4 / len(keys) > 2.5
+    if is_told:
+        assert plan.skew == pytest.approx(counted.skew, rel=0.1)
+    else:
+        assert (plan.partitions[1].num_rows, plan.skew) == (None, None)
+    assert ({part.num_rows for part in rehash.partitions}, rehash.skew) == ({None}, None)
+    by_group = rows_by_key_group(keys, rehash.max_parallelism)
+    rows = [int(by_group[partition::3].sum()) for partition in range(3)]
+    assert [part.num_rows for part in rehash_counted.partitions] == rows
+    assert rehash_counted.skew == max(rows) * 3 / len(keys)
 
 
 @pytest.mark.parametrize(("checkpoint_format", "num_partitions"), [(1, 8), (2, 2), (2, 6)])
@@ -404,31 +497,33 @@ class Killer(LocalFileIO):
         self.count()
         return super().delete(*args, **named)
 
-rescale(sys.argv[1], 3, io=Killer())
+rescale(sys.argv[1], int(sys.argv[3]), io=Killer())
 """
 
 
-def test_kill_at_every_step_leaves_old_or_new_state(tmp_path):
+@pytest.mark.parametrize(("num_partitions", "way"), [(3, "rehash"), (4, "key-groups")])
+def test_kill_at_every_step_leaves_old_or_new_state(tmp_path, num_partitions, way):
     """Catches a step that only an orderly end completes: the process dies by signal 9."""
     made = make(tmp_path, operators=KEYED, num_partitions=2, checkpoint_format=2)
     expected = made.expected()
+    assert plan_rescale(made.path, num_partitions).stores[0].way == way
     seen = []
     for step in range(60):
         copy = tmp_path / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(made.path, copy)
-        command = [sys.executable, "-c", KILLED, str(copy), str(step)]
+        command = [sys.executable, "-c", KILLED, str(copy), str(step), str(num_partitions)]
         ended = subprocess.run(command, check=False, capture_output=True, text=True)
         if ended.returncode == 0:
             break
         assert ended.returncode == -signal.SIGKILL, ended.stderr
-        seen.append(assert_old_new_or_refused(copy, expected, 2, 3))
+        seen.append(assert_old_new_or_refused(copy, expected, 2, num_partitions))
         if step % 2:
-            rescale(str(copy), 3)
+            rescale(str(copy), num_partitions)
         elif seen[-1] != 2:
             undo_rescale(str(copy))
         assert read_checkpoint(str(copy)) == expected
-    assert seen == sorted(seen, key=[2, "refused", 3].index)
+    assert seen == sorted(seen, key=[2, "refused", num_partitions].index)
     assert {2, "refused"} <= set(seen)
     assert read_checkpoint(str(copy)) == expected
 

@@ -1,6 +1,7 @@
 """List, verify, repair and expire: damage is found, and nothing that is needed goes."""
 
 import json
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -78,7 +79,11 @@ def run(*arguments):
 
 
 def test_list_tells_what_each_version_added(made):
-    """Catches sizes of one version taken for another's."""
+    """Catches sizes, or times, of one version taken for another's."""
+    for batch in range(4):
+        for log, time_s in (("offsets", 1_000), ("commits", 1_002.5)):
+            os.utime(Path(made.path, log, str(batch)), (0, time_s + batch * 100))
+
     info = list_versions(made.path)
 
     assert [version.version for version in info.versions] == [4, 3, 2, 1]
@@ -89,6 +94,10 @@ def test_list_tells_what_each_version_added(made):
     rows = sum(len(found) for found in read_checkpoint(made.path).values())
     assert info.versions[0].num_rows == rows
     assert info.uncommitted_batch is None
+    assert [version.committed_ms for version in info.versions] == [
+        1_302_500, 1_202_500, 1_102_500, 1_002_500
+    ]  # fmt: skip
+    assert {version.duration_ms for version in info.versions} == {2_500}
 
     rescale(made.path, 8)
     assert list_versions(made.path, limit=1).versions[0].kind == "rescaled"

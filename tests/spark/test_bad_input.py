@@ -145,7 +145,7 @@ def test_number_of_partitions_cannot_change_by_conf(stopped: StoppedQuery, parti
 
     assert f"={partitions}" in text
     assert f"={NUM_PARTITIONS}" in text
-    assert "rescal" in text
+    assert f"statestore rescale CHECKPOINT --partitions {partitions} --yes" in text
     _edit_offsets(stopped.lane, "spark.sql.shuffle.partitions", str(NUM_PARTITIONS))
     stopped.assert_goes_on()
 

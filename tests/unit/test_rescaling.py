@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 import statestore
-from statestore.checkpoint import restore
+from statestore.checkpoint import rescaling, restore
 from statestore.checkpoint.layout import RescaleRefName, StoreLocation
 from statestore.checkpoint.rescaling import (
     contributors,
@@ -237,13 +237,15 @@ def test_estimates_come_from_the_block_index(tmp_path):
     plan = plan_rescale(heads, 4)
     found = {q: estimate_reads(s, heads, read_trailers(io, s.files)) for q, s in plan.items()}
 
+    assert None not in {of.num_rows for of in found.values()}
     assert sum(of.num_rows for of in found.values()) == pytest.approx(200_000, rel=0.05)
     assert max(of.num_rows for of in found.values()) < 60_000
     assert all(of.num_bytes < 0.75 * size for of in found.values())
 
 
-def test_estimates_hold_when_old_files_are_shared(tmp_path):
+def test_estimates_hold_when_old_files_are_shared(tmp_path, monkeypatch):
     """Catches a plan that weighs rows by partitions that have none of them any more."""
+    monkeypatch.setattr(rescaling, "MAX_UNSURE_SHARE", 1)  # each file has one block
     made = Checkpoint(tmp_path)
     made.commit(4, range(NUM_KEYS), b"one")
     for version, (now, then) in enumerate([(4, 8), (8, 2), (2, 6)], 1):

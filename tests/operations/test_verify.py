@@ -1,0 +1,107 @@
+"""Deep verification finds rows that checksums cannot: in the wrong place, or too many or few."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from statestore.cli.commands import cli
+from statestore.codec.partition_key import compute_key_groups
+from statestore.codec.rows import PUT, Row
+from statestore.codec.trailer import StoreName
+from statestore.operations.verify import verify
+from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, unsafe_row
+from statestore.testing.deltas import write_stream
+
+STORE = StoreName(0, 1)
+((FAMILY_OF,),) = (stores for _, stores in OPERATORS[:1])
+NUM_KEY_GROUPS = 32_768
+
+
+def key_of_partition(partition):
+    """A key that belongs to a state partition of four, and its key group."""
+    keys = [unsafe_row(number) for number in range(100)]
+    encoded = pa.array(keys, pa.binary())
+    groups = compute_key_groups(encoded, "default", FAMILY_OF.family, NUM_KEY_GROUPS).tolist()
+    return next(
+        (key, group) for key, group in zip(keys, groups, strict=True) if group % 4 == partition
+    )
+
+
+def commit_again(made, row, num_keys):
+    """Commit one row, and a number of keys, as the newest version of the store, as a shim that errs
+    would.
+    """
+    for file in Path(made.path, "state/0/1").glob("2.delta.*"):
+        file.unlink()
+    loaded = made._call("load", STORE, version=1, checkpoint_id=None, num_partitions=4)
+    assert loaded["max_parallelism"] == NUM_KEY_GROUPS
+    path = str(made.scratch / "again.arrows")
+    family = FAMILY_OF.family
+    made._call(
+        "commit",
+        STORE,
+        version=2,
+        parent={name: loaded[name] for name in ("version", "checkpoint_id", "lineage")},
+        checkpoint_id="0" * 32,
+        delta={
+            "path": path,
+            "length": write_stream(path, [row], NUM_KEY_GROUPS),
+            "put": 1,
+            "delete": 0,
+            "merge": 0,
+        },
+        num_keys=num_keys,
+        max_parallelism=NUM_KEY_GROUPS,
+        num_partitions=4,
+        rescalable=True,
+        column_families=[
+            {
+                "id": family.id,
+                "name": family.name,
+                "key_schema": family.key_schema,
+                "value_schema": family.value_schema,
+                "encoder": family.encoder,
+            }
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("partition_of_key", "group_error", "num_keys", "problem"),
+    [
+        (1, 0, 1, None),
+        (1, 4, 1, "not in the key group or the state partition that its key belongs to"),
+        (2, 0, 1, "not in the key group or the state partition that its key belongs to"),
+        (1, 0, 2, "the rows of a version are not as many as its trailer says"),
+    ],
+    ids=["sound", "wrong-key-group", "wrong-partition", "wrong-count"],
+)
+def test_rows_that_do_not_belong_are_found(
+    tmp_path, partition_of_key, group_error, num_keys, problem
+):
+    """Catches a row that no task would look for, or one lost, that every checksum agrees with."""
+    (tmp_path / "scratch").mkdir()
+    made = MadeCheckpoint(
+        str(tmp_path / "checkpoint"), tmp_path / "scratch", operators=OPERATORS[:1]
+    )
+    made.run_batch({})
+    made.run_batch({})
+    key, group = key_of_partition(partition_of_key)
+    row = Row((group + group_error) % NUM_KEY_GROUPS, 0, PUT, key, unsafe_row(7))
+    commit_again(made, row, num_keys)
+
+    found = verify(made.path, deep=True).findings
+    deep = CliRunner().invoke(cli, ["verify", made.path, "--deep", "--output", "json"])
+
+    assert verify(made.path).findings == ()
+    assert CliRunner().invoke(cli, ["verify", made.path]).exit_code == 0
+    if problem is None:
+        assert (found, deep.exit_code) == ((), 0)
+        return
+    assert [(one.version, one.store, one.kind) for one in found] == [(2, STORE, "corruption")]
+    assert problem in found[0].problem
+    assert deep.exit_code == 1
+    assert [one["kind"] for one in json.loads(deep.stdout)["findings"]] == ["corruption"]
