@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .conftest import EXTENDED, OURS, PROVIDER
-from .harness import HEAP, ROCKSDB, ROCKSDB_BACKEND
+from .harness import HEAP, ROCKSDB, ROCKSDB_BACKEND, STATE_STORE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,12 +37,45 @@ def test_calls_return_the_same_when_random(
     Catches a row that is lost, stale or out of order, an iterator that sees later writes, and a row
     whose bytes the store did not copy.
     """
+    compare_transcripts(spark, tmp_path, provider, seed)
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("seed", [12, pytest.param(13, marks=EXTENDED)])
+def test_calls_return_the_same_when_commits_are_ssts(
+    spark: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    """Catches a row that the JVM's SST lacks or hides, locally or where only the storage has it.
+
+    No row is cached: RocksDB answers every read of a committed row.
+    """
+    uncached = spark.newSession()
+    uncached.conf.set(f"{STATE_STORE}.rocksdb.rowCacheBytes", "0")
+    compare_transcripts(uncached, tmp_path, ROCKSDB_BACKEND, seed, has_ssts=True)
+
+
+def compare_transcripts(
+    spark: SparkSession, directory: Path, provider: str, seed: int, *, has_ssts: bool = False
+) -> None:
+    """Assert that random calls return what they do on Spark's RocksDB provider.
+
+    Args:
+        has_ssts: Commits of the rocksdb backend are SSTs, of which every other provider knows
+            nothing but what the storage holds.
+    """
     contract = spark._jvm.io.statestore.testing.StoreContract
-    transcripts = [
-        contract.transcript(spark._jsparkSession, f"file:{tmp_path}/{name}", used, seed, 25)
-        for name, used in (("expected", ROCKSDB), ("candidate", provider))
-    ]
-    expected, candidate = (transcript.split("\n") for transcript in transcripts)
+    transcripts = []
+    for used in (ROCKSDB, provider):
+        root = elsewhere = directory / used
+        if has_ssts:
+            root.mkdir()
+            elsewhere = directory / f"{used}-elsewhere"
+            elsewhere.symlink_to(root)
+        made = contract.transcript(
+            spark._jsparkSession, f"file:{root}", f"file:{elsewhere}", used, seed, 25, has_ssts
+        )
+        transcripts.append(made.split("\n"))
+    expected, candidate = transcripts
 
     assert "stale" not in candidate
     comparable = expected.index("stale") if "stale" in expected else len(expected)

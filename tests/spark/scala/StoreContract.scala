@@ -40,15 +40,24 @@ object StoreContract {
    * Runs `batches` batches and returns one line per result. The line `stale` says that an opened
    * store does not show the rows that its version was committed with. (Spark's RocksDB provider may
    * load the rows of the first try of a version that was committed twice.)
+   *
+   * @param elsewhere another path of the directory `root`, under which every other provider finds
+   *        the store: what is local to the one does not help the other
+   * @param singleValues only column families of one value per key: the rocksdb backend's commits
+   *        are SSTs then
    */
   def transcript(
       spark: SparkSession,
       root: String,
+      elsewhere: String,
       providerClass: String,
       seed: Long,
-      batches: Int): String = {
+      batches: Int,
+      singleValues: Boolean): String = {
     val hadoopConf = newHadoopConf(spark)
-    val run = new Run(seed, () => open(spark, root, providerClass, hadoopConf))
+    val places = Iterator.continually(Seq(root, elsewhere)).flatten
+    val families = newFamilies.filterNot(singleValues && _.multi)
+    val run = new Run(seed, families, () => open(spark, places.next(), providerClass, hadoopConf))
     (1 to batches).foreach(run.batch)
     run.close()
     run.lines.mkString("\n")
@@ -162,9 +171,11 @@ object StoreContract {
       None)
   }
 
-  private final class Run(seed: Long, newProvider: () => StateStoreProvider) {
+  private final class Run(
+      seed: Long,
+      families: Seq[Family],
+      newProvider: () => StateStoreProvider) {
     private val random = new Random(seed)
-    private val families = newFamilies
     private val toValue = UnsafeProjection.create(text)
     private val toGroup = UnsafeProjection.create(text)
     private var provider = newProvider()
