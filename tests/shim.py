@@ -1,6 +1,14 @@
 """The shim's calls about one store, made from Python."""
 
-from statestore.codec.rows import PUT, Row
+import struct
+from pathlib import Path
+
+import google_crc32c
+from rocksdict import SstFileWriter
+
+from statestore.backends.rocksdb.sst import Memory, encode_key
+from statestore.codec.rows import DELETE, PUT, Row
+from statestore.core.options import StateStoreOptions
 from statestore.testing.deltas import write_stream
 
 G = 8
@@ -94,6 +102,39 @@ class Shim:
             "options": self.options,
             **changes,
         }
+
+
+def write_sst(path, rows):
+    """Write rows, puts and deletes, as an SST; return what a commit says of it as its delta."""
+    deletes = [row for row in rows if row.op == DELETE]
+    encoded = {encode_key(row.column_family, row.key): row for row in rows}
+    rows_length = checksum = 0
+    Path(path).touch()
+    if encoded:
+        writer = SstFileWriter(Memory(1 << 20).options(StateStoreOptions()))
+        writer.open(path)
+        for key, row in sorted(encoded.items()):
+            if row.op == DELETE:
+                del writer[key]
+                summed = struct.pack("<ii", len(key), -1) + key
+            else:
+                writer[key] = value = row.key_group.to_bytes(2) + row.value
+                summed = struct.pack("<ii", len(key), len(value)) + key + value
+            rows_length += len(summed)
+            checksum = google_crc32c.extend(checksum, summed)
+        writer.finish()
+    described = {"rows_length": rows_length, "checksum": checksum}
+    if deletes:
+        length = write_stream(f"{path}.deletes", deletes, G)
+        described["deletes"] = {"path": f"{path}.deletes", "length": length}
+    return {
+        "path": path,
+        "length": Path(path).stat().st_size,
+        "put": len(rows) - len(deletes),
+        "delete": len(deletes),
+        "merge": 0,
+        "sst": described,
+    }
 
 
 def rows(*numbers):

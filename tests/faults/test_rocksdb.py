@@ -10,9 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import google_crc32c
 import pytest
-from rocksdict import SstFileWriter
 
 import statestore
 from statestore.backends.rocksdb import sst
@@ -27,10 +25,9 @@ from statestore.core.errors import CorruptionError, NotFoundError, StateStoreErr
 from statestore.core.options import StateStoreOptions
 from statestore.engine.service import MAX_CLOSED_STORES
 from statestore.io.local import LocalFileIO
-from statestore.testing.deltas import write_stream
 from statestore.testing.engine_process import EngineGoneError, EngineProcess
 from statestore.testing.fault_io import Fault, FaultFileIO
-from tests.shim import G, Shim, rows
+from tests.shim import G, Shim, rows, write_sst
 
 OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=4)
 
@@ -540,30 +537,7 @@ def sst_request(shim, puts, deletes=()):
     gone = [Row(key[-1] % G, 0, DELETE, key, None) for key in deletes]
     request = shim.request([*puts, *gone])
     request["num_keys"] = shim.num_keys + len(puts) - len(gone)
-    path = Path(request["delta"]["path"])
-    encoded = {sst.encode_key(0, row.key): row for row in [*puts, *gone]}
-    writer = SstFileWriter(sst.Memory(1 << 20).options(OPTIONS))
-    writer.open(f"{path}.written")
-    checksum = 0
-    for key, row in sorted(encoded.items()):
-        if row.op == DELETE:
-            del writer[key]
-        else:
-            writer[key] = row.key_group.to_bytes(2) + row.value
-        checksum = google_crc32c.extend(checksum, key + (row.value or b""))
-    writer.finish()
-    Path(f"{path}.written").replace(path)
-    described = {"rows_length": sum(map(len, encoded)), "checksum": checksum}
-    if gone:
-        deletes_path = f"{path}.deletes"
-        length = write_stream(deletes_path, gone, G)
-        described["deletes"] = {"path": deletes_path, "length": length}
-    request["delta"] |= {
-        "length": path.stat().st_size,
-        "put": len(puts),
-        "delete": len(gone),
-        "sst": described,
-    }
+    request["delta"] = write_sst(f"{request['delta']['path']}.sst", [*puts, *gone])
     return request
 
 

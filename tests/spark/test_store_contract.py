@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from statestore.codec.state_file import StateFile
+
 from .conftest import EXTENDED, OURS, PROVIDER
-from .harness import HEAP, ROCKSDB, ROCKSDB_BACKEND
+from .harness import FILESYSTEM, HEAP, ROCKSDB, ROCKSDB_BACKEND, STATE_STORE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,12 +39,50 @@ def test_calls_return_the_same_when_random(
     Catches a row that is lost, stale or out of order, an iterator that sees later writes, and a row
     whose bytes the store did not copy.
     """
+    compare_transcripts(spark, tmp_path, provider, seed)
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("seed", [12, pytest.param(13, marks=EXTENDED)])
+def test_calls_return_the_same_when_commits_are_ssts(
+    spark: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    """Catches a row that the JVM's SST lacks or hides, locally or where only the storage has it.
+
+    No row is cached: RocksDB answers every read of a committed row.
+    """
+    compare_transcripts(uncached(spark), tmp_path, ROCKSDB_BACKEND, seed, has_ssts=True)
+
+
+def uncached(spark: SparkSession) -> SparkSession:
+    """Return a session in which the rocksdb backend caches no row."""
+    session = spark.newSession()
+    session.conf.set(f"{STATE_STORE}.rocksdb.rowCacheBytes", "0")
+    return session
+
+
+def compare_transcripts(
+    spark: SparkSession, directory: Path, provider: str, seed: int, *, has_ssts: bool = False
+) -> None:
+    """Assert that random calls return what they do on Spark's RocksDB provider.
+
+    Args:
+        has_ssts: Commits of the rocksdb backend are SSTs, of which every other provider knows
+            nothing but what the storage holds.
+    """
     contract = spark._jvm.io.statestore.testing.StoreContract
-    transcripts = [
-        contract.transcript(spark._jsparkSession, f"file:{tmp_path}/{name}", used, seed, 25)
-        for name, used in (("expected", ROCKSDB), ("candidate", provider))
-    ]
-    expected, candidate = (transcript.split("\n") for transcript in transcripts)
+    transcripts = []
+    for used in (ROCKSDB, provider):
+        root = elsewhere = directory / used
+        if has_ssts:
+            root.mkdir()
+            elsewhere = directory / f"{used}-elsewhere"
+            elsewhere.symlink_to(root)
+        made = contract.transcript(
+            spark._jsparkSession, f"file:{root}", f"file:{elsewhere}", used, seed, 25, has_ssts
+        )
+        transcripts.append(made.split("\n"))
+    expected, candidate = transcripts
 
     assert "stale" not in candidate
     comparable = expected.index("stale") if "stale" in expected else len(expected)
@@ -106,4 +146,91 @@ def test_zombie_and_task_are_kept_apart_when_format_is_v2(
         "found base committed 2",
         "found zombie committed 3",
         "found task committed 3",
+    ]
+
+
+@pytest.mark.ours
+def test_store_with_a_row_of_another_partition_is_marked(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches a checkpoint that is rescaled by key groups which are not where Spark looks for them,
+    and a mark that a restart, or a later commit, takes away.
+    """
+    contract = spark._jvm.io.statestore.testing.StoreContract
+    marks = contract.misplacedRow(spark._jsparkSession, f"file:{tmp_path}", FILESYSTEM)
+
+    assert marks == "0 1 1"
+    deltas = [StateFile(f"{tmp_path}/0/0/{version}.delta.arrows") for version in (1, 2, 3)]
+    assert [delta.trailer.rescalable for delta in deltas] == [True, False, False]
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("provider", [FILESYSTEM, HEAP, ROCKSDB_BACKEND])
+def test_store_reads_on_when_its_provider_is_closed(
+    spark: SparkSession, tmp_path: Path, provider: str
+) -> None:
+    """Catches a zombie task that crashes in the view of a closed provider, or writes a version."""
+    session = uncached(spark)
+    contract = session._jvm.io.statestore.testing.StoreContract
+    lines = contract.closedUnderATask(session._jsparkSession, f"file:{tmp_path}/state", provider)
+
+    assert lines.split("\n") == [
+        "scan a=base b=own",
+        "get base false",
+        "iterator a=base b=own",
+        "put IllegalStateException",
+        "remove IllegalStateException",
+        "commit IllegalStateException",
+        "getStore CANNOT_LOAD_STATE_STORE.UNCATEGORIZED",
+        "next a=base b=base",
+    ]
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("provider", [FILESYSTEM, ROCKSDB_BACKEND])
+def test_change_feed_equals_built_in(spark: SparkSession, tmp_path: Path, provider: str) -> None:
+    """Catches a change of a named column family that is lost, or a list without its later values.
+
+    The rocksdb backend keeps what a merge makes of a value, and no merges.
+    """
+    contract = spark._jvm.io.statestore.testing.StoreContract
+    expected, found = (
+        contract.changes(spark._jsparkSession, f"file:{tmp_path}/{used}", used).split("\n")
+        for used in (ROCKSDB, provider)
+    )
+
+    if provider == ROCKSDB_BACKEND:
+        merged = next(at for at, line in enumerate(expected) if line.startswith("lists 1 b"))
+        expected.insert(merged, "lists 1 b put_record 1")
+    assert found == expected
+
+
+def test_refused_calls_are_those_of_the_built_in(spark: SparkSession, tmp_path: Path) -> None:
+    """Catches a wrong call that is taken, or refused by another error than Spark has for it."""
+    contract = spark._jvm.io.statestore.testing.StoreContract
+    expected, found = (
+        dict(line.split(": ") for line in transcript.split("\n"))
+        for transcript in (
+            contract.refusals(spark._jsparkSession, f"file:{tmp_path}/{used}", used)
+            for used in (ROCKSDB, PROVIDER)
+        )
+    )
+
+    assert found.keys() == expected.keys()
+    java = {"IllegalArgumentException", "IllegalStateException"}
+    for call, wanted in expected.items():
+        # Where Spark has no condition for it ours may be the one of an unsupported operation.
+        allowed = {*java, "STATE_STORE_UNSUPPORTED_OPERATION"} if wanted in java else {wanted}
+        assert found[call] in allowed, call
+
+
+@pytest.mark.ours
+def test_read_store_refuses_to_write(spark: SparkSession, tmp_path: Path) -> None:
+    """Catches a write that is taken by a store which no task commits."""
+    contract = spark._jvm.io.statestore.testing.StoreContract
+    root = f"file:{tmp_path}/state"
+    lines = contract.writesToReadStore(spark._jsparkSession, root, PROVIDER).split("\n")
+
+    assert lines == [
+        f"{call}: STATE_STORE_UNSUPPORTED_OPERATION" for call in ("put", "remove", "commit")
     ]

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ from statestore.codec.state_file import StateFile
 from statestore.testing.deltas import write_stream
 from statestore.testing.engine_process import EngineGoneError, EngineProcess
 from statestore.testing.models import StoreModel, keys, values
+from tests.shim import G, write_sst
 
-G = 8
 OPTIONS = {
     "fsync_enabled": False,
     "snapshot_max_chain_length": 3,
@@ -63,8 +64,9 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         changes=st.dictionaries(keys(), st.tuples(st.sampled_from([PUT, DELETE, MERGE]), values())),
         ending=st.sampled_from(["once", "twice", "killed before", "killed after"]),
+        data=st.data(),
     )
-    def commit(self, changes, ending):
+    def commit(self, changes, ending, data):
         for key, (op, value) in changes.items():
             {PUT: self.model.put, MERGE: self.model.merge}.get(
                 op, lambda key, _: self.model.delete(key)
@@ -76,7 +78,7 @@ class EngineMachine(RuleBasedStateMachine):
         _, parent = self.commits[self.model.version]
         version = self.model.commit()
         self.num_attempts += 1
-        request = self.request(version, parent, rows)
+        request = self.request(version, parent, rows, data)
         if ending == "killed before":
             self.engine.process.kill()
             self.engine.process.wait()
@@ -95,7 +97,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.commits = {v: made for v, made in self.commits.items() if v < version}
         self.commits[version] = (parent, made)
 
-    def request(self, version, parent, rows):
+    def request(self, version, parent, rows, data):
         path = f"{self.scratch}/{self.num_attempts}.arrows"
         ops = [row.op for row in rows]
         length = write_stream(path, rows, G)
@@ -196,9 +198,29 @@ def rows_in_view(loaded):
 
 
 class RocksDBEngineMachine(EngineMachine):
-    """The same with the local database between the engine and the shim."""
+    """The same with the local database between the engine and the shim.
+
+    The shim writes the SST of most commits itself. The local disk may be lost with the engine.
+    """
 
     backend = "rocksdb"
+
+    def request(self, version, parent, rows, data):
+        request = super().request(version, parent, rows, data)
+        if self.options["rocksdb_incremental"] and data.draw(st.booleans(), label="SST"):
+            # Only the engine puts values together: there are no merges in it.
+            working = self.model.working
+            whole = [
+                replace(row, op=PUT, value=working[row.key]) if row.op == MERGE else row
+                for row in rows
+            ]
+            request["delta"] = write_sst(f"{request['delta']['path']}.sst", whole)
+        return request
+
+    @rule()
+    def lose_local_disk(self):
+        self.kill()
+        shutil.rmtree(f"{self.scratch}/rocksdb", ignore_errors=True)
 
     @precondition(lambda self: self.model.version > 0)
     @rule()

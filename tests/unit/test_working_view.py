@@ -30,7 +30,10 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_view_equals_model_when_operations_are_random(
     classes: Path, pytestconfig: pytest.Config
 ) -> None:
-    """Puts, removes, merges, open scans, commits, roll-backs, spills and compaction lose no row."""
+    """Puts, removes, merges, open scans, commits, roll-backs, spills and compaction lose no row.
+
+    Catches also a row that was handed out and is overwritten.
+    """
     counts = run(classes, "view.ViewModelCheck", pytestconfig, 300)
 
     assert int(counts["rollBacks"]) > 10, "the run proved nothing about roll-backs"

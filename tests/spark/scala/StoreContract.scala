@@ -3,11 +3,13 @@ package io.statestore.testing
 import java.util.UUID
 
 import scala.collection.mutable
-import scala.util.{Random, Try}
+import scala.util.{Failure, Random, Success, Try}
 
 import org.apache.hadoop.conf.Configuration
+import org.apache.spark.SparkThrowable
 import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.catalyst.expressions.{UnsafeProjection, UnsafeRow}
+import org.apache.spark.sql.catalyst.expressions.{BoundReference, UnsafeProjection, UnsafeRow}
+import org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
 import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types._
@@ -21,11 +23,15 @@ import org.apache.spark.unsafe.types.UTF8String
 object StoreContract {
   private val text = new StructType().add("s", StringType)
   private val pair = new StructType().add("g", StringType).add("s", StringType)
-  private val timed = new StructType().add("t", LongType).add("s", StringType)
+  private val time = new StructType().add("t", LongType)
+  private val timed = time.add("s", StringType)
   private val atTime = new StructType().add("s", StringType).add("__event_time", LongType)
 
   private final case class Family(name: String, spec: KeyStateEncoderSpec, multi: Boolean) {
     val toKey: UnsafeProjection = UnsafeProjection.create(spec.keySchema)
+
+    def createIn(store: StateStore): Unit = store.createColFamilyIfAbsent(
+      name, spec.keySchema, text, spec, multi, isInternal = false)
   }
 
   private def newFamilies = Seq(
@@ -40,15 +46,24 @@ object StoreContract {
    * Runs `batches` batches and returns one line per result. The line `stale` says that an opened
    * store does not show the rows that its version was committed with. (Spark's RocksDB provider may
    * load the rows of the first try of a version that was committed twice.)
+   *
+   * @param elsewhere another path of the directory `root`, under which every other provider finds
+   *        the store: what is local to the one does not help the other
+   * @param singleValues only column families of one value per key: the rocksdb backend's commits
+   *        are SSTs then
    */
   def transcript(
       spark: SparkSession,
       root: String,
+      elsewhere: String,
       providerClass: String,
       seed: Long,
-      batches: Int): String = {
+      batches: Int,
+      singleValues: Boolean): String = {
     val hadoopConf = newHadoopConf(spark)
-    val run = new Run(seed, () => open(spark, root, providerClass, hadoopConf))
+    val places = Iterator.continually(Seq(root, elsewhere)).flatten
+    val families = newFamilies.filterNot(singleValues && _.multi)
+    val run = new Run(seed, families, () => open(spark, places.next(), providerClass, hadoopConf))
     (1 to batches).foreach(run.batch)
     run.close()
     run.lines.mkString("\n")
@@ -66,8 +81,7 @@ object StoreContract {
     val hadoopConf = newHadoopConf(spark)
     def newProvider() = open(spark, root, providerClass, hadoopConf, checkpointFormat)
     val (task, zombie) = (newProvider(), newProvider())
-    val toText = UnsafeProjection.create(text)
-    def row(value: String) = toText(InternalRow(UTF8String.fromString(value))).copy()
+    val row = newTextRow
     val key = row("key")
     val lines = mutable.ArrayBuffer.empty[String]
     def attempt(
@@ -97,8 +111,7 @@ object StoreContract {
    */
   def familyMadeAnew(spark: SparkSession, root: String, providerClass: String): String = {
     val hadoopConf = newHadoopConf(spark)
-    val toText = UnsafeProjection.create(text)
-    def row(value: String) = toText(InternalRow(UTF8String.fromString(value))).copy()
+    val row = newTextRow
     val lines = mutable.ArrayBuffer.empty[String]
     def batch(version: Long)(steps: StateStore => Unit): Unit = {
       val provider = open(spark, root, providerClass, hadoopConf)
@@ -108,13 +121,12 @@ object StoreContract {
       provider.close()
     }
     def create(store: StateStore, family: Family): Unit = {
-      store.createColFamilyIfAbsent(
-        family.name, family.spec.keySchema, text, family.spec, family.multi, isInternal = false)
+      family.createIn(store)
       val shown = store.iterator(family.name).map(_.key.getUTF8String(0).toString).toSeq.sorted
       val found = store.keyExists(row("a"), family.name)
       lines += s"${family.name} ${shown.mkString(",")} $found"
     }
-    val made = newFamilies.filter(family => family.name == "values" || family.name == "lists")
+    val made = unordered
     batch(0) { store =>
       made.foreach { family =>
         create(store, family)
@@ -133,10 +145,187 @@ object StoreContract {
     lines.mkString("\n")
   }
 
-  private def newHadoopConf(spark: SparkSession): Configuration = {
+  /**
+   * State partition 0 of 4 is given a row of its own, then one of another state partition, and
+   * after a restart one of its own again. Returns what each commit says: `statestoreNotRescalable`.
+   */
+  def misplacedRow(spark: SparkSession, root: String, providerClass: String): String = {
+    val hadoopConf = newHadoopConf(spark, numPartitions = 4)
+    val row = newTextRow
+    val key = BoundReference(0, StringType, nullable = true)
+    val partition = HashPartitioning(Seq(key), 4).partitionIdExpression
+    val (own, others) = (1 to 100).map(n => row(s"k$n")).partition(partition.eval(_) == 0)
+    def commit(provider: StateStoreProvider, version: Long, key: UnsafeRow): Long = {
+      val store = provider.getStore(version)
+      store.put(key, row("v"))
+      store.commit()
+      store.metrics.customMetrics
+        .collectFirst { case (metric, n) if metric.name == "statestoreNotRescalable" => n }
+        .get
+    }
+    val before = open(spark, root, providerClass, hadoopConf)
+    val marks = Seq(commit(before, 0, own(0)), commit(before, 1, others(0)))
+    before.close()
+    val after = open(spark, root, providerClass, hadoopConf)
+    val mark = commit(after, 2, own(1))
+    after.close()
+    (marks :+ mark).mkString(" ")
+  }
+
+  /**
+   * A provider is closed while a store of it, and a scan, are open. Returns what the store does
+   * then, and what the next provider shows.
+   */
+  def closedUnderATask(spark: SparkSession, root: String, providerClass: String): String = {
+    val hadoopConf = newHadoopConf(spark)
+    def newProvider() = open(spark, root, providerClass, hadoopConf)
+    val row = newTextRow
+    val first = newProvider()
+    val base = first.getStore(0)
+    Seq("a", "b").foreach(key => base.put(row(key), row("base")))
+    base.commit()
+    first.close()
+
+    val provider = newProvider()
+    val store = provider.getStore(1)
+    store.put(row("b"), row("own"))
+    val scan = store.iterator()
+    provider.close()
+    val lines = Seq(
+      s"scan ${shown(scan)}",
+      s"get ${store.get(row("a")).getUTF8String(0)} ${store.keyExists(row("c"))}",
+      s"iterator ${shown(store.iterator())}",
+      s"put ${refusal(store.put(row("a"), row("late")))}",
+      s"remove ${refusal(store.remove(row("a")))}",
+      s"commit ${refusal(store.commit())}",
+      s"getStore ${refusal(provider.getStore(1))}")
+    store.abort()
+
+    val next = newProvider()
+    val found = next.getStore(1)
+    val line = s"next ${shown(found.iterator())}"
+    found.abort()
+    next.close()
+    (lines :+ line).mkString("\n")
+  }
+
+  /** The change feed of two batches that write every key once, by column family, batch and key. */
+  def changes(spark: SparkSession, root: String, providerClass: String): String = {
+    val provider = open(spark, root, providerClass, newHadoopConf(spark))
+    val row = newTextRow
+    def batch(version: Long)(steps: StateStore => Unit): Unit = {
+      val store = provider.getStore(version)
+      unordered.foreach(_.createIn(store))
+      steps(store)
+      store.commit()
+    }
+    batch(0) { store =>
+      Seq("a", "b").foreach(key => store.put(row(key), row("1"), "values"))
+      store.putList(row("a"), Array(row("1"), row("2")), "lists")
+      store.put(row("b"), row("1"), "lists")
+    }
+    batch(1) { store =>
+      store.remove(row("a"), "values")
+      store.put(row("b"), row("2"), "values")
+      store.remove(row("a"), "lists")
+      store.mergeList(row("b"), Array(row("2"), row("3")), "lists")
+      store.putList(row("c"), Array(row("4"), row("5")), "lists")
+    }
+    val lines = unordered.flatMap { family =>
+      val reader = provider.asInstanceOf[SupportsFineGrainedReplay]
+        .getStateStoreChangeDataReader(1, 2, Some(family.name), None)
+      val found = reader.map { case (change, key, value, batchId) =>
+        val text = Option(value).fold("-")(_.getUTF8String(0).toString)
+        (s"${family.name} $batchId ${key.getUTF8String(0)}", s"$change $text")
+      }
+      // Several of a key keep their order.
+      found.toVector.sortBy(_._1).map { case (key, change) => s"$key $change" }
+    }
+    provider.close()
+    lines.mkString("\n")
+  }
+
+  /** Calls that a store does not take, and how it refuses each; then that it goes on. */
+  def refusals(spark: SparkSession, root: String, providerClass: String): String = {
+    val provider = open(spark, root, providerClass, newHadoopConf(spark))
+    val store = provider.getStore(0)
+    newFamilies.foreach(_.createIn(store))
+    val key = newTextRow("k")
+    val pairKey = newFamilies.find(_.name == "maps").get
+      .toKey(InternalRow(UTF8String.fromString("g"), UTF8String.fromString("k")))
+    def create(name: String): Unit =
+      Family(name, NoPrefixKeyStateEncoderSpec(text), multi = false).createIn(store)
+    val calls = Seq[(String, () => Any)](
+      "merge into one value" -> (() => store.merge(key, key, "values")),
+      "mergeList into one value" -> (() => store.mergeList(key, Array(key), "values")),
+      "putList of one value" -> (() => store.putList(key, Array(key), "values")),
+      "valuesIterator of one value" -> (() => store.valuesIterator(key, "values")),
+      "prefixScan without prefix" -> (() => store.prefixScan(key, "values")),
+      "prefixScanWithMultiValues by time" -> (() => store.prefixScanWithMultiValues(key, "byTime")),
+      "prefixScanWithMultiValues of one value" ->
+        (() => store.prefixScanWithMultiValues(key, "maps")),
+      "rangeScan without range" -> (() => store.rangeScan(None, None, "maps")),
+      "rangeScanWithMultiValues without range" ->
+        (() => store.rangeScanWithMultiValues(None, None, "lists")),
+      "rangeScanWithMultiValues of one value" ->
+        (() => store.rangeScanWithMultiValues(None, None, "timers")),
+      "deleteRange without range" -> (() => store.deleteRange(pairKey, pairKey, "maps")),
+      "get from an unknown family" -> (() => store.get(key, "unknown")),
+      "put into an unknown family" -> (() => store.put(key, key, "unknown")),
+      "iterator of an unknown family" -> (() => store.iterator("unknown")),
+      "put of a null key" -> (() => store.put(null, key, "values")),
+      "put of a null value" -> (() => store.put(key, null, "values")),
+      "merge of a null value" -> (() => store.merge(key, null, "lists")),
+      "create a family without name" -> (() => create("")),
+      "create a family of blanks" -> (() => create(" values")),
+      "create the default family" -> (() => create(StateStore.DEFAULT_COL_FAMILY_NAME)),
+      "create a reserved family" -> (() => create("$reserved")),
+      "remove the default family" ->
+        (() => store.removeColFamilyIfExists(StateStore.DEFAULT_COL_FAMILY_NAME)),
+      "commit" -> (() => store.commit()))
+    val lines = calls.map { case (name, call) => s"$name: ${refusal(call())}" }
+    provider.close()
+    lines.mkString("\n")
+  }
+
+  /** What a store that was opened to be read says to calls that write. */
+  def writesToReadStore(spark: SparkSession, root: String, providerClass: String): String = {
+    val provider = open(spark, root, providerClass, newHadoopConf(spark))
+    val store = provider.getReadStore(0).asInstanceOf[StateStore]
+    val key = newTextRow("k")
+    val lines = Seq(
+      s"put: ${refusal(store.put(key, key))}",
+      s"remove: ${refusal(store.remove(key))}",
+      s"commit: ${refusal(store.commit())}")
+    store.release()
+    provider.close()
+    lines.mkString("\n")
+  }
+
+  /** How a call is refused: the condition of Spark's error, or the class of another one. */
+  private def refusal(call: => Any): String = Try(call) match {
+    case Success(_) => "done"
+    case Failure(e: SparkThrowable) if e.getCondition != null => e.getCondition
+    case Failure(e) => e.getClass.getSimpleName
+  }
+
+  private def unordered: Seq[Family] =
+    newFamilies.filter(_.spec.isInstanceOf[NoPrefixKeyStateEncoderSpec])
+
+  private def newTextRow: String => UnsafeRow = {
+    val toText = UnsafeProjection.create(text)
+    value => toText(InternalRow(UTF8String.fromString(value))).copy()
+  }
+
+  private def shown(pairs: Iterator[UnsafeRowPair]): String = pairs
+    .map(pair => s"${pair.key.getUTF8String(0)}=${pair.value.getUTF8String(0)}")
+    .toSeq.sorted.mkString(" ")
+
+  private def newHadoopConf(spark: SparkSession, numPartitions: Int = 1): Configuration = {
     val hadoopConf = spark.sessionState.newHadoopConf()
     hadoopConf.set("sql.streaming.runId", UUID.randomUUID().toString)
-    hadoopConf.set("spark.sql.streaming.internal.stateStore.partitions", "1")
+    hadoopConf.set(
+      "spark.sql.streaming.internal.stateStore.partitions", numPartitions.toString)
     hadoopConf
   }
 
@@ -162,11 +351,14 @@ object StoreContract {
       None)
   }
 
-  private final class Run(seed: Long, newProvider: () => StateStoreProvider) {
+  private final class Run(
+      seed: Long,
+      families: Seq[Family],
+      newProvider: () => StateStoreProvider) {
     private val random = new Random(seed)
-    private val families = newFamilies
     private val toValue = UnsafeProjection.create(text)
     private val toGroup = UnsafeProjection.create(text)
+    private val toTime = UnsafeProjection.create(time)
     private var provider = newProvider()
     private var version = 0L
     private var committed = Seq.empty[String]
@@ -183,11 +375,9 @@ object StoreContract {
       val loadEmpty = version > 0 && random.nextInt(10) == 0
       val store =
         provider.getStore(version, None, forceSnapshotOnCommit = loadEmpty, loadEmpty = loadEmpty)
-      families.foreach { family =>
-        store.createColFamilyIfAbsent(
-          family.name, family.spec.keySchema, text, family.spec, family.multi, isInternal = false)
-      }
+      families.foreach(_.createIn(store))
       lines += s"batch $number version ${store.version} loaded empty $loadEmpty"
+      lines += s"families ${store.allColumnFamilyNames.toSeq.sorted.mkString(" ")}"
       if (version > 0 && !loadEmpty && families.flatMap(allOf(store, _)) != committed) {
         lines += "stale"
       }
@@ -239,6 +429,15 @@ object StoreContract {
           val found = store.prefixScanWithMultiValues(prefix, family.name)
           store.merge(randomKey(family), value(), family.name)
           lines += s"by key ${found.map(shownPair(family, _)).mkString(" ")}"
+        case 7 if family.name == "timers" =>
+          val found = store.prefixScan(toTime(InternalRow(randomTime(60))).copy(), family.name)
+          store.put(randomKey(family), value(), family.name)
+          lines += s"at a time ${found.map(shownPair(family, _)).mkString(" ")}"
+        case 8 if family.name == "byTime" || family.name == "byKey" =>
+          val (from, until) = bounds(family)
+          val found = store.rangeScanWithMultiValues(from, until, family.name)
+          store.merge(randomKey(family), value(), family.name)
+          lines += s"values in range ${found.map(shownPair(family, _)).mkString(" ")}"
         case 8 if family.name == "timers" =>
           val (from, until) = bounds(family)
           val found = store.rangeScan(from, until, family.name)
@@ -265,8 +464,11 @@ object StoreContract {
       s"${showKey(family, pair.key)}=${show(pair.value)}"
 
     private def bounds(family: Family): (Option[UnsafeRow], Option[UnsafeRow]) = {
-      val low = random.nextInt(40).toLong - 20
-      def bound(t: Long) = Some(family.toKey(InternalRow(t, UTF8String.fromString(""))).copy())
+      val key = group()
+      def bound(t: Long) = Some(family.toKey(
+        if (family.name == "timers") InternalRow(t, UTF8String.fromString(""))
+        else InternalRow(key, t)).copy())
+      val low = if (family.name == "timers") random.nextInt(40).toLong - 20 else randomTime(8)
       (if (random.nextInt(5) == 0) None else bound(low), bound(low + random.nextInt(20)))
     }
 
@@ -277,11 +479,13 @@ object StoreContract {
       val name = UTF8String.fromString("k" + random.nextInt(30))
       family.name match {
         case "maps" => family.toKey(InternalRow(group(), name))
-        case "timers" => family.toKey(InternalRow(random.nextInt(60).toLong - 30, name))
-        case "byTime" | "byKey" => family.toKey(InternalRow(group(), random.nextInt(8).toLong - 4))
+        case "timers" => family.toKey(InternalRow(randomTime(60), name))
+        case "byTime" | "byKey" => family.toKey(InternalRow(group(), randomTime(8)))
         case _ => family.toKey(InternalRow(name))
       }
     }
+
+    private def randomTime(num: Int): Long = random.nextInt(num).toLong - num / 2
 
     private def group() = UTF8String.fromString("g" + random.nextInt(5))
 

@@ -15,8 +15,8 @@ import org.apache.spark.unsafe.types.UTF8String
 
 /**
  * Random operations on the working view against a model of sorted maps: puts, removes, merges,
- * scans that stay open across writes, commits, aborts, roll-backs, spilling and compaction. Run
- * with a seed and a number of batches; exits non-zero at the first difference.
+ * scans that stay open and rows that are kept across writes, commits, aborts, roll-backs, spilling
+ * and compaction. Run with a seed and a number of batches; exits non-zero at the first difference.
  */
 object ViewModelCheck {
   private val valueSchema = new StructType().add("v", StringType)
@@ -92,6 +92,7 @@ object ViewModelCheck {
       }.toMap
       var next = model
       val open = mutable.ArrayBuffer.empty[(Iterator[Entry], Seq[Entry])]
+      val kept = mutable.ArrayBuffer.empty[(UnsafeRow, String)]
       val onlyLists = random.nextInt(5) == 0
       val steps = random.nextInt(400)
       (0 until steps).foreach { _ =>
@@ -111,8 +112,9 @@ object ViewModelCheck {
               family.name,
               rowsOfFamily.updated(key, rowsOfFamily.getOrElse(key, Vector.empty) ++ values))
           case 3 =>
-            val found = Option(state.get(row)).map(text)
-            same(s"get batch $number", found, rowsOfFamily.get(key).map(_.head))
+            val found = Option(state.get(row))
+            same(s"get batch $number", found.map(text), rowsOfFamily.get(key).map(_.head))
+            found.foreach(shown => kept += ((shown, text(shown))))
             same("keyExists", state.keyExists(row), rowsOfFamily.contains(key))
             if (family.multiValues) {
               val all = state.values(row).map(text).toVector
@@ -131,6 +133,13 @@ object ViewModelCheck {
               t >= low && t < low + 10
             }
             open += ((found, wanted))
+          case 6 if !family.multiValues =>
+            // Written, read, and written again while the reader keeps the row.
+            val (first, second) = (randomValue(), randomValue())
+            state.put(row, valueRow(first))
+            kept += ((state.get(row), first))
+            state.put(row, valueRow(second))
+            next = next.updated(family.name, rowsOfFamily.updated(key, Vector(second)))
           case _ =>
             val value = randomValue()
             state.put(row, valueRow(value))
@@ -143,6 +152,7 @@ object ViewModelCheck {
         val found = pairs(family, states(family.name).iteratorWithMultiValues())
         drain((found, expected(family, next(family.name))))
       }
+      kept.foreach { case (shown, was) => same(s"kept row batch $number", text(shown), was) }
       spills += overlay.numRuns
       if (random.nextInt(5) > 0) {
         commit(overlay, byKey, number, next)
