@@ -142,7 +142,7 @@ TABLE: tuple[Option, ...] = (
         "snapshot.replayRatio", "snapshot_replay_ratio", "float", 1.0, scope="engine",
         minimum=0.1, maximum=100,
         doc="A snapshot is taken when a restore is estimated to cost (1 + ratio) times what it "
-        "would cost from a fresh snapshot.",
+        "would cost from a fresh snapshot, and at least 50 ms more.",
     ),
     Option(
         "rocksdb.incremental", "rocksdb_incremental", "boolean", True, scope="engine",
