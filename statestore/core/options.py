@@ -129,8 +129,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         "overlay.maxBytes", "overlay_max_bytes", "long", -1, scope="shim",
         unit="bytes", minimum=-1,
-        doc="Uncommitted writes that an executor keeps on its heap, all stores together; beyond its "
-        "share, at least 1 MiB, a store spills to local sorted runs. -1 takes a quarter of the "
+        doc="Uncommitted writes that an executor keeps on its heap, all stores together; beyond "
+        "its share, at least 1 MiB, a store spills to local sorted runs. -1 takes a quarter of the "
         "largest heap (-Xmx).",
     ),
     Option(
