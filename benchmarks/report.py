@@ -115,16 +115,20 @@ def plot(results: Results, path: Path) -> None:
 def _draw_panel(axis: Axes, metric: str, results: Results) -> None:
     records = {p.id: results.find(metric, p.id) for p in PROVIDERS}
     measured = {name: record for name, record in records.items() if record is not None}
-    titles = {p.id: p.title.replace(" + ", " +\n") for p in PROVIDERS}
+    if not measured:
+        axis.set_axis_off()
+        return
+    titles = {p.id: p.title for p in PROVIDERS}
     bars = axis.bar(
         [titles[name] for name in measured],
         [record["value"] for record in measured.values()],
         color=[COLOURS[name] for name in measured],
     )
     axis.bar_label(bars, fmt="{:,.0f}", fontsize=8)
-    unit = next((record["unit"] for record in measured.values()), "")
+    unit = next(record["unit"] for record in measured.values())
     axis.set_title(f"{metric} [{unit}]", fontsize=10)
-    axis.tick_params(axis="x", labelsize=8)
+    labels = axis.get_xticklabels()
+    plt.setp(labels, fontsize=8, rotation=35, ha="right", rotation_mode="anchor")
     axis.spines[["top", "right"]].set_visible(False)
 
 
