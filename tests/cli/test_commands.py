@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def test_every_command_has_help(name: str | None) -> None:
     command = cli if name is None else cli.get_command(click.Context(cli), name)
     assert command is not None
     assert command.help
-    paragraphs = command.help.split("\n\n")
+    paragraphs = inspect.cleandoc(command.help).split("\n\n")
     examples = [text for text in paragraphs if text.startswith("\b")]
     assert name is None or any(f"statestore {name}" in text for text in examples)
 

@@ -150,6 +150,21 @@ def test_number_of_partitions_cannot_change_by_conf(stopped: StoppedQuery, parti
     stopped.assert_goes_on()
 
 
+def test_number_of_partitions_asked_for_in_vain_is_a_warning(
+    stopped: StoppedQuery, application_root: Path
+) -> None:
+    """Catches a session's number that is ignored without a word on how to have it."""
+    log = application_root / "spark.log"
+    stopped.lane.conf["spark.sql.shuffle.partitions"] = "5"
+    stopped.assert_goes_on()
+
+    lines = [line for line in log.read_text().splitlines() if str(stopped.lane.checkpoint) in line]
+    command = f"{stopped.lane.checkpoint} --partitions 5 --yes"
+    (warning,) = [line for line in lines if "statestore rescale" in line]
+    assert command in warning
+    assert f"state_partitions={NUM_PARTITIONS}" in warning
+
+
 @pytest.mark.parametrize(
     ("made_by", "opened_by"),
     [(HDFS, PROVIDER), (FILESYSTEM, HEAP), (HEAP, FILESYSTEM)],

@@ -15,11 +15,21 @@ object QueryRuns {
   // Guarded by this.
   private[this] var application: SparkEnv = _
 
-  /** On the driver, lets executors ask from now on for runs of this thread's session. */
+  /**
+   * On the driver, lets executors ask from now on for runs of this thread's session, and warns
+   * where the session asks for a number of state partitions in vain.
+   */
   def offer(): Unit = {
     val env = SparkEnv.get
     if (env != null && StateStoreInternals.isDriver(env)) {
       StateStoreInternals.noteSession()
+      StateStoreInternals.partitionsAskedInVain.foreach { case (checkpoint, pinned, asked) =>
+        log.warn(
+          "spark.sql.shuffle.partitions does not change the number of state partitions of a " +
+            s"checkpoint: checkpoint=$checkpoint state_partitions=$pinned asked=$asked. To fix: " +
+            s"stop the query and run statestore rescale $checkpoint --partitions $asked --yes, " +
+            s"or set it to $pinned")
+      }
       synchronized {
         if (application ne env) {
           application = env

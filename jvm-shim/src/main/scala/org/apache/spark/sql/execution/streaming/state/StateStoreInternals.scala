@@ -2,6 +2,7 @@ package org.apache.spark.sql.execution.streaming.state
 
 import java.lang.{Boolean => JBoolean}
 import java.util.{Collections, UUID, WeakHashMap}
+import java.util.concurrent.ConcurrentHashMap
 
 import scala.jdk.CollectionConverters._
 import scala.util.control.NonFatal
@@ -15,6 +16,7 @@ import org.apache.spark.scheduler.{SparkListener, SparkListenerApplicationEnd}
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.errors.QueryExecutionErrors
+import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
 import org.apache.spark.sql.internal.{SQLConf, SharedState}
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.util.{NextIterator, RpcUtils, Utils}
@@ -116,6 +118,23 @@ object StateStoreInternals {
   /** On the driver: run IDs of the active queries of all sessions noted. */
   def activeRuns: Set[String] = sharedStates.synchronized(sharedStates.asScala.toSet)
     .flatMap(_.activeStreamingQueries.values.asScala).map(_.runId.toString)
+
+  /**
+   * On the driver, where a query is planned on this thread whose session asks for another number of
+   * state partitions than its checkpoint pins: the checkpoint directory, the number pinned, and the
+   * one asked for. Once for each run.
+   */
+  def partitionsAskedInVain: Option[(String, Int, Int)] = for {
+    session <- SparkSession.getActiveSession
+    id <- Option(session.sparkContext.getLocalProperty(StreamExecution.QUERY_ID_KEY))
+    query <- Option(session.sharedState.activeStreamingQueries.get(UUID.fromString(id)))
+    conf = session.sessionState.conf
+    pinned <- conf.getConf(SQLConf.STATEFUL_SHUFFLE_PARTITIONS_INTERNAL)
+    asked = conf.defaultNumShufflePartitions
+    if asked != pinned && conf.contains(SQLConf.SHUFFLE_PARTITIONS.key) && toldRuns.add(query.runId)
+  } yield (query.resolvedCheckpointRoot, pinned, asked)
+
+  private val toldRuns = ConcurrentHashMap.newKeySet[UUID]()
 
   // Sessions of one application mostly share one.
   private val sharedStates =
