@@ -133,6 +133,10 @@ object StoreContract {
     lines.mkString("\n")
   }
 
+  /** Makes and initialises a provider, and closes it without opening a store. */
+  def initialise(spark: SparkSession, root: String, providerClass: String): Unit =
+    open(spark, root, providerClass, newHadoopConf(spark)).close()
+
   private def newHadoopConf(spark: SparkSession): Configuration = {
     val hadoopConf = spark.sessionState.newHadoopConf()
     hadoopConf.set("sql.streaming.runId", UUID.randomUUID().toString)
