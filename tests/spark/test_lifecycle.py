@@ -13,7 +13,18 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from .conftest import BODY, EXTENDED, MakeLane, state_on_heap
-from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan, wait_for
+from .harness import (
+    FILESYSTEM,
+    HDFS,
+    HEAP,
+    NUM_PARTITIONS,
+    ROCKSDB_BACKEND,
+    STATE_STORE,
+    Lane,
+    assert_same,
+    run_plan,
+    wait_for,
+)
 from .processes import descendants, engines, num_open_files, scratch_directories
 from .queries import (
     AGGREGATION,
@@ -69,6 +80,59 @@ def test_maintenance_snapshots_and_deletes_when_instances_overlap(
     candidate.run({"events": query.plan[0][0]["events"]})
     expected.run({"events": query.plan[0][0]["events"]})
     assert_same(expected, candidate)
+
+
+@state_on_heap
+@pytest.mark.ours
+def test_provider_stays_loaded_when_its_maintenance_fails(
+    make_lane: MakeLane, unload_all: Callable[[], None], application_root: Path
+) -> None:
+    """Catches a raise out of maintenance, for which Spark closes a provider: its view is gone."""
+    unload_all()
+    query = replace(AGGREGATION, plan=one_input(5))
+    conf = {**MAINTENANCE, "spark.sql.streaming.minBatchesToRetain": "3"}
+    lanes = [make_lane(query, HDFS, conf), make_lane(query, conf=conf)]
+    store = lanes[1].checkpoint / "state" / "0" / "1"
+    delta, away = store / f"2.delta.{BODY}", store / "away"
+
+    def num_failures() -> int:
+        log = (application_root / "spark.log").read_text()
+        return log.count(f"maintenance failed: task=cleanup, store=file:{store}\n")
+
+    def damage_the_oldest_to_retain(batch_id: int) -> None:
+        if batch_id == 2:
+            delta.rename(away)
+            delta.write_text("damaged")
+        if batch_id == 3:
+            wait_for(lambda: num_failures() > 1, "two failures: the provider is still loaded")
+            away.replace(delta)
+
+    lanes[1].on_batch = damage_the_oldest_to_retain
+    run_plan(*lanes)
+
+    assert_same(*lanes)
+    assert {metrics["statestoreLoadedFiles"] for metrics in lanes[1].custom_metrics()} == {0}
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("provider", [FILESYSTEM, HEAP, ROCKSDB_BACKEND])
+def test_init_needs_neither_storage_nor_engine(spark: SparkSession, provider: str) -> None:
+    """Catches a provider that cannot be made where its store cannot be opened, as on the driver."""
+    conf: Any = spark.sparkContext._jsc.sc().conf()
+    python = conf.get("spark.pyspark.python")
+    session = spark.newSession()
+    session.conf.set(f"{STATE_STORE}.engine.processes", "3")  # others than those of the lanes
+    before = engines(descendants(os.getpid()))
+
+    conf.set("spark.pyspark.python", "/nonexistent/python3")
+    try:
+        spark._jvm.io.statestore.testing.StoreContract.initialise(
+            session._jsparkSession, "hdfs://127.0.0.1:1/state", provider
+        )
+    finally:
+        conf.set("spark.pyspark.python", python)
+
+    assert engines(descendants(os.getpid())) == before
 
 
 @state_on_heap

@@ -321,6 +321,10 @@ object StoreContract {
     .map(pair => s"${pair.key.getUTF8String(0)}=${pair.value.getUTF8String(0)}")
     .toSeq.sorted.mkString(" ")
 
+  /** Makes and initialises a provider, and closes it without opening a store. */
+  def initialise(spark: SparkSession, root: String, providerClass: String): Unit =
+    open(spark, root, providerClass, newHadoopConf(spark)).close()
+
   private def newHadoopConf(spark: SparkSession, numPartitions: Int = 1): Configuration = {
     val hadoopConf = spark.sessionState.newHadoopConf()
     hadoopConf.set("sql.streaming.runId", UUID.randomUUID().toString)

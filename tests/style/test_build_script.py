@@ -1,0 +1,92 @@
+"""build.sh ends early, in one line that says what to do, where what it needs is missing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = ("bash", "cat", "cksum", "dirname", "sed")
+JAVA = "#!/bin/sh\necho 'openjdk version \"{}\"' >&2\n"
+PYTHON = f'#!/bin/sh\nexec {sys.executable} -c "import sys; {{}}; exec(sys.argv[1])" "$2"\n'
+NO_PYTHON = "no Python >= 3.11 with its venv module found"
+
+
+@pytest.mark.parametrize(
+    ("programs", "environment", "expected"),
+    [
+        pytest.param({}, {}, "no Java found: command=java.", id="no-java"),
+        pytest.param(
+            {"java": JAVA.format("17.0.12")},
+            {"JAVA_HOME": "/nonexistent"},
+            "no Java found: command=/nonexistent/bin/java.",
+            id="java-home-leads-nowhere",
+        ),
+        pytest.param(
+            {"java": JAVA.format("11.0.2")},
+            {},
+            "Java is too old: command=java, version=11.0.2.",
+            id="java-11",
+        ),
+        pytest.param({"java": JAVA.format("1.8.0_412")}, {}, "version=1.8.0_412.", id="java-8"),
+        pytest.param({"java": JAVA.format("17-ea")}, {}, NO_PYTHON, id="no-python"),
+        pytest.param(
+            {
+                "java": JAVA.format("21.0.4"),
+                "python3": PYTHON.format("sys.version_info = (3, 10, 14)"),
+            },
+            {},
+            NO_PYTHON,
+            id="python-3.10",
+        ),
+        pytest.param(
+            {
+                "java": JAVA.format("21.0.4"),
+                "python3.11": PYTHON.format("sys.modules['ensurepip'] = None"),
+            },
+            {},
+            NO_PYTHON,
+            id="python-without-venv",
+        ),
+        pytest.param(
+            {"java": JAVA.format("21.0.4")},
+            {"PYTHON": "/nonexistent/python3"},
+            NO_PYTHON,
+            id="python-leads-nowhere",
+        ),
+    ],
+)
+def test_setup_says_what_is_missing(
+    programs: dict[str, str], environment: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    """Catches a set-up that dies of its first unknown command, or half way, and says nothing."""
+    checkout, path = tmp_path / "checkout", tmp_path / "bin"
+    checkout.mkdir()
+    path.mkdir()
+    for name in ("build.sh", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, checkout)
+    for name in COMMANDS:
+        (path / name).symlink_to(str(shutil.which(name)))
+    for name, text in programs.items():
+        (path / name).write_text(text)
+        (path / name).chmod(0o755)
+
+    done = subprocess.run(
+        [path / "bash", checkout / "build.sh", "setup"],
+        env={"PATH": str(path), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert line.startswith("build.sh: ")
+    assert expected in line
+    assert ". To fix: install" in line
+    assert done.stdout == ""
+    assert not (checkout / ".venv").exists()
