@@ -53,6 +53,7 @@ _DELETED_AT_ONCE = 1000
 _MAX_ETAGS = 10_000
 """Fetched objects of which the ETag is remembered; one that is forgotten is sent again."""
 _NOT_MODIFIED = "304"
+_NO_UPLOAD = "NoSuchUpload"
 _PUBLICATION = "statestore-publication"
 _KINDS = (
     ("Get", "get"), ("Head", "head"), ("List", "list"), ("Delete", "delete"), ("Abort", "delete"),
@@ -319,9 +320,7 @@ class S3FileIO:
             try:
                 yield target
             except (ClientError, BotoCoreError) as error:
-                status = _status(error)
-                is_certain = status is not None and status < 500 and status not in (408, 412)
-                if is_certain or not self._holds(target, publication):
+                if _is_certain(error) or not self._holds(target, publication):
                     raise
 
     def _holds(self, target: _Target, publication: str) -> bool:
@@ -435,6 +434,22 @@ def _split(path: str) -> tuple[str, str]:
     return bucket, key
 
 
+def _code(error: ClientError | BotoCoreError) -> str:
+    return str(error.response["Error"].get("Code", "")) if isinstance(error, ClientError) else ""
+
+
+def _is_certain(error: ClientError | BotoCoreError) -> bool:
+    """Whether a write that failed left nothing; the reply to an earlier try may have been lost."""
+    status = _status(error)
+    # An upload is not there any more when it was ended, maybe by that try.
+    return (
+        status is not None
+        and status < 500
+        and status not in (408, 412)
+        and _code(error) != _NO_UPLOAD
+    )
+
+
 def _status(error: BaseException) -> int | None:
     if not isinstance(error, ClientError):
         return None
@@ -452,7 +467,7 @@ def _named_errors(action: str, path: str, settings: S3Settings) -> Iterator[None
 def _raise_named(
     error: ClientError | BotoCoreError, action: str, path: str, settings: S3Settings
 ) -> NoReturn:
-    code = error.response["Error"].get("Code", "") if isinstance(error, ClientError) else ""
+    code = _code(error)
     status = _status(error)
     endpoint = settings.endpoint or "AWS"
     if code == "NoSuchBucket":
@@ -463,7 +478,7 @@ def _raise_named(
             endpoint=endpoint,
             to_fix="create the bucket, or correct the URI or the endpoint",
         ) from error
-    if status == 404:
+    if status == 404 and code != _NO_UPLOAD:
         raise NotFoundError(
             f"cannot {action}: it is not there",
             kind="file-not-found",

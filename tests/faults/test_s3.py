@@ -10,6 +10,9 @@ from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundEr
 from statestore.io.s3 import PART_BYTES, S3FileIO
 from statestore.io.s3_settings import resolve_s3_path
 
+LARGE = 2 * PART_BYTES + 1
+"""Bytes of a file that is sent in parts."""
+
 
 @pytest.fixture
 def io(s3_server, bucket, tmp_path):
@@ -130,6 +133,33 @@ def test_lost_reply_is_read_back(io, s3_server, bucket, overwrite, times):
     io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=overwrite)
 
     assert io.read_tail(f"/{bucket}/a", 10) == (b"rows", 4)
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("faults", [["reply-lost"] * 3, ["reply-lost", "no-upload"]])
+def test_lost_reply_to_the_end_of_an_upload_is_read_back(
+    io, s3_server, bucket, local_file, overwrite, faults
+):
+    """Catches a commit that fails though it is durable, for a server that forgets ended uploads."""
+    for fault in faults:
+        s3_server.fail("COMPLETE", fault)
+
+    io.publish(local_file(bytes(LARGE)), f"/{bucket}/a", sync=True, overwrite=overwrite)
+
+    assert s3_server.requests["COMPLETE"] == len(faults)
+    assert io.read_tail(f"/{bucket}/a", 1) == (b"\0", LARGE)
+
+
+def test_upload_that_was_aborted_elsewhere_is_an_error(io, s3_server, bucket, local_file):
+    """Catches a file taken for durable because its upload is gone, and a misleading error."""
+    io.write(f"/{bucket}/a", b"of another", sync=True, overwrite=True)
+    s3_server.fail("COMPLETE", "no-upload")
+
+    with pytest.raises(StorageError, match="the batch can be retried") as caught:
+        io.publish(local_file(bytes(LARGE)), f"/{bucket}/a", sync=True, overwrite=True)
+
+    assert caught.value.fields["code"] == "NoSuchUpload"
+    assert io.read_tail(f"/{bucket}/a", 20)[0] == b"of another"
 
 
 def test_throttled_request_is_repeated(io, s3_server, bucket):
