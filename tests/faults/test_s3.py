@@ -7,8 +7,9 @@ import pytest
 
 import statestore
 from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
+from statestore.core.options import StateStoreOptions
 from statestore.io.s3 import PART_BYTES, S3FileIO
-from statestore.io.s3_settings import resolve_s3_path
+from statestore.io.s3_settings import S3Settings, resolve_s3_path
 
 LARGE = 2 * PART_BYTES + 1
 """Bytes of a file that is sent in parts."""
@@ -109,6 +110,36 @@ def test_file_that_is_no_longer_here_is_sent_again(s3_server, bucket, tmp_path):
 
     assert s3_server.statuses[304] == 0
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_every_object_is_encrypted_as_the_options_say(
+    s3_server, bucket, tmp_path, local_file, size
+):
+    """Catches state that is kept in the clear, or encrypted with another key than the one named."""
+    options = StateStoreOptions(**s3_server.options(s3_sse="aws:kms", s3_sse_kms_key="key-1"))
+    plain = S3FileIO(str(tmp_path), s3_server.settings())
+    io = S3FileIO(str(tmp_path), S3Settings.from_options(options))
+    plain.publish(local_file(bytes(size)), f"/{bucket}/plain", sync=True, overwrite=False)
+
+    io.publish(local_file(bytes(size)), f"/{bucket}/published", sync=True, overwrite=False)
+    io.write(f"/{bucket}/written", b"rows", sync=True, overwrite=False)
+    io.link(f"/{bucket}/plain", f"/{bucket}/linked", sync=True)
+
+    expected = dict.fromkeys(["published", "written", "linked"], ("aws:kms", "key-1"))
+    assert s3_server.encryption(bucket) == {"plain": (None, None), **expected}
+    assert s3_server.requests["COMPLETE"] == (3 if size == LARGE else 0)
+
+
+def test_session_token_of_the_options_is_sent(s3_server, bucket, tmp_path):
+    """Catches temporary credentials that a server refuses for want of their third part."""
+    keys = {"s3_access_key": "temporary", "s3_secret_key": "secret", "s3_session_token": "token-1"}
+    options = StateStoreOptions(**s3_server.options(**keys))
+
+    io = S3FileIO(str(tmp_path), S3Settings.from_options(options))
+    io.write(f"/{bucket}/a", b"rows", sync=True, overwrite=True)
+
+    assert s3_server.session_tokens == {"token-1"}
 
 
 @pytest.mark.parametrize("size", [100, 3 * PART_BYTES])
