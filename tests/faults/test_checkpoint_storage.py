@@ -1,6 +1,7 @@
 """State outside of Spark's checkpoint directory: the engine's calls, on S3 and on the disk."""
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -9,11 +10,12 @@ import pytest
 
 import statestore
 from statestore.checkpoint.placement import read_placement
+from statestore.codec.rows import PUT, Row
 from statestore.engine.service import EngineService
 from statestore.io.local import LocalFileIO
-from statestore.testing.engine_process import EngineProcess
+from statestore.testing.engine_process import EngineGoneError, EngineProcess
 from tests.s3_server import WRONG_KEY
-from tests.shim import Shim, rows
+from tests.shim import G, Shim, rows
 
 SECRET = "not-to-be-seen"  # noqa: S105
 
@@ -269,6 +271,31 @@ def test_commits_on_s3_go_side_by_side(make_shim, s3_server, tmp_path):
 
     assert failures == []
     assert s3_server.most_at_once["PUT"] == len(first)
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
+def test_engine_killed_before_the_end_of_an_upload(make_shim, s3_server, bucket):
+    """Catches a version of which a part is seen, or that cannot be committed once more."""
+    shim = make_shim()
+    with EngineProcess(shim.scratch) as engine:
+        commit_all(engine, shim, 1)
+        keys = s3_server.keys(bucket)
+        large = [Row(n % G, 0, PUT, b"%08d" % n, os.urandom(1 << 20)) for n in range(2, 20)]
+        call = shim.request(large)
+        s3_server.fail("COMPLETE", engine.process.kill)
+        with pytest.raises((EngineGoneError, OSError)):
+            engine.call("commit", **call)
+        engine.process.wait()
+
+    assert s3_server.keys(bucket) == keys
+    assert s3_server.num_uploads(bucket) == 1
+    with EngineProcess(shim.scratch) as engine:
+        assert engine.call("load", **shim.load())["num_keys"] == 1
+        shim.committed(call, engine.call("commit", **call))
+        assert engine.call("load", **shim.load())["num_keys"] == 19
+    assert len(s3_server.keys(bucket)) == len(keys) + 1
+    # What the rule of docs/storage.md removes.
+    assert s3_server.num_uploads(bucket) == 1
 
 
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)

@@ -143,7 +143,7 @@ def test_session_token_of_the_options_is_sent(s3_server, bucket, tmp_path):
 
 
 @pytest.mark.parametrize("size", [100, 3 * PART_BYTES])
-def test_existing_file_is_not_replaced(io, bucket, local_file, size):
+def test_existing_file_is_not_replaced(io, s3_server, bucket, local_file, size):
     """Catches two writers of one name that both think they won."""
     path = f"/{bucket}/once"
     io.write(path, b"first", sync=True, overwrite=False)
@@ -153,6 +153,7 @@ def test_existing_file_is_not_replaced(io, bucket, local_file, size):
 
     assert caught.value.kind == "file-exists"
     assert io.read_tail(path, 100)[0] == b"first"
+    assert s3_server.num_uploads(bucket) == 0
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
