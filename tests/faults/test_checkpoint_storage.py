@@ -274,6 +274,23 @@ def test_commits_on_s3_go_side_by_side(make_shim, s3_server, tmp_path):
 
 
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_files_of_a_load_come_side_by_side(make_shim, s3_server, tmp_path, backend):
+    """Catches a restore that fetches one file after another."""
+    shim = make_shim()
+    shim.backend = backend
+    commit_all(Engine(shim.scratch), shim, *range(6))
+    fresh = Engine(f"{tmp_path}/fresh")
+    # The newest file, asked first, names the others.
+    s3_server.gather("GET", 4, after=1)
+
+    loaded = fresh.call("load", **shim.load())
+
+    assert loaded["num_keys"] == 6
+    assert s3_server.most_at_once["GET"] == 4
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)
 def test_engine_killed_before_the_end_of_an_upload(make_shim, s3_server, bucket):
     """Catches a version of which a part is seen, or that cannot be committed once more."""
     shim = make_shim()

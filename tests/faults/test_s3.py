@@ -112,6 +112,23 @@ def test_file_that_is_no_longer_here_is_sent_again(s3_server, bucket, tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_parts_go_side_by_side(s3_server, bucket, tmp_path, local_file):
+    """Catches parts that are sent or fetched one after another."""
+    # More patient than the server: a request that is tried again would be counted twice.
+    io = S3FileIO(str(tmp_path), s3_server.settings(timeout_s=30.0))
+    size = 8 * PART_BYTES + 1
+    path = f"/{bucket}/large"
+    s3_server.gather("PUT", 8)
+    # The first part says how many there are.
+    s3_server.gather("GET", 8, after=1)
+
+    io.publish(local_file(bytes(size)), path, sync=True, overwrite=False)
+    fetched = io.fetch(path)
+
+    assert Path(fetched).stat().st_size == size
+    assert (s3_server.most_at_once["PUT"], s3_server.most_at_once["GET"]) == (8, 8)
+
+
 @pytest.mark.parametrize("size", [1, LARGE])
 def test_every_object_is_encrypted_as_the_options_say(
     s3_server, bucket, tmp_path, local_file, size
