@@ -194,10 +194,12 @@ def test_damaged_placement_is_named(make_shim, tmp_path, damage):
 
 
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
-def test_a_batch_on_s3_is_one_put(make_shim, s3_server, checkpoint_format):
+def test_a_batch_on_s3_is_one_put(make_shim, s3_server, checkpoint_format, backend):
     """Catches requests nobody needs, and counts that are not those of the server."""
     shim = make_shim()
+    shim.backend = backend
     shim.format = checkpoint_format
     engine = Engine(shim.scratch)
     commit_all(engine, shim, 1)
