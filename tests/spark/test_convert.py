@@ -297,6 +297,25 @@ def test_conversion_is_refused_when_the_query_runs_meanwhile(make_lane: MakeLane
     _assert_not_startable(lane, new)
 
 
+def test_conversion_is_refused_while_a_query_of_ours_runs(make_lane: MakeLane) -> None:
+    """Catches a conversion that takes no notice of the lease of a query, idle or not."""
+    lane = make_lane(AGGREGATION, TARGETS["filesystem"])
+    new = lane.root / "new"
+    lane.feed(AGGREGATION.plan[0][0])
+    handle = lane.start(available_now=False)
+    try:
+        wait_for(lambda: (lane.checkpoint / "commits" / "0").exists(), "a batch", timeout_s=60)
+
+        with pytest.raises(InUseError, match="a query is writing the checkpoint") as caught:
+            convert(str(lane.checkpoint), str(new), "spark-hdfs", spark=lane.spark)
+    finally:
+        handle.stop()
+
+    assert caught.value.kind == "checkpoint-in-use"
+    assert caught.value.fields["run"] == str(handle.runId)
+    assert not new.exists()
+
+
 def test_command_converts_when_yes_is_given(make_lane: MakeLane) -> None:
     """Catches a command that differs from the library, or writes before it is told to."""
     query = _in_runs(AGGREGATION, 1)
