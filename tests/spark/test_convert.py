@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,22 @@ def test_rows_equal_never_converted_when_checkpoint_format_is_2(make_lane: MakeL
     _assert_round_trip(make_lane, JOIN, names, FORMAT_2, uncommit)
 
 
+KILLED_COMMAND = """
+import os, signal, sys
+from statestore.cli.commands import cli
+
+def kill(event, arguments):
+    if event == "os.rename" and arguments[1] == sys.argv[1]:
+        os.killpg(0, signal.SIGKILL)
+
+sys.addaudithook(kill)
+cli(sys.argv[2:])
+"""
+"""Dies where the file that it is told first is about to be replaced."""
+PLACES = ("state/0/*/*", "commits/0", "offsets/0", "metadata")
+"""What a conversion writes, in this order; the first is the JVM's, and seen when it is there."""
+
+
 def _assert_not_startable(lane: Lane, checkpoint: Path) -> None:
     kept, lane.checkpoint = lane.checkpoint, checkpoint
     try:
@@ -205,16 +222,22 @@ def _kill_in_the_middle(lane: Lane, new: Path, place: str) -> None:
     )
     try:
         wait_for(
-            lambda: (new / "metadata").exists() or process.poll() is not None,
-            "the conversion begins",
+            lambda: process.poll() is not None or ("*" in place and any(new.glob(place))),
+            f"the conversion is at {place}",
             timeout_s=120,
         )
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    assert process.returncode == -signal.SIGKILL
 
 
-def test_conversion_is_done_again_when_killed(make_lane: MakeLane) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param(place, marks=[] if place == "offsets/0" else [EXTENDED]) for place in PLACES],
+)
+def test_conversion_is_done_again_when_killed(make_lane: MakeLane, place: str) -> None:
     """Catches a half-made checkpoint that a query starts from, or that nothing can replace."""
     query = _in_runs(AGGREGATION, 1, 1)
     reference, lane = make_lane(query, HDFS), make_lane(query, ROCKSDB)
@@ -223,8 +246,10 @@ def test_conversion_is_done_again_when_killed(make_lane: MakeLane) -> None:
     before = _tree(lane.checkpoint)
     new = lane.root / "new"
 
-    _kill_in_the_middle(lane, new)
+    _kill_in_the_middle(lane, new, place)
 
+    written = PLACES[: PLACES.index(place)] or [place]
+    assert all(any(new.glob(pattern)) for pattern in written)
     assert json.loads((new / "metadata").read_text())["statestore"]["unfinished"] == "convert"
     assert _tree(lane.checkpoint) == before
     _assert_not_startable(lane, new)
