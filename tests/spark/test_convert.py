@@ -18,7 +18,13 @@ import pytest
 from click.testing import CliRunner
 
 from statestore.cli.commands import cli
-from statestore.core.errors import FencedError, InUseError, InvalidArgumentError, StorageError
+from statestore.core.errors import (
+    FencedError,
+    InternalError,
+    InUseError,
+    InvalidArgumentError,
+    StorageError,
+)
 from statestore.core.providers import PROVIDERS
 from statestore.operations.conversion import TARGETS
 from statestore.operations.new_directory import metadata_fields
@@ -305,6 +311,34 @@ def test_error_names_the_reason_when_state_is_damaged(make_lane: MakeLane) -> No
     damaged.write_bytes(data)
     rows = convert(f"{uri}/checkpoint", f"{uri}/new", "filesystem", spark=session)
     assert sum(rows.values()) == lane.counts("numRowsTotal")[1][0]
+
+
+FAULTS = {
+    "RowLosingProvider": "missing=1, different=0, foreign=0",
+    "ValueChangingProvider": "missing=0, different=1, foreign=0",
+    "RowAddingProvider": "missing=0, different=0, foreign=1",
+}
+
+
+@pytest.mark.parametrize("provider", [HDFS, ROCKSDB], ids=["asks-source", "asks-target"])
+def test_conversion_fails_when_the_target_keeps_other_rows(
+    make_lane: MakeLane, monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:
+    """Catches a comparison, from either side, that overlooks a lost, changed or made up row."""
+    query = _in_runs(AGGREGATION, 1)
+    lane = make_lane(query, provider)
+    run_plan(lane)
+    new = lane.root / "new"
+
+    for fault, counts in FAULTS.items():
+        monkeypatch.setitem(TARGETS, "filesystem", f"io.statestore.testing.{fault}")
+        with pytest.raises(InternalError, match="is not what it was made from") as caught:
+            convert(str(lane.checkpoint), str(new), "filesystem", spark=lane.spark)
+
+        assert f"operator=0, partition=0, store='default', {counts}" in str(caught.value)
+        assert json.loads((new / "metadata").read_text())["statestore"]["unfinished"] == "convert"
+        assert not (new / "offsets").exists()
+    _assert_not_startable(lane, new)
 
 
 def test_conversion_is_refused_when_the_query_runs_meanwhile(make_lane: MakeLane) -> None:
