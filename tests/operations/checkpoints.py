@@ -47,8 +47,10 @@ class QueryCheckpoint:
         checkpoint_format=1,
         operators=(AGGREGATION,),
         options=OPTIONS,
+        **stores,
     ):
-        self.path, self.io, self.options = str(path), io, options
+        """Begin a query; `stores` are more arguments of `open_store`."""
+        self.path, self.io, self.options, self.stores = str(path), io, options, stores
         self.files = io or LocalFileIO()
         self.backend, self.num_partitions = backend, num_partitions
         self.checkpoint_format, self.operators = checkpoint_format, operators
@@ -81,7 +83,7 @@ class QueryCheckpoint:
                     self.path, operator, partition, name, version=self.version,
                     checkpoint_id=self.ids.get((operator, partition, name)),
                     num_partitions=self.num_partitions, checkpoint_format=self.checkpoint_format,
-                    backend=self.backend, options=self.options, io=self.io,
+                    backend=self.backend, options=self.options, io=self.io, **self.stores,
                 ) as store:  # fmt: skip
                     if snapshot:
                         store.snapshot()

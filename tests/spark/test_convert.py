@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,13 @@ import pytest
 from click.testing import CliRunner
 
 from statestore.cli.commands import cli
-from statestore.core.errors import FencedError, InUseError, InvalidArgumentError, StorageError
+from statestore.core.errors import (
+    FencedError,
+    InternalError,
+    InUseError,
+    InvalidArgumentError,
+    StorageError,
+)
 from statestore.core.providers import PROVIDERS
 from statestore.operations.conversion import TARGETS
 from statestore.operations.new_directory import metadata_fields
@@ -40,6 +47,7 @@ from .queries import (
 pytestmark = pytest.mark.skipif(not OURS, reason="no session with the jar")
 
 FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
+NO_CHANGELOG = {f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "false"}
 ROUND_TRIPS = [
     ("spark-hdfs", "filesystem", "spark-rocksdb"),
     ("spark-rocksdb", "filesystem", "spark-hdfs"),
@@ -61,7 +69,6 @@ def _cases() -> list[Any]:
     """Return round trips with queries: each provider twice each way, each kind of operator."""
     some = [
         (SESSION_APPEND, ROUND_TRIPS[2]),
-        (JOIN, ROUND_TRIPS[1]),
         (GLOBAL, ROUND_TRIPS[3]),
         (LIMITS[0], ("heap", "spark-hdfs", "rocksdb")),
         # Spark's RocksDB provider asserts on another operator's read store.
@@ -128,11 +135,13 @@ def _assert_round_trip(
     names: Sequence[str],
     conf: Mapping[str, str] | None = None,
     prepare: Callable[[Lane, str], None] = lambda lane, to: None,
+    files: Mapping[str, str] = FILES,
 ) -> None:
     """Run on one provider after the other; compare every batch with a query that was left alone.
 
     Args:
         prepare: Called before each conversion, with the name of its target.
+        files: What only the state of a provider has, by its name.
     """
     query = _in_runs(query, *[1] * len(names))
     provider = {**TARGETS, **PROVIDERS}[names[0]]
@@ -145,7 +154,7 @@ def _assert_round_trip(
                 _convert(lane, name)
             lane.run(*batches)
             # The pinned provider ran: the session still names the first.
-            assert list((lane.checkpoint / "state").rglob(FILES[name])), name
+            assert list((lane.checkpoint / "state").rglob(files[name])), name
         running.result()
 
     assert any(lane.batches.values()), "the query returned nothing: the test tests nothing"
@@ -156,6 +165,17 @@ def _assert_round_trip(
 def test_rows_equal_never_converted(make_lane: MakeLane, query: Query, names: Any) -> None:
     """Catches a row, a watermark or a batch lost between providers, in any operator's layout."""
     _assert_round_trip(make_lane, query, names)
+
+
+def test_rows_equal_never_converted_when_there_is_no_changelog(make_lane: MakeLane) -> None:
+    """Catches what only a RocksDB of whole snapshots has, Spark's default, read as nothing."""
+
+    def check(lane: Lane, to: str) -> None:
+        assert not list((lane.checkpoint / "state").rglob(FILES["spark-rocksdb"]))
+
+    _assert_round_trip(
+        make_lane, JOIN, ROUND_TRIPS[1], NO_CHANGELOG, check, {**FILES, "spark-rocksdb": "*.zip"}
+    )
 
 
 def test_rows_equal_never_converted_when_checkpoint_format_is_2(make_lane: MakeLane) -> None:
@@ -169,6 +189,22 @@ def test_rows_equal_never_converted_when_checkpoint_format_is_2(make_lane: MakeL
     _assert_round_trip(make_lane, JOIN, names, FORMAT_2, uncommit)
 
 
+KILLED_COMMAND = """
+import os, signal, sys
+from statestore.cli.commands import cli
+
+def kill(event, arguments):
+    if event == "os.rename" and arguments[1] == sys.argv[1]:
+        os.killpg(0, signal.SIGKILL)
+
+sys.addaudithook(kill)
+cli(sys.argv[2:])
+"""
+"""Dies where the file that it is told first is about to be replaced."""
+PLACES = ("state/0/*/*", "commits/0", "offsets/0", "metadata")
+"""What a conversion writes, in this order; the first is the JVM's, and seen when it is there."""
+
+
 def _assert_not_startable(lane: Lane, checkpoint: Path) -> None:
     kept, lane.checkpoint = lane.checkpoint, checkpoint
     try:
@@ -178,10 +214,11 @@ def _assert_not_startable(lane: Lane, checkpoint: Path) -> None:
         lane.checkpoint = kept
 
 
-def _kill_in_the_middle(lane: Lane, new: Path) -> None:
-    """Run the command in a process of its own and kill it while it copies state."""
-    command = [sys.executable, "-m", "statestore.cli", "convert", str(lane.checkpoint), str(new)]
-    command += ["--to", "filesystem", "--yes", "--session-conf", "spark.driver.host=127.0.0.1"]
+def _kill_in_the_middle(lane: Lane, new: Path, place: str) -> None:
+    """Run the command in a process of its own and kill it at one of PLACES."""
+    command = [sys.executable, "-c", KILLED_COMMAND, str(new / place)]
+    command += ["convert", str(lane.checkpoint), str(new), "--to", "filesystem", "--yes"]
+    command += ["--session-conf", "spark.driver.host=127.0.0.1"]
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
@@ -191,16 +228,22 @@ def _kill_in_the_middle(lane: Lane, new: Path) -> None:
     )
     try:
         wait_for(
-            lambda: (new / "metadata").exists() or process.poll() is not None,
-            "the conversion begins",
+            lambda: process.poll() is not None or ("*" in place and any(new.glob(place))),
+            f"the conversion is at {place}",
             timeout_s=120,
         )
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    assert process.returncode == -signal.SIGKILL
 
 
-def test_conversion_is_done_again_when_killed(make_lane: MakeLane) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param(place, marks=[] if place == "offsets/0" else [EXTENDED]) for place in PLACES],
+)
+def test_conversion_is_done_again_when_killed(make_lane: MakeLane, place: str) -> None:
     """Catches a half-made checkpoint that a query starts from, or that nothing can replace."""
     query = _in_runs(AGGREGATION, 1, 1)
     reference, lane = make_lane(query, HDFS), make_lane(query, ROCKSDB)
@@ -209,8 +252,10 @@ def test_conversion_is_done_again_when_killed(make_lane: MakeLane) -> None:
     before = _tree(lane.checkpoint)
     new = lane.root / "new"
 
-    _kill_in_the_middle(lane, new)
+    _kill_in_the_middle(lane, new, place)
 
+    written = PLACES[: PLACES.index(place)] or [place]
+    assert all(any(new.glob(pattern)) for pattern in written)
     assert json.loads((new / "metadata").read_text())["statestore"]["unfinished"] == "convert"
     assert _tree(lane.checkpoint) == before
     _assert_not_startable(lane, new)
@@ -268,6 +313,34 @@ def test_error_names_the_reason_when_state_is_damaged(make_lane: MakeLane) -> No
     assert sum(rows.values()) == lane.counts("numRowsTotal")[1][0]
 
 
+FAULTS = {
+    "RowLosingProvider": "missing=1, different=0, foreign=0",
+    "ValueChangingProvider": "missing=0, different=1, foreign=0",
+    "RowAddingProvider": "missing=0, different=0, foreign=1",
+}
+
+
+@pytest.mark.parametrize("provider", [HDFS, ROCKSDB], ids=["asks-source", "asks-target"])
+def test_conversion_fails_when_the_target_keeps_other_rows(
+    make_lane: MakeLane, monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:
+    """Catches a comparison, from either side, that overlooks a lost, changed or made up row."""
+    query = _in_runs(AGGREGATION, 1)
+    lane = make_lane(query, provider)
+    run_plan(lane)
+    new = lane.root / "new"
+
+    for fault, counts in FAULTS.items():
+        monkeypatch.setitem(TARGETS, "filesystem", f"io.statestore.testing.{fault}")
+        with pytest.raises(InternalError, match="is not what it was made from") as caught:
+            convert(str(lane.checkpoint), str(new), "filesystem", spark=lane.spark)
+
+        assert f"operator=0, partition=0, store='default', {counts}" in str(caught.value)
+        assert json.loads((new / "metadata").read_text())["statestore"]["unfinished"] == "convert"
+        assert not (new / "offsets").exists()
+    _assert_not_startable(lane, new)
+
+
 def test_conversion_is_refused_when_the_query_runs_meanwhile(make_lane: MakeLane) -> None:
     """Catches a state that goes with offsets of another batch."""
     query = _in_runs(AGGREGATION, 1, 1)
@@ -281,6 +354,25 @@ def test_conversion_is_refused_when_the_query_runs_meanwhile(make_lane: MakeLane
             conversion.run()
 
     _assert_not_startable(lane, new)
+
+
+def test_conversion_is_refused_while_a_query_of_ours_runs(make_lane: MakeLane) -> None:
+    """Catches a conversion that takes no notice of the lease of a query, idle or not."""
+    lane = make_lane(AGGREGATION, TARGETS["filesystem"])
+    new = lane.root / "new"
+    lane.feed(AGGREGATION.plan[0][0])
+    handle = lane.start(available_now=False)
+    try:
+        wait_for(lambda: (lane.checkpoint / "commits" / "0").exists(), "a batch", timeout_s=60)
+
+        with pytest.raises(InUseError, match="a query is writing the checkpoint") as caught:
+            convert(str(lane.checkpoint), str(new), "spark-hdfs", spark=lane.spark)
+    finally:
+        handle.stop()
+
+    assert caught.value.kind == "checkpoint-in-use"
+    assert caught.value.fields["run"] == str(handle.runId)
+    assert not new.exists()
 
 
 def test_command_converts_when_yes_is_given(make_lane: MakeLane) -> None:

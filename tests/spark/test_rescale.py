@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
 from typing import Any
@@ -44,23 +44,26 @@ SHORT = (AGGREGATION, GLOBAL_AGGREGATION, SESSION_APPEND, JOIN, LIMITS[0])
 
 
 def _cases() -> list[Any]:
-    """Every operator on the provider under test, some on the other backends and in format v2."""
-    cases = [
-        pytest.param(PROVIDER, {}, query, id=query.name, marks=[] if query in SHORT else [EXTENDED])
-        for query in OPERATORS
-    ]
-    more: Sequence[tuple[str, Mapping[str, str], Query]] = [
+    """Every operator on every state backend in both checkpoint formats; a short run has some."""
+    some: list[tuple[str, Mapping[str, str], Query]] = [
+        *((PROVIDER, {}, query) for query in SHORT),
         (FILESYSTEM, FORMAT_2, JOIN),
         (HEAP, FORMAT_2, JOIN),
         (ROCKSDB_BACKEND, {}, AGGREGATION),
         (ROCKSDB_BACKEND, FORMAT_2, JOIN),
     ]
-    if PROVIDER != FILESYSTEM:  # the whole cross is for the lane of that provider
-        more = [(PROVIDER, FORMAT_2, query) for query in OPERATORS]
-    for provider, conf, query in more:
-        name = f"{provider.rpartition('.')[2]}-{'v2' if conf else 'v1'}-{query.name}"
-        cases.append(pytest.param(provider, conf, query, id=name))
-    return cases
+    return [
+        pytest.param(
+            provider,
+            conf,
+            query,
+            id=f"{provider.rpartition('.')[2]}-{'v2' if conf else 'v1'}-{query.name}",
+            marks=[] if (provider, conf, query) in some else [EXTENDED],
+        )
+        for provider in (FILESYSTEM, HEAP, ROCKSDB_BACKEND)
+        for conf in ({}, FORMAT_2)
+        for query in OPERATORS
+    ]
 
 
 def _memory(spark: SparkSession, provider: str) -> AbstractContextManager[Any]:

@@ -264,28 +264,47 @@ def test_query_refuses_what_is_not_a_whole_checkpoint(make_lane: MakeLane) -> No
 def test_heap_query_leaves_its_driver_with_a_savepoint(
     spark: SparkSession, make_lane: MakeLane
 ) -> None:
-    """Catches state on the heap that cannot be brought out, or back into a driver's memory."""
+    """Catches state on the heap that cannot be brought out, or into a driver's memory from what
+    any state backend has.
+    """
     never_interrupted, lane = make_lane(COUNTS), make_lane(COUNTS, HEAP)
-    for batches in COUNTS.plan:
-        never_interrupted.run(*batches)
+    root = lane.root
+    never_interrupted.run(*COUNTS.plan[0])
+    take_savepoint(str(never_interrupted.checkpoint), str(root / "of-files"))
+    never_interrupted.run(*COUNTS.plan[1])
     lane.feed(*COUNTS.plan[0])
     query = lane.start(available_now=False)
     try:
         last = len(COUNTS.plan[0]) - 1
         wait_for(lambda: (lane.checkpoint / "commits" / str(last)).exists(), "batches", 60)
-        taken = stop_with_savepoint(query, str(lane.root / "savepoint"))
+        taken = stop_with_savepoint(query, str(root / "of-heap"))
     finally:
         query.stop()
     assert taken.backend == "heap"
+    lane.feed(*COUNTS.plan[1])
 
-    with (
-        driver_memory(spark) as memory,
-        plan_restore(
-            str(lane.root / "savepoint"), str(lane.root / "again"), num_partitions=1, memory=memory
-        ) as plan,
-    ):
-        plan.run()
-    lane.checkpoint = lane.root / "again"
-    lane.run(*COUNTS.plan[1])
+    def go_on(lane: Lane, savepoint: str, backend: str, num_partitions: int) -> None:
+        lane.checkpoint = root / f"{savepoint}-to-{backend}"
+        lane.batches = {batch: lane.batches[batch] for batch in range(last + 1)}
+        with (
+            driver_memory(spark) as memory,
+            plan_restore(
+                str(root / savepoint),
+                str(lane.checkpoint),
+                backend=backend,
+                num_partitions=num_partitions,
+                memory=memory,
+            ) as plan,
+        ):
+            plan.run()
+        lane.run()
+        assert bool(list(lane.checkpoint.rglob("heap-backend"))) == (backend == "heap")
 
-    assert lane.batches == never_interrupted.batches
+    expected = dict(never_interrupted.batches)
+    go_on(lane, "of-heap", "heap", 1)
+    assert lane.batches == expected
+    go_on(lane, "of-heap", "rocksdb", 4)
+    assert lane.batches == expected
+    # The files that the source has read are those of the lane that the savepoint was taken of.
+    go_on(never_interrupted, "of-files", "heap", 2)
+    assert never_interrupted.batches == expected

@@ -47,8 +47,8 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
    * called again.
    *
    * @return JSON: `ok`, a store an object, in their order: `rows`; those `missing`, `different` or
-   *         `foreign` in the target, with the first such key in `key`; in checkpoint format v2
-   *         `checkpoint_id`. Or `error`, why it failed
+   *         `foreign` in the target, with the first such key in `key`, null where only their number
+   *         tells; in checkpoint format v2 `checkpoint_id`. Or `error`, why it failed
    */
   def run(): String = {
     rows.reset()
