@@ -69,6 +69,26 @@ def bench(io: HadoopFileIO, request: pytest.FixtureRequest) -> Iterator[StoreBen
         store.close()
 
 
+def test_rocksdb_store_is_opened_by_another(io: HadoopFileIO) -> None:
+    """Catches SSTs that do not come back as they were written, and merged ones never published."""
+    bench = StoreBench(io, "/data/rocksdb", ManualClock(), "rocksdb")
+    with bench.open(rocksdb_merge_min_files=4) as store:
+        for number in range(1, 8):
+            batch = store.begin()
+            batch.put(b"n", b"%d" % number)
+            batch.put(b"%d" % number, b"v")
+            batch.delete(b"%d" % (number - 2))
+            batch.commit()
+            if number == 4:
+                store.snapshot()
+        expected = list(store.scan())
+
+    assert [name for name in bench.file_names() if name.startswith("4_")]
+    with bench.open() as other:
+        assert (other.version, list(other.scan())) == (7, expected)
+        assert other.get(b"n") == b"7"
+
+
 def test_errors_are_named(io: HadoopFileIO, files: ShimFiles, tmp_path: Path) -> None:
     """Catches a Java stack trace where an error of ours belongs."""
     other = HadoopFileIO(files, "nosuch://x", CHECKPOINT, str(tmp_path), 0)
