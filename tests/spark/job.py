@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,32 +33,35 @@ from .processes import (
     executors,
     scratch_directories,
 )
-from .queries import AGGREGATION, JOIN, WATERMARK_DEDUP, one_input
+from .queries import AGGREGATION, OPERATORS, one_input
 
-FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 KILL_DELAY_S = 0.15
+BY_NAME = {query.name: query for query in OPERATORS}
 SHORT = replace(AGGREGATION, name="short", plan=one_input(4))
 ENDLESS = replace(AGGREGATION, name="endless", plan=one_input(300))
 
 
-def cluster(root: Path, jars: list[Path], provider: str) -> dict[str, Any]:
-    """Run queries on two executors; kill engines, then an executor, then both."""
+def cluster(
+    root: Path, jars: list[Path], provider: str, lanes: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Run queries on two executors, one after the other, and kill processes under them.
+
+    A lane is the name of a `query`, its `conf`, and `kills`: at which batch, what, and whether
+    while the batch runs instead of before it.
+    """
     session = start_application(root, jars, "local-cluster[2,1,1024]")
-    lanes = {
-        query.name: _lane(session, root, query, provider, conf)
-        for query, conf in ((AGGREGATION, {}), (JOIN, {}), (WATERMARK_DEDUP, FORMAT_2))
-    }
-    aggregation, join, dedup = lanes.values()
-    killed = [
-        _kill_before(aggregation, 1, engines, during=False),
-        _kill_before(aggregation, 2, engines, during=True),
-        _kill_before(aggregation, 4, engines, during=True),
-        _kill_before(join, 2, executors, during=True),
-        _kill_before(dedup, 1, executors, during=False),
-        _kill_before(dedup, 3, engines, during=True),
-    ]
+    kinds = {"engine": engines, "executor": executors}
+    killed = []
+    made = []
+    for given in lanes:
+        lane = _lane(session, root, BY_NAME[given["query"]], provider, given["conf"])
+        killed += [
+            _kill_before(lane, batch_id, kinds[kind], during=during)
+            for batch_id, kind, during in given["kills"]
+        ]
+        made.append(lane)
     num_leases = []
-    for lane in lanes.values():
+    for lane in made:
         leases = Leases(LocalFileIO(), f"{lane.checkpoint}/state")
         lane.on_batch = lambda _, leases=leases: num_leases.append(len(leases.list()))
         for batches in lane.query.plan:
@@ -69,8 +72,8 @@ def cluster(root: Path, jars: list[Path], provider: str) -> dict[str, Any]:
     session.stop()
     return {
         "num_leases": num_leases,
-        "batches": {name: lane.batches for name, lane in lanes.items()},
-        "failed_tasks": {name: lane.failed_tasks for name, lane in lanes.items()},
+        "batches": {lane.query.name: lane.batches for lane in made},
+        "failed_tasks": {lane.query.name: lane.failed_tasks for lane in made},
         "killed": killed,
         "engines_left": engines(descendants(os.getpid())),
         "scratch_left": [str(path) for path in scratch_directories(root)],

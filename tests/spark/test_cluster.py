@@ -17,27 +17,62 @@ from statestore.io.local import LocalFileIO
 from statestore.operations.in_use import exclusive_directory
 
 from .conftest import EXTENDED, OURS, PROVIDER, MakeLane
-from .harness import HDFS, STATE_STORE, assert_same, run_plan, wait_for
-from .job import ENDLESS, KILL_DELAY_S
+from .harness import HDFS, ROCKSDB_BACKEND, STATE_STORE, assert_same, run_plan, wait_for
+from .job import BY_NAME, ENDLESS, KILL_DELAY_S
 from .job_process import Job
 from .processes import descendants, engines, scratch_directories
 from .queries import AGGREGATION, JOIN, WATERMARK_DEDUP
 
 FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
+KILLED_OFTEN = [
+    {
+        "query": AGGREGATION.name,
+        "conf": {},
+        "kills": [(1, "engine", False), (2, "engine", True), (4, "engine", True)],
+    },
+    {"query": JOIN.name, "conf": {}, "kills": [(2, "executor", True)]},
+    {
+        "query": WATERMARK_DEDUP.name,
+        "conf": FORMAT_2,
+        "kills": [(1, "executor", False), (3, "engine", True)],
+    },
+]
+"""Lanes of the job `cluster`."""
+OTHERS = (
+    "aggregation-update-format-1",
+    "aggregation-complete",
+    "session-append",
+    "global-limit",
+    "join-full-outer-format-2",
+    "flat-map-groups-event-time",
+    "pandas-groups-event-time-append",
+)
 
 
 def _rows(batches: dict[str, list[str]]) -> dict[int, list[str]]:
     return {int(batch_id): rows for batch_id, rows in batches.items()}
 
 
+def _assert_nothing_left(job: Job, report: dict[str, Any]) -> None:
+    assert all(report["killed"]), report["killed"]
+    assert report["engines_left"] == []
+    assert report["scratch_left"] == []
+    wait_for(lambda: not job.pids(), "the end of the job's processes")
+
+
+@pytest.mark.parametrize(
+    "provider",
+    [PROVIDER, pytest.param(ROCKSDB_BACKEND, marks=[EXTENDED, pytest.mark.ours])],
+    ids=["under-test", "rocksdb"],
+)
 def test_rows_equal_built_in_when_executors_and_engines_are_killed(
-    start_job: Callable[..., Job], make_lane: MakeLane
+    start_job: Callable[..., Job], make_lane: MakeLane, provider: str
 ) -> None:
     """Catches state that lives in an executor only, and work a lost engine took with it.
 
     A killed engine must not even fail a task; nothing of the application may outlive it.
     """
-    job = start_job("cluster", provider=PROVIDER)
+    job = start_job("cluster", provider=provider, lanes=KILLED_OFTEN)
     references = {query.name: make_lane(query, HDFS) for query in (
         AGGREGATION, JOIN, WATERMARK_DEDUP)}  # fmt: skip
     for reference in references.values():
@@ -49,12 +84,33 @@ def test_rows_equal_built_in_when_executors_and_engines_are_killed(
         assert _rows(report["batches"][name]) == reference.batches, name
     if not OURS:
         return
-    assert all(report["killed"]), report["killed"]
     assert report["failed_tasks"][AGGREGATION.name] == 0
-    assert report["engines_left"] == []
-    assert report["scratch_left"] == []
     assert max(report["num_leases"]) >= 2
-    wait_for(lambda: not job.pids(), "the end of the job's processes")
+    _assert_nothing_left(job, report)
+
+
+@EXTENDED
+@pytest.mark.ours
+@pytest.mark.timeout(300)
+def test_rows_equal_built_in_when_executors_are_killed_under_other_operators(
+    start_job: Callable[..., Job], make_lane: MakeLane
+) -> None:
+    """Catches an operator whose state, or whose place in its input, only an executor knows.
+
+    The one executor is killed before a batch, and the other while the next batch runs.
+    """
+    kills = [(1, "executor", False), (2, "executor", True)]
+    lanes = [{"query": name, "conf": {}, "kills": kills} for name in OTHERS]
+    job = start_job("cluster", provider=PROVIDER, lanes=lanes)
+    references = {name: make_lane(BY_NAME[name], HDFS) for name in OTHERS}
+    for reference in references.values():
+        run_plan(reference)
+
+    report = job.report(timeout_s=250)
+
+    for name, reference in references.items():
+        assert _rows(report["batches"][name]) == reference.batches, name
+    _assert_nothing_left(job, report)
 
 
 @pytest.mark.parametrize(
