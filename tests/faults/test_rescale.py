@@ -501,7 +501,10 @@ rescale(sys.argv[1], int(sys.argv[3]), io=Killer())
 """
 
 
-@pytest.mark.parametrize(("num_partitions", "way"), [(3, "rehash"), (4, "key-groups")])
+@pytest.mark.parametrize(
+    ("num_partitions", "way"),
+    [(3, "rehash"), pytest.param(4, "key-groups", marks=pytest.mark.extended)],
+)
 def test_kill_at_every_step_leaves_old_or_new_state(tmp_path, num_partitions, way):
     """Catches a step that only an orderly end completes: the process dies by signal 9."""
     made = make(tmp_path, operators=KEYED, num_partitions=2, checkpoint_format=2)

@@ -346,6 +346,7 @@ def test_closed_stores_do_not_fill_the_local_disk(tmp_path):
         assert reads == [1] * 3 + [0] * MAX_CLOSED_STORES
 
 
+@pytest.mark.extended
 def test_merge_needs_no_memory_for_each_deleted_key(tmp_path):
     """Catches a merge that holds every deleted key, of which a queue has more than rows."""
     num_keys = 60_000

@@ -82,6 +82,7 @@ def test_maintenance_snapshots_and_deletes_when_instances_overlap(
     assert_same(expected, candidate)
 
 
+@EXTENDED
 @state_on_heap
 @pytest.mark.ours
 def test_provider_stays_loaded_when_its_maintenance_fails(

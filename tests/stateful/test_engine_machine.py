@@ -244,5 +244,5 @@ TestEngine.settings = settings(
 )
 TestRocksDBEngine = pytest.mark.timeout(600)(RocksDBEngineMachine.TestCase)
 TestRocksDBEngine.settings = settings(
-    max_examples=settings.default.max_examples // 8, stateful_step_count=20, deadline=None
+    max_examples=settings.default.max_examples // 12, stateful_step_count=20, deadline=None
 )

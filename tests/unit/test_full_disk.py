@@ -17,6 +17,7 @@ SOURCES = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala"
 MAX_FILE_BYTES = 1 << 16
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(240)
 def test_commit_without_space_for_its_file_says_so_by_path(tmp_path: Path) -> None:
     """Catches a full disk that is shown as an error of RocksDB's, or a file that is left there."""
