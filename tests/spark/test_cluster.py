@@ -60,9 +60,10 @@ def _assert_nothing_left(job: Job, report: dict[str, Any]) -> None:
     wait_for(lambda: not job.pids(), "the end of the job's processes")
 
 
+@EXTENDED
 @pytest.mark.parametrize(
     "provider",
-    [PROVIDER, pytest.param(ROCKSDB_BACKEND, marks=[EXTENDED, pytest.mark.ours])],
+    [PROVIDER, pytest.param(ROCKSDB_BACKEND, marks=pytest.mark.ours)],
     ids=["under-test", "rocksdb"],
 )
 def test_rows_equal_built_in_when_executors_and_engines_are_killed(
