@@ -50,7 +50,7 @@ class Job:
     def report(self, timeout_s: float = 150.0) -> dict[str, Any]:
         """Wait for the end of the job and return its report."""
         code = self.process.wait(timeout_s)
-        assert code == 0, self.output.read_text()[-3000:]
+        assert code == 0, self.output.read_text()
         report: dict[str, Any] = json.loads((self.root / "report.json").read_text())
         return report
 
@@ -65,7 +65,7 @@ class Job:
 
     def num_batches(self) -> int:
         """Return how many batches the endless job has processed."""
-        assert self.process.poll() is None, self.output.read_text()[-3000:]
+        assert self.process.poll() is None, self.output.read_text()
         path = self.root / "progress"
         text = path.read_text() if path.exists() else ""
         return int(text) + 1 if text else 0
