@@ -33,11 +33,11 @@ from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.state_file import blocks_of, empty_stream, slices_of
 from statestore.codec.trailer import (
     Block,
-    ColumnFamily,
     FileRef,
     RowCounts,
     add_counts,
     compute_lineage,
+    join_families,
 )
 from statestore.core.errors import (
     CorruptionError,
@@ -184,10 +184,8 @@ def _check_heads(heads: Heads, num_partitions: int, *, is_whole: bool) -> Traile
             missing=", ".join(map(str, sorted(expected - set(heads)))),
             to_fix="put the directories of all state partitions back; checkpoints are copied whole",
         )
-    ids: dict[str, int] = {}
-    names: dict[int, str] = {}
-    for head in heads.values():
-        trailer = head.trailer
+    trailers = [head.trailer for head in heads.values()]
+    for trailer in trailers:
         if not (trailer.rescalable or is_whole):
             raise IncompatibleError(
                 "a store is not rescalable by key groups: some rows are not where their key "
@@ -208,16 +206,7 @@ def _check_heads(heads: Heads, num_partitions: int, *, is_whole: bool) -> Traile
                     to_fix="go back to a version that all of them have; checkpoints are copied "
                     "whole",
                 )
-        for family in trailer.column_families:
-            known = ids.setdefault(family.name, family.id), names.setdefault(family.id, family.name)
-            if known != (family.id, family.name):
-                raise IncompatibleError(
-                    "column families have other IDs in other state partitions",
-                    kind="not-rescalable",
-                    store=str(trailer.store),
-                    column_family=family.name,
-                    to_fix="have every row hashed anew",
-                )
+    join_families(trailers)
     return of
 
 
@@ -231,14 +220,12 @@ def _rescaled(
     wanted: KeyGroupSet | None,
 ) -> RescaledStore:
     taken: list[FileRef] = []
-    families: dict[int, ColumnFamily] = {}
     is_exact = True
     for now in from_partitions:
         head = heads[now]
         trailer = head.trailer
         owned = KeyGroupSet(of.num_partitions, now)
         is_exact = is_exact and (wanted is None or owned & wanted == owned)
-        families |= {family.id: family for family in trailer.column_families}
         for ref in (*trailer.files, head.ref):
             found = taken_over(trailer.store, ref, owned, wanted)
             if found is not None and ref.rows:
@@ -260,7 +247,7 @@ def _rescaled(
         max_parallelism=of.max_parallelism,
         num_partitions=num_partitions,
         rescalable=all(trailer.rescalable for trailer in trailers),
-        column_families=tuple(families[number] for number in sorted(families)),
+        column_families=join_families(trailers),
         backend=of.backend,
     )
     identity = f"{store} {new.version} {num_partitions} {compute_lineage(None, (), files)}"

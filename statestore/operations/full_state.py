@@ -31,8 +31,8 @@ from statestore.codec.rows import (
     write_options,
 )
 from statestore.codec.sorting import gather, join_batches, sort_into_runs
-from statestore.codec.trailer import RowCounts, add_counts, compute_lineage
-from statestore.core.errors import IncompatibleError, InternalError, InvalidArgumentError
+from statestore.codec.trailer import RowCounts, add_counts, compute_lineage, join_families
+from statestore.core.errors import InternalError, InvalidArgumentError
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.merge import SortedRun
-    from statestore.codec.trailer import ColumnFamily, Trailer
+    from statestore.codec.trailer import Trailer
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
 
@@ -251,6 +251,35 @@ def _own_scratch(work: Work) -> Iterator[Work]:
         yield replace(work, scratch_directory=directory)
 
 
+def dealt_anew(
+    trailers: Sequence[Trailer], num_partitions: int, max_parallelism: int
+) -> NewVersion:
+    """Return a version of a store whose rows are dealt out anew, but for its ID and row counts.
+
+    Args:
+        trailers: The version in the state partitions whose rows come together.
+        num_partitions: State partitions of the new layout, 1 to 32768.
+        max_parallelism: Its key groups.
+
+    Raises:
+        IncompatibleError: As `join_families`.
+    """
+    first = trailers[0]
+    return NewVersion(
+        version=first.version,
+        parent=None,
+        checkpoint_id="",
+        checkpoint_format=first.checkpoint_format,
+        rows=RowCounts(),
+        num_keys=0,
+        max_parallelism=max_parallelism,
+        num_partitions=num_partitions,
+        rescalable=all(trailer.rescalable for trailer in trailers),
+        column_families=join_families(trailers),
+        backend=first.backend,
+    )
+
+
 def write_states(
     givers: Sequence[tuple[StoreLocation, PublishedFile]],
     takers: Mapping[StoreLocation, str],
@@ -279,20 +308,8 @@ def write_states(
         IncompatibleError: The givers' column families contradict each other.
     """
     trailers = [head.trailer for _, head in givers]
-    first = trailers[0]
-    new = NewVersion(
-        version=first.version,
-        parent=None,
-        checkpoint_id="",
-        checkpoint_format=first.checkpoint_format,
-        rows=RowCounts(),
-        num_keys=0,
-        max_parallelism=first.max_parallelism,
-        num_partitions=num_partitions,
-        rescalable=all(trailer.rescalable for trailer in trailers),
-        column_families=_families(trailers),
-        backend=backend,
-    )
+    new = dealt_anew(trailers, num_partitions, trailers[0].max_parallelism)
+    new = replace(new, backend=backend)
     with _own_scratch(work) as own:
         runs = [run for location, head in givers for run in open_runs(location, head, own)]
         writers = {
@@ -318,22 +335,6 @@ def _dealt(
     for location in takers:
         own = np.flatnonzero(partitions == location.store.partition)
         yield location, batch.take(from_numpy(own, pa.int64()))
-
-
-def _families(trailers: Sequence[Trailer]) -> tuple[ColumnFamily, ...]:
-    families: dict[int, ColumnFamily] = {}
-    for trailer in trailers:
-        for family in trailer.column_families:
-            if families.setdefault(family.id, family).name != family.name:
-                raise IncompatibleError(
-                    "state partitions number their column families differently",
-                    kind="not-rescalable",
-                    store=str(trailer.store),
-                    column_family=family.name,
-                    other=families[family.id].name,
-                    to_fix="keep the number of state partitions as it is",
-                )
-    return tuple(families[number] for number in sorted(families))
 
 
 def _check_count(trailers: Sequence[Trailer], num_rows: int) -> None:

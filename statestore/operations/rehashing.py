@@ -22,11 +22,10 @@ from statestore.checkpoint.rescaling import mark_home
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import SCHEMA, from_numpy, to_numpy
 from statestore.codec.sorting import gather
-from statestore.codec.trailer import RowCounts
 from statestore.core.errors import IncompatibleError
 from statestore.core.key_groups import default_max_parallelism
 from statestore.io.local import named_errors
-from statestore.operations.full_state import Work, open_memory, write_full_state
+from statestore.operations.full_state import Work, dealt_anew, open_memory, write_full_state
 from statestore.operations.rows import read_rows
 
 if TYPE_CHECKING:
@@ -88,30 +87,19 @@ def rehashed_version(trailers: Sequence[Trailer], num_partitions: int) -> NewVer
     Args:
         trailers: The version in every state partition until now.
         num_partitions: State partitions of the new layout, 1 to 32768.
+
+    Raises:
+        IncompatibleError: As `join_families`.
     """
-    families = {family.id: family for trailer in trailers for family in trailer.column_families}
-    return NewVersion(
-        version=trailers[0].version,
-        parent=None,
-        checkpoint_id="",
-        checkpoint_format=trailers[0].checkpoint_format,
-        rows=RowCounts(),
-        num_keys=0,
-        max_parallelism=default_max_parallelism(num_partitions),
-        num_partitions=num_partitions,
-        rescalable=True,
-        column_families=tuple(families[number] for number in sorted(families)),
-        backend=trailers[0].backend,
-    )
+    new = dealt_anew(trailers, num_partitions, default_max_parallelism(num_partitions))
+    return replace(new, rescalable=True)  # every row that is found elsewhere is refused
 
 
-def rehash_rows(
-    batches: Iterable[pa.RecordBatch], trailer: Trailer, max_parallelism: int
-) -> Iterator[pa.RecordBatch]:
-    """Yield rows of a store with the key groups they have of another number.
+def rehash(batch: pa.RecordBatch, trailer: Trailer, max_parallelism: int) -> pa.RecordBatch:
+    """Return rows of a store with the key groups they have of another number.
 
     Args:
-        batches: Rows of the state file schema.
+        batch: Rows of the state file schema.
         trailer: Of the version that has them.
         max_parallelism: Number of key groups, 1 to 32768.
 
@@ -119,7 +107,31 @@ def rehash_rows(
         IncompatibleError: Hashed with the former number, a key has another key group than its row
             says: Spark did not partition by what this package takes for the key.
     """
-    return (_rehashed(batch, trailer, max_parallelism) for batch in batches)
+    groups = np.zeros(batch.num_rows, np.uint16)
+    families = to_numpy(batch.column(1), np.uint16)
+    stored = to_numpy(batch.column(0), np.uint16)
+    for family in trailer.column_families:
+        of_family = np.flatnonzero(families == family.id)
+        if len(of_family) == 0:
+            continue
+        keys = batch.column(3)
+        if len(of_family) < batch.num_rows:
+            keys = keys.take(from_numpy(of_family, pa.int64()))
+        name = trailer.store.name
+        before = compute_key_groups(keys, name, family, trailer.max_parallelism)
+        if not trailer.rescalable or not np.array_equal(before, stored[of_family]):
+            raise IncompatibleError(
+                "rows of a store are not where their keys belong",
+                kind="not-rescalable",
+                store=str(trailer.store),
+                column_family=family.name,
+                version=trailer.version,
+                to_fix="report it with the query's stateful operators; nothing was changed",
+            )
+        groups[of_family] = compute_key_groups(keys, name, family, max_parallelism)
+    hashed: pa.Array[Any] = from_numpy(groups, pa.uint16())
+    columns: list[pa.Array[Any]] = [hashed, *batch.columns[1:]]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def rehash_effort(heads: Iterable[PublishedFile]) -> int:
@@ -190,9 +202,8 @@ def _read_rehashed(
     before = 0
     for head in heads:
         num_rows, num_read = _num_rows(head), 0
-        batches = read_rows(checkpoint, head)
-        for batch in rehash_rows(batches, head.trailer, max_parallelism):
-            yield batch
+        for batch in read_rows(checkpoint, head):
+            yield rehash(batch, head.trailer, max_parallelism)
             num_read += batch.num_rows
             report(before + min(num_read, num_rows))
         before += num_rows
@@ -217,40 +228,6 @@ def _prepare(
     write_refs(location, new.version, sources, sync=True)
     mark_home(location, checkpoint.home(store), new.backend)
     return location
-
-
-def _rehashed(batch: pa.RecordBatch, trailer: Trailer, max_parallelism: int) -> pa.RecordBatch:
-    """Return the rows with the key groups they have of another number.
-
-    Raises:
-        IncompatibleError: Hashed with the former number, a key has another key group than its row
-            says: Spark did not partition by what this package takes for the key.
-    """
-    groups = np.zeros(batch.num_rows, np.uint16)
-    families = to_numpy(batch.column(1), np.uint16)
-    stored = to_numpy(batch.column(0), np.uint16)
-    for family in trailer.column_families:
-        of_family = np.flatnonzero(families == family.id)
-        if len(of_family) == 0:
-            continue
-        keys = batch.column(3)
-        if len(of_family) < batch.num_rows:
-            keys = keys.take(from_numpy(of_family, pa.int64()))
-        name = trailer.store.name
-        before = compute_key_groups(keys, name, family, trailer.max_parallelism)
-        if not trailer.rescalable or not np.array_equal(before, stored[of_family]):
-            raise IncompatibleError(
-                "rows of a store are not where their keys belong",
-                kind="not-rescalable",
-                store=str(trailer.store),
-                column_family=family.name,
-                version=trailer.version,
-                to_fix="report it with the query's stateful operators; nothing was changed",
-            )
-        groups[of_family] = compute_key_groups(keys, name, family, max_parallelism)
-    hashed: pa.Array[Any] = from_numpy(groups, pa.uint16())
-    columns: list[pa.Array[Any]] = [hashed, *batch.columns[1:]]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 class _RowsByPartition:

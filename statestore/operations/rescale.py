@@ -27,7 +27,7 @@ from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import check_range, default_max_parallelism
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint, open_checkpoint
 from statestore.operations.in_use import ExclusiveUse, exclusive_use
-from statestore.operations.rehashing import rehash_effort, rehash_rows, rehash_store
+from statestore.operations.rehashing import rehash, rehash_effort, rehash_store
 from statestore.operations.rescale_log import (
     CheckpointIds,
     RescaleBatch,
@@ -317,10 +317,9 @@ class _Rescale:
             return store
         num_rows = np.zeros(self._num_partitions, np.int64)
         for head in change.heads.values():
-            batches = read_rows(self._checkpoint, head)
-            if change.way == "rehash":
-                batches = rehash_rows(batches, head.trailer, change.max_parallelism)
-            for batch in batches:
+            for batch in read_rows(self._checkpoint, head):
+                if change.way == "rehash":
+                    batch = rehash(batch, head.trailer, change.max_parallelism)
                 owners = to_numpy(batch.column(0), np.uint16) % self._num_partitions
                 num_rows += np.bincount(owners, minlength=self._num_partitions)
         counts = num_rows.tolist()

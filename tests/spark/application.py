@@ -10,6 +10,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from .harness import NUM_PARTITIONS, STATE_STORE
+from .processes import MARK_NAME
 
 LOG4J = """
 rootLogger.level = warn
@@ -51,6 +52,8 @@ def start_application(
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": driver_options,
         "spark.executor.extraJavaOptions": java_options,
+        # Applications of one second would share the directories of a local cluster's executors.
+        "spark.deploy.appIdPattern": f"app-%s-%04d-{os.environ.get(MARK_NAME, 'unmarked')}",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.local.dir": str(root / "local"),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -144,8 +142,6 @@ def unload_all(spark: SparkSession) -> Iterator[Callable[[], None]]:
 @pytest.fixture
 def start_job(jars: list[Path], tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Returns a function that starts a job below the test's folder; its processes end with it."""
-    work = Path(pyspark.__file__).parent / "work"  # where a local cluster keeps its executors
-    before = set(work.glob("app-*"))
     jobs: list[Job] = []
 
     def start(name: str, **arguments: Any) -> Job:
@@ -155,5 +151,3 @@ def start_job(jars: list[Path], tmp_path: Path) -> Iterator[Callable[..., Job]]:
     yield start
     for job in jobs:
         job.end()
-    for folder in set(work.glob("app-*")) - before:
-        shutil.rmtree(folder, ignore_errors=True)

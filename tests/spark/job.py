@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyspark
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
@@ -26,10 +25,12 @@ from statestore.io.local import LocalFileIO
 from .application import start_application
 from .harness import HEAP, STATE_STORE, Lane, Query, wait_for
 from .processes import (
+    MARK_NAME,
     checkpoint_memories,
     command_and_environment,
     descendants,
     engines,
+    executor_directories,
     executors,
     scratch_directories,
 )
@@ -104,13 +105,15 @@ def heap_cluster(root: Path, jars: list[Path]) -> dict[str, Any]:
     shown = [pid for pid in pids if token.encode() in command_and_environment(pid)]
     session.stop()
     left = descendants(os.getpid())
-    logs = [root / "spark.log", *(Path(pyspark.__file__).parent / "work").glob("app-*/*/std*")]
+    of_executors = executor_directories(os.environ[MARK_NAME])
+    logs = [root / "spark.log", *(log for path in of_executors for log in path.glob("*/std*"))]
     return {
         "batches": lane.batches,
         "killed": killed,
         "state_rows": state,
         "memories": memories,
         "token_in_processes": shown,
+        "num_executor_logs": len(logs) - 1,
         "token_in_logs": [str(path) for path in logs if token in path.read_text()],
         "left": [*engines(left), *checkpoint_memories(left)],
         "scratch_left": [str(path) for path in scratch_directories(root)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .processes import command_line, descendants, marked
+from .processes import MARK_NAME, command_line, descendants, executor_directories, marked
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MARK_NAME = "STATESTORE_TEST_MARK"
 DRIVER_CLASS = "org.apache.spark.deploy.SparkSubmit"
 
 
@@ -71,7 +71,9 @@ class Job:
         return int(text) + 1 if text else 0
 
     def end(self) -> None:
-        """Kill whatever is left of the job, so that no test disturbs another."""
+        """Kill whatever is left of the job and delete its executors' directories."""
         for pid in self.pids():
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        for directory in executor_directories(self._mark):
+            shutil.rmtree(directory, ignore_errors=True)

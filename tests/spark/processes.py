@@ -1,9 +1,14 @@
-"""Finds the processes and the scratch directories of a Spark application."""
+"""Finds the processes and the directories of a Spark application."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+import pyspark
+
+MARK_NAME = "STATESTORE_TEST_MARK"
+"""Variable of the environment that tells whose a process is; its value is the mark."""
 
 ENGINE = "statestore.engine"
 CHECKPOINT_MEMORY = "statestore.engine.checkpoint_memory"
@@ -75,6 +80,11 @@ def executors(pids: list[int]) -> list[int]:
 def num_open_files(pid: int) -> int:
     """Return how many file descriptors a process holds."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def executor_directories(mark: str) -> list[Path]:
+    """Return where local clusters of a mark keep what their executors fetch and print."""
+    return sorted((Path(pyspark.__file__).parent / "work").glob(f"app-*-{mark}"))
 
 
 def scratch_directories(root: Path) -> list[Path]:

@@ -32,7 +32,8 @@ from statestore.core.errors import (
 from statestore.core.key_groups import KeyGroupSet
 from statestore.core.options import StateStoreOptions
 from statestore.io.memory import MemoryFileIO
-from statestore.operations.full_state import Work, open_memory, write_full_state
+from statestore.operations.full_state import Work, dealt_anew, open_memory, write_full_state
+from statestore.operations.rehashing import rehashed_version
 from statestore.testing.deltas import new_version
 
 G = 24
@@ -220,6 +221,12 @@ def test_column_families_with_other_ids_are_refused(checkpoint):
 
     with pytest.raises(IncompatibleError, match="column families"):
         plan_rescale(heads, 2)
+    for clash in (replace(family, id=1), replace(family, name="other")):
+        trailers = [heads[0].trailer, replace(heads[0].trailer, column_families=(clash,))]
+        with pytest.raises(IncompatibleError, match="column families"):
+            rehashed_version(trailers, 3)
+        with pytest.raises(IncompatibleError, match="column families"):
+            dealt_anew(trailers, 2, G)
 
 
 def test_estimates_come_from_the_block_index(tmp_path):

@@ -65,6 +65,11 @@ class Memory:
 
     Args:
         budget_bytes: Most bytes of both together.
+
+    Attributes:
+        budget_bytes: As given.
+        cache: The block cache.
+        write_buffer: What bounds the write buffers, charged to the cache.
     """
 
     def __init__(self, budget_bytes: int) -> None:

@@ -55,7 +55,7 @@ object ShimOptions {
   /** Keys of Spark's own RocksDB provider, which it reads without declaring them, in any case. */
   private val RocksDBPrefix = Prefix + "rocksdb."
 
-  /** The row cache takes this part of the heap where nobody says how much. */
+  // All row caches and all overlays take these parts of the heap where nobody says how much.
   private val RowCachesPerHeap = 8L
   private val OverlaysPerHeap = 4L
 
@@ -210,7 +210,7 @@ private[statestore] object Resources {
   /**
    * Text of an embedded file.
    *
-   * @throws java.lang.IllegalStateException the jar was built without it
+   * @throws java.lang.IllegalStateException it is not in the jar, or the jar is gone or damaged
    */
   def text(path: String): String = new String(bytes(path), UTF_8)
 
@@ -218,7 +218,8 @@ private[statestore] object Resources {
     val in = getClass.getResourceAsStream(path)
     if (in == null) {
       throw new IllegalStateException(
-        s"file is missing in the jar: path=$path. To fix: build the jar with ./build.sh jar")
+        s"file cannot be found in the jar: path=$path. To fix: start the application again where " +
+          "the jar was moved or deleted under it, or else build it with ./build.sh jar")
     }
     try in.readAllBytes()
     catch {

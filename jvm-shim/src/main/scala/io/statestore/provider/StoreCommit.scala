@@ -45,7 +45,7 @@ private[statestore] final class StoreCommit(
     val checkpointId = UUID.randomUUID().toString.replace("-", "")
     val file = context.engines.scratchFile("delta")
     try {
-      counters.timed(StoreMetrics.DeltaWriteMs){
+      counters.timed(StoreMetrics.DeltaWriteMs) {
         ShimErrors.onLocalDisk("write the delta", file)(writeDelta(file))
       }
       val call = request(checkpointId, file)

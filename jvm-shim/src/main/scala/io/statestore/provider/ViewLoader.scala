@@ -131,7 +131,10 @@ private[statestore] final class HeapViewLoader(context: StoreContext) extends Vi
         while (reader.nextBatch()) {
           var row = 0
           while (row < reader.rows) {
-            if (row % PrefetchRows == 0 && family != null) prefetch(reader, row, family)
+            // No key of a snapshot can be there yet.
+            if (row % PrefetchRows == 0 && !isSnapshot && family != null) {
+              prefetch(reader, row, family)
+            }
             if (modulus == 1 || reader.keyGroup(row) % modulus == remainder) {
               if (reader.family(row) != familyId) {
                 familyId = reader.family(row)

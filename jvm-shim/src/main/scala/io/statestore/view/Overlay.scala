@@ -1,6 +1,6 @@
 package io.statestore.view
 
-import java.io.{File, IOException}
+import java.io.File
 import java.nio.{ByteBuffer, ByteOrder, MappedByteBuffer}
 import java.nio.channels.FileChannel
 import java.nio.channels.FileChannel.MapMode
@@ -10,7 +10,7 @@ import java.util.concurrent.atomic.AtomicInteger
 
 import scala.collection.mutable
 
-import io.statestore.LocalDiskException
+import io.statestore.ShimErrors
 import io.statestore.keygroup.{KeyGroupFunction, KeyGroups}
 import org.apache.arrow.memory.util.MemoryUtil
 import org.apache.spark.unsafe.Platform
@@ -256,7 +256,7 @@ private[statestore] final class Overlay(
 
   private def mapScratch(bytes: Long): MappedByteBuffer = {
     val path = newScratchFile()
-    try {
+    ShimErrors.onLocalDisk("spill state", path) {
       val channel = FileChannel.open(path.toPath, CREATE_NEW, READ, WRITE)
       try {
         allocate(channel, bytes)
@@ -267,7 +267,7 @@ private[statestore] final class Overlay(
         channel.close()
         Files.deleteIfExists(path.toPath)
       }
-    } catch { case e: IOException => throw new LocalDiskException("spill state", path, e) }
+    }
   }
 
   /** Gives a file its space: through a mapping, a disk that is full would end the process. */
