@@ -13,6 +13,7 @@ from statestore.spark.jar import find_jar
 from tools.scala import SPARK_JARS, compile_scala
 
 CHECK = "io/statestore/provider/FullDiskCheck"
+ROWS = "io/statestore/view/LongRows"
 SOURCES = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala"
 MAX_FILE_BYTES = 1 << 16
 
@@ -25,7 +26,8 @@ def test_commit_without_space_for_its_file_says_so_by_path(tmp_path: Path) -> No
     classes.mkdir()
     local.mkdir()
     jar = find_jar()
-    compile_scala([SOURCES / f"{CHECK}.scala"], classes, class_path=(str(jar),), flags=())
+    sources = [SOURCES / f"{name}.scala" for name in (CHECK, ROWS)]
+    compile_scala(sources, classes, class_path=(str(jar),), flags=())
     command = ["java", "-Xmx512m", "-XX:-UsePerfData", f"-Djava.io.tmpdir={local}"]
     command += [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.nio", "java.lang")]
     command += ["-cp", f"{classes}:{jar}:{SPARK_JARS}/*", CHECK.replace("/", ".")]

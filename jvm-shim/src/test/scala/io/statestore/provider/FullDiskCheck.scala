@@ -1,14 +1,11 @@
 package io.statestore.provider
 
 import io.statestore.ShimOptions
-import io.statestore.keygroup.{KeyGroups, PartitionKey}
+import io.statestore.keygroup.KeyGroups
 import io.statestore.rocksdb.SstSettings
 import io.statestore.view._
 import org.apache.hadoop.conf.Configuration
-import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.catalyst.expressions.{UnsafeProjection, UnsafeRow}
-import org.apache.spark.sql.execution.streaming.state._
-import org.apache.spark.sql.types.{LongType, StructType}
+import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStoreId}
 
 /**
  * Commits rows that the local disk has no space for, with each writer: few rows, which reach the
@@ -16,16 +13,8 @@ import org.apache.spark.sql.types.{LongType, StructType}
  * needs is loaded, waits for a byte, then prints how each commit failed and which files are left.
  */
 object FullDiskCheck {
-  private val schema = new StructType().add("v", LongType)
-  private val spec = NoPrefixKeyStateEncoderSpec(schema)
-  private val family = ColumnFamily(
-    ColumnFamily.DefaultId,
-    StateStore.DEFAULT_COL_FAMILY_NAME,
-    spec,
-    schema,
-    multiValues = false,
-    internal = false)
-  private val maxParallelism = 64
+  import LongRows._
+
   private val fewAndMany = Seq(5000, 100000)
 
   def main(args: Array[String]): Unit = {
@@ -59,19 +48,13 @@ object FullDiskCheck {
     } catch { case e: Exception => e }
 
   private def commit(context: StoreContext, rows: Int): StoreCommit = {
-    val view = new WorkingView(ViewVersion(0, null, null, rescalable = true), maxParallelism)
-    view.addFamily(family)
+    val view = emptyView()
     val overlay = new Overlay(
       new KeyGroups(maxParallelism),
       Long.MaxValue,
       () => context.engines.scratchFile("run"),
       context.keepsRowsByKey)
-    val keyGroup = PartitionKey.function(
-      "default", useColumnFamilies = false, family.name, spec, maxParallelism)
-    val state = new FamilyState(
-      family, view.family(family.name), overlay, () => overlay.family(family, keyGroup))
-    val toRow = UnsafeProjection.create(schema)
-    def row(number: Int): UnsafeRow = toRow(InternalRow(number.toLong)).copy()
+    val state = stateOf(view.family(family.name), overlay)
     (1 to rows).foreach(number => state.put(row(number), row(-number)))
     new StoreCommit(
       context,

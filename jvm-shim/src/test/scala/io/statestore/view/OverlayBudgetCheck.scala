@@ -3,26 +3,12 @@ package io.statestore.view
 import java.io.File
 import java.nio.file.Files
 
-import io.statestore.keygroup.{KeyGroups, PartitionKey}
-import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.catalyst.expressions.{UnsafeProjection, UnsafeRow}
-import org.apache.spark.sql.execution.streaming.state.NoPrefixKeyStateEncoderSpec
-import org.apache.spark.sql.types.{LongType, StructType}
+import io.statestore.keygroup.KeyGroups
 
 /** Writes to several overlays side by side and looks at the bytes of their records. */
 object OverlayBudgetCheck {
-  private val schema = new StructType().add("v", LongType)
-  private val family = ColumnFamily(
-    0,
-    "default",
-    NoPrefixKeyStateEncoderSpec(schema),
-    schema,
-    multiValues = false,
-    internal = false)
-  private val keyGroups = new KeyGroups(64)
-  private val keyGroup = PartitionKey.function(
-    "default", useColumnFamilies = false, family.name, family.spec, 64)
-  private val toRow = UnsafeProjection.create(schema)
+  import LongRows._
+
   private val numOverlays = 8
   private val budgetBytes = 8L << 20
   private val pageBytes = 256L << 10
@@ -30,10 +16,8 @@ object OverlayBudgetCheck {
 
   def main(args: Array[String]): Unit = {
     val overlays = Seq.fill(numOverlays)(
-      new Overlay(keyGroups, budgetBytes, () => scratchFile()))
-    val states = overlays.map { overlay =>
-      new FamilyState(family, null, overlay, () => overlay.family(family, keyGroup))
-    }
+      new Overlay(new KeyGroups(maxParallelism), budgetBytes, () => scratchFile()))
+    val states = overlays.map(stateOf(null, _))
     (0 until rowsOfBudget).foreach { number =>
       states.foreach(_.put(row(number), row(-number)))
       val held = overlays.map(_.pages.heapBytes).sum
@@ -48,8 +32,6 @@ object OverlayBudgetCheck {
     overlays.foreach(_.close())
     println("ok")
   }
-
-  private def row(number: Int): UnsafeRow = toRow(InternalRow(number.toLong)).copy()
 
   private def check(holds: Boolean, what: => String): Unit = if (!holds) {
     println(s"failed: $what")
