@@ -60,10 +60,9 @@ def _assert_nothing_left(job: Job, report: dict[str, Any]) -> None:
     wait_for(lambda: not job.pids(), "the end of the job's processes")
 
 
-@EXTENDED
 @pytest.mark.parametrize(
     "provider",
-    [PROVIDER, pytest.param(ROCKSDB_BACKEND, marks=pytest.mark.ours)],
+    [PROVIDER, pytest.param(ROCKSDB_BACKEND, marks=[EXTENDED, pytest.mark.ours])],
     ids=["under-test", "rocksdb"],
 )
 def test_rows_equal_built_in_when_executors_and_engines_are_killed(
@@ -128,7 +127,7 @@ def test_nothing_outlives_a_killed_driver(
 ) -> None:
     """Catches orphaned engines and scratch directories, and a checkpoint that cannot go on."""
     job = start_job("endless", provider=PROVIDER, master=master)
-    wait_for(lambda: job.num_batches() > 3, "the third batch", timeout_s=60)
+    wait_for(lambda: job.num_batches() > 3, "the third batch", timeout_s=120)
     assert not OURS or engines(job.pids())
     checkpoint = str(job.root / ENDLESS.name / "checkpoint")
     leases = Leases(LocalFileIO(), f"{checkpoint}/state")
