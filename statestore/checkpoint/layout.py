@@ -13,6 +13,7 @@
   .tmp-<id>, .<name>.<id>.tmp                  being written, the latter through Hadoop
   <version>.<partition>.ref                    a rescale made that version of that state partition
                                                of files here
+  <version>.<id>.pin                           somebody reads that version: retention leaves it
   heap-backend                                 alone: the state is in the driver's memory
 
 The body is how rows are kept: `arrows`, an Arrow stream (heap, filesystem), or `sst` (rocksdb).
@@ -48,6 +49,7 @@ _LEASE_FILE = re.compile(r"(query|operation)-[0-9a-f]{32}\.json")
 _STATE_FILE = re.compile(
     r"([1-9][0-9]*)(?:_([0-9a-f]{32}))?\.(delta|snapshot|merged)\.(arrows|sst)"
 )
+_PIN = re.compile(r"([1-9][0-9]*)\.[0-9a-f]{32}\.pin")
 _RESCALE_REF = re.compile(r"([1-9][0-9]*)\.(0|[1-9][0-9]*)\.ref")
 # <version>.delta and .snapshot are HDFSBackedStateStoreProvider's; .zip and .changelog RocksDB's,
 # in checkpoint format v2 with an ID; a dot and a "crc" file belongs to either.
@@ -191,6 +193,17 @@ def parse_rescale_ref_name(name: str) -> RescaleRefName | None:
     """Take the name of a rescale's reference file apart, None when it is not one."""
     match = _RESCALE_REF.fullmatch(name)
     return match and RescaleRefName(int(match[1]), int(match[2]))
+
+
+def pin_name(version: int, pin_id: str) -> str:
+    """Return the file name of a pin."""
+    return f"{version}.{pin_id}.pin"
+
+
+def parse_pin_name(name: str) -> int | None:
+    """Return the version that a pin holds by its file name, None when it is not a pin's."""
+    match = _PIN.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def is_temporary(name: str) -> bool:

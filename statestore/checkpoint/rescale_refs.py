@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.layout import (
     RescaleRefName,
     is_temporary,
+    parse_pin_name,
     parse_rescale_ref_name,
     parse_state_file_name,
 )
@@ -153,7 +154,8 @@ def _delete_abandoned(
     cleaned = Cleanup()
     for info in files:
         name = parse_state_file_name(info.name)
-        if is_temporary(info.name) or (name is not None and name.version < below):
+        is_old = name is not None and name.version < below
+        if is_old or is_temporary(info.name) or parse_pin_name(info.name) is not None:
             location.io.delete(location.path(info.name))
             cleaned += Cleanup(1, info.size)
     # What it let go of, or would have, may have been left by everybody as well.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import is_temporary, parse_state_file_name
 from statestore.checkpoint.lineage import check_ref
+from statestore.checkpoint.pins import oldest_to_retain
 from statestore.checkpoint.rescale_refs import find_refs, plan_release
 from statestore.checkpoint.restore import own_deltas, reach_back
 from statestore.checkpoint.trailers import read_trailer
@@ -61,17 +62,19 @@ def plan_cleanup(
         location: The store.
         head: Newest committed version known.
         files: Listing of the store directory.
-        options: min_versions_to_retain and orphan_age_ms decide.
+        options: min_versions_to_retain and orphan_age_ms decide, and pins in the listing.
         now_ms: Now, milliseconds since the Unix epoch.
 
     Raises:
         CorruptionError, IncompatibleError, StorageError: A trailer on the lineage cannot be read;
             nothing may be deleted then.
     """
-    low_water, lineage = _walk_lineage(location, head, options.min_versions_to_retain)
+    num_retained = options.min_versions_to_retain
+    oldest, expired_pins = oldest_to_retain(head.trailer.version, num_retained, files, now_ms)
+    low_water, lineage = _walk_lineage(location, head, oldest)
     partition, num_partitions = location.store.partition, head.trailer.num_partitions
     release, held = plan_release(find_refs(files), partition, num_partitions, low_water)
-    delete: list[FileInfo] = []
+    delete = expired_pins
     snapshots: list[tuple[int, str]] = []
     for info in files:
         name = parse_state_file_name(info.name)
@@ -89,10 +92,9 @@ def plan_cleanup(
 
 
 def _walk_lineage(
-    location: StoreLocation, head: PublishedFile, num_retained: int
+    location: StoreLocation, head: PublishedFile, oldest: int
 ) -> tuple[int, dict[int, str]]:
     """Return the low-water mark and the checkpoint ID of each version on the lineage from there."""
-    oldest = max(1, head.trailer.version - num_retained + 1)
     chain: tuple[FileRef, ...] = (*head.trailer.files, head.ref)
     low_water = 0
     try:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from statestore.cli.output import (
     format_bytes,
     output_option,
     print_json,
+    progress,
     table,
 )
 from statestore.cli.parquet_file import write_parquet
@@ -99,7 +101,8 @@ def read(
     """  # noqa: D301
     from statestore.operations.reading import read_batches
 
-    batches = read_batches(
+    read_some = partial(
+        read_batches,
         checkpoint,
         operator=operator,
         store=store,
@@ -108,10 +111,14 @@ def read(
         partitions=partitions or None,
         options=options,
     )
-    with closing(batches):
-        if to is None:
+    if to is None:
+        with closing(read_some()) as batches:
             _print_rows(batches, limit, output)
-            return
+        return
+    with (
+        progress("reading rows", output=output) as report,
+        closing(read_some(report=report)) as batches,
+    ):
         num_rows = write_parquet(batches, to)
     if output == "json":
         print_json({"file": to, "rows": num_rows})

@@ -244,7 +244,8 @@ def expire(checkpoint: str, keep: int, yes: bool, options: StateStoreOptions, ou
     from statestore.operations import expire as library
 
     run = library.expire if yes else library.plan_expiry
-    plan = run(checkpoint, keep, options=options)
+    with progress("cleaning up stores", output=output) as report:
+        plan = run(checkpoint, keep, options=options, report=report)
     if output == "json":
         totals = {"num_files": plan.num_files, "num_bytes": plan.num_bytes}
         print_json({"done": yes, **totals, **asdict(plan)})

@@ -279,7 +279,7 @@ class EngineService:
             "size": published.ref.size,
             **asdict(times),
             "version_bytes": published.ref.size + sum(ref.size for ref in published.trailer.files),
-            "rss_share_bytes": self._rss_share_bytes(),
+            **self._memory_shares(),
             "requests": self._requests(session),
             "snapshot": _snapshot(snapshot),
         }
@@ -296,9 +296,14 @@ class EngineService:
             "num_partitions": local and local.head.trailer.num_partitions,
         }
 
-    def _rss_share_bytes(self) -> int:
-        """Return this process's resident memory by the stores it serves: their sum is the whole."""
-        return _rss_bytes() // max(1, self._num_open())
+    def _memory_shares(self) -> Reply:
+        """Return this process's memory by the stores it serves: their sum is the whole."""
+        num_stores = max(1, self._num_open())
+        rocksdb = self._rocksdb_memory
+        return {
+            "rss_share_bytes": _rss_bytes() // num_stores,
+            "rocksdb_share_bytes": 0 if rocksdb is None else rocksdb.used_bytes // num_stores,
+        }
 
     def _num_open(self) -> int:
         with self._lock:

@@ -18,9 +18,9 @@ from statestore.operations.committed_version import (
     CommittedVersion,
     copy_spark_files,
     copy_state,
+    find_version,
     link_file,
     no_report,
-    pin_version,
     write_logs,
 )
 from statestore.operations.new_directory import begin_directory, check_target
@@ -66,7 +66,7 @@ class Branch:
             NotFoundError: The query expired a file meanwhile; branch off a newer version.
             StorageError: A storage failed.
         """
-        with begin_directory(
+        with self.version.pinned(self.ids), begin_directory(
             self.target, "branch", self.version.checkpoint.uri, options=self.options,
             io=self.target_io, ids=self.ids, clock=self.clock,
         ) as target:  # fmt: skip
@@ -110,7 +110,7 @@ def plan_branch(
         InvalidArgumentError: The new checkpoint has files (kind checkpoint-exists), or the state is
             in a driver's memory.
         NotFoundError: The version was not committed, or was expired.
-        CorruptionError, IncompatibleError, FencedError, StorageError: As `pin_version`.
+        CorruptionError, IncompatibleError, FencedError, StorageError: As `find_version`.
     """
     options = options or StateStoreOptions()
     with open_checkpoint(checkpoint, options=options, io=io, clock=clock) as source:
@@ -121,4 +121,4 @@ def plan_branch(
                 to_fix="take a savepoint in the driver's own Python program, and restore that",
             )
         check_target(new, "branch", checkpoint, options, source.clock, target_io)
-        yield Branch(pin_version(source, version), new, options, target_io, ids, clock)
+        yield Branch(find_version(source, version), new, options, target_io, ids, clock)

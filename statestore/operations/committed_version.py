@@ -14,12 +14,13 @@ import re
 import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import parse_state_file_name
+from statestore.checkpoint.pins import pinned
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
     CommitEntry,
@@ -31,6 +32,7 @@ from statestore.checkpoint.query_log import (
 from statestore.codec.partition_key import is_single
 from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import NotFoundError
+from statestore.core.ids import RandomIds
 from statestore.io.local import named_errors
 from statestore.operations.new_directory import METADATA_NAME, read_metadata
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.trailer import StoreName
+    from statestore.core.ids import IdSource
     from statestore.io.file_io import FileIO
     from statestore.operations.checkpoint import Checkpoint
     from statestore.operations.new_directory import NewDirectory
@@ -142,13 +145,22 @@ class CommittedVersion:
             num_partitions or self.num_partitions,
         )
 
+    def pinned(self, ids: IdSource | None = None) -> AbstractContextManager[None]:
+        """Hold the version's state files back from retention within a block, as `pins.pinned`.
+
+        Args:
+            ids: Source of IDs, random when None.
+        """
+        locations = [self.checkpoint.location(store) for store in self.heads]
+        return pinned(locations, self.version, (ids or RandomIds()).new_id())
+
     def state_bytes(self, stores: Iterable[StoreName] | None = None) -> int:
         """Return the bytes of the files that make some stores, or all; shared ones once."""
         wanted = self.heads if stores is None else stores
         return sum(dict(file for store in wanted for file in self.state_files(store)).values())
 
 
-def pin_version(checkpoint: Checkpoint, version: int | None = None) -> CommittedVersion:
+def find_version(checkpoint: Checkpoint, version: int | None = None) -> CommittedVersion:
     """Find what makes a committed version; the newest when None. Nothing is copied yet.
 
     Raises:

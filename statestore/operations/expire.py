@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from statestore.backends.filesystem.versions import StoreVersions
 from statestore.core.errors import InvalidArgumentError
 from statestore.io.deferred import DeferredDeletes
+from statestore.operations.committed_version import no_report
 from statestore.operations.full_state import open_memory
 from statestore.operations.in_use import exclusive_use
 from statestore.operations.rows import opened
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from statestore.codec.trailer import StoreName
     from statestore.core.options import StateStoreOptions
     from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.committed_version import Report
     from statestore.operations.in_use import ExclusiveUse
 
 MIN_VERSIONS = 2
@@ -68,7 +70,11 @@ class ExpiryPlan:
 
 
 def plan_expiry(
-    checkpoint: str | Checkpoint, keep: int, *, options: StateStoreOptions | None = None
+    checkpoint: str | Checkpoint,
+    keep: int,
+    *,
+    options: StateStoreOptions | None = None,
+    report: Report = no_report,
 ) -> ExpiryPlan:
     """Say what `expire` would delete; nothing is changed.
 
@@ -78,6 +84,7 @@ def plan_expiry(
         keep: How many versions stay loadable, the newest; at least 2.
         options: How to reach the storage (`s3.*`), and orphan_age_ms: how old a file that nobody
             needs must be, since another process may be writing it.
+        report: Called with the stores done and their number.
 
     Raises:
         NotFoundError: No checkpoint.
@@ -87,27 +94,34 @@ def plan_expiry(
     """
     with opened(checkpoint, options) as source:
         source.check_of_query()
-        return _expire(source, keep, None)
+        return _expire(source, keep, None, report)
 
 
 def expire(
-    checkpoint: str | Checkpoint, keep: int, *, options: StateStoreOptions | None = None
+    checkpoint: str | Checkpoint,
+    keep: int,
+    *,
+    options: StateStoreOptions | None = None,
+    report: Report = no_report,
 ) -> ExpiryPlan:
     """Delete the versions before the newest few, with the files that only they need.
 
     Arguments and errors as `plan_expiry`. Savepoints are elsewhere and never touched.
 
-    Guarantee: the newest `keep` versions stay loadable, also after a raise half way.
+    Guarantee: the newest `keep` versions stay loadable, also after a raise half way, and so do
+    those that a savepoint or branch being made has pinned.
 
     Raises:
         InUseError: A query is writing the checkpoint, or may be, since this process stood still for
             longer than its lease lasts.
     """
     with opened(checkpoint, options) as source, exclusive_use(source, "expire") as use:
-        return _expire(source, keep, use)
+        return _expire(source, keep, use, report)
 
 
-def _expire(checkpoint: Checkpoint, keep: int, use: ExclusiveUse | None) -> ExpiryPlan:
+def _expire(
+    checkpoint: Checkpoint, keep: int, use: ExclusiveUse | None, report: Report
+) -> ExpiryPlan:
     """Expire, or only say what would go where the checkpoint is not held."""
     if keep < MIN_VERSIONS:
         raise InvalidArgumentError(
@@ -120,7 +134,8 @@ def _expire(checkpoint: Checkpoint, keep: int, use: ExclusiveUse | None) -> Expi
     newest = checkpoint.newest_version
     stores: list[StoreExpiry] = []
     with tempfile.TemporaryDirectory(dir=checkpoint.scratch_directory) as directory:
-        for store, head in checkpoint.heads(newest).items() if newest else ():
+        heads = checkpoint.heads(newest) if newest else {}
+        for number, (store, head) in enumerate(heads.items(), 1):
             location = checkpoint.location(store)
             io = DeferredDeletes(location.io, is_deferred=use is None)
             versions = _open_versions(checkpoint, replace(location, io=io), directory)
@@ -132,6 +147,7 @@ def _expire(checkpoint: Checkpoint, keep: int, use: ExclusiveUse | None) -> Expi
                 versions.forget_heads()
             if io.deleted:
                 stores.append(StoreExpiry(store, tuple(sorted(io.deleted)), cleaned.num_bytes))
+            report(number, len(heads))
     return ExpiryPlan(checkpoint.uri, keep, max(newest - keep + 1, 1), tuple(stores))
 
 

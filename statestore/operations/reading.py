@@ -20,13 +20,14 @@ from statestore.operations.rows import (
     Heads,
     find_family,
     find_heads,
+    most_rows,
     of_partitions,
     opened,
     read_rows,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from statestore.codec.trailer import ColumnFamily
     from statestore.core.options import StateStoreOptions
@@ -93,6 +94,7 @@ def read_batches(
     column_family: str = "default",
     partitions: Iterable[int] | None = None,
     options: StateStoreOptions | None = None,
+    report: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Generator[pa.RecordBatch, None, None]:
     """Read a column family of a store batch by batch, for state that does not fit memory.
 
@@ -100,7 +102,8 @@ def read_batches(
         Record batches of the columns of `read`, a few MiB each, the first one always, if empty. A
         version stays readable while it is read unless the query expires it.
 
-    Arguments and errors as `read`.
+    Arguments and errors as `read`; and `report` is called with the rows read so far and the total,
+    of all column families of the store.
     """
     with opened(checkpoint, options) as source:
         heads = find_heads(source, operator, store, version)
@@ -108,7 +111,7 @@ def read_batches(
         if partitions is not None:
             heads = of_partitions(heads, partitions)
         yield pa.RecordBatch.from_pylist([], schema=row_schema(family))
-        yield from _decode_all(_raw_batches(source, heads, family), family)
+        yield from _decode_all(_raw_batches(source, heads, family, report), family)
 
 
 def row_schema(family: ColumnFamily) -> pa.Schema:
@@ -158,12 +161,22 @@ def decode_values(values: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
 
 
 def _raw_batches(
-    checkpoint: Checkpoint, heads: Heads, family: ColumnFamily
+    checkpoint: Checkpoint,
+    heads: Heads,
+    family: ColumnFamily,
+    report: Callable[[int, int], None],
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
+    total = sum(map(most_rows, heads.values()))
+    before = 0
     for store, head in heads.items():
+        num_rows, num_read = most_rows(head), 0
         for batch in read_rows(checkpoint, head, family.name):
+            num_read += batch.num_rows
+            report(before + min(num_read, num_rows), total)
             if batch.num_rows:
                 yield batch, store.partition
+        before += num_rows
+        report(before, total)
 
 
 def _decode_all(

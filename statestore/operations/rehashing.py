@@ -26,7 +26,7 @@ from statestore.core.errors import IncompatibleError
 from statestore.core.key_groups import default_max_parallelism
 from statestore.io.local import named_errors
 from statestore.operations.full_state import Work, dealt_anew, open_memory, write_full_state
-from statestore.operations.rows import read_rows
+from statestore.operations.rows import most_rows, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -136,15 +136,7 @@ def rehash(batch: pa.RecordBatch, trailer: Trailer, max_parallelism: int) -> pa.
 
 def rehash_effort(heads: Iterable[PublishedFile]) -> int:
     """Return how many rows a re-hash reads and writes, for its progress; at least 2."""
-    return 2 * sum(map(_num_rows, heads))
-
-
-def _num_rows(head: PublishedFile) -> int:
-    """Return the rows of a version, or where they are not known all that its files have."""
-    trailer = head.trailer
-    if trailer.num_keys is not None:
-        return max(1, trailer.num_keys)
-    return max(1, sum(ref.rows for ref in (*trailer.files, head.ref)))
+    return 2 * sum(map(most_rows, heads))
 
 
 def write_rehashed(
@@ -201,7 +193,7 @@ def _read_rehashed(
 ) -> Iterator[pa.RecordBatch]:
     before = 0
     for head in heads:
-        num_rows, num_read = _num_rows(head), 0
+        num_rows, num_read = most_rows(head), 0
         for batch in read_rows(checkpoint, head):
             yield rehash(batch, head.trailer, max_parallelism)
             num_read += batch.num_rows

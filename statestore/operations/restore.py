@@ -43,9 +43,9 @@ from statestore.operations.committed_version import (
     copy_file,
     copy_spark_files,
     copy_state,
+    find_version,
     link_file,
     no_report,
-    pin_version,
     write_logs,
 )
 from statestore.operations.full_state import (
@@ -408,7 +408,7 @@ def plan_restore(
         check_target(checkpoint, "restore", savepoint, options, source.clock, target_io)
         if options.checkpoint_storage and is_within(options.checkpoint_storage, savepoint):
             raise not_apart(options.checkpoint_storage, savepoint)
-        version = pin_version(source)
+        version = find_version(source)
         restore = Restore(
             savepoint=found,
             version=version,

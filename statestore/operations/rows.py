@@ -41,6 +41,14 @@ def opened(
         yield made
 
 
+def most_rows(head: PublishedFile) -> int:
+    """Return the rows of a version, or where they are not known all that its files have; not 0."""
+    trailer = head.trailer
+    if trailer.num_keys is not None:
+        return max(1, trailer.num_keys)
+    return max(1, sum(ref.rows for ref in (*trailer.files, head.ref)))
+
+
 def find_heads(
     checkpoint: Checkpoint,
     operator: int,

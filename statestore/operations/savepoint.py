@@ -29,8 +29,8 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import (
     copy_spark_files,
     copy_state,
+    find_version,
     no_report,
-    pin_version,
     write_logs,
 )
 from statestore.operations.full_state import MAX_STATES_AT_ONCE, Work, open_memory, write_states
@@ -141,12 +141,12 @@ def take_savepoint(
                 checkpoint, options=options, io=io, memory=memory, clock=clock
             ) as source:
                 _check_form(source, form)
-                pinned = pin_version(source, version)
-                with begin_directory(
+                found = find_version(source, version)
+                with found.pinned(ids), begin_directory(
                     destination, "savepoint", checkpoint, options=options, io=destination_io,
                     ids=ids, clock=clock,
                 ) as target:  # fmt: skip
-                    return _copy(pinned, target, form, options, report)
+                    return _copy(found, target, form, options, report)
         except NotFoundError as error:
             is_expiring = error.kind in ("file-not-found", "version-not-found")
             if version is not None or not is_expiring or attempt == _ATTEMPTS - 1:
@@ -172,6 +172,7 @@ def _copy(
 ) -> Savepoint:
     checkpoint = version.checkpoint
     offsets = version.offsets
+    copy_spark_files(version, target)  # first: nothing pins those
     if form == "native":
         copy_state(version, version.heads, target, f"{target.path}/state", report)
         num_rows = add_counts(head.trailer.num_keys for head in version.heads.values())
@@ -180,7 +181,6 @@ def _copy(
         num_rows, state_bytes = _write_canonical(version, target, options, report)
         provider = {PROVIDER_KEY: PROVIDERS[CANONICAL_BACKEND]}
         offsets = {batch: entry.with_conf(provider) for batch, entry in offsets.items()}
-    copy_spark_files(version, target)
     version.copy_operators(target)
     write_logs(target, offsets, version.commits)
     savepoint = Savepoint(

@@ -57,7 +57,7 @@ def test_calls_of_a_query(shim, engine):
         reply = shim.commit(engine, rows(number))
         assert set(reply) == {
             "checkpoint_id", "lineage", "size", "publish_ms", "sync_ms", "checksum_ms", "snapshot",
-            "requests", "version_bytes", "rss_share_bytes",
+            "requests", "version_bytes", "rss_share_bytes", "rocksdb_share_bytes",
         }  # fmt: skip
         assert not Path(f"{shim.scratch}/0-{number}.arrows").exists()
 

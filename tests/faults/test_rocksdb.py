@@ -118,6 +118,70 @@ def test_engine_killed_in_a_commit_answers_the_repeated_one(tmp_path, delay_ms):
         assert len(in_view(shim.view(engine))) == 20_001
 
 
+def _has_linked_an_sst(scratch, num_known):
+    return len(list(scratch.rglob("db-*/*.sst"))) > num_known
+
+
+def _makes_a_view(scratch, _):
+    return any(scratch.rglob(".tmp-view"))
+
+
+def _compacts(scratch, _):
+    return any("compaction_started" in log.read_text() for log in scratch.rglob("db-*/LOG"))
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        _has_linked_an_sst,
+        pytest.param(_makes_a_view, marks=pytest.mark.extended),
+        pytest.param(_compacts, marks=pytest.mark.extended),
+    ],
+)
+def test_engine_killed_at_its_local_database_serves_every_version(tmp_path, sign):
+    """Catches a half ingested, half compacted database that the next engine takes for whole."""
+    shim = RocksDBShim(tmp_path, rocksdb_compact_on_commit=True)
+    scratch, model, num_seen = Path(shim.scratch), {}, 0
+    for number in range(5):
+        batch = rows(*range(number * 500, number * 500 + 2000))
+        model.update({row.key: row.value for row in batch})
+        with EngineProcess(shim.scratch) as engine:
+            if number:
+                shim.view(engine)  # opens the local database
+            request = {**shim.request(batch), "num_keys": len(model)}
+            seen, is_over = threading.Event(), threading.Event()
+            num_known = len(list(scratch.rglob("db-*/*.sst")))
+            kill = threading.Thread(
+                target=_kill_when,
+                args=(engine, lambda known=num_known: sign(scratch, known), number, seen, is_over),
+            )
+            kill.start()
+            with suppress(EngineGoneError, OSError):
+                shim.committed(request, engine.call("commit", **request))
+                shim.view(engine)
+            is_over.set()
+            kill.join()
+            engine.process.kill()
+            engine.process.wait()
+        num_seen += seen.is_set()
+        with EngineProcess(shim.scratch) as engine:
+            if shim.parent is None or shim.parent["version"] < request["version"]:
+                shim.committed(request, engine.call("commit", **request))
+            assert in_view(shim.view(engine)) == model
+    assert num_seen
+    assert dict(load(tmp_path / "ck", 5)) == model
+
+
+def _kill_when(engine, sign, wait_ms, seen, is_over):
+    while not is_over.is_set():
+        with suppress(OSError):  # a file that was found is gone
+            if sign():
+                seen.set()
+                time.sleep(wait_ms / 1000)
+                engine.process.kill()
+                return
+
+
 @pytest.mark.parametrize("delay_ms", [0, 5, 20, 60])
 def test_engine_killed_in_a_merge_loses_nothing(tmp_path, delay_ms):
     """Catches a merged file that is named before it is whole, or sources deleted too early."""
@@ -340,6 +404,7 @@ def test_closed_stores_do_not_fill_the_local_disk(tmp_path):
         status = engine.call("status")
         assert status["stores"] == 1
         assert reply["rss_share_bytes"] > status["rss_bytes"] / 2
+        assert 0 < reply["rocksdb_share_bytes"] < reply["rss_share_bytes"]
         views = list(Path(shims[0].scratch).glob("rocksdb/*/view-*"))
         assert len(views) == MAX_CLOSED_STORES
         reads = [engine.call("load", **shim.load())["files_read"] for shim in closed]

@@ -72,9 +72,9 @@ def _has_own_processes(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(scope="session")
-def jars(request: pytest.FixtureRequest) -> list[Path]:
+def jars() -> list[Path]:
     """The jars of the application: the test helper and, unless a built-in is tested, the shim."""
-    helper = compile_test_jar(Path(request.config.cache.mkdir("statestore-jars")))
+    helper = compile_test_jar("queries")
     return [helper, find_jar()] if OURS else [helper]
 
 

@@ -96,15 +96,24 @@ def test_edit_diffs_go_on_when_restarted(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(620)
 @pytest.mark.parametrize(
-    "stores",
-    [["statestore rocksdb"], pytest.param(TITLES, marks=pytest.mark.extended)],
-    ids=["rocksdb", "every-store"],
+    ("backend", "shown", "stores"),
+    [
+        ("filesystem", "snapshot files", ["statestore rocksdb"]),
+        pytest.param("filesystem", "snapshot files", TITLES, marks=pytest.mark.extended),
+        pytest.param("heap", "it refuses, since", ["statestore heap"], marks=pytest.mark.extended),
+        pytest.param(
+            "rocksdb", "merged files", ["statestore filesystem"], marks=pytest.mark.extended
+        ),
+    ],
+    ids=["filesystem", "every-store", "heap", "rocksdb"],
 )
-def test_demo_compares_equal_when_killed_twice(stores: list[str]) -> None:
+def test_demo_compares_equal_when_killed_twice(backend: str, shown: str, stores: list[str]) -> None:
     """Catches whatever the demo would: a query that dies with its engine, a wrong row."""
-    output = run_example("demo.py", "--compare", *stores, timeout_s=600)
+    arguments = ["--backend", backend, "--compare", *stores]
+    output = run_example("demo.py", *arguments, timeout_s=600)
 
     assert "killed the query with -9" in output
+    assert shown in output
     for store in stores:
         (row,) = [line for line in output.splitlines() if line.startswith(f"  {store}  ")]
         assert row.split()[-2:] == ["16,119", "0"]

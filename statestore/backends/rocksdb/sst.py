@@ -83,6 +83,11 @@ class Memory:
         # Compactions: commits come first.
         self._env.lower_thread_pool_cpu_priority()
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the budget in use: cached blocks and write buffers."""
+        return int(self.cache.get_usage())
+
     def options(self, options: StateStoreOptions) -> Options:
         """Return the options of a database or an SST."""
         made = Options(raw_mode=True)

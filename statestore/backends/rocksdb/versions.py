@@ -40,6 +40,7 @@ from statestore.checkpoint.commit import (
     require_stream,
 )
 from statestore.checkpoint.lineage import check_parent
+from statestore.checkpoint.pins import oldest_to_retain
 from statestore.checkpoint.rescale_refs import Cleanup, find_refs, plan_release, release
 from statestore.checkpoint.restore import check_settings
 from statestore.checkpoint.snapshot import SnapshotStatus
@@ -424,7 +425,9 @@ class RocksDBVersions:
 
     def _clean_up(self, head: PublishedFile, options: StateStoreOptions) -> Cleanup:
         files = self.location.io.list(self.location.directory)
-        oldest = max(1, head.trailer.version - options.min_versions_to_retain + 1)
+        now_ms = self._clock.now_ms()
+        num_retained = options.min_versions_to_retain
+        oldest, expired_pins = oldest_to_retain(head.trailer.version, num_retained, files, now_ms)
         needed: dict[int, frozenset[str]] = {}
         has_hole = False
         try:
@@ -456,10 +459,10 @@ class RocksDBVersions:
             0 if is_foreign or has_hole else min(needed),
         )
         cleaned = release(self.location, done, head.trailer.num_partitions)
-        now_ms = self._clock.now_ms()
         if has_hole:
             held_below = max(held_below, min(needed))
-        for info in files_to_delete(files, needed, pending, held_below, options, now_ms):
+        unneeded = files_to_delete(files, needed, pending, held_below, options, now_ms)
+        for info in (*expired_pins, *unneeded):
             self.location.io.delete(self.location.path(info.name))
             cleaned += Cleanup(1, info.size)
         return cleaned

@@ -202,6 +202,7 @@ private[statestore] final class StoreCommit(
     counters.add(StoreMetrics.BytesWritten, size)
     counters.add(StoreMetrics.VersionBytes, reply.get("version_bytes").asLong)
     counters.add(StoreMetrics.EngineRss, reply.get("rss_share_bytes").asLong)
+    counters.add(StoreMetrics.EngineRocksDB, reply.get("rocksdb_share_bytes").asLong)
     counters.add(StoreMetrics.PublishMs, math.round(reply.get("publish_ms").asDouble))
     counters.add(StoreMetrics.FileSyncMs, math.round(reply.get("sync_ms").asDouble))
     counters.add(StoreMetrics.SnapshotVersion, math.max(0L, snapshot.get("version").asLong))

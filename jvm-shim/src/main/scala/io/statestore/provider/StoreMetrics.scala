@@ -32,6 +32,8 @@ private[statestore] object StoreMetrics {
   val DeltaBytes = size("statestoreDeltaBytes", "bytes of the published delta")
   val VersionBytes = size("statestoreVersionBytes", "bytes of all files that make the version")
   val EngineRss = size("statestoreEngineRssBytes", "resident memory of the engines")
+  val EngineRocksDB =
+    size("statestoreEngineRocksdbBytes", "of that, RocksDB's block cache and write buffers")
   val EngineMs = time("statestoreCommitEngineMs", "the engine call of the commit")
   val PublishMs = time("statestoreCommitPublishMs", "publishing the delta, fsync included")
   val ApplyMs = time("statestoreApplyMs", "applying the batch before to the view, after its tasks")
@@ -59,9 +61,9 @@ private[statestore] object StoreMetrics {
   val All: Seq[StateStoreCustomMetric] = Seq(
     GetCount, PutCount, FileSyncMs, DeltaWriteMs, LoadMs, LoadSnapshotMs, ReplayMs, ReplayFiles,
     BytesRead, BytesWritten, InternalKeys, ExternalFamilies, InternalFamilies, ForceSnapshots,
-    DeltaRows, DeltaDeletes, DeltaBytes, VersionBytes, EngineRss, EngineMs, PublishMs, ApplyMs,
-    EngineCalls, SnapshotVersion, SnapshotBytes, SnapshotMs, Snapshots, FilesRead, RollBacks,
-    OverlayBytes, SpilledRuns, NotRescalable) ++ Requests.map(_._2)
+    DeltaRows, DeltaDeletes, DeltaBytes, VersionBytes, EngineRss, EngineRocksDB, EngineMs,
+    PublishMs, ApplyMs, EngineCalls, SnapshotVersion, SnapshotBytes, SnapshotMs, Snapshots,
+    FilesRead, RollBacks, OverlayBytes, SpilledRuns, NotRescalable) ++ Requests.map(_._2)
 
   val SnapshotLastUploaded = StateStoreSnapshotLastUploadInstanceMetric()
 }

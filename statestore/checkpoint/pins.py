@@ -1,0 +1,107 @@
+"""Pins: versions that a reader from outside the query holds back from retention.
+
+`<version>.<id>.pin` lies in the directory of a store. Whoever cleans a store up lists that
+directory anyway, so pins cost a query no request. A pin lasts an hour from when it was written
+last, and whoever reads for longer writes it again: that of a process that died goes with the first
+cleanup after its hour, and so does what it held.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import parse_pin_name, pin_name
+from statestore.core.errors import StateStoreError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.io.file_io import FileInfo
+
+logger = logging.getLogger(__name__)
+
+LASTS_MS = 3600 * 1000
+_RENEWALS = 3  # in the time a pin lasts
+_MAX_REQUESTS_AT_ONCE = 8
+
+
+def oldest_to_retain(
+    newest: int, num_retained: int, files: Iterable[FileInfo], now_ms: int
+) -> tuple[int, list[FileInfo]]:
+    """Return the oldest version of a store that must stay loadable, and pins that have expired.
+
+    Args:
+        newest: Its newest committed version.
+        num_retained: How many versions the query wants to keep, the newest.
+        files: Listing of its directory.
+        now_ms: Now, milliseconds since the Unix epoch.
+    """
+    oldest = max(1, newest - num_retained + 1)
+    expired = []
+    for info in files:
+        version = parse_pin_name(info.name)
+        if version is None:
+            continue
+        if now_ms - info.modified_ms > LASTS_MS:
+            expired.append(info)
+        else:
+            oldest = min(oldest, version)
+    return oldest, expired
+
+
+@contextmanager
+def pinned(locations: Sequence[StoreLocation], version: int, pin_id: str) -> Iterator[None]:
+    """Hold a version of some stores back from retention while a block reads it.
+
+    Where the storage of the checkpoint cannot be written, the block runs without: a version that
+    is retained for long enough needs no pin.
+
+    Args:
+        locations: The stores.
+        version: A version of each that can be loaded, at least 1.
+        pin_id: 32 hex digits that no other pin has.
+
+    Guarantee: no cleanup that begins within the block deletes a file that the version needs. One
+    that was under way may, where the version was the oldest to retain or older.
+    """
+    name = pin_name(version, pin_id)
+    is_over = threading.Event()
+
+    def write(location: StoreLocation) -> None:
+        # Not synced: after a power failure nobody reads any more.
+        location.io.write(location.path(name), b"", sync=False, overwrite=True)
+
+    def write_all() -> None:
+        with ThreadPoolExecutor(_MAX_REQUESTS_AT_ONCE) as pool:
+            list(pool.map(write, locations))
+
+    def renew() -> None:
+        while not is_over.wait(LASTS_MS / _RENEWALS / 1000):
+            try:
+                write_all()
+            except StateStoreError as error:
+                logger.warning("a version may be expired while it is read: error=%s", error)
+
+    def delete(location: StoreLocation) -> None:
+        with suppress(StorageError):  # expires
+            location.io.delete(location.path(name))
+
+    renewing = threading.Thread(target=renew, name="pins", daemon=True)
+    try:
+        try:
+            write_all()
+        except StorageError as error:
+            logger.warning("a version may be expired while it is read: error=%s", error)
+        renewing.start()
+        yield
+    finally:
+        is_over.set()
+        if renewing.ident is not None:
+            renewing.join()
+        with ThreadPoolExecutor(_MAX_REQUESTS_AT_ONCE) as pool:
+            list(pool.map(delete, locations))

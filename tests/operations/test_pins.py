@@ -1,0 +1,151 @@
+"""Pins: versions that savepoints and branches hold back from the retention of a running query."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from statestore.checkpoint.pins import LASTS_MS
+from statestore.core.errors import StorageError
+from statestore.io.local import LocalFileIO
+from statestore.operations.branch import plan_branch
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.committed_version import find_version
+from statestore.operations.savepoint import take_savepoint
+from statestore.store.store import open_store
+
+from .checkpoints import AGGREGATION, JOIN, OPTIONS, QueryCheckpoint, read_rows
+
+KEEP_ONE = replace(OPTIONS, min_versions_to_retain=1)
+VERSION = 2
+
+
+def clean_up(query):
+    """Clean every store up as maintenance does, with one version to retain."""
+    for operator, name in query.model:
+        for partition in range(query.partitions(operator)):
+            with open_store(
+                query.path, operator, partition, name, version=query.version,
+                checkpoint_id=query.ids.get((operator, partition, name)),
+                num_partitions=query.num_partitions, backend=query.backend, options=KEEP_ONE,
+            ) as store:  # fmt: skip
+                store.clean_up()
+
+
+def versions_left(query):
+    """Return which versions have a delta in the state partition 1 of the first operator."""
+    files = Path(query.path, "state/0/1").glob("*.delta.*")
+    return {int(path.name.split(".")[0].split("_")[0]) for path in files}
+
+
+def pins(query):
+    return sorted(Path(query.path).rglob("*.pin"))
+
+
+class BusyFileIO(LocalFileIO):
+    """A disk on which a query goes on, and expires what it had, as soon as a first file is read."""
+
+    def __init__(self, query):
+        super().__init__()
+        self.query = query
+        self.has_gone_on = False
+
+    def fetch(self, path):
+        self._go_on(path)
+        return super().fetch(path)
+
+    def link(self, old_path, new_path, *, sync):
+        self._go_on(old_path)
+        super().link(old_path, new_path, sync=sync)
+
+    def _go_on(self, path):
+        if ".delta." not in path or self.has_gone_on:
+            return
+        self.has_gone_on = True
+        for number in range(4):
+            self.query.run({"key-0": f"later {number}", f"key-{number}": None}, snapshot=True)
+        clean_up(self.query)
+
+
+@pytest.fixture(params=["filesystem", "rocksdb"])
+def query(request, tmp_path):
+    """A query of some versions, all of which are there."""
+    made = QueryCheckpoint(
+        tmp_path / "query", backend=request.param, checkpoint_format=2,
+        operators=(AGGREGATION, JOIN), num_partitions=2,
+    )  # fmt: skip
+    made.models = {}
+    for batch in range(VERSION + 1):
+        made.run({f"key-{number}": f"{batch}/{number}" for number in range(batch, 20 + batch)})
+        made.models[batch + 1] = deepcopy(made.model)
+    return made
+
+
+@pytest.mark.parametrize("taken", ["canonical", "native", "branch"])
+def test_pinned_version_outlives_the_querys_retention(query, tmp_path, taken):
+    """Catches a savepoint that fails, or is of another version, because the query goes on."""
+    io = BusyFileIO(query)
+    copy = str(tmp_path / "copy")
+
+    if taken == "branch":
+        with plan_branch(
+            query.path, copy, version=VERSION, io=io, target_io=io, options=OPTIONS
+        ) as plan:
+            plan.run()
+    else:
+        take_savepoint(query.path, copy, version=VERSION, form=taken, io=io, options=OPTIONS)
+
+    assert io.has_gone_on
+    assert read_rows(copy) == query.models[VERSION]
+    assert pins(query) == []
+    assert VERSION in versions_left(query)
+    clean_up(query)
+    assert VERSION not in versions_left(query)
+    assert read_rows(query.path) == query.model
+
+
+@contextmanager
+def pinned(query):
+    with open_checkpoint(query.path, options=OPTIONS) as checkpoint:
+        yield find_version(checkpoint, VERSION).pinned()
+
+
+@pytest.mark.parametrize("is_expired", [False, True])
+def test_pin_of_a_process_that_died_holds_for_an_hour(query, is_expired):
+    """Catches files that stay for ever, and a pin that somebody still needs."""
+    with pinned(query) as pin:
+        pin.__enter__()  # and no exit
+    held = pins(query)
+    assert len(held) == 2 * (1 + 4)
+    age_s = LASTS_MS / 1000 * (1.1 if is_expired else 0.9)
+    for path in held:
+        os.utime(path, (time.time() - age_s,) * 2)
+    for number in range(3):
+        query.run({"key-0": f"later {number}"}, snapshot=True)
+
+    clean_up(query)
+
+    assert pins(query) == ([] if is_expired else held)
+    assert (VERSION in versions_left(query)) != is_expired
+    pin.__exit__(None, None, None)
+
+
+def test_checkpoint_that_cannot_be_written_is_copied_without_pins(query, tmp_path, caplog):
+    """Catches a savepoint of a checkpoint that is mounted to be read only."""
+
+    class ReadOnlyFileIO(LocalFileIO):
+        def write(self, path, data, *, sync, overwrite):
+            if path.startswith(query.path):
+                raise StorageError("read-only", path=path, to_fix="mount it otherwise")
+            super().write(path, data, sync=sync, overwrite=overwrite)
+
+    take_savepoint(query.path, str(tmp_path / "copy"), io=ReadOnlyFileIO(), options=OPTIONS)
+
+    assert read_rows(str(tmp_path / "copy")) == query.model
+    assert "may be expired while it is read" in caplog.text
