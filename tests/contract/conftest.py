@@ -67,6 +67,14 @@ class StoreBench:
         return sorted(info.name for info in self.io.list(self.directory))
 
 
+def pytest_collection_modifyitems(items):
+    """Leave what takes seconds on S3 to the long lane."""
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if item.get_closest_marker("slow_on_s3") and params.get("bench", "").endswith("s3"):
+            item.add_marker(pytest.mark.extended)
+
+
 @pytest.fixture(scope="session")
 def driver_memory(tmp_path_factory):
     """A checkpoint memory in a process of its own."""

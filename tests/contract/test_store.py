@@ -37,16 +37,6 @@ def commit_with_snapshots(store, numbers):
             store.snapshot()
 
 
-SLOW_ON_S3 = [
-    "filesystem-local",
-    "heap-driver",
-    "rocksdb-local",
-    pytest.param("filesystem-s3", marks=pytest.mark.extended),
-    pytest.param("rocksdb-s3", marks=pytest.mark.extended),
-]
-"""Backends on storages, of a test that takes seconds on S3."""
-
-
 class TestReadsAndWrites:
     """Reads see exactly one version; a batch sees its own writes."""
 
@@ -321,7 +311,7 @@ class TestSnapshotsAndRetention:
         commit(other, {b"b": b"2"})
         assert len(bench.open()) == 2
 
-    @pytest.mark.parametrize("bench", SLOW_ON_S3, indirect=True)
+    @pytest.mark.slow_on_s3
     def test_cleanup_keeps_what_retained_versions_need(self, any_format):
         """Catches deleting a file that a retained version reaches."""
         store = any_format.open(min_versions_to_retain=2, orphan_age_ms=0)
@@ -343,7 +333,7 @@ class TestSnapshotsAndRetention:
         with pytest.raises(NotFoundError):
             any_format.open(version=5)
 
-    @pytest.mark.parametrize("bench", SLOW_ON_S3, indirect=True)
+    @pytest.mark.slow_on_s3
     @pytest.mark.parametrize("hole", ["expired", "branched", "replaced"])
     def test_cleanup_behind_a_hole_in_the_lineage_takes_no_retained_version(self, bench, hole):
         """Catches a walk that ends early and takes what it did not see for expired."""
