@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,7 @@ def measure(provider: Provider, keys: int, rounds: int) -> dict[str, float]:
             plain, rescaled = work / f"plain-{number}", work / f"rescaled-{number}"
             for copy in (plain, rescaled):
                 shutil.copytree(work / "checkpoint", copy)
+            os.sync()  # not the copies are timed
             started = time.perf_counter()
             rescale(str(rescaled))
             times["rescale"].append((time.perf_counter() - started) * 1000)
@@ -115,6 +117,10 @@ def first_batch_ms(spark: SparkSession, source: Path, checkpoint: Path) -> float
     """Restart the query on one more file and return the ms of its only batch."""
     query = start_query(spark, source, checkpoint)
     query.awaitTermination()
+    # Spark would keep its state loaded, for a restart, beside that of the next one.
+    jvm: Any = spark._jvm
+    stores = getattr(jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
+    getattr(stores, "MODULE$").stop()
     (progress,) = (p for p in query.recentProgress if p["numInputRows"])
     return float(progress["durationMs"]["triggerExecution"])
 
