@@ -264,8 +264,14 @@ class Store:
             from statestore.backends.rocksdb.view import View
 
             trailer = restored.head.trailer
-            runs = (ViewRun(View.of(restored)),) if restored.view else ()
-            self.table = Table(runs, trailer.max_parallelism, restored.num_keys or 0)
+            num_keys = restored.num_keys or 0
+            runs: tuple[ViewRun, ...] = ()
+            if restored.view:
+                view = View.of(restored)
+                runs = (ViewRun(view),)
+                if restored.num_keys is None:
+                    num_keys = view.count()
+            self.table = Table(runs, trailer.max_parallelism, num_keys)
         self._head = restored.head
         self._families = restored.head.trailer.column_families
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.chain import newest_summary
-from statestore.backends.rocksdb.database import LocalDatabase, local_errors
+from statestore.backends.rocksdb.database import LocalDatabase
 from statestore.backends.rocksdb.merging import LaidOut, lay_out, open_sst
-from statestore.backends.rocksdb.view import View
 from statestore.checkpoint.restore import PARALLEL_FETCHES
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.state_file import StateFile
@@ -42,7 +41,7 @@ class LocalVersion:
         refs: The files that make it.
         files_read, bytes_read: What had to be fetched.
         has_foreign_rows: Whether the view has rows of other state partitions, to be passed over.
-        num_keys, num_internal_keys: Rows of the version, None where they are not counted yet.
+        num_keys, num_internal_keys: Rows of the version, None where only reading them tells.
     """
 
     head: PublishedFile
@@ -93,18 +92,6 @@ class LocalVersions:
         if view is not None:
             return self._version(database, head, view, ())
         return self._advance(database, head)
-
-    def counted(self, local: LocalVersion) -> LocalVersion:
-        """Return a version with its rows counted, which after a rescale only reading them does."""
-        if local.num_keys is not None and local.num_internal_keys is not None:
-            return local
-        with local_errors("read the local database", str(local.view)):
-            view = View.of(local)
-            try:
-                num_keys, num_internal_keys = view.count(local.head.trailer.column_families)
-            finally:
-                view.close()
-        return replace(local, num_keys=num_keys, num_internal_keys=num_internal_keys)
 
     def shrink(self) -> None:
         """Let go of memory; the newest view stays on disk for a later load."""

@@ -165,7 +165,7 @@ class RocksDBVersions:
         if from_snapshot is not None:
             for _ in self._lineage(head, from_snapshot):
                 pass
-        loaded = self._local.counted(self._local.bring_to(head, options))
+        loaded = self._local.bring_to(head, options)
         self._remember(head)
         with self._lock:
             # Whoever had the store in between may have deleted what was merged here, or is now.

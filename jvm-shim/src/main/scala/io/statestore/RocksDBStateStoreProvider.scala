@@ -4,7 +4,7 @@ import java.util.concurrent.atomic.AtomicLong
 
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.provider.{HandleCounters, StoreContext, ViewLoader, ViewStateStoreProvider}
-import io.statestore.rocksdb.RocksDBView
+import io.statestore.rocksdb.{RocksDBView, RowCounts}
 import io.statestore.view.{ColumnFamily, CommittedView, ViewVersion}
 
 /**
@@ -24,8 +24,7 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
         maxParallelism,
         null,
         Seq(context.defaultFamily),
-        0L,
-        0L,
+        Some(RowCounts(0L, 0L)),
         0)
 
       override protected def build(
@@ -38,9 +37,12 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
         viewOf(version, reply),
         if (families.exists(_.name == context.defaultFamily.name)) families
         else families :+ context.defaultFamily,
-        reply.get("num_keys").asLong,
-        reply.get("num_internal_keys").asLong,
+        rowsOf(reply),
         filterOf(reply))
+
+      private def rowsOf(reply: ObjectNode): Option[RowCounts] =
+        Option.when(!reply.get("num_keys").isNull && !reply.get("num_internal_keys").isNull)(
+          RowCounts(reply.get("num_keys").asLong, reply.get("num_internal_keys").asLong))
 
       /** N where only rows of this state partition of N are the store's, else 0. */
       private def filterOf(reply: ObjectNode): Int =
@@ -72,8 +74,7 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
           maxParallelism: Int,
           path: String,
           families: Seq[ColumnFamily],
-          rows: Long,
-          internalRows: Long,
+          rows: Option[RowCounts],
           filter: Int) = new RocksDBView(
         version,
         maxParallelism,
@@ -81,7 +82,6 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
         askForView,
         families,
         rows,
-        internalRows,
         context.storeId.partitionId,
         filter,
         context.options.rocksdbBlockCacheBytes,

@@ -15,6 +15,7 @@ import org.apache.spark.unsafe.Platform
  *
  * @param path directory of the version, null for a store that never had rows
  * @param viewOf asks the engine for the directory of a later version, and its filter
+ * @param rows how many there are; None after a rescale, when only reading them all tells
  * @param partition state partition of the store
  * @param filter N where only rows of this state partition of N are the store's, else 0
  */
@@ -24,8 +25,7 @@ private[statestore] final class RocksDBView(
     path: String,
     viewOf: ViewVersion => (String, Int),
     stored: Seq[ColumnFamily],
-    private var rows: Long,
-    private var internalRows: Long,
+    private var rows: Option[RowCounts],
     partition: Int,
     private var filter: Int,
     blockCacheBytes: Long,
@@ -51,21 +51,18 @@ private[statestore] final class RocksDBView(
 
   override def family(name: String): CommittedFamily = byName.getOrElse(name, null)
 
-  override def numRows: Long = rows
+  override def numRows: Long = counts.rows
 
-  override def numInternalKeys: Long = internalRows
+  override def numInternalKeys: Long = counts.internal
 
   override def heapBytes: Long = synchronized(byName.valuesIterator.map(_.cache.heapBytes).sum)
 
   override def advance(to: ViewAdvance): Unit = synchronized {
+    val before = counts
     closeReader()
     to.families.foreach(family => if (!byName.contains(family.name)) add(family))
-    to.changes.foreach { change =>
-      val growth = change.numNew.toLong - change.numDeleted
-      rows += growth
-      if (change.overlay.family.internal) internalRows += growth
-      byName(change.overlay.family.name).cache.write(change)
-    }
+    to.changes.foreach(change => byName(change.overlay.family.name).cache.write(change))
+    rows = Some(before + to.changes)
     val names = to.families.map(_.name).toSet
     byName.keys.filterNot(names).toList.foreach(byName.remove(_).foreach(_.cache.close()))
     current = to.version
@@ -81,10 +78,19 @@ private[statestore] final class RocksDBView(
     byName.valuesIterator.foreach(_.cache.close())
   }
 
+  private def counts: RowCounts = synchronized {
+    if (rows.isEmpty) {
+      val internal = byName.valuesIterator.map(_.family).filter(_.internal).map(_.id).toSet
+      val asked = wasRead // by the query: what it reads it is likely to read again
+      rows = Some(Option(reading()).fold(RowCounts(0L, 0L))(_.count(isOwn, internal)))
+      wasRead = asked
+    }
+    rows.get
+  }
+
   private def add(family: ColumnFamily): Unit = byName.put(family.name, new Family(family))
 
-  private def isOwn(value: Array[Byte]): Boolean =
-    filter == 0 || shortAt(value) % filter == partition
+  private def isOwn(keyGroup: Int): Boolean = filter == 0 || keyGroup % filter == partition
 
   private def closeReader(): Unit = {
     if (reader != null) reader.close()
@@ -129,7 +135,7 @@ private[statestore] final class RocksDBView(
       val rocksDB = reading()
       val value =
         if (rocksDB == null) null else rocksDB.get(encode(family.id, keyBase, keyAt, keyLen))
-      if (value == null || !isOwn(value)) {
+      if (value == null || !isOwn(shortAt(value))) {
         cache.putAbsent(keyBase, keyAt, keyLen, hash)
         false
       } else {
@@ -183,7 +189,7 @@ private[statestore] final class RocksDBView(
           return false
         }
         val found = rows.value
-        if (isOwn(found)) {
+        if (isOwn(shortAt(found))) {
           key.set(bytes, Start + FamilyBytes, bytes.length - FamilyBytes)
           value.set(found, Start + KeyGroupBytes, found.length - KeyGroupBytes)
           return true
@@ -202,6 +208,16 @@ private[statestore] final class RocksDBView(
         until,
         Start,
         until.length) < 0
+  }
+}
+
+/** Rows of a store, and those of them in internal column families. */
+private[statestore] final case class RowCounts(rows: Long, internal: Long) {
+  def +(changes: Iterable[FamilyChanges]): RowCounts = changes.foldLeft(this) { (sum, change) =>
+    val growth = change.numNew.toLong - change.numDeleted
+    RowCounts(
+      sum.rows + growth,
+      sum.internal + (if (change.overlay.family.internal) growth else 0L))
   }
 }
 

@@ -1,5 +1,7 @@
 package io.statestore.rocksdb
 
+import java.nio.ByteBuffer
+
 import scala.collection.mutable
 
 import org.rocksdb.{BlockBasedTableConfig, BloomFilter, LRUCache, Options, ReadOptions}
@@ -27,6 +29,36 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
     val rows = new RowIterator(database.newIterator(settings.reads), key)
     iterators += rows
     rows
+  }
+
+  /**
+   * Reads all rows to count them.
+   *
+   * @param isCounted whether rows of a key group count
+   * @param internal IDs of the internal column families
+   */
+  def count(isCounted: Int => Boolean, internal: Set[Int]): RowCounts = synchronized {
+    checkOpen()
+    val iterator = database.newIterator(settings.scans)
+    val start = ByteBuffer.allocateDirect(RocksDBView.FamilyBytes)
+    def shortOf(read: ByteBuffer => Int): Int = {
+      start.clear()
+      read(start)
+      start.getShort(0) & 0xffff
+    }
+    try {
+      var rows, internalRows = 0L
+      iterator.seekToFirst()
+      while (iterator.isValid) {
+        if (isCounted(shortOf(iterator.value))) {
+          rows += 1L
+          if (internal.nonEmpty && internal(shortOf(iterator.key))) internalRows += 1L
+        }
+        iterator.next()
+      }
+      iterator.status() // raises what made it invalid
+      RowCounts(rows, internalRows)
+    } finally iterator.close()
   }
 
   def closeIterators(): Unit = synchronized(iterators.toSeq.foreach(_.close()))
@@ -86,6 +118,9 @@ private[rocksdb] final class ReaderSettings private (blockCacheBytes: Long) {
     .setInfoLogLevel(org.rocksdb.InfoLogLevel.HEADER_LEVEL)
 
   val reads: ReadOptions = new ReadOptions()
+
+  /** For reading all rows once. */
+  val scans: ReadOptions = new ReadOptions().setFillCache(false).setReadaheadSize(4L << 20)
 }
 
 private[rocksdb] object ReaderSettings {
