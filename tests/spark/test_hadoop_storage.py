@@ -23,8 +23,8 @@ from statestore.io.hadoop import HadoopFileIO, HadoopRefusalError, split_hadoop_
 from tests.contract.conftest import StoreBench, any_format
 from tests.contract.test_store import *  # noqa: F403
 
-from .conftest import MakeLane
-from .harness import HDFS, STATE_STORE, assert_same, run_plan
+from .conftest import EXTENDED, PROVIDER, MakeLane
+from .harness import HDFS, ROCKSDB_BACKEND, STATE_STORE, assert_same, run_plan
 from .queries import AGGREGATION, one_input
 
 pytestmark = pytest.mark.ours
@@ -152,8 +152,13 @@ def test_uris_are_split() -> None:
 
 
 @pytest.mark.parametrize("where", ["checkpoint", "storage"])
+@pytest.mark.parametrize(
+    "provider",
+    [PROVIDER, pytest.param(ROCKSDB_BACKEND, marks=EXTENDED)],
+    ids=["under-test", "rocksdb"],
+)
 def test_rows_equal_built_in_when_state_is_on_a_hadoop_file_system(
-    make_lane: MakeLane, tmp_path: Path, where: str
+    make_lane: MakeLane, tmp_path: Path, where: str, provider: str
 ) -> None:
     """Catches engines that can open local paths only."""
     mounted = tmp_path / "mounted"
@@ -162,7 +167,7 @@ def test_rows_equal_built_in_when_state_is_on_a_hadoop_file_system(
     uri = f"viewfs://{name}/data/ck"
     query = replace(AGGREGATION, plan=one_input(2, 2))
     reference = make_lane(query, HDFS)
-    lane = make_lane(query, conf={MOUNT.format(name): mounted.as_uri()})
+    lane = make_lane(query, provider, conf={MOUNT.format(name): mounted.as_uri()})
     if where == "checkpoint":
         lane.checkpoint = uri  # type: ignore[assignment]
     else:
@@ -171,7 +176,7 @@ def test_rows_equal_built_in_when_state_is_on_a_hadoop_file_system(
     run_plan(reference, lane)
 
     assert_same(reference, lane)
-    assert len(list(mounted.rglob("*.delta.arrows"))) == 4 * 3
+    assert len(list(mounted.rglob("*.delta.*"))) == 4 * 3
     reader = lane.session().read.format("statestore")
     expected = reference.session().read.format("statestore").load(str(reference.checkpoint))
     found = reader.load(str(lane.checkpoint))

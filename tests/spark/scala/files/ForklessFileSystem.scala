@@ -10,8 +10,8 @@ import org.apache.hadoop.fs.local.LocalConfigKeys
 import org.apache.hadoop.fs.permission.FsPermission
 
 /**
- * Hadoop's local file system, but that it asks the JVM where Hadoop, for lack of its native library,
- * starts a process: `chmod` for each file that is made, `readlink` for each that is renamed.
+ * Hadoop's local file system, but that it asks the JVM where Hadoop, for lack of its native
+ * library, starts a process: `chmod` for each file that is made, `readlink` for each renamed.
  */
 final class ForklessRawFileSystem extends RawLocalFileSystem {
   override def setPermission(path: Path, permission: FsPermission): Unit = {
