@@ -106,6 +106,16 @@ run_tests() {
   return $failed
 }
 
+# Spark's tests, as CI has them, on the other state backends.
+run_other_backends() {
+  local failed=0 backend
+  for backend in heap rocksdb; do
+    STATESTORE_LANE_PROVIDER=$backend $python -m pytest -p no:benchmark -m "not extended" -n 2 \
+      --dist loadgroup --no-loadscope-reorder tests/spark || failed=1
+  done
+  return $failed
+}
+
 target=${1:-help}
 [ $# -eq 0 ] || shift
 case $target in
@@ -123,7 +133,10 @@ case $target in
   test-all)
     jar
     export HYPOTHESIS_PROFILE=long
-    run_tests ""
+    failed=0
+    run_tests "" || failed=1
+    run_other_backends || failed=1
+    exit $failed
     ;;
   lint)
     jar

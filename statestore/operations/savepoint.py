@@ -126,7 +126,7 @@ def take_savepoint(
 
     Guarantee: on return the savepoint is whole and durable, and refers to nothing outside of it.
     After a raise, or when the process is killed, the destination is not taken for a savepoint, and
-    the same call may be repeated; the checkpoint was only read.
+    the same call may be repeated; the checkpoint is as it was, but for pins that expire.
 
     Raises:
         InvalidArgumentError: The destination has files (kind checkpoint-exists).

@@ -19,6 +19,7 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
 from statestore.operations.savepoint import take_savepoint
 from statestore.store.store import open_store
+from statestore.testing.fault_io import Fault, FaultFileIO
 
 from .checkpoints import AGGREGATION, JOIN, OPTIONS, QueryCheckpoint, read_rows
 
@@ -134,6 +135,22 @@ def test_pin_of_a_process_that_died_holds_for_an_hour(query, is_expired):
     assert pins(query) == ([] if is_expired else held)
     assert (VERSION in versions_left(query)) != is_expired
     pin.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("happens", [False, True])
+def test_lost_call_about_a_pin_does_not_lose_the_savepoint(query, tmp_path, happens):
+    """Catches a savepoint that fails for the sake of what only might have been needed."""
+    io = FaultFileIO(LocalFileIO())
+    io.arm(Fault(10**9))
+    take_savepoint(query.path, str(tmp_path / "first"), io=io, options=OPTIONS)
+    of_pins = [index for index, call in enumerate(io.trace) if call.endswith(".pin")]
+    assert len(of_pins) == 2 * len(query.model) * query.num_partitions
+
+    for index in of_pins[::4]:
+        io.arm(Fault(index, happens=happens))
+        take_savepoint(query.path, str(tmp_path / str(index)), io=io, options=OPTIONS)
+        assert io.has_failed
+        assert read_rows(str(tmp_path / str(index))) == query.model
 
 
 def test_checkpoint_that_cannot_be_written_is_copied_without_pins(query, tmp_path, caplog):
