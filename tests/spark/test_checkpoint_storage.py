@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,11 +73,17 @@ def test_rows_equal_built_in_when_restarted_with_and_without_the_key(
 
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_a_batch_is_one_put_a_store(
-    make_lane: MakeLane, conf: dict[str, str], s3_server: Any, version: str
+    make_lane: MakeLane,
+    conf: dict[str, str],
+    s3_server: Any,
+    version: str,
+    unload_all: Callable[[], None],
 ) -> None:
     """Catches requests nobody needs, and metrics that are not what the server was asked."""
     query = replace(AGGREGATION, plan=one_input(5))
-    lane = make_lane(query, conf={**conf, FORMAT: version})
+    unload_all()  # and with that the maintenance that others began, which lists and reads
+    in_peace = {f"{STATE_STORE}.maintenanceInterval": "1h"}
+    lane = make_lane(query, conf={**conf, **in_peace, FORMAT: version})
     asked: dict[int, Counter[str]] = {}
     lane.before_batch = lambda batch_id: asked.update({batch_id: Counter(s3_server.requests)})
 
