@@ -14,7 +14,7 @@ usage: ./build.sh TARGET [ARGUMENT...]
   jar       compile the shim and pack statestore/jars/*.jar
   demo      stream 336,776 real flights, kill the engine and the query, compare every row
   test      run the tests, or pytest with the given arguments
-  test-all  run them with every operator in every combination, for about twice as long
+  test-all  run them with every operator in every combination and on every state backend
   lint      check style, types, layers, the shim and the generated docs
   bench     measure all providers, results under benchmarks/results/
   soak      2,000 small batches on each state backend; memory and files must stay flat
