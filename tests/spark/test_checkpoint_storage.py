@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 
 from tests.s3_server import REGION, WRONG_KEY
 
-from .conftest import MakeLane
+from .conftest import BODY, MakeLane
 from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan
 from .queries import AGGREGATION, JOIN, one_input, two_inputs
 
@@ -65,8 +65,8 @@ def test_rows_equal_built_in_when_restarted_with_and_without_the_key(
         lane.run(*batches)
 
     assert_same(reference, lane)
-    assert not list(lane.checkpoint.rglob("*.arrows"))
-    assert [key for key in s3_server.keys(bucket) if key.endswith(".delta.arrows")]
+    assert not list(lane.checkpoint.rglob(f"*.{BODY}"))
+    assert [key for key in s3_server.keys(bucket) if key.endswith(f".delta.{BODY}")]
     if query.name == AGGREGATION.name:
         assert _state(lane) == _state(reference)
 

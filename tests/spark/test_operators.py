@@ -16,7 +16,7 @@ import statestore
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.state_file import StateFile
 
-from .conftest import EXTENDED, OURS, PROVIDER, MakeLane, RunReference
+from .conftest import BODY, EXTENDED, OURS, PROVIDER, MakeLane, RunReference
 from .harness import (
     FILESYSTEM,
     HDFS,
@@ -240,11 +240,10 @@ def test_rows_equal_built_in_when_compressed(
     make_lane: MakeLane, run_reference: RunReference
 ) -> None:
     """Catches an option that is read but not applied, or compressed files that cannot be read."""
-    candidate = _compare(
-        make_lane, run_reference, WINDOW_UPDATE, {f"{STATE_STORE}.file.compression": "zstd"}
-    )
+    key = "rocksdb.compression" if BODY == "sst" else "file.compression"
+    candidate = _compare(make_lane, run_reference, WINDOW_UPDATE, {f"{STATE_STORE}.{key}": "zstd"})
 
-    deltas = sorted((candidate.checkpoint / "state").rglob("*.delta.arrows"))
+    deltas = sorted((candidate.checkpoint / "state").rglob(f"*.delta.{BODY}"))
     assert any(ZSTD_MAGIC in path.read_bytes() for path in deltas)
 
 
