@@ -64,6 +64,9 @@ class FailingStarts:
         if self.aside.exists():  # the storage is back
             self.commits.unlink()
             self.aside.rename(self.commits)
+        if self.attempt in (3, 5):
+            # A run that began before the end of this one was known would supersede it.
+            wait_for(lambda: self.recorders[-2].aborted, "the aborted version")
         if self.attempt == 1:
             message = "the catalog does not answer"
             raise ConnectionError(message)
@@ -124,7 +127,6 @@ def test_query_goes_on_exactly_once_after_failures(
     with caplog.at_level(logging.WARNING, "statestore"):
         past = statestore.run(starts.start, FixedDelay(5, 30), clock=clock)
         second, _, fourth, fifth = starts.recorders[1:]
-        wait_for(lambda: second.aborted and fourth.aborted, "the aborted versions")
         wait_for(lambda: fifth.complete[-1] == 3, "the last version")
 
     assert lane.batches == expected.batches
