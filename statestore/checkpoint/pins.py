@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import parse_pin_name, pin_name
-from statestore.core.errors import StateStoreError, StorageError
+from statestore.core.errors import StateStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -66,8 +66,9 @@ def pinned(locations: Sequence[StoreLocation], version: int, pin_id: str) -> Ite
         version: A version of each that can be loaded, at least 1.
         pin_id: 32 hex digits that no other pin has.
 
-    Guarantee: no cleanup that begins within the block deletes a file that the version needs. One
-    that was under way may, where the version was the oldest to retain or older.
+    Guarantee: unless a warning in the log says otherwise, no cleanup that begins within the block
+    deletes a file that the version needs. One that was under way may, where the version was the
+    oldest to retain or older. No error of the storage is raised; a pin that stays expires.
     """
     name = pin_name(version, pin_id)
     is_over = threading.Event()
@@ -76,32 +77,28 @@ def pinned(locations: Sequence[StoreLocation], version: int, pin_id: str) -> Ite
         # Not synced: after a power failure nobody reads any more.
         location.io.write(location.path(name), b"", sync=False, overwrite=True)
 
+    def delete(location: StoreLocation) -> None:
+        with suppress(StateStoreError):
+            location.io.delete(location.path(name))
+
     def write_all() -> None:
-        with ThreadPoolExecutor(_MAX_REQUESTS_AT_ONCE) as pool:
-            list(pool.map(write, locations))
+        try:
+            with ThreadPoolExecutor(_MAX_REQUESTS_AT_ONCE) as pool:
+                list(pool.map(write, locations))
+        except StateStoreError as error:
+            logger.warning("a version may be expired while it is read: error=%s", error)
 
     def renew() -> None:
         while not is_over.wait(LASTS_MS / _RENEWALS / 1000):
-            try:
-                write_all()
-            except StateStoreError as error:
-                logger.warning("a version may be expired while it is read: error=%s", error)
-
-    def delete(location: StoreLocation) -> None:
-        with suppress(StorageError):  # expires
-            location.io.delete(location.path(name))
-
-    renewing = threading.Thread(target=renew, name="pins", daemon=True)
-    try:
-        try:
             write_all()
-        except StorageError as error:
-            logger.warning("a version may be expired while it is read: error=%s", error)
-        renewing.start()
+
+    write_all()
+    renewing = threading.Thread(target=renew, name="pins", daemon=True)
+    renewing.start()
+    try:
         yield
     finally:
         is_over.set()
-        if renewing.ident is not None:
-            renewing.join()
+        renewing.join()
         with ThreadPoolExecutor(_MAX_REQUESTS_AT_ONCE) as pool:
             list(pool.map(delete, locations))

@@ -5,7 +5,8 @@ snapshot it starts from, and the files that would stand for that snapshot if it 
 base of a version is never newer than the base of the version after it, so one walk along the
 lineage finds the mark. A lineage begins with version 1, a full state, or a rescaled version, whose
 files are other partitions': reference files keep those. A lineage with a hole has no mark: nothing
-goes for its age until the oldest version to be retained is newer than the hole.
+goes for its age until the oldest version to be retained is newer than the hole. A pinned version is
+retained as well.
 """
 
 from __future__ import annotations

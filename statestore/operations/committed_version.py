@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from statestore.operations.new_directory import NewDirectory
 
 Report = Callable[[int, int], None]
-"""Called with what is done and the total, in bytes."""
+"""Called with what is done and the total, in bytes where its user does not say otherwise."""
 
 
 def no_report(_done: int, _total: int) -> None:

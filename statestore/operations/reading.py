@@ -16,6 +16,7 @@ from statestore.codec.byte_ranges import bits, buffer, unpack
 from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
 from statestore.codec.rows import from_numpy
 from statestore.codec.unsafe_row import decode_column, decode_rows
+from statestore.operations.committed_version import no_report
 from statestore.operations.rows import (
     Heads,
     find_family,
@@ -27,11 +28,12 @@ from statestore.operations.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from statestore.codec.trailer import ColumnFamily
     from statestore.core.options import StateStoreOptions
     from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.committed_version import Report
 
 NUM_THREADS = 2
 """Threads that decode; as many batches again wait for the reader."""
@@ -94,7 +96,7 @@ def read_batches(
     column_family: str = "default",
     partitions: Iterable[int] | None = None,
     options: StateStoreOptions | None = None,
-    report: Callable[[int, int], None] = lambda _done, _total: None,
+    report: Report = no_report,
 ) -> Generator[pa.RecordBatch, None, None]:
     """Read a column family of a store batch by batch, for state that does not fit memory.
 
@@ -164,7 +166,7 @@ def _raw_batches(
     checkpoint: Checkpoint,
     heads: Heads,
     family: ColumnFamily,
-    report: Callable[[int, int], None],
+    report: Report,
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
     total = sum(map(most_rows, heads.values()))
     before = 0

@@ -520,9 +520,11 @@ def test_expire_keeps_what_retained_versions_are_made_of(made):
 
     plan = plan_expiry(made.path, 2, options=NOW)
     files = {str(path) for path in Path(made.path).rglob("*.*") if path.is_file()}
-    done = expire(made.path, 2, options=NOW)
+    reports = []
+    done = expire(made.path, 2, options=NOW, report=lambda *stores: reports.append(stores))
 
     assert plan.stores == done.stores
+    assert reports == [(number, len(reports)) for number in range(1, len(reports) + 1)]
     left = {str(path) for path in Path(made.path).rglob("*.*") if path.is_file()}
     assert files - left == {path for store in done.stores for path in store.files}
     assert read_checkpoint(made.path) == expected

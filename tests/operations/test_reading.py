@@ -79,8 +79,11 @@ def test_values_of_a_multi_value_family_are_rows_in_order(checkpoint):
 
 def test_batches_and_state_partitions_make_up_the_whole(checkpoint):
     """Catches a state partition read twice or left out, and a reader that needs all memory."""
-    batches = list(statestore.read_batches(checkpoint))
+    reports = []
+    batches = list(statestore.read_batches(checkpoint, report=lambda *done: reports.append(done)))
     assert batches[0].num_rows == 0
+    assert reports == sorted(reports)
+    assert {total for _, total in reports} == {reports[-1][0]}
     whole = pa.Table.from_batches(batches)
 
     pieces = [statestore.read(checkpoint, partitions=[partition]) for partition in range(4)]

@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:{warning}"))
             if not OURS and item.get_closest_marker("ours"):
                 item.add_marker(pytest.mark.skip(reason="built-in provider under test"))
-        # Tests of a file share an application; local clusters share a folder, so they take turns.
+        # Tests of a file share an application; those that start more take turns.
         group = "jobs" if _has_own_processes(item) and here in item.path.parents else item.path.stem
         item.add_marker(pytest.mark.xdist_group(group))
     # The longest ones first, so that two processes end at about the same time.

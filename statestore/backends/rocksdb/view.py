@@ -10,6 +10,7 @@ import pyarrow as pa
 from rocksdict import AccessType, Options, Rdict, ReadOptions
 
 from statestore.backends.rocksdb import sst
+from statestore.backends.rocksdb.database import local_errors
 from statestore.codec.byte_ranges import ByteRanges
 from statestore.codec.rows import PUT, SCHEMA, from_numpy, rows_in
 
@@ -37,6 +38,7 @@ class View:
         options.set_max_open_files(-1)
         self._database = Rdict(path, options, access_type=AccessType.read_only())
         self._owned = owned
+        self._path = path
 
     @classmethod
     def of(cls, local: LocalVersion) -> View:
@@ -45,13 +47,18 @@ class View:
         return cls(local.view or "", owned)
 
     def count(self) -> int:
-        """Return how many rows there are, by reading them all."""
-        # Half the time of reading keys as well.
-        values = cast("Iterator[bytes]", self._database.values())
-        if self._owned is None:
-            return sum(1 for _ in values)
-        modulus, remainder = self._owned.modulus, self._owned.remainder
-        return sum((v[0] << 8 | v[1]) % modulus == remainder for v in values)
+        """Return how many rows there are, by reading them all.
+
+        Raises:
+            StorageError: The local disk failed.
+        """
+        with local_errors("read the local database", self._path):
+            # Half the time of reading keys as well.
+            values = cast("Iterator[bytes]", self._database.values())
+            if self._owned is None:
+                return sum(1 for _ in values)
+            modulus, remainder = self._owned.modulus, self._owned.remainder
+            return sum((v[0] << 8 | v[1]) % modulus == remainder for v in values)
 
     def close(self) -> None:
         """Close the database."""

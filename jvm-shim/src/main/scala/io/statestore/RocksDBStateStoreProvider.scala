@@ -4,7 +4,7 @@ import java.util.concurrent.atomic.AtomicLong
 
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.provider.{HandleCounters, StoreContext, ViewLoader, ViewStateStoreProvider}
-import io.statestore.rocksdb.{RocksDBView, RowCounts}
+import io.statestore.rocksdb.{NumRows, RocksDBView}
 import io.statestore.view.{ColumnFamily, CommittedView, ViewVersion}
 
 /**
@@ -24,7 +24,7 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
         maxParallelism,
         null,
         Seq(context.defaultFamily),
-        Some(RowCounts(0L, 0L)),
+        Some(NumRows(0L, 0L)),
         0)
 
       override protected def build(
@@ -40,9 +40,9 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
         rowsOf(reply),
         filterOf(reply))
 
-      private def rowsOf(reply: ObjectNode): Option[RowCounts] =
+      private def rowsOf(reply: ObjectNode): Option[NumRows] =
         Option.when(!reply.get("num_keys").isNull && !reply.get("num_internal_keys").isNull)(
-          RowCounts(reply.get("num_keys").asLong, reply.get("num_internal_keys").asLong))
+          NumRows(reply.get("num_keys").asLong, reply.get("num_internal_keys").asLong))
 
       /** N where only rows of this state partition of N are the store's, else 0. */
       private def filterOf(reply: ObjectNode): Int =
@@ -74,7 +74,7 @@ class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
           maxParallelism: Int,
           path: String,
           families: Seq[ColumnFamily],
-          rows: Option[RowCounts],
+          rows: Option[NumRows],
           filter: Int) = new RocksDBView(
         version,
         maxParallelism,

@@ -33,7 +33,7 @@ private[statestore] object StoreMetrics {
   val VersionBytes = size("statestoreVersionBytes", "bytes of all files that make the version")
   val EngineRss = size("statestoreEngineRssBytes", "resident memory of the engines")
   val EngineRocksDB =
-    size("statestoreEngineRocksdbBytes", "of that, RocksDB's block cache and write buffers")
+    size("statestoreEngineRocksdbBytes", "block cache and write buffers of the engines' RocksDB")
   val EngineMs = time("statestoreCommitEngineMs", "the engine call of the commit")
   val PublishMs = time("statestoreCommitPublishMs", "publishing the delta, fsync included")
   val ApplyMs = time("statestoreApplyMs", "applying the batch before to the view, after its tasks")

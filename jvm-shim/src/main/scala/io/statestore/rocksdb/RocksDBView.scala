@@ -25,7 +25,7 @@ private[statestore] final class RocksDBView(
     path: String,
     viewOf: ViewVersion => (String, Int),
     stored: Seq[ColumnFamily],
-    private var rows: Option[RowCounts],
+    private var rows: Option[NumRows],
     partition: Int,
     private var filter: Int,
     blockCacheBytes: Long,
@@ -78,11 +78,11 @@ private[statestore] final class RocksDBView(
     byName.valuesIterator.foreach(_.cache.close())
   }
 
-  private def counts: RowCounts = synchronized {
+  private def counts: NumRows = synchronized {
     if (rows.isEmpty) {
       val internal = byName.valuesIterator.map(_.family).filter(_.internal).map(_.id).toSet
       val asked = wasRead // by the query: what it reads it is likely to read again
-      rows = Some(Option(reading()).fold(RowCounts(0L, 0L))(_.count(isOwn, internal)))
+      rows = Some(Option(reading()).fold(NumRows(0L, 0L))(_.count(isOwn, internal)))
       wasRead = asked
     }
     rows.get
@@ -212,10 +212,10 @@ private[statestore] final class RocksDBView(
 }
 
 /** Rows of a store, and those of them in internal column families. */
-private[statestore] final case class RowCounts(rows: Long, internal: Long) {
-  def +(changes: Iterable[FamilyChanges]): RowCounts = changes.foldLeft(this) { (sum, change) =>
+private[statestore] final case class NumRows(rows: Long, internal: Long) {
+  def +(changes: Iterable[FamilyChanges]): NumRows = changes.foldLeft(this) { (sum, change) =>
     val growth = change.numNew.toLong - change.numDeleted
-    RowCounts(
+    NumRows(
       sum.rows + growth,
       sum.internal + (if (change.overlay.family.internal) growth else 0L))
   }

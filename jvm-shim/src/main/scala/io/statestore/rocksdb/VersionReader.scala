@@ -37,7 +37,7 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
    * @param isCounted whether rows of a key group count
    * @param internal IDs of the internal column families
    */
-  def count(isCounted: Int => Boolean, internal: Set[Int]): RowCounts = synchronized {
+  def count(isCounted: Int => Boolean, internal: Set[Int]): NumRows = synchronized {
     checkOpen()
     val iterator = database.newIterator(settings.scans)
     val start = ByteBuffer.allocateDirect(RocksDBView.FamilyBytes)
@@ -57,7 +57,7 @@ private[rocksdb] final class VersionReader(path: String, settings: ReaderSetting
         iterator.next()
       }
       iterator.status() // raises what made it invalid
-      RowCounts(rows, internalRows)
+      NumRows(rows, internalRows)
     } finally iterator.close()
   }
 
