@@ -21,8 +21,8 @@ from typing import Any
 
 import pyspark
 
-from statestore.core.options import table_json
 from statestore.core.version import __version__
+from tools.option_table import table_json
 from tools.scala import SCALAC_FLAGS, compile_scala
 
 ROOT = Path(__file__).resolve().parents[1]
