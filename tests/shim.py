@@ -7,6 +7,7 @@ import google_crc32c
 from rocksdict import SstFileWriter
 
 from statestore.backends.rocksdb.sst import Memory, encode_key
+from statestore.backends.rocksdb.view import View
 from statestore.codec.rows import DELETE, PUT, Row
 from statestore.core.options import StateStoreOptions
 from statestore.testing.deltas import write_stream
@@ -102,6 +103,17 @@ class Shim:
             "options": self.options,
             **changes,
         }
+
+
+class RocksDBShim(Shim):
+    """The shim's calls about a store of the rocksdb backend."""
+
+    backend = "rocksdb"
+
+
+def in_view(reply):
+    """Every row of the view that a reply names."""
+    return {key: value for _, key, value in View(reply["view"]).scan(0, b"")}
 
 
 def write_sst(path, rows):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from statestore.checkpoint.key_group_rows import grown
 from statestore.checkpoint.lineage import check_parent, make_ref
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, read_trailer
 from statestore.codec.sealed_file import append_trailer
@@ -65,6 +66,8 @@ class NewVersion:
         rescalable: Whether every row's key group satisfied key_group mod N = partition.
         column_families: Every column family of the store at this version.
         backend: Name of the state backend.
+        key_group_growth: How many rows more than the parent it has by key-group class, as
+            `key_group_rows.grown` takes it; None where that is not known.
         sst: Where the delta is an SST; None where it is an Arrow stream.
         state_bytes: Key and value bytes of the rows at this version; 0 where nobody limits them.
     """
@@ -82,6 +85,7 @@ class NewVersion:
     backend: str
     num_internal_keys: int | None = 0
     state_bytes: int = 0
+    key_group_growth: tuple[int, ...] | None = None
     sst: SstRows | None = None
 
     def __post_init__(self) -> None:
@@ -268,6 +272,7 @@ def delta_trailer(
     body: Body,
 ) -> Trailer:
     """Return the trailer of the delta of a version; arguments as of `publish_delta`."""
+    before = () if parent is None else parent.trailer.key_group_rows
     return Trailer(
         kind="delta",
         writer=WRITER,
@@ -283,6 +288,7 @@ def delta_trailer(
         rows=body.rows,
         num_keys=new.num_keys,
         num_internal_keys=new.num_internal_keys,
+        key_group_rows=grown(before, new.key_group_growth) if new.rescalable else None,
         max_parallelism=new.max_parallelism,
         num_partitions=new.num_partitions,
         rescalable=new.rescalable,

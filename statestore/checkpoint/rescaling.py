@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from statestore.checkpoint.commit import Body, NewVersion, find_committed, publish_delta
+from statestore.checkpoint.key_group_rows import rescaled
 from statestore.checkpoint.layout import (
     HEAP_MARKER,
     HEAP_MARKER_TEXT,
@@ -234,20 +235,28 @@ def _rescaled(
     store = replace(of.store, partition=partition)
     sources = {store_of_path(store, ref.path).partition for ref in files}
     trailers = [heads[now].trailer for now in from_partitions]
+    families = join_families(trailers)
+    num_keys = add_counts(trailer.num_keys if is_exact else None for trailer in trailers)
+    num_internal = add_counts(
+        trailer.num_internal_keys if is_exact else None for trailer in trailers
+    )
+    rows = None if wanted is None else rescaled(trailers, num_partitions, partition)
+    if num_keys is None and rows is not None:
+        num_keys = sum(rows)
+        num_internal = None if any(family.internal for family in families) else 0
     new = NewVersion(
         version=version,
         parent=None,
         checkpoint_id="",
         checkpoint_format=of.checkpoint_format,
         rows=RowCounts(),
-        num_keys=add_counts(trailer.num_keys if is_exact else None for trailer in trailers),
-        num_internal_keys=add_counts(
-            trailer.num_internal_keys if is_exact else None for trailer in trailers
-        ),
+        num_keys=num_keys,
+        num_internal_keys=num_internal,
+        key_group_growth=rows,
         max_parallelism=of.max_parallelism,
         num_partitions=num_partitions,
         rescalable=all(trailer.rescalable for trailer in trailers),
-        column_families=join_families(trailers),
+        column_families=families,
         backend=of.backend,
     )
     identity = f"{store} {new.version} {num_partitions} {compute_lineage(None, (), files)}"

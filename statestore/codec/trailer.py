@@ -217,6 +217,7 @@ class Trailer:
     rescalable: bool
     column_families: tuple[ColumnFamily, ...]
     num_internal_keys: int | None = 0
+    key_group_rows: tuple[int, ...] | None = None
     format_version: int = FORMAT_VERSION
 
     @property
@@ -286,6 +287,7 @@ def encode_trailer(trailer: Trailer) -> bytes:
         "rows": asdict(trailer.rows),
         "num_keys": trailer.num_keys,
         "num_internal_keys": trailer.num_internal_keys,
+        "key_group_rows": trailer.key_group_rows,
         "max_parallelism": trailer.max_parallelism,
         "num_partitions": trailer.num_partitions,
         "rescalable": trailer.rescalable,
@@ -388,6 +390,7 @@ def decode_trailer(tail: bytes, size: int, path: str) -> Trailer:
 
 def _trailer_from_json(fields: dict[str, Any]) -> Trailer:
     parent = fields["parent"]
+    key_group_rows = fields.get("key_group_rows")
     return Trailer(
         kind=fields["kind"],
         writer=fields["writer"],
@@ -403,6 +406,7 @@ def _trailer_from_json(fields: dict[str, Any]) -> Trailer:
         rows=RowCounts(**fields["rows"]),
         num_keys=fields["num_keys"],
         num_internal_keys=fields.get("num_internal_keys", 0),
+        key_group_rows=None if key_group_rows is None else tuple(key_group_rows),
         max_parallelism=fields["max_parallelism"],
         num_partitions=fields["num_partitions"],
         rescalable=fields["rescalable"],

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from statestore.checkpoint.commit import NewVersion, SstRows
+from statestore.checkpoint.key_group_rows import NUM_CLASSES
 from statestore.codec.trailer import ColumnFamily, RowCounts, StoreName, VersionRef
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, ProtocolError
 from statestore.core.ids import is_checkpoint_id
@@ -132,6 +133,14 @@ class Request:
             )
         delta = self.child("delta")
         has_parent = self.get_optional("parent", dict) is not None
+        growth = self.get_optional("key_group_growth", list)
+        if growth is not None and len(growth) != NUM_CLASSES:
+            raise InvalidArgumentError(
+                "growth by key group is not told in as many numbers as it should",
+                key_group_growth=len(growth),
+                expected=NUM_CLASSES,
+                to_fix="send one for each class of key groups, or null",
+            )
         return NewVersion(
             version=self.get("version", int),
             parent=self.version_ref("parent") if has_parent else None,
@@ -148,6 +157,7 @@ class Request:
             column_families=tuple(map(ColumnFamily.from_json, self.get("column_families", list))),
             backend=self.get_or("backend", str, "filesystem"),
             state_bytes=self.get_or("state_bytes", int, 0),
+            key_group_growth=None if growth is None else tuple(growth),
             sst=_sst_rows(delta),
         )
 

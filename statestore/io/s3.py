@@ -15,28 +15,22 @@ from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    ConnectTimeoutError,
-    EndpointConnectionError,
     IncompleteReadError,
-    NoCredentialsError,
-    PartialCredentialsError,
     ReadTimeoutError,
     ResponseStreamingError,
 )
 
-from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
+from statestore.core.errors import StorageError
 from statestore.core.ids import IdSource, RandomIds
-from statestore.io.counting import count_request
 from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size, write_slices
 from statestore.io.file_io import FileInfo, FileIO
 from statestore.io.local import named_errors
+from statestore.io.s3_client import is_certain, make_client, named_s3_errors, status_of
 from statestore.io.s3_settings import S3Settings
 
 if TYPE_CHECKING:
@@ -47,18 +41,12 @@ U = TypeVar("U")
 
 PART_BYTES = 8 * 1024 * 1024
 PARALLEL_PARTS = 8
-PARALLEL_REQUESTS = 64
 READ_ATTEMPTS = 4
 _DELETED_AT_ONCE = 1000
 _MAX_ETAGS = 10_000
 """Fetched objects of which the ETag is remembered; one that is forgotten is sent again."""
 _NOT_MODIFIED = "304"
-_NO_UPLOAD = "NoSuchUpload"
 _PUBLICATION = "statestore-publication"
-_KINDS = (
-    ("Get", "get"), ("Head", "head"), ("List", "list"), ("Delete", "delete"), ("Abort", "delete"),
-)  # fmt: skip
-"""Kind of a request by the first word of its operation; every other one is a put."""
 _BROKEN_READS = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
 
 
@@ -89,7 +77,7 @@ class S3FileIO:
         self._lock = threading.Lock()
         self._etags: OrderedDict[str, str] = OrderedDict()
         self._parts = ThreadPoolExecutor(PARALLEL_PARTS, thread_name_prefix="s3-part")
-        self._client = _make_client(self._settings)
+        self._client = make_client(self._settings)
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:  # noqa: ARG002
         """See FileIO; an object that was accepted is durable."""
@@ -190,7 +178,7 @@ class S3FileIO:
     def delete(self, path: str) -> None:
         """See FileIO."""
         bucket, key = _split(path)
-        with _named_errors("delete a file", path, self._settings):
+        with named_s3_errors("delete a file", path, self._settings):
             self._client.delete_object(Bucket=bucket, Key=key)
 
     def list(self, directory: str) -> list[FileInfo]:
@@ -207,7 +195,7 @@ class S3FileIO:
     def list_directories(self, directory: str) -> builtins.list[str]:
         """See TreeFileIO."""
         prefix, pages = self._pages(directory, "/")
-        with _named_errors("list a directory", directory, self._settings):
+        with named_s3_errors("list a directory", directory, self._settings):
             return [
                 found["Prefix"].removeprefix(prefix).rstrip("/")
                 for page in pages
@@ -218,7 +206,7 @@ class S3FileIO:
         """See TreeFileIO; a thousand objects a request."""
         bucket, _ = _split(directory)
         files = self._list(directory, "")
-        with _named_errors("delete a directory", directory, self._settings):
+        with named_s3_errors("delete a directory", directory, self._settings):
             for start in range(0, len(files), _DELETED_AT_ONCE):
                 keys = [
                     {"Key": _split(f"{directory}/{info.name}")[1]}
@@ -238,11 +226,11 @@ class S3FileIO:
         """See TreeFileIO; the server copies, in parts where the object is large."""
         bucket, key = _split(path)
         new_bucket, new_key = _split(new_path)
-        with _named_errors("copy a file", path, self._settings):
+        with named_s3_errors("copy a file", path, self._settings):
             try:
                 self._client.head_object(Bucket=new_bucket, Key=new_key)
             except ClientError as error:
-                if _status(error) != 404:
+                if status_of(error) != 404:
                     raise
             else:
                 raise ClientError(
@@ -257,7 +245,7 @@ class S3FileIO:
 
     def _list(self, directory: str, delimiter: str) -> builtins.list[FileInfo]:
         prefix, pages = self._pages(directory, delimiter)
-        with _named_errors("list a directory", directory, self._settings):
+        with named_s3_errors("list a directory", directory, self._settings):
             return [
                 FileInfo(
                     found["Key"].removeprefix(prefix),
@@ -316,11 +304,11 @@ class S3FileIO:
         target = _Target(
             {"Bucket": bucket, "Key": key}, {} if overwrite else {"IfNoneMatch": "*"}, how
         )
-        with _named_errors("publish a file", path, self._settings):
+        with named_s3_errors("publish a file", path, self._settings):
             try:
                 yield target
             except (ClientError, BotoCoreError) as error:
-                if _is_certain(error) or not self._holds(target, publication):
+                if is_certain(error) or not self._holds(target, publication):
                     raise
 
     def _holds(self, target: _Target, publication: str) -> bool:
@@ -362,7 +350,7 @@ class S3FileIO:
     def _read(self, path: str, byte_range: str, **conditions: str) -> tuple[bytes, int, str]:
         """Return bytes, size of the whole object and its ETag."""
         bucket, key = _split(path)
-        with _named_errors("read a file", path, self._settings):
+        with named_s3_errors("read a file", path, self._settings):
             for attempt in range(READ_ATTEMPTS):
                 try:
                     answer = self._client.get_object(
@@ -389,41 +377,6 @@ class S3FileIO:
                 future.cancel()
 
 
-def _make_client(settings: S3Settings) -> Any:
-    config = Config(
-        retries={"total_max_attempts": settings.max_attempts, "mode": "standard"},
-        connect_timeout=settings.timeout_s,
-        read_timeout=settings.timeout_s,
-        max_pool_connections=PARALLEL_REQUESTS,
-        s3={"addressing_style": "path" if settings.path_style else "auto"},
-    )
-    try:
-        # A session of its own: the default one is not thread-safe and keeps the first credentials.
-        client = boto3.session.Session(
-            aws_access_key_id=settings.access_key or None,
-            aws_secret_access_key=settings.secret_key or None,
-            aws_session_token=settings.session_token or None,
-            region_name=settings.region or None,
-        ).client("s3", endpoint_url=settings.endpoint or None, config=config)
-    except (BotoCoreError, ValueError) as error:
-        raise InvalidArgumentError(
-            "S3 cannot be reached with these settings",
-            kind="invalid-option",
-            endpoint=settings.endpoint,
-            region=settings.region,
-            reason=str(error),
-            to_fix="correct the options s3.*, or the AWS profile of the executors",
-        ) from error
-    # Once for each try on the wire.
-    client.meta.events.register("before-send.s3", _count)
-    return client
-
-
-def _count(event_name: str, **_: Any) -> None:
-    operation = event_name.rpartition(".")[2]
-    count_request(next((kind for name, kind in _KINDS if operation.startswith(name)), "put"))
-
-
 def _copy_name(path: str, etag: str, slices: Sequence[tuple[int, int]]) -> str:
     name = f"{etag.strip(chr(34))}-{os.path.basename(path)}"
     return sliced_name(name, slices) if slices else name
@@ -432,89 +385,3 @@ def _copy_name(path: str, etag: str, slices: Sequence[tuple[int, int]]) -> str:
 def _split(path: str) -> tuple[str, str]:
     bucket, _, key = path.removeprefix("/").partition("/")
     return bucket, key
-
-
-def _code(error: ClientError | BotoCoreError) -> str:
-    return str(error.response["Error"].get("Code", "")) if isinstance(error, ClientError) else ""
-
-
-def _is_certain(error: ClientError | BotoCoreError) -> bool:
-    """Whether a write that failed left nothing; the reply to an earlier try may have been lost."""
-    status = _status(error)
-    # An upload is not there any more when it was ended, maybe by that try.
-    return (
-        status is not None
-        and status < 500
-        and status not in (408, 412)
-        and _code(error) != _NO_UPLOAD
-    )
-
-
-def _status(error: BaseException) -> int | None:
-    if not isinstance(error, ClientError):
-        return None
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
-
-
-@contextmanager
-def _named_errors(action: str, path: str, settings: S3Settings) -> Iterator[None]:
-    try:
-        yield
-    except (ClientError, BotoCoreError) as error:
-        _raise_named(error, action, path, settings)
-
-
-def _raise_named(
-    error: ClientError | BotoCoreError, action: str, path: str, settings: S3Settings
-) -> NoReturn:
-    code = _code(error)
-    status = _status(error)
-    endpoint = settings.endpoint or "AWS"
-    if code == "NoSuchBucket":
-        raise StorageError(
-            f"cannot {action}: its bucket does not exist",
-            kind="directory-gone",
-            file=path,
-            endpoint=endpoint,
-            to_fix="create the bucket, or correct the URI or the endpoint",
-        ) from error
-    if status == 404 and code != _NO_UPLOAD:
-        raise NotFoundError(
-            f"cannot {action}: it is not there",
-            kind="file-not-found",
-            file=path,
-            to_fix="check that nothing but statestore deletes files of the checkpoint",
-        ) from error
-    if status == 412:
-        raise FencedError(
-            "a file that must not be replaced exists",
-            kind="file-exists",
-            file=path,
-            to_fix="read the file that is there",
-        ) from error
-    if status in (401, 403) or isinstance(error, NoCredentialsError | PartialCredentialsError):
-        raise StorageError(
-            f"cannot {action}: no permission",
-            kind="permission-denied",
-            file=path,
-            endpoint=endpoint,
-            code=code or type(error).__name__,
-            to_fix="give the executors AWS credentials that may read, write, list and delete "
-            "below this path (options s3.accessKey and s3.secretKey, environment, profile or role)",
-        ) from error
-    if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
-        raise StorageError(
-            f"cannot {action}: the server cannot be reached",
-            file=path,
-            endpoint=endpoint,
-            reason=str(error),
-            to_fix="check endpoint and region, and the network of the executors",
-        ) from error
-    raise StorageError(
-        f"cannot {action}",
-        file=path,
-        endpoint=endpoint,
-        code=code or type(error).__name__,
-        reason=str(error),
-        to_fix="check the storage; the batch can be retried",
-    ) from error

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from statestore.checkpoint.commit import Body, NewVersion, describe_delta, publish_delta
+from statestore.checkpoint.key_group_rows import NUM_CLASSES, count_classes
 from statestore.checkpoint.restore import restore_version
 from statestore.codec.merge import merge_runs
 from statestore.codec.rows import (
@@ -156,6 +157,7 @@ class StateWriter:
         self._held_bytes = 0
         self._num_rows = 0
         self._num_internal = 0
+        self._key_group_rows = np.zeros(NUM_CLASSES, np.int64)
         self._internal = [family.id for family in new.column_families if family.internal]
         self._fits = True
 
@@ -166,6 +168,7 @@ class StateWriter:
         groups = to_numpy(batch.column(0), np.uint16)
         partition = self._location.store.partition
         self._fits &= bool((groups % self._new.num_partitions == partition).all())
+        self._key_group_rows += count_classes(groups, self._new.num_partitions)
         if self._internal:
             families = to_numpy(batch.column(1), np.uint16)
             self._num_internal += int(np.isin(families, self._internal).sum())
@@ -186,6 +189,7 @@ class StateWriter:
             rows=RowCounts(put=self._num_rows),
             num_keys=self._num_rows,
             num_internal_keys=self._num_internal,
+            key_group_growth=tuple(self._key_group_rows.tolist()),
             rescalable=self._new.rescalable and self._fits,
         )
         published, _ = publish_delta(

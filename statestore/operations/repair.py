@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from statestore.checkpoint.query_log import QueryLog, read_text, write_text
 from statestore.core.errors import NotFoundError
+from statestore.operations.committed_version import no_report
 from statestore.operations.in_use import exclusive_use
 from statestore.operations.rescale_log import read_rescale_batch, write_operators
 from statestore.operations.rows import opened
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from statestore.core.options import StateStoreOptions
     from statestore.operations.checkpoint import Checkpoint
-    from statestore.operations.verify import Report
+    from statestore.operations.committed_version import Report
 
 ASIDE = "statestore-repair"
 """Directory of the checkpoint where entries that a repair takes out are kept."""
@@ -71,7 +72,7 @@ def plan_repair(
     *,
     deep: bool = True,
     options: StateStoreOptions | None = None,
-    report: Report | None = None,
+    report: Report = no_report,
 ) -> RepairPlan:
     """Find the newest version that can be read; nothing is changed.
 
@@ -157,7 +158,7 @@ def repair(
     *,
     deep: bool = True,
     options: StateStoreOptions | None = None,
-    report: Report | None = None,
+    report: Report = no_report,
 ) -> RepairPlan:
     """Take a checkpoint back to its newest version that can be read.
 

@@ -8,7 +8,7 @@ version says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pyarrow as pa
 
+from statestore.checkpoint.key_group_rows import NUM_CLASSES, count_classes, folded
 from statestore.checkpoint.layout import parse_state_file_name, store_of_path
 from statestore.checkpoint.lineage import check_ref
 from statestore.checkpoint.trailers import read_trailer
@@ -32,19 +33,19 @@ from statestore.core.errors import (
 )
 from statestore.io.local import named_errors
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
+from statestore.operations.committed_version import no_report
 from statestore.operations.rows import check_committed, opened, read_rows
 
 if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.trailer import FileRef, StoreName, Trailer
     from statestore.core.options import StateStoreOptions
+    from statestore.operations.committed_version import Report
 
 _DAMAGE = (CorruptionError, FencedError, IncompatibleError, NotFoundError)
 """What is wrong with files. Every other error is about reaching them, and tells nothing of them."""
 _ABOUT_THE_READER = ("driver-lost", "newer-format", "other-provider")
 """Kinds of them that say who cannot read the files."""
-
-Report = Callable[[int, int], None]
 
 NUM_READERS = 2
 
@@ -109,7 +110,7 @@ def verify(
     versions: Iterable[int] | Literal["all"] | None = None,
     deep: bool = False,
     options: StateStoreOptions | None = None,
-    report: Report | None = None,
+    report: Report = no_report,
 ) -> Verification:
     """Verify versions of a checkpoint; nothing is changed.
 
@@ -157,7 +158,7 @@ class _Verifier:
         self._findings: list[Finding] = []
         self._expired: set[int] = set()
 
-    def run(self, versions: list[int], report: Report | None) -> Verification:
+    def run(self, versions: list[int], report: Report) -> Verification:
         work: list[tuple[int, PublishedFile]] = []
         for version in versions:
             try:
@@ -172,8 +173,7 @@ class _Verifier:
         with ThreadPoolExecutor(NUM_READERS if self._deep else MAX_REQUESTS_AT_ONCE) as pool:
             for _ in pool.map(lambda item: self._verify_store(*item), work):
                 done += 1
-                if report is not None:
-                    report(done, len(work))
+                report(done, len(work))
         return Verification(
             versions=tuple(version for version in versions if version not in self._expired),
             expired=tuple(version for version in versions if version in self._expired),
@@ -243,21 +243,31 @@ class _Verifier:
     def _verify_rows(self, head: PublishedFile) -> None:
         trailer = head.trailer
         num_rows = 0
+        by_class = np.zeros(NUM_CLASSES, np.int64)
         for batch in read_rows(self._checkpoint, head):
             num_rows += batch.num_rows
             if trailer.rescalable:
                 _check_key_groups(batch, trailer)
+            groups = to_numpy(batch.column(0), np.uint16)
+            by_class += count_classes(groups, trailer.num_partitions)
         with self._lock:
             self._num_rows += num_rows
-        if trailer.num_keys is not None and num_rows != trailer.num_keys:
-            raise CorruptionError(
-                "the rows of a version are not as many as its trailer says",
-                file=head.ref.path,
-                offset=0,
-                expected=trailer.num_keys,
-                found=num_rows,
-                to_fix="go back to an older version with `statestore repair`",
-            )
+        told = trailer.key_group_rows
+        by_class_told = () if told is None else folded(by_class.tolist(), len(told))
+        for name, expected, found in (
+            ("num_keys", trailer.num_keys, num_rows),
+            ("key_group_rows", told, by_class_told),
+        ):
+            if expected not in (None, found):
+                raise CorruptionError(
+                    "the rows of a version are not as many as its trailer says",
+                    file=head.ref.path,
+                    offset=0,
+                    field=name,
+                    expected=expected,
+                    found=found,
+                    to_fix="go back to an older version with `statestore repair`",
+                )
 
     def _find(
         self,

@@ -20,6 +20,7 @@ import pyarrow.ipc as ipc
 
 from statestore.backends.filesystem.versions import StoreVersions
 from statestore.checkpoint.commit import NewVersion
+from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
 from statestore.checkpoint.layout import StateFileName, StoreLocation, parse_state_file_name
 from statestore.checkpoint.placement import read_placement
 from statestore.checkpoint.rescale_refs import Cleanup
@@ -382,9 +383,11 @@ class Store:
         self, batch: Batch, rows: dict[tuple[int, bytes], Row]
     ) -> tuple[NewVersion, int]:
         head = self._head.trailer if self._head else None
-        num_keys = len(self)
+        growth = [0] * NUM_CLASSES
         for (family, key), row in rows.items():
-            num_keys += (row.op != DELETE) - (self.table.get(family, key) is not None)
+            had = self.table.get(family, key) is not None
+            growth[class_of(row.key_group, self.num_partitions)] += (row.op != DELETE) - had
+        num_keys = len(self) + sum(growth)
         ops = [row.op for row in rows.values()]
         new = NewVersion(
             version=self.version + 1,
@@ -398,5 +401,6 @@ class Store:
             rescalable=batch.is_rescalable and (head is None or head.rescalable),
             column_families=batch.column_families,
             backend=self._backend,
+            key_group_growth=tuple(growth),
         )
         return new, num_keys

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
     PROVIDER_KEY,
@@ -72,8 +73,7 @@ class MadeStore:
     def rows(self, numbers: Mapping[int, int | None]) -> dict[bytes, bytes | None]:
         """Return the store's rows for numbers by key; None for a row that is deleted."""
         if not self.columns:
-            total = sum(value or 0 for value in numbers.values())
-            return {b"": unsafe_row(total)} if numbers else {}
+            return {b"": unsafe_row(sum(value or 0 for value in numbers.values()))}
         rest = len(self.columns) - 1
         return {
             unsafe_row(key, *[0] * rest): None if value is None else unsafe_row(value)
@@ -159,6 +159,7 @@ class MadeCheckpoint:
         num_partitions = int(conf[NUM_PARTITIONS_KEY])
         metadata = _compact({"batchWatermarkMs": 0, "batchTimestampMs": 7, "conf": conf})
         offsets.add(newest + 1, f'v1\n{metadata}\n{{"logOffset":{newest + 1}}}')
+        before = dict(self.numbers)
         self.numbers |= {key: value for key, value in changes.items() if value is not None}
         for key in changes.keys() - {key for key, value in changes.items() if value is not None}:
             self.numbers.pop(key, None)
@@ -171,6 +172,7 @@ class MadeCheckpoint:
                     self._commit(
                         StoreName(operator, partition, store.name),
                         store.rows(self.numbers if is_whole else changes),
+                        store.rows(before) if newest >= 0 else {},
                         store.rows(self.numbers),
                         newest + 1,
                         num_partitions,
@@ -211,6 +213,7 @@ class MadeCheckpoint:
         self,
         store: StoreName,
         changes: Mapping[bytes, bytes | None],
+        rows_before: Mapping[bytes, bytes | None],
         all_rows: Mapping[bytes, bytes | None],
         version: int,
         num_partitions: int,
@@ -231,11 +234,12 @@ class MadeCheckpoint:
             for key, group in _groups(changes, made, max_parallelism).items()
             if group % num_partitions == store.partition
         ]
-        owned = [
-            key
-            for key, group in _groups(all_rows, made, max_parallelism).items()
-            if group % num_partitions == store.partition
-        ]
+        growth, num_keys = [0] * NUM_CLASSES, 0
+        for sign, those in ((-1, rows_before), (1, all_rows)):
+            for group in _groups(those, made, max_parallelism).values():
+                if group % num_partitions == store.partition:
+                    growth[class_of(group, num_partitions)] += sign
+                    num_keys += sign > 0
         new_id = RandomIds().new_id()
         path = f"{self.scratch}/{new_id}.arrows"
         length = write_stream(path, rows, max_parallelism, block_rows=self.block_rows)
@@ -254,7 +258,8 @@ class MadeCheckpoint:
                 "delete": ops.count(DELETE),
                 "merge": 0,
             },
-            num_keys=len(owned),
+            num_keys=num_keys,
+            key_group_growth=growth,
             max_parallelism=max_parallelism,
             num_partitions=num_partitions,
             rescalable=True,

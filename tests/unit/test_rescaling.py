@@ -123,7 +123,8 @@ def test_files_of_a_split_are_named_with_what_counts(checkpoint):
         assert store.sources == (partition % 4,)
         assert {ref.clip for ref in store.files} == {KeyGroupSet(8, partition)}
         assert [ref.path.rpartition("/")[0] for ref in store.files] == [f"../{partition % 4}"] * 2
-        assert (store.new.version, store.new.num_keys, store.new.parent) == (3, None, None)
+        num_keys = sum(key % G % 8 == partition for key in range(NUM_KEYS))
+        assert (store.new.version, store.new.num_keys, store.new.parent) == (3, num_keys, None)
 
 
 def test_a_merge_knows_its_rows_without_reading_any(checkpoint):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.commit import (
@@ -17,12 +16,10 @@ from statestore.checkpoint.commit import (
     CommitTimes,
     NewVersion,
     describe_delta,
-    find_committed,
     publish_delta,
-    read_parent,
-    require_stream,
 )
 from statestore.checkpoint.lineage import files_for_child
+from statestore.checkpoint.recent import RecentVersions
 from statestore.checkpoint.rescale_refs import Cleanup, release
 from statestore.checkpoint.restore import (
     RestoredVersion,
@@ -54,7 +51,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BACKEND = "filesystem"
-_NUM_REMEMBERED = 2
 
 
 class StoreVersions:
@@ -69,7 +65,7 @@ class StoreVersions:
         self._backend = backend
         self._clock = clock
         self._lock = threading.Lock()
-        self._heads: dict[tuple[int, str], PublishedFile] = {}
+        self._recent = RecentVersions(location)
         self._snapshot: tuple[FileRef, VersionRef] | None = None
         self._status = SnapshotStatus()
         self._pinned: frozenset[str] = frozenset()
@@ -127,7 +123,7 @@ class StoreVersions:
             num_partitions=num_partitions,
             max_parallelism=options.max_parallelism,
         )
-        self._remember(restored.head)
+        self._recent.remember(restored.head)
         # A newer one may be known: taken since this version was committed, and not named by it.
         if restored.snapshot_version > self.snapshot_status.version:
             first = restored.files[0].trailer
@@ -156,24 +152,11 @@ class StoreVersions:
             IncompatibleError: The version does not fit its parent's settings.
             InvalidArgumentError, InternalError: The stream is not what `new` says.
         """
-        cached = self._recall(new.parent) if new.parent else None
-        # Without memory of the parent this may be a new engine asked to repeat what the last one
-        # did.
-        if cached is None or not Path(local_path).exists():
-            done = find_committed(self.location, new)
-            if done is not None:
-                Path(local_path).unlink(missing_ok=True)
-                self._remember(done)
-                return done, CommitTimes()
-            require_stream(local_path)
-        parent = read_parent(self.location, new, cached)
-        if parent is not None:
-            check_settings(
-                parent.trailer,
-                backend=new.backend,
-                num_partitions=new.num_partitions,
-                max_parallelism=new.max_parallelism,
-            )
+        done = self._recent.find_done(new, local_path)
+        if done is not None:
+            self._recent.remember(done)
+            return done, CommitTimes()
+        parent = self._recent.parent_of(new)
         with self._lock:
             snapshot = self._snapshot
         start_ms = self._clock.elapsed_ms()
@@ -195,10 +178,9 @@ class StoreVersions:
             )
         except StorageError:
             # The file may be there and only the reply lost: look before the next attempt writes.
-            with self._lock:
-                self._heads.clear()
+            self._recent.forget()
             raise
-        self._remember(published)
+        self._recent.remember(published)
         with self._lock:
             # Whoever commits on a version has read its files.
             self._pinned, self._held = frozenset(), ()
@@ -215,16 +197,12 @@ class StoreVersions:
         Raises:
             NotFoundError, CorruptionError, FencedError, StorageError: As `read_delta_trailer`.
         """
-        with self._lock:
-            for (known_version, known_id), file in self._heads.items():
-                if known_version == version and checkpoint_id in (None, known_id):
-                    return file
-        return read_delta_trailer(self.location, version, checkpoint_id)
+        return self._recent.read(version, checkpoint_id)
 
     def forget_heads(self) -> None:
         """Forget the newest versions and unpin the loaded one; the newest snapshot stays known."""
+        self._recent.forget()
         with self._lock:
-            self._heads.clear()
             self._pinned, self._held = frozenset(), ()
 
     def forget_local(self) -> None:
@@ -309,18 +287,6 @@ class StoreVersions:
             self._pinned |= {self.location.path(ref.path) for ref in refs}
             self._held += tuple(file.path for _, file in files)
         return head, files
-
-    def _remember(self, head: PublishedFile) -> None:
-        key = (head.trailer.version, head.trailer.checkpoint_id)
-        with self._lock:
-            self._heads.pop(key, None)
-            self._heads[key] = head
-            while len(self._heads) > _NUM_REMEMBERED:
-                del self._heads[next(iter(self._heads))]
-
-    def _recall(self, version: VersionRef) -> PublishedFile | None:
-        with self._lock:
-            return self._heads.get((version.version, version.checkpoint_id))
 
     def _adopt(self, snapshot: PublishedFile, *, duration_ms: float, taken: int) -> None:
         """Let later commits start from a snapshot when it lies on their lineage."""

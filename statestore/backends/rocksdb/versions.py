@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import pyarrow.ipc as ipc
 
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.chain import (
@@ -24,9 +21,11 @@ from statestore.backends.rocksdb.chain import (
     newest_summary,
     with_merges,
 )
+from statestore.backends.rocksdb.change_feed import write_changes
 from statestore.backends.rocksdb.database import LocalDatabase, local_errors
+from statestore.backends.rocksdb.lineage import Lineage
 from statestore.backends.rocksdb.local_versions import LocalVersion, LocalVersions
-from statestore.backends.rocksdb.merging import merge_files, read_rows
+from statestore.backends.rocksdb.merging import merge_files
 from statestore.checkpoint.commit import (
     Body,
     CommitTimes,
@@ -34,13 +33,11 @@ from statestore.checkpoint.commit import (
     SstRows,
     check_length,
     check_rows,
-    find_committed,
     publish_delta,
-    read_parent,
-    require_stream,
 )
 from statestore.checkpoint.lineage import check_parent
 from statestore.checkpoint.pins import oldest_to_retain
+from statestore.checkpoint.recent import RecentVersions
 from statestore.checkpoint.rescale_refs import Cleanup, find_refs, plan_release, release
 from statestore.checkpoint.restore import check_settings
 from statestore.checkpoint.snapshot import SnapshotStatus
@@ -49,34 +46,20 @@ from statestore.checkpoint.trailers import (
     other_provider_error,
     read_delta_trailer,
 )
-from statestore.codec.rows import SCHEMA, batch_from_rows, split_for_blocks
-from statestore.codec.sealed_file import append_trailer
-from statestore.codec.state_file import StateFile, describe_stream
 from statestore.codec.trailer import Block, VersionRef, compute_lineage
-from statestore.core.errors import FencedError, IncompatibleError, NotFoundError, StorageError
+from statestore.core.errors import FencedError, NotFoundError, StorageError
 from statestore.core.key_groups import KeyGroupSet, resolve_max_parallelism
 from statestore.core.options import StateStoreOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from statestore.checkpoint.layout import StoreLocation
+    from statestore.codec.state_file import StateFile
     from statestore.codec.trailer import FileRef
     from statestore.core.clock import Clock
 
 logger = logging.getLogger(__name__)
 
 BACKEND = "rocksdb"
-_NUM_REMEMBERED = 2
-
-
-@dataclass(frozen=True, slots=True)
-class _Retained:
-    """What cleanup must know of a version."""
-
-    parent: VersionRef | None
-    checkpoint_format: int
-    paths: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +95,8 @@ class RocksDBVersions:
         self._local = LocalVersions(location, local_directory, memory)
         self._lock = threading.Lock()
         self._cleanup_turn = threading.Lock()
-        self._heads: OrderedDict[tuple[int, str], PublishedFile] = OrderedDict()
-        self._retained: dict[VersionRef, _Retained] = {}
+        self._recent = RecentVersions(location)
+        self._lineage = Lineage(location)
         self._merges: tuple[Merge, ...] = ()
         self._num_loads = 0
         self._announced: frozenset[str] = frozenset()
@@ -163,7 +146,7 @@ class RocksDBVersions:
             max_parallelism=options.max_parallelism,
         )
         if from_snapshot is not None:
-            for _ in self._lineage(head, from_snapshot):
+            for _ in self._lineage.walk(head, from_snapshot):
                 pass
         loaded = self._local.bring_to(head, options)
         self._remember(head)
@@ -193,32 +176,18 @@ class RocksDBVersions:
             IncompatibleError: The version does not fit its parent's settings.
             InvalidArgumentError, InternalError: The stream is not what `new` says.
         """
-        cached = self._recall(new.parent) if new.parent else None
-        # Without memory of the parent this may be a new engine asked to repeat what the last one
-        # did.
-        if cached is None or not Path(local_path).exists():
-            done = find_committed(self.location, new)
-            if done is not None:
-                Path(local_path).unlink(missing_ok=True)
-                self._remember(done)
-                return done, CommitTimes()
-            require_stream(local_path)
-        parent = read_parent(self.location, new, cached)
-        if parent is not None:
-            check_settings(
-                parent.trailer,
-                backend=new.backend,
-                num_partitions=new.num_partitions,
-                max_parallelism=new.max_parallelism,
-            )
+        done = self._recent.find_done(new, local_path)
+        if done is not None:
+            self._remember(done)
+            return done, CommitTimes()
+        parent = self._recent.parent_of(new)
         # In the local database's directory, which the next engine clears of all but views.
         scratch = f"{self._local_directory}/.tmp-body"
         try:
             return self._commit(new, parent, local_path, arrow_length, scratch, options)
         except StorageError:
             # The file may be there and only the reply lost: look before the next attempt writes.
-            with self._lock:
-                self._heads.clear()
+            self._recent.forget()
             raise
         finally:
             for path in (scratch, f"{scratch}.sst", f"{scratch}.full", f"{scratch}.full.sst"):
@@ -325,7 +294,7 @@ class RocksDBVersions:
             FencedError: It was replaced by another attempt.
             NotFoundError, IncompatibleError, CorruptionError, StorageError: As `load`.
         """
-        head = self._recall(version)
+        head = self._recent.recall(version)
         if head is None:
             checkpoint_id = version.checkpoint_id if checkpoint_format >= 2 else None
             head = read_delta_trailer(self.location, version.version, checkpoint_id)
@@ -338,16 +307,11 @@ class RocksDBVersions:
         Raises:
             NotFoundError, CorruptionError, FencedError, StorageError: As `read_delta_trailer`.
         """
-        with self._lock:
-            for (known_version, known_id), file in self._heads.items():
-                if known_version == version and checkpoint_id in (None, known_id):
-                    return file
-        return read_delta_trailer(self.location, version, checkpoint_id)
+        return self._recent.read(version, checkpoint_id)
 
     def forget_heads(self) -> None:
         """Let go of memory; the newest view stays on disk for a later load."""
-        with self._lock:
-            self._heads.clear()
+        self._recent.forget()
         self._local.shrink()
 
     def forget_local(self) -> None:
@@ -355,8 +319,7 @@ class RocksDBVersions:
         self._local.forget()
         # A cleanup under way goes by what it finds there.
         if self._cleanup_turn.acquire(blocking=False):
-            with self._lock:
-                self._retained.clear()
+            self._lineage.forget()
             self._cleanup_turn.release()
 
     def is_snapshot_due(self, head: PublishedFile, options: StateStoreOptions) -> bool:
@@ -431,26 +394,18 @@ class RocksDBVersions:
         needed: dict[int, frozenset[str]] = {}
         has_hole = False
         try:
-            for ref, known in self._lineage(head, oldest):
-                needed[ref.version] = known.paths
+            for ref, entry in self._lineage.walk(head, oldest):
+                needed[ref.version] = entry.paths
         except (NotFoundError, FencedError) as error:
             # Expired before, or replaced in format v1. What lies behind may be retained.
             logger.info("lineage ends early: store=%s, error=%s", self.location.store, error)
             has_hole = True
+        self._lineage.forget_below(oldest)
+        # A file of the listing is in one of these: a merge becomes one that a commit may take in,
+        # and then a file of the version that did.
         with self._lock:
-            self._retained = {
-                ref: known for ref, known in self._retained.items() if ref.version >= oldest
-            }
-            # A file of the listing is in one of these: a merge becomes one that a commit may take
-            # in, and then a file of the version that did.
-            pending = self._announced.union(
-                (merge.result.path for merge in self._merges),
-                *(
-                    known.paths
-                    for ref, known in self._retained.items()
-                    if ref.version > head.trailer.version
-                ),
-            )
+            pending = self._announced.union(merge.result.path for merge in self._merges)
+        pending |= self._lineage.paths_above(head.trailer.version)
         is_foreign = any("/" in path for paths in needed.values() for path in paths)
         done, held_below = plan_release(
             find_refs(files),
@@ -484,101 +439,19 @@ class RocksDBVersions:
             CorruptionError, FencedError, StorageError: As `load`.
         """
         head = read_delta_trailer(self.location, end_version, checkpoint_id)
-        found = []
-        with local_errors("write to the local disk", directory):
-            Path(directory).mkdir(parents=True, exist_ok=True)
-        for version, _ in self._lineage(head, start_version):
-            file = read_delta_trailer(self.location, version.version, version.checkpoint_id)
-            if file.trailer.parent is not None and not file.trailer.files:
-                raise IncompatibleError(
-                    "a version was written whole: its changes are not known",
-                    store=str(self.location.store),
-                    version=version.version,
-                    to_fix="leave out spark.sql.streaming.stateStore.rocksdb.incremental=false for "
-                    "a query whose change feed is to be read",
-                )
-            found.append((version.version, self._write_changes(file, directory)))
-        if found[-1][0] != start_version:
-            raise NotFoundError(
-                "the first version of the change feed is not there",
-                kind="version-not-found",
-                directory=self.location.directory,
-                start_version=start_version,
-                oldest_version=found[-1][0],
-                to_fix="start the change feed at a later batch",
-            )
-        return head, found[::-1]
-
-    def _write_changes(self, file: PublishedFile, directory: str) -> StateFile:
-        """Write the rows of a delta as an Arrow file and open it."""
-        trailer = file.trailer
-        path = f"{directory}/{trailer.version}.arrows"
-        with local_errors("write to the local disk", path):
-            rows = list(read_rows(self.location, file.ref, self._memory, directory))
-            batch = batch_from_rows(rows, trailer.max_parallelism)
-            with ipc.new_stream(path, SCHEMA) as stream:
-                for block in split_for_blocks(batch):
-                    stream.write_batch(block)
-        blocks = describe_stream(path, Path(path).stat().st_size, trailer.max_parallelism)
-        append_trailer(path, replace(trailer, blocks=blocks))
-        return StateFile(path)
+        return head, write_changes(
+            self.location, self._lineage, head, start_version, directory, self._memory
+        )
 
     def _chain(self, head: PublishedFile) -> tuple[FileRef, ...]:
         with self._lock:
             return with_merges((*head.trailer.files, head.ref), self._merges)
 
-    def _lineage(self, head: PublishedFile, oldest: int) -> Iterator[tuple[VersionRef, _Retained]]:
-        """Yield what is known of the versions from the head's down to `oldest`.
-
-        Raises:
-            NotFoundError, FencedError: One was expired or replaced.
-            CorruptionError, IncompatibleError, StorageError: A trailer cannot be read.
-        """
-        ref: VersionRef | None = head.trailer.version_ref
-        known: _Retained | None = _retained(head)
-        while ref is not None and known is not None and ref.version >= oldest:
-            yield ref, known
-            ref, child = known.parent, known
-            if ref is None or ref.version < oldest:
-                return
-            with self._lock:
-                known = self._retained.get(ref)
-            if known is None:
-                checkpoint_id = ref.checkpoint_id if child.checkpoint_format >= 2 else None
-                known = _retained(self._read_lineage(ref, checkpoint_id))
-                with self._lock:
-                    self._retained[ref] = known
-
-    def _read_lineage(self, ref: VersionRef, checkpoint_id: str | None) -> PublishedFile:
-        found = read_delta_trailer(self.location, ref.version, checkpoint_id)
-        if found.trailer.lineage != ref.lineage:
-            raise FencedError(
-                "a version was replaced by another attempt with other rows",
-                kind="lineage-broken",
-                version=ref.version,
-                to_fix="nothing; maintenance keeps what it can reach",
-            )
-        return found
-
     def _remember(self, head: PublishedFile) -> None:
-        key = (head.trailer.version, head.trailer.checkpoint_id)
         summary = newest_summary((*head.trailer.files, head.ref))
         with self._lock:
             if summary is not None and summary.version > self._status.version:
                 num_taken = self._status.num_taken
                 self._status = SnapshotStatus(summary.version, summary.size, 0.0, num_taken)
-            self._retained[head.trailer.version_ref] = _retained(head)
-            self._heads.pop(key, None)
-            self._heads[key] = head
-            while len(self._heads) > _NUM_REMEMBERED:
-                self._heads.popitem(last=False)
-
-    def _recall(self, version: VersionRef) -> PublishedFile | None:
-        with self._lock:
-            return self._heads.get((version.version, version.checkpoint_id))
-
-
-def _retained(file: PublishedFile) -> _Retained:
-    trailer = file.trailer
-    paths = frozenset([file.ref.path, *(ref.path for ref in trailer.files)])
-    return _Retained(trailer.parent, trailer.checkpoint_format, paths)
+        self._lineage.add(head)
+        self._recent.remember(head)

@@ -37,6 +37,7 @@ private[statestore] final class StoreCommit(
   private var sst: SstWriter = _
   private var rescalable = base.rescalable
   private var stateBytes = base.stateBytes
+  private val keyGroupGrowth = new Array[Long](StoreCommit.KeyGroupClasses)
 
   /** Makes the next version durable, or raises what the engine said. */
   def run(): Committed = {
@@ -118,6 +119,8 @@ private[statestore] final class StoreCommit(
         val keyGroup = block.keyGroups(i)
         change.add(address, slots(i))
         if (keyGroup % partitions != partition) rescalable = false
+        val growth = if (slots(i) < 0) 1L else if (op == RecordPages.Delete) -1L else 0L
+        keyGroupGrowth(keyGroup / partitions % StoreCommit.KeyGroupClasses) += growth
         key.set(pages.base(address), pages.keyOffset(address), pages.keyLength(address))
         if (op == RecordPages.Delete) value.set(null, 0L, 0) else overlay.value(address, value)
         if (context.isInDriversMemory) {
@@ -186,6 +189,8 @@ private[statestore] final class StoreCommit(
     request.put("max_parallelism", view.maxParallelism)
     request.put("num_partitions", context.numPartitionsOfTask)
     request.put("rescalable", rescalable)
+    val growths = request.putArray("key_group_growth")
+    keyGroupGrowth.foreach(growths.add(_))
     val list = request.putArray("column_families")
     families.foreach(family => list.add(family.toJson))
     request.put("force_snapshot", forceSnapshot)
@@ -217,6 +222,12 @@ private[statestore] final class StoreCommit(
     counters.add(StoreMetrics.ForceSnapshots, if (forceSnapshot) 1L else 0L)
     counters.add(StoreMetrics.NotRescalable, if (rescalable) 0L else 1L)
   }
+}
+
+private object StoreCommit {
+
+  /** How many numbers tell where rows were added: statestore/checkpoint/key_group_rows.py. */
+  val KeyGroupClasses = 64
 }
 
 /**

@@ -2,7 +2,6 @@ package org.apache.spark.sql.execution.streaming.state
 
 import java.lang.{Boolean => JBoolean}
 import java.util.{Collections, UUID, WeakHashMap}
-import java.util.concurrent.ConcurrentHashMap
 
 import scala.jdk.CollectionConverters._
 import scala.util.control.NonFatal
@@ -131,10 +130,11 @@ object StateStoreInternals {
     conf = session.sessionState.conf
     pinned <- conf.getConf(SQLConf.STATEFUL_SHUFFLE_PARTITIONS_INTERNAL)
     asked = conf.defaultNumShufflePartitions
-    if asked != pinned && conf.contains(SQLConf.SHUFFLE_PARTITIONS.key) && toldRuns.add(query.runId)
+    if asked != pinned && conf.contains(SQLConf.SHUFFLE_PARTITIONS.key) && toldRuns.add(query)
   } yield (query.resolvedCheckpointRoot, pinned, asked)
 
-  private val toldRuns = ConcurrentHashMap.newKeySet[UUID]()
+  private val toldRuns =
+    Collections.synchronizedSet(Collections.newSetFromMap(new WeakHashMap[AnyRef, JBoolean]))
 
   // Sessions of one application mostly share one.
   private val sharedStates =

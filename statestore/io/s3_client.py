@@ -1,0 +1,167 @@
+"""The boto3 client of an S3 storage: its connection, the count of its requests, its errors."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+
+from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
+from statestore.io.counting import count_request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from statestore.io.s3_settings import S3Settings
+
+PARALLEL_REQUESTS = 64
+_KINDS = (
+    ("Get", "get"), ("Head", "head"), ("List", "list"), ("Delete", "delete"), ("Abort", "delete"),
+)  # fmt: skip
+"""Kind of a request by the first word of its operation; every other one is a put."""
+_NO_UPLOAD = "NoSuchUpload"
+
+
+def make_client(settings: S3Settings) -> Any:
+    """Return a client that counts every try on the wire as a request.
+
+    Raises:
+        InvalidArgumentError: The settings, or the AWS profile, name nothing that can be reached.
+    """
+    config = Config(
+        retries={"total_max_attempts": settings.max_attempts, "mode": "standard"},
+        connect_timeout=settings.timeout_s,
+        read_timeout=settings.timeout_s,
+        max_pool_connections=PARALLEL_REQUESTS,
+        s3={"addressing_style": "path" if settings.path_style else "auto"},
+    )
+    try:
+        # A session of its own: the default one is not thread-safe and keeps the first credentials.
+        client = boto3.session.Session(
+            aws_access_key_id=settings.access_key or None,
+            aws_secret_access_key=settings.secret_key or None,
+            aws_session_token=settings.session_token or None,
+            region_name=settings.region or None,
+        ).client("s3", endpoint_url=settings.endpoint or None, config=config)
+    except (BotoCoreError, ValueError) as error:
+        raise InvalidArgumentError(
+            "S3 cannot be reached with these settings",
+            kind="invalid-option",
+            endpoint=settings.endpoint,
+            region=settings.region,
+            reason=str(error),
+            to_fix="correct the options s3.*, or the AWS profile of the executors",
+        ) from error
+    # Once for each try on the wire.
+    client.meta.events.register("before-send.s3", _count)
+    return client
+
+
+def _count(event_name: str, **_: Any) -> None:
+    operation = event_name.rpartition(".")[2]
+    count_request(next((kind for name, kind in _KINDS if operation.startswith(name)), "put"))
+
+
+def _code(error: ClientError | BotoCoreError) -> str:
+    return str(error.response["Error"].get("Code", "")) if isinstance(error, ClientError) else ""
+
+
+def is_certain(error: ClientError | BotoCoreError) -> bool:
+    """Return whether a write that failed left nothing.
+
+    Where it is not certain, the reply to a try that went well may have been lost.
+    """
+    status = status_of(error)
+    # An upload is not there any more when it was ended, maybe by that try.
+    return (
+        status is not None
+        and status < 500
+        and status not in (408, 412)
+        and _code(error) != _NO_UPLOAD
+    )
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the HTTP status that an error stands for, None without one."""
+    if not isinstance(error, ClientError):
+        return None
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
+
+
+@contextmanager
+def named_s3_errors(action: str, path: str, settings: S3Settings) -> Iterator[None]:
+    """Turn errors of boto3 into errors of this package.
+
+    Raises:
+        NotFoundError, FencedError, StorageError: By what the server answered.
+    """
+    try:
+        yield
+    except (ClientError, BotoCoreError) as error:
+        _raise_named(error, action, path, settings)
+
+
+def _raise_named(
+    error: ClientError | BotoCoreError, action: str, path: str, settings: S3Settings
+) -> NoReturn:
+    code = _code(error)
+    status = status_of(error)
+    endpoint = settings.endpoint or "AWS"
+    if code == "NoSuchBucket":
+        raise StorageError(
+            f"cannot {action}: its bucket does not exist",
+            kind="directory-gone",
+            file=path,
+            endpoint=endpoint,
+            to_fix="create the bucket, or correct the URI or the endpoint",
+        ) from error
+    if status == 404 and code != _NO_UPLOAD:
+        raise NotFoundError(
+            f"cannot {action}: it is not there",
+            kind="file-not-found",
+            file=path,
+            to_fix="check that nothing but statestore deletes files of the checkpoint",
+        ) from error
+    if status == 412:
+        raise FencedError(
+            "a file that must not be replaced exists",
+            kind="file-exists",
+            file=path,
+            to_fix="read the file that is there",
+        ) from error
+    if status in (401, 403) or isinstance(error, NoCredentialsError | PartialCredentialsError):
+        raise StorageError(
+            f"cannot {action}: no permission",
+            kind="permission-denied",
+            file=path,
+            endpoint=endpoint,
+            code=code or type(error).__name__,
+            to_fix="give the executors AWS credentials that may read, write, list and delete "
+            "below this path (options s3.accessKey and s3.secretKey, environment, profile or role)",
+        ) from error
+    if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
+        raise StorageError(
+            f"cannot {action}: the server cannot be reached",
+            file=path,
+            endpoint=endpoint,
+            reason=str(error),
+            to_fix="check endpoint and region, and the network of the executors",
+        ) from error
+    raise StorageError(
+        f"cannot {action}",
+        file=path,
+        endpoint=endpoint,
+        code=code or type(error).__name__,
+        reason=str(error),
+        to_fix="check the storage; the batch can be retried",
+    ) from error
