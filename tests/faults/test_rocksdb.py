@@ -6,7 +6,6 @@ import shutil
 import threading
 import time
 import tracemalloc
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,22 +24,11 @@ from statestore.core.errors import CorruptionError, NotFoundError, StateStoreErr
 from statestore.core.options import StateStoreOptions
 from statestore.engine.service import MAX_CLOSED_STORES
 from statestore.io.local import LocalFileIO
-from statestore.testing.engine_process import EngineGoneError, EngineProcess
+from statestore.testing.engine_process import EngineProcess
 from statestore.testing.fault_io import Fault, FaultFileIO
-from tests.shim import G, Shim, rows, write_sst
+from tests.shim import G, RocksDBShim, in_view, rows, write_sst
 
 OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=4)
-
-
-class RocksDBShim(Shim):
-    """The shim's calls about a store of the rocksdb backend."""
-
-    backend = "rocksdb"
-
-
-def in_view(reply):
-    """Every row of the view that a reply names."""
-    return {key: value for _, key, value in View(reply["view"]).scan(0, b"")}
 
 
 def load(root, version):
@@ -92,114 +80,6 @@ def test_damaged_sst_is_named_and_never_read(checkpoint, pattern, how):
     assert str(path) in str(raised.value)
     # A version before it is made of other files.
     assert load(root, 3) == versions[3]
-
-
-@pytest.mark.parametrize("delay_ms", [0, 2, 5, 10, 20, 40, 80])
-def test_engine_killed_in_a_commit_answers_the_repeated_one(tmp_path, delay_ms):
-    """Catches half of a version in the local database, or a version applied twice."""
-    shim = RocksDBShim(tmp_path)
-    expected = {}
-    with EngineProcess(shim.scratch) as engine:
-        shim.commit(engine, rows(*range(1000)))
-        expected.update({row.key: row.value for row in rows(*range(1000))})
-        request = shim.request([Row(n % G, 0, PUT, b"%08d" % n, b"w" * 50) for n in range(20_000)])
-        request["num_keys"] = 20_000
-        threading.Timer(delay_ms / 1000, engine.process.kill).start()
-        with suppress(EngineGoneError, OSError):
-            engine.call("commit", **request)
-        engine.process.wait()
-
-    with EngineProcess(shim.scratch) as engine:
-        reply = engine.call("commit", **request)
-        shim.committed(request, reply)
-
-        assert in_view(shim.view(engine)) == {b"%08d" % n: b"w" * 50 for n in range(20_000)}
-        shim.commit(engine, rows(20_000))
-        assert len(in_view(shim.view(engine))) == 20_001
-
-
-def _has_linked_an_sst(scratch, num_known):
-    return len(list(scratch.rglob("db-*/*.sst"))) > num_known
-
-
-def _makes_a_view(scratch, _):
-    return any(scratch.rglob(".tmp-view"))
-
-
-def _compacts(scratch, _):
-    return any("compaction_started" in log.read_text() for log in scratch.rglob("db-*/LOG"))
-
-
-@pytest.mark.parametrize(
-    "sign",
-    [
-        _has_linked_an_sst,
-        pytest.param(_makes_a_view, marks=pytest.mark.extended),
-        pytest.param(_compacts, marks=pytest.mark.extended),
-    ],
-)
-def test_engine_killed_at_its_local_database_serves_every_version(tmp_path, sign):
-    """Catches a half ingested, half compacted database that the next engine takes for whole."""
-    shim = RocksDBShim(tmp_path, rocksdb_compact_on_commit=True)
-    scratch, model, num_seen = Path(shim.scratch), {}, 0
-    for number in range(5):
-        batch = rows(*range(number * 500, number * 500 + 2000))
-        model.update({row.key: row.value for row in batch})
-        with EngineProcess(shim.scratch) as engine:
-            if number:
-                shim.view(engine)  # opens the local database
-            request = {**shim.request(batch), "num_keys": len(model)}
-            seen, is_over = threading.Event(), threading.Event()
-            num_known = len(list(scratch.rglob("db-*/*.sst")))
-            kill = threading.Thread(
-                target=_kill_when,
-                args=(engine, lambda known=num_known: sign(scratch, known), number, seen, is_over),
-            )
-            kill.start()
-            with suppress(EngineGoneError, OSError):
-                shim.committed(request, engine.call("commit", **request))
-                shim.view(engine)
-            is_over.set()
-            kill.join()
-            engine.process.kill()
-            engine.process.wait()
-        num_seen += seen.is_set()
-        with EngineProcess(shim.scratch) as engine:
-            if shim.parent is None or shim.parent["version"] < request["version"]:
-                shim.committed(request, engine.call("commit", **request))
-            assert in_view(shim.view(engine)) == model
-    assert num_seen
-    assert dict(load(tmp_path / "ck", 5)) == model
-
-
-def _kill_when(engine, sign, wait_ms, seen, is_over):
-    while not is_over.is_set():
-        with suppress(OSError):  # a file that was found is gone
-            if sign():
-                seen.set()
-                time.sleep(wait_ms / 1000)
-                engine.process.kill()
-                return
-
-
-@pytest.mark.parametrize("delay_ms", [0, 5, 20, 60])
-def test_engine_killed_in_a_merge_loses_nothing(tmp_path, delay_ms):
-    """Catches a merged file that is named before it is whole, or sources deleted too early."""
-    shim = RocksDBShim(tmp_path, rocksdb_merge_min_files=2)
-    with EngineProcess(shim.scratch) as engine:
-        for number in range(6):
-            shim.commit(engine, rows(*range(number * 3000, (number + 1) * 3000)))
-        arguments = {**shim.load(), "snapshot": True, "cleanup": True}
-        threading.Timer(delay_ms / 1000, engine.process.kill).start()
-        with suppress(EngineGoneError, OSError):
-            engine.call("maintain", **arguments)
-        engine.process.wait()
-
-    with EngineProcess(shim.scratch) as engine:
-        engine.call("maintain", **arguments)
-        shim.commit(engine, rows(18_000))
-        assert len(in_view(shim.view(engine))) == 18_001
-    assert len(load(tmp_path / "ck", 7)) == 18_001
 
 
 def test_local_disk_that_is_full_is_named_and_left(tmp_path):
@@ -449,58 +329,6 @@ def test_merge_needs_no_memory_for_each_deleted_key(tmp_path):
     assert merged.trailer.rows == RowCounts(put=1, delete=num_keys - 1)
     found = list(sst.read_deletes(SealedFile(location.path(merged.ref.path))))
     assert found == [sst.encode_key(0, key) for key in keys if key != keys[20]]
-
-
-def test_changes_of_versions_written_whole_are_refused(tmp_path):
-    """Catches a change feed that shows the state as changes."""
-    shim = RocksDBShim(tmp_path, rocksdb_incremental=False)
-    with EngineProcess(shim.scratch) as engine:
-        for number in range(3):
-            shim.commit(engine, rows(number))
-        with pytest.raises(AssertionError, match="written whole"):
-            engine.call(
-                "changes",
-                store=shim.store,
-                backend="rocksdb",
-                start_version=1,
-                end_version=3,
-                directory=f"{shim.scratch}/changes-1",
-                options=shim.options,
-            )
-
-
-def test_changes_leave_files_only_where_the_reader_removes_them(tmp_path):
-    """Catches a change feed that leaves something on the local disk, done, failed or killed."""
-    shim = RocksDBShim(tmp_path)
-    directory = Path(shim.scratch, "changes-1")
-
-    def changes(first):
-        return engine.request(
-            "changes",
-            store=shim.store,
-            backend="rocksdb",
-            start_version=first,
-            end_version=3,
-            directory=str(directory),
-            options=shim.options,
-        )
-
-    with EngineProcess(shim.scratch) as engine:
-        for number in range(3):
-            shim.commit(engine, rows(number))
-        before = set(Path(shim.scratch).rglob("*"))
-        assert changes(0)["error"]["class"] == "NotFoundError"
-        shutil.rmtree(directory)
-        assert set(Path(shim.scratch).rglob("*")) == before
-        files = changes(2)["ok"]["files"]
-        engine.kill()
-    with EngineProcess(shim.scratch) as engine:
-        repeated = changes(2)["ok"]["files"]
-        left = set(Path(shim.scratch).rglob("*")) - before
-
-    assert [file["version"] for file in files] == [2, 3]
-    assert repeated == files
-    assert left == {directory, *(Path(file["path"]) for file in files)}
 
 
 def test_view_can_be_read_when_its_directory_is_gone(tmp_path):

@@ -12,6 +12,7 @@ from statestore.core.key_groups import default_max_parallelism
 from statestore.core.providers import PROVIDERS
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.restore import plan_restore
 
 QUERY_ID = "0f0e0d0c-0b0a-4908-8706-050403020100"
 OPTIONS = StateStoreOptions(fsync_enabled=False)
@@ -190,3 +191,20 @@ def files_below(path):
     """Return the bytes of every file below a local directory."""
     root = Path(path)
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def make_query(path, num_batches=3, **how):
+    """Return a query that ran some batches with puts, overwrites and deletes."""
+    query = QueryCheckpoint(path, **how)
+    for batch in range(num_batches):
+        rows = {f"key-{number}": f"{batch}/{number}" for number in range(batch, 30 + batch)}
+        query.run(rows | ({"key-3": None, "key-9": None} if batch else {}))
+    return query
+
+
+def restore(savepoint, checkpoint, **how):
+    """Restore a savepoint and return the plan that was carried out."""
+    how.setdefault("options", OPTIONS)
+    with plan_restore(str(savepoint), str(checkpoint), **how) as plan:
+        plan.run()
+    return plan

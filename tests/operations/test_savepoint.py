@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from statestore.core.errors import (
     CorruptionError,
-    FencedError,
     IncompatibleError,
     InvalidArgumentError,
     NotFoundError,
-    StateStoreError,
 )
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
-from statestore.io.memory import MemoryFileIO
-from statestore.io.storage import is_within, resolve_path
 from statestore.operations.branch import plan_branch
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.expire import expire, plan_expiry
-from statestore.operations.new_directory import begin_directory, metadata_fields
+from statestore.operations.new_directory import metadata_fields
 from statestore.operations.operator_map import OperatorMap
 from statestore.operations.repair import plan_repair, repair
 from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
-from statestore.operations.restore import plan_restore
 from statestore.operations.savepoint import open_savepoint, take_savepoint
 from statestore.spark.convert import open_conversion
 from statestore.store.store import open_store
-from statestore.testing.fault_io import Fault, FaultFileIO
 
 from .checkpoints import (
     AGGREGATION,
@@ -43,26 +36,12 @@ from .checkpoints import (
     QUERY_ID,
     QueryCheckpoint,
     files_below,
+    make_query,
     read_rows,
+    restore,
 )
 
 FORMS = ("canonical", "native")
-
-
-def make_query(path, num_batches=3, **how):
-    """Return a query that ran some batches with puts, overwrites and deletes."""
-    query = QueryCheckpoint(path, **how)
-    for batch in range(num_batches):
-        rows = {f"key-{number}": f"{batch}/{number}" for number in range(batch, 30 + batch)}
-        query.run(rows | ({"key-3": None, "key-9": None} if batch else {}))
-    return query
-
-
-def restore(savepoint, checkpoint, **how):
-    how.setdefault("options", OPTIONS)
-    with plan_restore(str(savepoint), str(checkpoint), **how) as plan:
-        plan.run()
-    return plan
 
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
@@ -245,23 +224,6 @@ def test_damaged_file_does_not_become_part_of_a_savepoint(tmp_path):
             restore(tmp_path / form, tmp_path / "again")
 
 
-def test_destination_must_be_new(tmp_path):
-    """Catches a checkpoint or savepoint that is written over."""
-    query = make_query(tmp_path / "query")
-    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
-    for act in (
-        lambda: take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS),
-        lambda: take_savepoint(query.path, query.path, options=OPTIONS),
-        lambda: restore(tmp_path / "savepoint", query.path),
-    ):
-        with pytest.raises(InvalidArgumentError) as raised:
-            act()
-        assert raised.value.kind == "checkpoint-exists"
-    with pytest.raises(NotFoundError) as raised:
-        restore(tmp_path / "query", tmp_path / "again")
-    assert raised.value.kind == "savepoint-not-found"
-
-
 def test_savepoint_is_never_changed(tmp_path):
     """Catches a backup that an operation for checkpoints writes into."""
     query = make_query(tmp_path / "query")
@@ -286,85 +248,6 @@ def test_savepoint_is_never_changed(tmp_path):
     (tmp_path / "savepoint" / "metadata").write_text(metadata_fields(unfinished="savepoint"))
     with pytest.raises(NotFoundError, match="begun and not finished"):
         open_conversion(savepoint, str(tmp_path / "new"), "spark-hdfs").__enter__()
-
-
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        ("{0}/a", "{0}/a/new"),
-        ("{0}/a/", "file:{0}/b/../a/new/"),
-        ("file://{0}/a", "{0}/link/new"),
-        ("{0}/a/source", "{0}/a"),
-    ],
-)
-def test_source_and_target_that_are_not_apart_are_refused(tmp_path, source, target):
-    """Catches a savepoint that is deleted with what was made of it, or that holds all others."""
-    (tmp_path / "link").symlink_to(tmp_path / "a")
-    source, target = (text.format(tmp_path) for text in (source, target))
-    query = make_query(tmp_path / "query")
-
-    def check(operation, act):
-        if target.endswith("/a"):  # around the source, and begun before
-            Path(target, "metadata").write_text(metadata_fields(unfinished=operation))
-        before = files_below(tmp_path)
-        with pytest.raises(InvalidArgumentError, match="not apart"):
-            act()
-        assert files_below(tmp_path) == before
-
-    take_savepoint(query.path, source, options=OPTIONS)
-    check("restore", lambda: restore(source, target, claims=True))
-    shutil.rmtree(resolve_path(source))
-    shutil.copytree(query.path, resolve_path(source))
-    check("savepoint", lambda: take_savepoint(source, target, options=OPTIONS))
-    check("branch", lambda: plan_branch(source, target, options=OPTIONS).__enter__())
-    check("convert", lambda: open_conversion(source, target, "spark-hdfs").__enter__())
-
-
-@pytest.mark.parametrize(
-    ("uri", "directory", "expected"),
-    [
-        ("s3://bucket/a/b", "s3a://bucket/a/", True),
-        ("s3://bucket/ab", "s3://bucket/a", False),
-        ("s3://other/a/b", "s3://bucket/a", False),
-        ("s3://bucket/a", "/bucket/a", False),
-        ("hdfs://node/a/./b/", "hdfs://node/a", True),
-        ("hdfs://node/a", "hdfs://other/a", False),
-        ("/a", "/a/b", False),
-    ],
-)
-def test_uri_is_within_a_directory_however_it_is_spelled(uri, directory, expected):
-    """Catches a directory that is taken for another because its URI differs."""
-    assert is_within(uri, directory) == expected
-
-
-def test_claimed_savepoint_does_not_take_state_with_it(tmp_path):
-    """Catches a checkpoint whose state is kept in the directory that the claim deletes."""
-    query = make_query(tmp_path / "query")
-    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
-    before = files_below(tmp_path)
-    within = StateStoreOptions(checkpoint_storage=str(tmp_path / "savepoint" / "states"))
-
-    with pytest.raises(InvalidArgumentError, match="not apart"):
-        restore(tmp_path / "savepoint", tmp_path / "new", claims=True, options=within)
-
-    assert files_below(tmp_path) == before
-
-
-def test_directory_that_another_operation_began_is_left_to_it(tmp_path):
-    """Catches the files of an operation that is under way, deleted by one of another kind."""
-    query = make_query(tmp_path / "query")
-    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
-    with begin_directory(str(tmp_path / "new"), "convert", query.path):
-        before = files_below(tmp_path / "new")
-        for act in (
-            lambda: take_savepoint(query.path, str(tmp_path / "new"), options=OPTIONS),
-            lambda: restore(tmp_path / "savepoint", tmp_path / "new"),
-            lambda: plan_branch(query.path, str(tmp_path / "new")).__enter__(),
-        ):
-            with pytest.raises(InvalidArgumentError, match="begun='convert'") as raised:
-                act()
-            assert raised.value.kind == "unfinished-operation"
-        assert files_below(tmp_path / "new") == before
 
 
 @pytest.mark.parametrize("partitions", [4, 8])
@@ -562,119 +445,3 @@ def test_state_kept_elsewhere_comes_home_and_goes_there_again(tmp_path):
         assert not list((tmp_path / f"again-{form}" / "state").rglob("*.arrows"))
         assert list((tmp_path / f"elsewhere-{form}").rglob("*.arrows"))
         assert (tmp_path / f"again-{form}/state/0/3/.statestore").exists()
-
-
-CRASHES = {
-    "canonical": lambda io: take_savepoint(
-        "/query", "/new", io=io, destination_io=io, options=OPTIONS
-    ),
-    "native": lambda io: take_savepoint(
-        "/query", "/new", form="native", io=io, destination_io=io, options=OPTIONS
-    ),
-    "restore": lambda io: restore("/savepoint", "/new", io=io, target_io=io),
-    "rescale": lambda io: restore("/savepoint", "/new", io=io, target_io=io, num_partitions=1),
-    "claim": lambda io: restore("/savepoint", "/new", io=io, target_io=io, claims=True),
-    "branch": lambda io: branch(io),
-}
-
-
-def branch(io):
-    with plan_branch("/query", "/new", io=io, target_io=io, options=OPTIONS) as plan:
-        plan.run()
-
-
-@pytest.fixture(scope="module")
-def at_rest(tmp_path_factory):
-    """A query's checkpoint and a savepoint of it in memory, and what the query holds."""
-    io = MemoryFileIO(str(tmp_path_factory.mktemp("at-rest")))
-    query = make_query("/query", 2, io=io, num_partitions=2, checkpoint_format=2)
-    take_savepoint("/query", "/savepoint", io=io, destination_io=io, options=OPTIONS)
-    return {path: io.read(path) for path in io.paths()}, query
-
-
-@pytest.mark.parametrize("name", CRASHES)
-def test_either_side_is_whole_when_it_ends_at_any_call(tmp_path, at_rest, name):
-    """Catches half a savepoint or checkpoint that is taken for whole, or one that was whole."""
-    act = CRASHES[name]
-    files, query = at_rest
-
-    def begin(fault):
-        io = FaultFileIO(MemoryFileIO(tempfile.mkdtemp(dir=tmp_path)))
-        for path, data in files.items():
-            io.write(path, data, sync=True, overwrite=True)
-        io.arm(fault)
-        return io
-
-    io = begin(Fault(10**9))
-    act(io)
-    trace = io.trace
-    assert len(trace) > 20
-    if name == "claim":
-        # While a savepoint is being deleted, it is none.
-        assert trace[-2:] == ["delete metadata", "delete_tree savepoint"]
-    # Where nothing is written, a failure leaves no trace: a few of those will do. What becomes of
-    # pins matters to retention alone: test_pins.py.
-    reads, writes = [], []
-    for index, call in enumerate(trace):
-        if not call.endswith(".pin"):
-            (reads if call.startswith(("read", "list", "fetch")) else writes).append(index)
-    faults = [(index, False) for index in (*writes, *reads[::10])]
-    faults += [(index, True) for index in (*writes[::2], writes[-1])]
-    for index, happens in faults:
-        io = begin(Fault(index, happens=happens))
-        with pytest.raises(StateStoreError):
-            act(io)
-        io.arm(None)
-
-        is_whole = _is_whole(io, name, query)
-        if name != "claim" or not is_whole:
-            with open_savepoint("/savepoint", io=io) as (savepoint, _):
-                assert savepoint.version == 2
-        assert {p: d for p, d in files.items() if p.startswith("/query")} == {
-            path: io.inner.read(path) for path in io.inner.paths() if path.startswith("/query")
-        }
-        if name != "claim":
-            assert {path: io.inner.read(path) for path in files} == files
-        if is_whole:
-            assert name == "claim" or index >= max(writes)
-            continue
-        act(io)
-        assert _is_whole(io, name, query)
-
-
-def _is_whole(io, name, query):
-    """Whether there is a savepoint or checkpoint that holds all; anything else is refused."""
-    try:
-        if name in ("canonical", "native"):
-            with open_savepoint("/new", io=io) as (savepoint, _):
-                assert savepoint.version == 2
-        else:
-            fields = json.loads(io.read_tail("/new/metadata", 1 << 20)[0])
-            if "id" not in fields:
-                with pytest.raises(NotFoundError):
-                    read_rows("/new", io)
-                return False
-    except NotFoundError:
-        return False
-    assert read_rows("/new", io) == query.model
-    return True
-
-
-def test_second_writer_of_a_directory_is_fenced(tmp_path):
-    """Catches a directory in which the files of two restores are mixed."""
-    query = make_query(tmp_path / "query")
-    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
-    with plan_restore(
-        str(tmp_path / "savepoint"), str(tmp_path / "again"), num_partitions=2, options=OPTIONS
-    ) as first:
-
-        def meanwhile(done, total):
-            if done == total:
-                restore(tmp_path / "savepoint", tmp_path / "again")
-
-        with pytest.raises(FencedError, match="begun anew"):
-            first.run(meanwhile)
-    assert read_rows(tmp_path / "again") == query.model
-    with open_checkpoint(str(tmp_path / "again")) as checkpoint:
-        assert checkpoint.num_partitions == 4
-        assert checkpoint.operators[0].stores[0].num_partitions == 4

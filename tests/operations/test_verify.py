@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
 from statestore.cli.commands import cli
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import PUT, Row
@@ -30,7 +31,7 @@ def key_of_partition(partition):
     )
 
 
-def commit_again(made, row, num_keys):
+def commit_again(made, row, num_keys, class_error):
     """Commit one row, and a number of keys, as the newest version of the store, as a shim that errs
     would.
     """
@@ -38,6 +39,8 @@ def commit_again(made, row, num_keys):
         file.unlink()
     loaded = made._call("load", STORE, version=1, checkpoint_id=None, num_partitions=4)
     assert loaded["max_parallelism"] == NUM_KEY_GROUPS
+    growth = [0] * NUM_CLASSES
+    growth[(class_of(row.key_group, 4) + class_error) % NUM_CLASSES] = 1
     path = str(made.scratch / "again.arrows")
     family = FAMILY_OF.family
     made._call(
@@ -54,6 +57,7 @@ def commit_again(made, row, num_keys):
             "merge": 0,
         },
         num_keys=num_keys,
+        key_group_growth=growth,
         max_parallelism=NUM_KEY_GROUPS,
         num_partitions=4,
         rescalable=True,
@@ -70,17 +74,24 @@ def commit_again(made, row, num_keys):
 
 
 @pytest.mark.parametrize(
-    ("partition_of_key", "group_error", "num_keys", "problem"),
+    ("partition_of_key", "group_error", "num_keys", "class_error", "problem"),
     [
-        (1, 0, 1, None),
-        (1, 4, 1, "not in the key group or the state partition that its key belongs to"),
-        (2, 0, 1, "not in the key group or the state partition that its key belongs to"),
-        (1, 0, 2, "the rows of a version are not as many as its trailer says"),
+        (1, 0, 1, 0, None),
+        (1, 4, 1, 0, "not in the key group or the state partition that its key belongs to"),
+        (2, 0, 1, 0, "not in the key group or the state partition that its key belongs to"),
+        (1, 0, 2, 0, "not as many as its trailer says: file='2.delta.arrows'"),
+        (
+            1,
+            0,
+            1,
+            1,
+            "field='key_group_rows', expected=(0, ",
+        ),
     ],
-    ids=["sound", "wrong-key-group", "wrong-partition", "wrong-count"],
+    ids=["sound", "wrong-key-group", "wrong-partition", "wrong-count", "wrong-key-group-rows"],
 )
 def test_rows_that_do_not_belong_are_found(
-    tmp_path, partition_of_key, group_error, num_keys, problem
+    tmp_path, partition_of_key, group_error, num_keys, class_error, problem
 ):
     """Catches a row that no task would look for, or one lost, that every checksum agrees with."""
     (tmp_path / "scratch").mkdir()
@@ -91,7 +102,7 @@ def test_rows_that_do_not_belong_are_found(
     made.run_batch({})
     key, group = key_of_partition(partition_of_key)
     row = Row((group + group_error) % NUM_KEY_GROUPS, 0, PUT, key, unsafe_row(7))
-    commit_again(made, row, num_keys)
+    commit_again(made, row, num_keys, class_error)
 
     found = verify(made.path, deep=True).findings
     deep = CliRunner().invoke(cli, ["verify", made.path, "--deep", "--output", "json"])

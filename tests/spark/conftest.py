@@ -36,9 +36,13 @@ IGNORED_WARNINGS = [
 EXTENDED = pytest.mark.extended
 MakeLane = Callable[..., Lane]
 RunReference = Callable[[Query], Lane]
-state_on_heap = pytest.mark.skipif(
+state_in_memory = pytest.mark.skipif(
     PROVIDER == ROCKSDB_BACKEND,
     reason="the rocksdb backend keeps state on local disk, where a restarted query finds it",
+)
+state_in_files = pytest.mark.skipif(
+    PROVIDER == HEAP,
+    reason="the heap backend has no files, and nothing of it outlives its driver",
 )
 
 

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 import statestore
 from statestore.codec.trailer import FORMAT_VERSION, MAGIC_PREFIX
 
-from .conftest import BODY, PROVIDER, MakeLane, state_on_heap
+from .conftest import BODY, PROVIDER, MakeLane, state_in_files, state_in_memory
 from .harness import (
     FILESYSTEM,
     HDFS,
@@ -185,6 +185,7 @@ def test_checkpoint_of_another_provider_is_refused(
     stopped.assert_goes_on()
 
 
+@state_in_files
 def test_newer_format_version_is_refused(stopped: StoppedQuery) -> None:
     """Catches a file of a later release read as if it were ours."""
     written = stopped.delta.read_bytes()
@@ -199,7 +200,8 @@ def test_newer_format_version_is_refused(stopped: StoppedQuery) -> None:
     stopped.assert_goes_on()
 
 
-@state_on_heap
+@state_in_files
+@state_in_memory
 def test_damaged_file_is_refused_by_name(stopped: StoppedQuery) -> None:
     """Catches rows of a damaged delta."""
     written = stopped.delta.read_bytes()
@@ -215,6 +217,7 @@ def test_damaged_file_is_refused_by_name(stopped: StoppedQuery) -> None:
     stopped.assert_goes_on()
 
 
+@state_in_files
 def test_missing_file_is_refused_by_name(stopped: StoppedQuery) -> None:
     """Catches a lost delta taken for an empty store, or reported in no error class of Spark's."""
     written = stopped.delta.read_bytes()
@@ -261,6 +264,7 @@ def _unwritable(folder: Path) -> Iterator[None]:
         folder.chmod(mode)
 
 
+@state_in_files
 def test_unwritable_checkpoint_fails_the_commit_by_name(stopped: StoppedQuery) -> None:
     """Catches a commit that reports success though its file could not be published."""
     with _unwritable(stopped.store):
@@ -270,6 +274,7 @@ def test_unwritable_checkpoint_fails_the_commit_by_name(stopped: StoppedQuery) -
     stopped.assert_goes_on()
 
 
+@state_in_files
 def test_file_in_place_of_the_store_is_refused_by_name(stopped: StoppedQuery) -> None:
     """Catches a store directory that is no directory taken for an empty store."""
     away = stopped.store.with_name("away")
@@ -284,6 +289,7 @@ def test_file_in_place_of_the_store_is_refused_by_name(stopped: StoppedQuery) ->
     stopped.assert_goes_on()
 
 
+@state_in_files
 @pytest.mark.parametrize("what", ["partition", "operator"])
 def test_state_removed_while_running_fails_the_query(stopped: StoppedQuery, what: str) -> None:
     """Catches a commit into a directory made anew, or that fails in no error class of Spark's."""
@@ -317,6 +323,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@state_in_files
 def test_full_disk_fails_the_commit_and_loses_nothing(
     make_lane: MakeLane, small_disk: Path
 ) -> None:
@@ -344,6 +351,7 @@ def test_full_disk_fails_the_commit_and_loses_nothing(
     assert ours.batches == reference.batches
 
 
+@state_in_files
 def test_wrong_interpreter_or_package_is_refused(
     start_job: Callable[..., Any], expected: dict[int, list[str]], tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 
 from tests.s3_server import REGION, WRONG_KEY
 
-from .conftest import BODY, MakeLane
+from .conftest import BODY, MakeLane, state_in_files
 from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan
 from .queries import AGGREGATION, JOIN, one_input, two_inputs
 
@@ -44,6 +44,7 @@ def _state(lane: Lane) -> list[str]:
     return sorted(repr(row) for row in reader.collect())
 
 
+@state_in_files
 @pytest.mark.parametrize(
     ("query", "version"),
     [
@@ -71,6 +72,7 @@ def test_rows_equal_built_in_when_restarted_with_and_without_the_key(
         assert _state(lane) == _state(reference)
 
 
+@state_in_files
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_a_batch_is_one_put_a_store(
     make_lane: MakeLane,
@@ -100,6 +102,7 @@ def test_a_batch_is_one_put_a_store(
         assert kinds == {"Put": NUM_PARTITIONS, "Get": num_gets, "Head": 0, "List": 0, "Delete": 0}
 
 
+@state_in_files
 def test_partitions_commit_side_by_side(
     make_lane: MakeLane, conf: dict[str, str], s3_server: Any
 ) -> None:
@@ -117,6 +120,7 @@ def test_partitions_commit_side_by_side(
     assert s3_server.most_at_once["PUT"] == 2  # as many as the application runs tasks at a time
 
 
+@state_in_files
 def test_wrong_settings_are_refused_by_name_and_leave_no_mark(
     make_lane: MakeLane,
     conf: dict[str, str],

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import resource
 import socket
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from statestore.io.hadoop import HadoopFileIO, HadoopRefusalError, split_hadoop_
 from tests.contract.conftest import StoreBench, any_format
 from tests.contract.test_store import *  # noqa: F403
 
-from .conftest import EXTENDED, PROVIDER, MakeLane
+from .conftest import EXTENDED, PROVIDER, MakeLane, state_in_files
 from .harness import HDFS, ROCKSDB_BACKEND, STATE_STORE, assert_same, run_plan
 from .queries import AGGREGATION, one_input
 
@@ -154,7 +154,7 @@ def test_uris_are_split() -> None:
 @pytest.mark.parametrize("where", ["checkpoint", "storage"])
 @pytest.mark.parametrize(
     "provider",
-    [PROVIDER, pytest.param(ROCKSDB_BACKEND, marks=EXTENDED)],
+    [pytest.param(PROVIDER, marks=state_in_files), pytest.param(ROCKSDB_BACKEND, marks=EXTENDED)],
     ids=["under-test", "rocksdb"],
 )
 def test_rows_equal_built_in_when_state_is_on_a_hadoop_file_system(
@@ -163,7 +163,7 @@ def test_rows_equal_built_in_when_state_is_on_a_hadoop_file_system(
     """Catches engines that can open local paths only."""
     mounted = tmp_path / "mounted"
     mounted.mkdir()
-    name = f"{where}-{os.getpid()}"
+    name = uuid.uuid4().hex  # Hadoop keeps a file system, with its mounts, by its name
     uri = f"viewfs://{name}/data/ck"
     query = replace(AGGREGATION, plan=one_input(2, 2))
     reference = make_lane(query, HDFS)

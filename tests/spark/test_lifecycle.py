@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from .conftest import BODY, EXTENDED, MakeLane, state_on_heap
+from .conftest import BODY, EXTENDED, MakeLane, state_in_files, state_in_memory
 from .harness import (
     FILESYSTEM,
     HDFS,
@@ -51,6 +51,7 @@ def _versions(lane: Lane, partition: int, kind: str) -> list[int]:
     return sorted(int(name.split(".")[0].split("_")[0]) for name in names)
 
 
+@state_in_files
 @pytest.mark.ours
 def test_maintenance_snapshots_and_deletes_when_instances_overlap(
     make_lane: MakeLane, unload_all: Callable[[], None]
@@ -83,7 +84,7 @@ def test_maintenance_snapshots_and_deletes_when_instances_overlap(
 
 
 @EXTENDED
-@state_on_heap
+@state_in_memory
 @pytest.mark.ours
 def test_provider_stays_loaded_when_its_maintenance_fails(
     make_lane: MakeLane, unload_all: Callable[[], None], application_root: Path
@@ -136,7 +137,8 @@ def test_init_needs_neither_storage_nor_engine(spark: SparkSession, provider: st
     assert engines(descendants(os.getpid())) == before
 
 
-@state_on_heap
+@state_in_files
+@state_in_memory
 @pytest.mark.ours
 def test_maintenance_runs_when_unloaded_on_commit(make_lane: MakeLane) -> None:
     """Catches maintenance that only the background threads of Spark start."""
@@ -177,7 +179,7 @@ def test_snapshot_reports_keep_stores_from_lagging(
     assert not [line for line in lagging if not line.endswith(": 0")]
 
 
-@state_on_heap
+@state_in_memory
 @pytest.mark.ours
 def test_resources_stay_bounded_when_many_batches_read(make_lane: MakeLane, spark: Any) -> None:
     """Catches read stores kept for ever: Spark never aborts or releases an aggregation's."""
@@ -197,7 +199,8 @@ def test_resources_stay_bounded_when_many_batches_read(make_lane: MakeLane, spar
     memory = [sizes[0] for sizes in candidate.counts("memoryUsedBytes").values()]
     assert len(memory) == num_batches
     assert max(memory[-5:]) <= 1.5 * max(memory[5:10])
-    assert max(opened[-5:]) <= max(opened[5:10]) + 2 * NUM_PARTITIONS
+    # What is kept for ever is open in every later batch; maintenance opens files for a moment.
+    assert min(opened[-5:]) <= max(opened[5:10]) + 2 * NUM_PARTITIONS
 
 
 @pytest.mark.parametrize("query", [AGGREGATION, JOIN], ids=lambda query: query.name)

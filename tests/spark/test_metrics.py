@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from .conftest import BODY, PROVIDER, state_on_heap
+from .conftest import BODY, PROVIDER, state_in_files, state_in_memory
 from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, run_plan
 from .queries import AGGREGATION, JOIN, one_input
 
@@ -103,6 +103,7 @@ def _engine_calls(spark: SparkSession) -> dict[str, int]:
     return {op: counts.apply(op) for op in ("load", "commit") if counts.contains(op)}
 
 
+@state_in_files
 def test_written_rows_and_bytes_are_those_on_disk(lane: Lane) -> None:
     """Catches counters that count other things than their names say."""
     for batch_id, metrics in enumerate(lane.custom_metrics()):
@@ -113,7 +114,7 @@ def test_written_rows_and_bytes_are_those_on_disk(lane: Lane) -> None:
         assert metrics["rocksdbPutCount"] >= metrics["statestoreDeltaRows"]
 
 
-@state_on_heap
+@state_in_memory
 def test_load_metrics_are_of_restarts_only(lane: Lane) -> None:
     """Catches a view that is rebuilt in every batch."""
     files = [metrics["statestoreLoadedFiles"] for metrics in lane.custom_metrics()[:NUM_BATCHES]]

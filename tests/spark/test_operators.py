@@ -16,7 +16,7 @@ import statestore
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.state_file import StateFile
 
-from .conftest import BODY, EXTENDED, OURS, PROVIDER, MakeLane, RunReference
+from .conftest import BODY, EXTENDED, OURS, PROVIDER, MakeLane, RunReference, state_in_files
 from .harness import (
     FILESYSTEM,
     HDFS,
@@ -235,6 +235,7 @@ def test_rows_equal_built_in_when_format_2_and_unloaded(
     _compare(make_lane, run_reference, AGGREGATION, {**FORMAT_2, **UNLOAD})
 
 
+@state_in_files
 @pytest.mark.ours
 def test_rows_equal_built_in_when_compressed(
     make_lane: MakeLane, run_reference: RunReference

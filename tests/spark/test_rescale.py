@@ -15,6 +15,7 @@ from statestore import driver_memory, plan_rescale, rescale, undo_rescale
 from statestore.codec.partition_key import compute_key_groups
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.rows import read_rows
+from statestore.operations.verify import verify
 
 from .conftest import EXTENDED, PROVIDER, MakeLane, RunReference
 from .harness import FILESYSTEM, HEAP, ROCKSDB_BACKEND, STATE_STORE, Lane, Query
@@ -84,6 +85,7 @@ def _rows(uri: str, memory: Any) -> dict[tuple[int, str], dict[bytes, bytes]]:
     """Every row of every store, after a check that it is where Spark's hash puts its key."""
     found: dict[tuple[int, str], dict[bytes, bytes]] = {}
     with open_checkpoint(uri, memory=memory) as checkpoint:
+        assert verify(checkpoint, deep=True).findings == ()
         for store, head in checkpoint.heads(checkpoint.newest_version).items():
             rows = found.setdefault((store.operator, store.name), {})
             (family,) = head.trailer.column_families
@@ -128,6 +130,26 @@ def test_rows_equal_built_in_when_rescaled(
     _assert_same(run_reference(query), lane)
 
 
+@pytest.mark.parametrize("provider", [FILESYSTEM, ROCKSDB_BACKEND], ids=["filesystem", "rocksdb"])
+def test_rows_are_counted_where_no_file_tells_them(
+    make_lane: MakeLane, run_reference: RunReference, provider: str
+) -> None:
+    """Catches rows of another state partition that are counted, or own ones that are not."""
+    conf = {**FOUR, f"{STATE_STORE}.maxParallelism": "24"}
+    lane = make_lane(AGGREGATION, provider, conf)
+
+    for batches, num_partitions in zip(AGGREGATION.plan, (3, 12, 2), strict=True):
+        lane.run(*batches)
+        _rescale(lane, provider, num_partitions)
+        with open_checkpoint(str(lane.checkpoint)) as checkpoint:
+            heads = checkpoint.heads(checkpoint.newest_version).values()
+            # 12 to 2 is a merge, whose rows add up.
+            assert all((head.trailer.num_keys is None) == (num_partitions > 2) for head in heads)
+            assert all(head.trailer.key_group_rows is None for head in heads)
+
+    _assert_same(run_reference(AGGREGATION), lane)
+
+
 def _refusal(lane: Lane) -> str:
     with pytest.raises(StreamingQueryException) as raised:
         lane.run()
@@ -166,11 +188,16 @@ def test_state_reader_finds_the_new_state_partitions(
 ) -> None:
     """Catches a rescale that only a query can read, or old state partitions that are read too."""
     lane = make_lane(AGGREGATION, conf=FOUR)
+    uri = str(lane.checkpoint)
     lane.run(*AGGREGATION.plan[0])
     num_rows = lane.counts("numRowsTotal")[1][0]
 
     for num_partitions in (8, 2):
         _rescale(lane, PROVIDER, num_partitions)
+        with _memory(spark, PROVIDER) as memory, open_checkpoint(uri, memory=memory) as checkpoint:
+            heads = checkpoint.heads(checkpoint.newest_version).values()
+            assert sum(head.trailer.num_keys or 0 for head in heads) == num_rows
+            assert all(sum(head.trailer.key_group_rows or ()) for head in heads)
         rows = spark.read.format("statestore").load(str(lane.checkpoint)).collect()
 
         assert len(rows) == num_rows

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from .conftest import PROVIDER, state_on_heap
+from .conftest import PROVIDER, state_in_files, state_in_memory
 from .harness import HDFS, NUM_PARTITIONS, Lane, run_plan
 from .queries import (
     AGGREGATION,
@@ -129,7 +129,8 @@ def test_change_feed_equals_built_in(lanes: Any, application_root: Path) -> None
     assert not list(application_root.rglob("changes-*"))
 
 
-@state_on_heap
+@state_in_files
+@state_in_memory
 @pytest.mark.ours
 def test_state_from_a_snapshot_equals_state(lanes: Any, spark: SparkSession, tmp_path: Any) -> None:
     """Catches a snapshot that differs from the deltas it summarises, or a replay from another."""

@@ -19,7 +19,7 @@ import statestore
 from statestore import CheckpointListener, FixedDelay, QueryFailedError
 from statestore.core.clock import ManualClock
 
-from .conftest import BODY, MakeLane, state_on_heap
+from .conftest import BODY, MakeLane, state_in_files, state_in_memory
 from .harness import HDFS, STATE_STORE, Lane, wait_for
 from .queries import AGGREGATION, one_input, single
 
@@ -162,7 +162,8 @@ def _set_partitions(lane: Lane, number: int) -> None:
         path.write_text("\n".join([version, json.dumps(fields), *offsets]))
 
 
-@state_on_heap
+@state_in_files
+@state_in_memory
 @pytest.mark.ours
 def test_query_is_not_restarted_when_the_failure_would_last(make_lane: MakeLane) -> None:
     """Catches errors that come out of Spark in a form that hides that they are there to stay."""

@@ -238,7 +238,7 @@ class RocksDBEngineMachine(EngineMachine):
         assert sorted(rows_in_view(reply)) == sorted(self.model.versions[version].items())
 
 
-TestEngine = EngineMachine.TestCase
+TestEngine = pytest.mark.timeout(600)(EngineMachine.TestCase)
 TestEngine.settings = settings(
     max_examples=settings.default.max_examples // 8, stateful_step_count=15, deadline=None
 )

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from rocksdict import AccessType, Options, Rdict
 
+from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
 from statestore.checkpoint.layout import StoreLocation, parse_state_file_name
 from statestore.checkpoint.rescaling import (
     plan_rescale,
@@ -94,8 +95,10 @@ class RescaleMachine(RuleBasedStateMachine):
         num_partitions=st.sampled_from([1, 2, 4]),
         incremental=st.booleans(),
         lazy=st.booleans(),
+        tells=st.booleans(),
     )
-    def choose(self, checkpoint_format, name, num_partitions, incremental, lazy):
+    def choose(self, checkpoint_format, name, num_partitions, incremental, lazy, tells):
+        self.tells_key_groups = tells
         self.format, self.name = checkpoint_format, name
         self.options = {**OPTIONS, "rocksdb_incremental": incremental}
         self.commit_options = {**self.options, **(LAZY if lazy else {})}
@@ -160,6 +163,11 @@ class RescaleMachine(RuleBasedStateMachine):
         path = f"{self.directory}/{self.num_attempts}.arrows"
         ops = [row.op for row in rows]
         owned = [key for key in after.rows if group_of(key) % after.num_partitions == partition]
+        growth = [0] * NUM_CLASSES
+        for sign, those in ((-1, before.rows), (1, after.rows)):
+            for group in map(group_of, those):
+                if group % after.num_partitions == partition:
+                    growth[class_of(group, after.num_partitions)] += sign
         reply = self.call(
             "commit",
             partition,
@@ -174,6 +182,7 @@ class RescaleMachine(RuleBasedStateMachine):
                 "merge": ops.count(MERGE),
             },
             num_keys=len(owned),
+            key_group_growth=growth if self.tells_key_groups else None,
             max_parallelism=G,
             num_partitions=after.num_partitions,
             rescalable=True,
@@ -384,7 +393,7 @@ class RocksDBRescaleMachine(RescaleMachine):
     body = "sst"
 
 
-TestRescale = RescaleMachine.TestCase
+TestRescale = pytest.mark.timeout(600)(RescaleMachine.TestCase)
 TestRescale.settings = settings(
     max_examples=settings.default.max_examples // 5, stateful_step_count=20, deadline=None
 )

@@ -190,4 +190,4 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
-TestStore = StoreMachine.TestCase
+TestStore = pytest.mark.timeout(600)(StoreMachine.TestCase)

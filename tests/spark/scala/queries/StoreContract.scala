@@ -93,6 +93,7 @@ object StoreContract {
       val found = Option(store.get(key)).fold("-")(_.getUTF8String(0).toString)
       store.put(key, row(value))
       val result = Try(store.commit())
+      store.metrics // asked for by Spark after each commit; then the view is at the new version
       lines += s"found $found committed ${result.toOption.getOrElse("-")}"
       if (result.isSuccess) store.getStateStoreCheckpointInfo().stateStoreCkptId else None
     }

@@ -1,0 +1,325 @@
+"""Repair: the newest version that is whole, by name, and however often it is stopped."""
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from statestore.checkpoint.layout import lease_directory
+from statestore.core.clock import ManualClock
+from statestore.core.errors import InUseError, NotFoundError, StorageError
+from statestore.core.providers import PROVIDERS
+from statestore.io.local import LocalFileIO
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.expire import expire
+from statestore.operations.listing import list_versions
+from statestore.operations.repair import plan_repair, repair
+from statestore.operations.rescale import rescale
+from statestore.operations.verify import verify
+from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.damaged import NOW, deltas, flip, make_small, make_with_snapshots, run, without_leases
+from tests.operations.checkpoints import read_rows
+
+
+def test_repair_goes_back_to_the_newest_readable_version(made):
+    """Catches a repair that loses more batches than it must, or hides which."""
+    before = read_checkpoint_at(made, 2)
+    flip(deltas(made, 3)[0])
+    logs = {name: (Path(made.path) / name).glob("[0-9]*") for name in ("offsets", "commits")}
+    kept = {name: {file.name: file.read_text() for file in files} for name, files in logs.items()}
+
+    plan = plan_repair(made.path)
+    assert (plan.newest_version, plan.version) == (4, 2)
+    assert (plan.replayed_batch, plan.replanned_batches) == (2, (3,))
+    assert {finding.version for finding in plan.findings} == {3, 4}
+    code, printed = run("repair", made.path)
+    assert (code, printed["done"], printed["version"]) == (0, False, 2)
+    assert sorted(map(int, kept["commits"])) == [0, 1, 2, 3]
+    assert list_versions(made.path).newest_version == 4
+
+    code, printed = run("repair", made.path, "--yes")
+    assert (code, printed["done"], printed["version"]) == (0, True, 2)
+    info = list_versions(made.path)
+    assert (info.newest_version, info.uncommitted_batch) == (2, 2)
+    assert read_checkpoint(made.path) == before
+    aside = Path(plan.aside)
+    assert (aside / "commits" / "3").read_text() == kept["commits"]["3"]
+    assert (aside / "commits" / "2").read_text() == kept["commits"]["2"]
+    assert (aside / "offsets" / "3").read_text() == kept["offsets"]["3"]
+    again = repair(made.path)
+    assert (again.version, again.is_needed, again.replayed_batch) == (2, False, 2)
+
+
+def test_damaged_snapshot_costs_no_batch(tmp_path):
+    """Catches readable batches given up for a file that a restore can do without."""
+    query, snapshots = make_with_snapshots(tmp_path, "filesystem")
+    for snapshot in snapshots:
+        flip(snapshot)
+
+    found = verify(query.path, versions=[3, 4], deep=True)
+
+    assert {finding.version for finding in found.findings} == {3, 4}
+    assert all(finding.is_recoverable for finding in found.findings)
+    assert [found.is_readable(version) for version in (3, 4)] == [True, True]
+    code, printed = run("repair", query.path, "--yes")
+    assert (code, printed["is_needed"], len(printed["findings"])) == (0, False, 2)
+    for snapshot in snapshots:
+        snapshot.unlink()
+    assert not repair(query.path, deep=False).is_needed
+    assert read_rows(query.path) == query.model
+    # What the snapshot was made of is gone, too.
+    for lost in Path(query.path).rglob("1.delta.*"):
+        lost.unlink()
+    assert not verify(query.path).is_readable(4)
+    with pytest.raises(NotFoundError, match="no version"):
+        repair(query.path)
+
+
+def test_damaged_snapshot_that_nothing_stands_for_costs_batches(tmp_path):
+    """Catches a version that counts as readable because another backend would find a way."""
+    query, snapshots = make_with_snapshots(tmp_path, "rocksdb")
+    flip(snapshots[0])
+
+    assert not verify(query.path, deep=True).is_readable(4)
+    assert repair(query.path).version == 2
+
+
+def logs_of(path):
+    """The entries of Spark's logs."""
+    return {
+        f"{name}/{file.name}": file.read_text()
+        for name in ("offsets", "commits")
+        for file in (Path(path) / name).glob("[0-9]*")
+    }
+
+
+def stop_repair(path, fault):
+    """Repair until a call of the storage fails; whether one did."""
+    io = FaultFileIO(LocalFileIO())
+    with open_checkpoint(str(path), io=io) as checkpoint:
+        io.arm(fault)
+        with suppress(StorageError):
+            repair(checkpoint)
+    shutil.rmtree(lease_directory(f"{path}/state"), ignore_errors=True)
+    return io.has_failed
+
+
+@pytest.mark.parametrize("happens", [False, True], ids=["before", "after"])
+def test_repair_that_was_stopped_is_finished_by_the_next(tmp_path, happens):
+    """Catches a batch that runs as it was planned on the version that it was not planned for."""
+    made = make_small(tmp_path, 5, num_partitions=1)
+    flip(deltas(made, 3, partition=0)[0])
+    before = logs_of(made.path)
+    kept = {f"offsets/{batch}" for batch in range(3)} | {f"commits/{batch}" for batch in range(2)}
+    copy = tmp_path / "copy"
+    for step in range(40):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(made.path, copy)
+        has_failed = stop_repair(copy, Fault(step, happens, ("write", "delete")))
+        left = logs_of(copy)
+        assert left.items() <= before.items()
+        for name in ("offsets", "commits"):
+            batches = sorted(int(key.split("/")[1]) for key in left if key.startswith(name))
+            assert batches == list(range(len(batches)))
+
+        plan = repair(str(copy))
+
+        assert (plan.version, plan.replayed_batch) == (2, 2)
+        assert logs_of(copy).keys() == kept
+        assert (
+            logs_of(plan.aside).items()
+            == {key: text for key, text in before.items() if key not in kept}.items()
+        )
+        assert not plan_repair(str(copy), deep=False).is_needed
+        if not has_failed:
+            break
+    assert step > 10
+    assert not has_failed
+
+
+def make_rescaled(tmp_path, checkpoint_format, num_batches):
+    """A checkpoint rescaled from 2 to 4, whose rescaled version, 3, is damaged afterwards."""
+    made = make_small(tmp_path, 2, num_partitions=2, checkpoint_format=checkpoint_format)
+    before = logs_of(made.path), read_checkpoint(made.path), dict(made.numbers)
+    rescale(made.path, 4)
+    for batch in range(num_batches):
+        made.run_batch({batch: 1000 + batch})
+    for partition in (0, 3):
+        (rescaled,) = Path(made.path, "state", "0", str(partition)).glob("3*.delta.arrows")
+        rescaled.write_bytes(rescaled.read_bytes()[:-9] + bytes(9))
+    return made, before
+
+
+@pytest.mark.parametrize("num_batches", [0, 1])
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_repair_takes_a_rescale_back(tmp_path, checkpoint_format, num_batches):
+    """Catches a checkpoint of an unfinished rescale, which Spark refuses and nobody can finish."""
+    made, (logs, rows, numbers) = make_rescaled(tmp_path, checkpoint_format, num_batches)
+
+    plan = repair(made.path)
+
+    assert (plan.version, plan.undone_rescales, plan.replayed_batch) == (2, (2,), None)
+    assert plan.replanned_batches == tuple(range(3, 3 + num_batches))
+    assert logs_of(made.path) == logs
+    assert '"numPartitions":2' in Path(made.path, "state/0/_metadata/metadata").read_text()
+    assert read_checkpoint(made.path) == rows
+    assert not plan_repair(made.path).is_needed
+    rescale(made.path, 4)
+    assert read_checkpoint(made.path) == rows
+    made.numbers = numbers
+    made.run_batch({5: 55})
+    assert read_checkpoint(made.path) == made.expected()
+
+
+@pytest.mark.parametrize("happens", [False, True], ids=["before", "after"])
+def test_repair_that_took_a_rescale_back_half_way_is_finished_by_the_next(tmp_path, happens):
+    """Catches a number of state partitions that neither log has."""
+    made, (logs, rows, _) = make_rescaled(tmp_path, 1, 1)
+    copy = tmp_path / "copy"
+    for step in range(40):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(made.path, copy)
+        has_failed = stop_repair(copy, Fault(step, happens, ("write", "delete")))
+
+        assert repair(str(copy)).version == 2
+
+        assert logs_of(copy) == logs
+        assert '"numPartitions":2' in (copy / "state/0/_metadata/metadata").read_text()
+        assert read_checkpoint(str(copy)) == rows
+        if not has_failed:
+            break
+    assert step > 10
+    assert not has_failed
+
+
+def test_rescale_that_was_damaged_before_it_ended_is_finished(tmp_path):
+    """Catches a rescale that is stopped by its own version, which nobody has counted on yet."""
+    made, (_, rows, _) = make_rescaled(tmp_path, 1, 0)
+    Path(made.path, "commits", "2").unlink()
+
+    assert rescale(made.path, 4).is_begun
+
+    assert read_checkpoint(made.path) == rows
+    assert verify(made.path, deep=True).findings == ()
+
+
+@pytest.mark.parametrize("num_partitions", [4, 3])
+def test_rescale_goes_on_after_a_repair(tmp_path, num_partitions):
+    """Catches a rescale that what a repair has left of another history is in the way of."""
+    made = make_small(tmp_path, 4, num_partitions=2)
+    flip(deltas(made, 3, partition=0)[0])
+    repair(made.path)
+    Path(made.path, "offsets", "2").unlink()
+    made.numbers = dict.fromkeys(range(20), 1)
+    made.run_batch({7: 77})
+
+    rescale(made.path, num_partitions)
+
+    assert read_checkpoint(made.path) == made.expected()
+    assert verify(made.path, deep=True).findings == ()
+
+
+class SlowStorage(LocalFileIO):
+    """Storage on which an hour passes with every look at a state file."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+    def read_tail(self, path, num_bytes):
+        """See FileIO."""
+        if path.endswith(".arrows"):
+            self.clock.advance(3_600_000)
+        return super().read_tail(path, num_bytes)
+
+
+def test_nothing_is_changed_when_the_lease_was_lost(tmp_path):
+    """Catches a change of a checkpoint whose query began while a long operation read it."""
+    made = make_small(tmp_path, 5, num_partitions=2)
+    flip(deltas(made, 5)[0])
+    before = without_leases(made)
+    for operation in (repair, lambda found: expire(found, 2, options=NOW)):
+        clock = ManualClock()
+        io = SlowStorage(clock)
+        with (
+            open_checkpoint(made.path, io=io, clock=clock, options=NOW) as checkpoint,
+            pytest.raises(InUseError, match="lease on the checkpoint has expired"),
+        ):
+            operation(checkpoint)
+        assert without_leases(made) == before
+    assert repair(made.path).version == 4
+
+
+@pytest.mark.parametrize("made", [("filesystem", 1)], indirect=True)
+def test_later_repair_to_the_same_version_keeps_its_own_entries(made):
+    """Catches entries that were kept aside and are overwritten by those of another history."""
+    entries = []
+    for _ in range(2):
+        flip(deltas(made, 4)[0])
+        entries.append(Path(made.path, "commits", "3").read_text())
+        plan = repair(made.path)
+        assert Path(plan.aside, "commits", "3").read_text() == entries[-1]
+        Path(made.path, "offsets", "3").unlink()
+        made.run_batch({2: 2})
+        commit = Path(made.path, "commits", "3")
+        commit.write_text(commit.read_text().replace('":0', '":1'))
+    assert entries[0] != entries[1]
+    first = Path(made.path, "statestore-repair", "3", "commits", "3")
+    assert first.read_text() == entries[0]
+
+
+def read_checkpoint_at(made, version):
+    """The rows of the newest version after the batches up to one."""
+    later = [
+        Path(made.path) / "commits" / str(batch)
+        for batch in range(version, list_versions(made.path).newest_version)
+    ]
+    texts = {path: path.read_text() for path in later}
+    for path in later:
+        path.unlink()
+    try:
+        return read_checkpoint(made.path)
+    finally:
+        for path, text in texts.items():
+            path.write_text(text)
+
+
+@pytest.mark.parametrize(("call", "index"), [("read_tail", 5), ("read_tail", 40), ("fetch", 3)])
+def test_storage_that_fails_is_not_damage(made, call, index):
+    """Catches good batches taken back because the storage could not be reached for a moment."""
+    files = without_leases(made)
+    for operation in (lambda found: verify(found, deep=True), plan_repair, repair):
+        io = FaultFileIO(LocalFileIO())
+        with open_checkpoint(made.path, io=io) as checkpoint:
+            io.arm(Fault(index, calls=(call,)))
+            with pytest.raises(StorageError):
+                operation(checkpoint)
+        assert without_leases(made) == files
+
+
+def test_state_in_a_drivers_memory_is_not_damage(tmp_path):
+    """Catches a repair from a shell that takes back the batches of a heap backend's query."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    made = MadeCheckpoint(str(tmp_path / "checkpoint"), scratch)
+    made.run_batch({1: 1})
+    conf = Path(made.path, "offsets", "0")
+    conf.write_text(conf.read_text().replace(PROVIDERS["filesystem"], PROVIDERS["heap"]))
+
+    for operation in (verify, plan_repair, repair):
+        with pytest.raises(NotFoundError) as raised:
+            operation(made.path)
+        assert raised.value.kind == "driver-lost"
+    assert Path(made.path, "commits", "0").exists()
+
+
+def test_repair_of_a_checkpoint_with_nothing_readable_says_so(made):
+    """Catches a repair that starts the query from nothing."""
+    flip(deltas(made, 1)[0])
+
+    with pytest.raises(NotFoundError, match="no version of the checkpoint can be read"):
+        repair(made.path)
+
+    assert list_versions(made.path).newest_version == 4

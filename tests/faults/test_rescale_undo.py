@@ -1,0 +1,173 @@
+"""Undo of a rescale: everything goes back, or nothing is touched."""
+
+from pathlib import Path
+
+import pytest
+
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY, OffsetsEntry
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
+from statestore.operations.branch import plan_branch
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.repair import repair
+from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
+from statestore.operations.restore import plan_restore
+from statestore.operations.savepoint import take_savepoint
+from statestore.testing.checkpoints import read_checkpoint
+from tests.rescaled import KEYED, edit_conf, listing, make
+
+
+@pytest.mark.parametrize(("checkpoint_format", "num_partitions"), [(1, 8), (2, 2), (2, 6)])
+def test_undo_takes_everything_back(tmp_path, checkpoint_format, num_partitions):
+    """Catches a file, an entry or a number that an undo leaves behind."""
+    made = make(tmp_path, checkpoint_format=checkpoint_format)
+    before = listing(made.path)
+    rescale(made.path, num_partitions)
+
+    plan = plan_undo(made.path)
+    assert (plan.batch, plan.was_committed, plan.num_partitions) == (3, True, 4)
+    undo_rescale(made.path)
+
+    assert listing(made.path) == before
+    rescale(made.path, num_partitions)
+    made.run_batch({1: 2})
+    assert read_checkpoint(made.path) == made.expected()
+    with pytest.raises(InvalidArgumentError, match="no rescale to undo"):
+        undo_rescale(made.path)
+
+
+def to_other_provider(made):
+    """What a repartition of Spark's own is, on a checkpoint of its own provider."""
+    edit_conf(made, **{PROVIDER_KEY: "org.apache.spark.Other"})
+
+
+def to_heap(made):
+    """State in the memory of a driver that is not here."""
+    edit_conf(made, **{PROVIDER_KEY: "io.statestore.HeapStateStoreProvider"})
+
+
+def to_converted(made):
+    """What a conversion made of a checkpoint that was rescaled: full states of one version."""
+    for file in Path(made.path, "state").rglob("*"):
+        if file.suffix == ".ref" or file.name.startswith(("1.", "2.", "3.")):
+            file.unlink()
+
+
+def to_lost(made):
+    """A copy without a file that only the state before the rescale is made of."""
+    Path(made.path, "state/0/2/2.delta.arrows").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (to_other_provider, IncompatibleError, "another state store provider"),
+        (to_heap, NotFoundError, "memory of the query's driver"),
+        (to_converted, InvalidArgumentError, "no rescale to undo: its newest state was not made"),
+        (to_lost, InvalidArgumentError, r"no rescale to undo: the state before.*2\.delta\.arrows"),
+    ],
+)
+def test_undo_that_cannot_be_done_deletes_nothing(tmp_path, change, error, match):
+    """Catches an undo that finds out half way, or that deletes the only state there is."""
+    made = make(tmp_path, operators=KEYED)
+    rescale(made.path, 8)
+    change(made)
+    before = listing(made.path)
+
+    for operation in (plan_undo, undo_rescale):
+        with pytest.raises(error, match=match):
+            operation(made.path)
+
+    assert listing(made.path) == before
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_undo_after_a_repair_that_left_later_files(tmp_path, checkpoint_format):
+    """Catches an undo that takes files which no log names for a batch that has run."""
+    made = make(tmp_path, operators=KEYED, checkpoint_format=checkpoint_format)
+    expected, numbers = made.expected(), dict(made.numbers)
+    rescale(made.path, 8)
+    made.run_batch({1: 2, 70: 1})
+    for file in Path(made.path, "state/0").glob("*/4*.delta.arrows"):
+        file.write_bytes(file.read_bytes()[:-1])
+    assert repair(made.path).version == 3
+
+    assert plan_undo(made.path).was_committed is False
+    undo_rescale(made.path)
+
+    assert read_checkpoint(made.path) == expected
+    made.numbers = numbers
+    for number in range(3):
+        made.run_batch({number: 99})
+        assert read_checkpoint(made.path) == made.expected()
+
+
+@pytest.mark.parametrize("copied", ["branch", "native"])
+def test_copy_made_right_after_a_rescale_has_none_to_undo(tmp_path, copied):
+    """Catches an undo whose state before the rescale was never copied."""
+    made = make(tmp_path, operators=KEYED)
+    made.run_batch({})
+    rescale(made.path, 8)
+    copy = str(tmp_path / "copy")
+    if copied == "branch":
+        with plan_branch(made.path, copy) as plan:
+            plan.run()
+    else:
+        take_savepoint(made.path, str(tmp_path / "savepoint"), form="native")
+        with plan_restore(str(tmp_path / "savepoint"), copy) as plan:
+            plan.run()
+    before = listing(copy)
+
+    with pytest.raises(InvalidArgumentError, match="no rescale to undo"):
+        undo_rescale(copy)
+
+    assert listing(copy) == before
+    assert read_checkpoint(copy) == made.expected()
+
+
+@pytest.mark.parametrize("copied", ["branch", "canonical", "native"])
+def test_copy_of_a_version_from_before_a_rescale_is_as_it_was_then(tmp_path, copied):
+    """Catches operator metadata that tells the state reader of state partitions to come."""
+    made = make(tmp_path)
+    expected = made.expected()
+    rescale(made.path, 8)
+    made.run_batch({1: 2})
+    copy = str(tmp_path / "copy")
+    if copied == "branch":
+        with plan_branch(made.path, copy, version=3) as plan:
+            plan.run()
+    else:
+        take_savepoint(made.path, copy, version=3, form=copied)
+
+    assert read_checkpoint(copy) == expected
+    with open_checkpoint(copy) as checkpoint:
+        stores = [store for operator in checkpoint.operators for store in operator.stores]
+        assert [store.num_partitions for store in stores] == [4, 4, 4, 4]
+    with open_checkpoint(made.path) as checkpoint:
+        assert checkpoint.operators[0].stores[0].num_partitions == 8
+
+
+def stray_offsets(made, num_partitions):
+    """What Spark's own repartition leaves when it finds another provider than its RocksDB's."""
+    entry = OffsetsEntry.parse(Path(made.path, "offsets/2").read_text(), "offsets/2")
+    changed = entry.with_conf({NUM_PARTITIONS_KEY: str(num_partitions)}).encode()
+    Path(made.path, "offsets/3").write_text(changed)
+    Path(made.path, "offsets/.3.crc").write_bytes(b"crc\0")
+
+
+def test_stray_entry_of_sparks_repartition_is_finished_or_cleaned(tmp_path):
+    """Catches a checkpoint that Spark's own tool made unusable and ours cannot help."""
+    made = make(tmp_path)
+    before = listing(made.path)
+    stray_offsets(made, 8)
+
+    with pytest.raises(InvalidArgumentError, match="--partitions 8") as raised:
+        rescale(made.path, 2)
+    assert raised.value.kind == "unfinished-operation"
+    undo_rescale(made.path)
+    assert listing(made.path) == before
+    stray_offsets(made, 8)
+    assert plan_rescale(made.path, 8).is_begun
+    rescale(made.path, 8)
+
+    made.run_batch({3: 4})
+    assert read_checkpoint(made.path) == made.expected()

@@ -1,0 +1,76 @@
+"""Checkpoints that are rescaled, and what may be found of them when an operation ended half way."""
+
+from pathlib import Path
+
+from statestore.checkpoint.layout import lease_directory
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, OffsetsEntry
+from statestore.io.local import LocalFileIO
+from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
+
+MUTATIONS = ("write", "publish", "delete")
+KEYED = OPERATORS[:1]
+
+
+def make(tmp_path, **arguments):
+    """A checkpoint of three batches."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir(exist_ok=True)
+    made = MadeCheckpoint(str(tmp_path / "checkpoint"), scratch, **arguments)
+    made.run_batch({key: key for key in range(40)})
+    made.run_batch(dict.fromkeys(range(0, 40, 3)) | {50: 1})
+    made.run_batch({key: -key for key in range(30, 60)})
+    return made
+
+
+def listing(path):
+    """Every file and its bytes."""
+    return {
+        str(file.relative_to(path)): file.read_bytes()
+        for file in Path(path).rglob("*")
+        if file.is_file()
+    }
+
+
+def end_process(path, io=None):
+    """Let the lease of an operation that failed go, as the end of its process does."""
+    io = io or LocalFileIO()
+    directory = lease_directory(f"{path}/state")
+    for info in io.list(directory):
+        io.delete(f"{directory}/{info.name}")
+
+
+def logged_partitions(path, batch):
+    """Number of state partitions that an entry of the offset log pins."""
+    entry = OffsetsEntry.parse((Path(path) / "offsets" / str(batch)).read_text(), "offsets")
+    return int(entry.conf[NUM_PARTITIONS_KEY])
+
+
+def newest(path, log):
+    """Newest batch of a log."""
+    return max(int(file.name) for file in (Path(path) / log).glob("[0-9]*"))
+
+
+def spark_refuses(path):
+    """Whether Spark 4.3 takes the checkpoint for one with an unfinished repartition."""
+    planned = newest(path, "offsets")
+    return planned != newest(path, "commits") and (
+        logged_partitions(path, planned) != logged_partitions(path, planned - 1)
+    )
+
+
+def assert_old_new_or_refused(path, expected, before, after):
+    """A death at any step leaves the old or the new state whole, or a start that Spark refuses."""
+    if spark_refuses(path):
+        return "refused"
+    assert newest(path, "offsets") == newest(path, "commits")
+    num_partitions = logged_partitions(path, newest(path, "offsets"))
+    assert num_partitions in (before, after)
+    assert read_checkpoint(str(path)) == expected
+    return num_partitions
+
+
+def edit_conf(made, **changes):
+    """Change the conf that the newest batch pins."""
+    path = Path(made.path, f"offsets/{newest(made.path, 'offsets')}")
+    entry = OffsetsEntry.parse(path.read_text(), str(path))
+    path.write_text(entry.with_conf(changes).encode())
