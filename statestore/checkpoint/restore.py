@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import store_of_path
+from statestore.checkpoint.layout import parse_state_file_name, store_of_path
 from statestore.checkpoint.lineage import check_ref, check_store, check_version, taken_over
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, read_trailer
 from statestore.codec.state_file import StateFile, slices_of
@@ -319,16 +319,7 @@ def check_settings(
             "provider",
         )
     if num_partitions is not None and trailer.num_partitions != num_partitions:
-        raise IncompatibleError(
-            "the checkpoint has another number of state partitions than the query",
-            kind="num-partitions-changed",
-            store=str(trailer.store),
-            checkpoint=trailer.num_partitions,
-            query=num_partitions,
-            to_fix=f"set spark.sql.shuffle.partitions back to {trailer.num_partitions}, or stop "
-            "the query and change the checkpoint's number of state partitions: "
-            f"statestore rescale CHECKPOINT --partitions {num_partitions} --yes",
-        )
+        raise _num_partitions_changed(trailer, num_partitions)
     if max_parallelism not in (0, trailer.max_parallelism):
         raise IncompatibleError(
             "the checkpoint has another number of key groups than the query",
@@ -339,3 +330,42 @@ def check_settings(
             to_fix="leave out spark.sql.streaming.stateStore.maxParallelism, or set it to "
             f"{trailer.max_parallelism}; only a rescale that rehashes every row changes it",
         )
+
+
+def check_partition_exists(
+    location: StoreLocation, version: int, num_partitions: int | None
+) -> None:
+    """Check that a version without files is not of a state partition the checkpoint never had.
+
+    Args:
+        location: The store that has no such version.
+        version: At least 1.
+        num_partitions: Number of state partitions of the query, None where no query runs.
+
+    Raises:
+        IncompatibleError: State partition 0 has the version, with another number of partitions;
+            the same error that it gets itself, since any task may be the first to fail.
+        CorruptionError, StorageError: As `read_trailer`.
+    """
+    if num_partitions is None or location.store.partition == 0:
+        return
+    first = location.sibling(0)
+    for info in first.io.list(first.directory):
+        name = parse_state_file_name(info.name)
+        if name and (name.kind, name.version, name.body) == ("delta", version, location.body):
+            trailer = read_trailer(first, info.name).trailer
+            if trailer.num_partitions != num_partitions:
+                raise _num_partitions_changed(trailer, num_partitions)
+
+
+def _num_partitions_changed(trailer: Trailer, num_partitions: int) -> IncompatibleError:
+    return IncompatibleError(
+        "the checkpoint has another number of state partitions than the query",
+        kind="num-partitions-changed",
+        store=str(trailer.store),
+        checkpoint=trailer.num_partitions,
+        query=num_partitions,
+        to_fix=f"set spark.sql.shuffle.partitions back to {trailer.num_partitions}, or stop "
+        "the query and change the checkpoint's number of state partitions: "
+        f"statestore rescale CHECKPOINT --partitions {num_partitions} --yes",
+    )

@@ -13,6 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeAlias
 
 from statestore.checkpoint.rescale_refs import Cleanup
+from statestore.checkpoint.restore import check_partition_exists
+from statestore.core.errors import NotFoundError
 
 if TYPE_CHECKING:
     from statestore.backends.filesystem.versions import StoreVersions
@@ -89,12 +91,20 @@ class Session:
         options: StateStoreOptions,
         from_snapshot: int | None,
     ) -> RestoredVersion | LocalVersion:
-        """Restore a version; see StoreVersions.load."""
+        """Restore a version; see StoreVersions.load.
+
+        Raises:
+            IncompatibleError: Also where the checkpoint never had the state partition.
+        """
         with self._turn:
             self.is_open = True
-            return self.versions.load(
-                version, checkpoint_id, num_partitions, options, from_snapshot
-            )
+            try:
+                return self.versions.load(
+                    version, checkpoint_id, num_partitions, options, from_snapshot
+                )
+            except NotFoundError:
+                check_partition_exists(self.versions.location, version, num_partitions)
+                raise
 
     def commit(
         self,

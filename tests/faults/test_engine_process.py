@@ -24,7 +24,7 @@ from statestore.testing.engine_process import (
     EngineProcess,
     EngineRefusedError,
 )
-from tests.shim import FAMILIES, OPTIONS, Shim, rows
+from tests.shim import FAMILIES, OPTIONS, RocksDBShim, Shim, rows
 
 
 @pytest.fixture
@@ -275,6 +275,31 @@ def test_bad_calls_are_answered_with_named_errors(shim, engine, op, fields, erro
     assert text in error["message"]
     assert set(error) == {"class", "kind", "message", "fields", "traceback"}
     assert engine.call("status")["pid"] == engine.process.pid
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.parametrize("make", [Shim, RocksDBShim], ids=["filesystem", "rocksdb"])
+def test_every_partition_names_a_changed_number_of_partitions(
+    tmp_path, make, checkpoint_format, engine
+):
+    """Catches a task of a partition that never was, first to fail, that speaks of expired files."""
+    first = make(tmp_path, checkpoint_format)
+    first.commit(engine, rows(1))
+    never = make(tmp_path, checkpoint_format, partition=1)
+    known = {"version": 1, "checkpoint_id": f"{9:032x}" if checkpoint_format == 2 else None}
+
+    refusals = [
+        engine.request("load", **call)["error"]
+        for call in (
+            first.load(num_partitions=2),
+            never.load(**known, num_partitions=2),
+            never.load(**known, num_partitions=1),
+        )
+    ]
+
+    changed = "num-partitions-changed"
+    assert [refusal["kind"] for refusal in refusals] == [changed, changed, "version-not-found"]
+    assert "statestore rescale CHECKPOINT --partitions 2 --yes" in refusals[1]["message"]
 
 
 def test_messages_above_8_kb_are_not_held_up(shim, engine):
