@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from benchmarks.datasets import CACHE
 from benchmarks.workloads import STATE_STORE, Provider
 from statestore.core.errors import NotFoundError
-from statestore.spark.jar import find_jar
+from statestore.io.shim_jar import find_jar
 from tools.scala import compile_scala
 
 JVM_SOURCES = sorted((Path(__file__).parent / "jvm").glob("*.scala"))

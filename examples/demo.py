@@ -35,7 +35,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from statestore.core.providers import PROVIDERS
-from statestore.spark.jar import find_jar
+from statestore.io.shim_jar import find_jar
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = Path(__file__).resolve().with_name("flights_job.py")

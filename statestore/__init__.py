@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from statestore.operations.savepoint import take_savepoint
     from statestore.spark.configuration import configure
     from statestore.spark.convert import convert
+    from statestore.spark.driver_files import driver_files
     from statestore.spark.driver_memory import driver_memory
     from statestore.spark.failures import find_obstacle
     from statestore.spark.listener import CheckpointListener, listen
@@ -55,6 +56,7 @@ __all__ = [
     "__version__",
     "configure",
     "convert",
+    "driver_files",
     "driver_memory",
     "find_obstacle",
     "listen",
@@ -84,6 +86,7 @@ _HOMES = {
     "read_batches": "statestore.operations.reading",
     "configure": "statestore.spark.configuration",
     "convert": "statestore.spark.convert",
+    "driver_files": "statestore.spark.driver_files",
     "driver_memory": "statestore.spark.driver_memory",
     "run": "statestore.spark.supervision",
     "find_obstacle": "statestore.spark.failures",

@@ -15,7 +15,7 @@ from statestore.core.errors import StateStoreError
 from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS
 from statestore.core.version import __version__
-from statestore.spark.jar import find_jar
+from statestore.io.shim_jar import find_jar
 
 _ELSEWHERE: dict[str, str] = {
     "branch": "statestore.cli.savepoints",

@@ -14,6 +14,7 @@ from statestore.cli.output import (
     checkpoint_argument,
     conf_option,
     console,
+    hadoop_conf,
     output_option,
     print_json,
     progress_bar,
@@ -63,7 +64,7 @@ def convert(
       statestore convert /data/checkpoint /data/converted --to rocksdb
       statestore convert /data/checkpoint /data/converted --to rocksdb --yes
     """  # noqa: D301 (click reads the backspace)
-    conf = _settings(session_conf)
+    conf = hadoop_conf() | _settings(session_conf)
     with open_conversion(checkpoint, new, to, options=options, session_conf=conf) as conversion:
         plan = conversion.plan
         if output == "text":

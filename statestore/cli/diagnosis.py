@@ -27,8 +27,8 @@ from statestore.core.errors import (
 from statestore.core.options import StateStoreOptions
 from statestore.core.version import __version__
 from statestore.engine.client import EngineGoneError, EngineProcess, EngineRefusedError
-from statestore.io.storage import scheme_of
-from statestore.spark.jar import JAR_VARIABLE, find_jar
+from statestore.io.shim_jar import JAR_VARIABLE, find_jar
+from statestore.io.storage import is_hadoop, scheme_of
 
 MIN_JAVA = 17
 MIN_PYTHON = (3, 11)
@@ -110,13 +110,10 @@ class Diagnosis:
         yield self._check("engine", self._check_engine, needs=("spark", "jar", "python"))
         if self._storage is None:
             return
-        scheme = scheme_of(self._storage)
-        if scheme not in ("file", "s3"):
-            yield Check("storage", "skip", f"not tried: {scheme} is opened by Spark's Hadoop only")
-        else:
-            with StorageProbe(self._storage, self._options, self._clock) as probe:
-                for step in probe.steps:
-                    yield self._check(f"storage {step.name}", step.run, needs=step.needs)
+        needed = ("java", "spark", "jar") if is_hadoop(self._storage) else ()
+        with StorageProbe(self._storage, self._options, self._clock) as probe:
+            for step in probe.steps:
+                yield self._check(f"storage {step.name}", step.run, needs=(*needed, *step.needs))
 
     def _check(self, name: str, check: Callable[[], str], needs: tuple[str, ...] = ()) -> Check:
         missing = [need for need in needs if need in self._failed]

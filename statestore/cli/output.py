@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,12 +23,14 @@ from rich.table import Table
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.options import StateStoreOptions
+from statestore.io.hadoop_process import HADOOP_PREFIXES, HadoopProcess, use
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Report = Callable[[int, int], None]
 """Called with what is done and the total, in one unit."""
 
 _PLAIN_WIDTH = 240
+_HADOOP_CONF = "statestore.hadoop_conf"
 NOTHING_CHANGED = "Nothing was changed. Repeat the command with --yes to do it."
 
 
@@ -56,27 +58,41 @@ def yes_option(command: Command) -> Command:
 
 
 def conf_option(command: Command) -> Command:
-    """Add --conf, passed as `options`: options of the query, for a storage that needs them."""
+    """Add --conf, passed as `options`: what the query is configured with to reach its storage.
+
+    Keys of Spark's own are for the JVM that opens Hadoop's file systems while the command runs.
+    """
     return click.option(
         "--conf",
         "options",
         metavar="KEY=VALUE",
         multiple=True,
         callback=_parse_conf,
-        help="Option of the query, such as s3.endpoint; may be repeated.",
+        help="Option of the query, such as s3.endpoint; or, for storage that Hadoop opens, "
+        "spark.jars, spark.jars.packages or spark.hadoop.*; may be repeated.",
     )(command)
 
 
 def _parse_conf(
-    _context: click.Context, _parameter: click.Parameter, conf: tuple[str, ...]
+    context: click.Context, _parameter: click.Parameter, settings: tuple[str, ...]
 ) -> StateStoreOptions:
-    malformed = [setting for setting in conf if "=" not in setting]
+    malformed = [setting for setting in settings if "=" not in setting]
     if malformed:
         raise click.UsageError(f"--conf takes KEY=VALUE, not {malformed[0]!r}")
+    conf = dict(setting.split("=", 1) for setting in settings)
+    for_hadoop = {key: conf.pop(key) for key in list(conf) if key.startswith(HADOOP_PREFIXES)}
+    context.meta[_HADOOP_CONF] = for_hadoop
+    context.with_resource(use(context.with_resource(closing(HadoopProcess(for_hadoop)))))
     try:
-        return StateStoreOptions.from_spark_conf(dict(item.split("=", 1) for item in conf))
+        return StateStoreOptions.from_spark_conf(conf)
     except InvalidArgumentError as error:
         raise click.UsageError(str(error)) from error
+
+
+def hadoop_conf() -> dict[str, str]:
+    """Return those settings of --conf, of the command under way, that are Spark's own."""
+    found: dict[str, str] = click.get_current_context().meta[_HADOOP_CONF]
+    return found
 
 
 def console() -> Console:

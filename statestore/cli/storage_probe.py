@@ -24,7 +24,7 @@ from statestore.io.storage import open_storage, scheme_of
 if TYPE_CHECKING:
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
-    from statestore.io.file_io import FileIO
+    from statestore.io.file_io import TreeFileIO
 
 _NAME = "probe"
 
@@ -61,7 +61,7 @@ class StorageProbe:
         self._options = options
         self._clock = clock
         self._cache = tempfile.TemporaryDirectory(prefix="statestore-doctor-")
-        self._io: FileIO | None = None
+        self._io: TreeFileIO | None = None
         self._directory = ""
         self._existing = ""
         self._data = RandomIds().new_id().encode()
@@ -72,7 +72,7 @@ class StorageProbe:
     def __exit__(self, *_: object) -> None:
         if self._io is not None:
             with suppress(StateStoreError):
-                self._io.delete(self._path)
+                self._io.delete_tree(self._directory)
             if scheme_of(self._uri) == "file":
                 self._remove_directories()
         self._cache.cleanup()
@@ -94,7 +94,7 @@ class StorageProbe:
         return f"{self._directory}/{_NAME}"
 
     @property
-    def _opened(self) -> FileIO:
+    def _opened(self) -> TreeFileIO:
         if self._io is None:
             settings = S3Settings.from_options(self._options)
             self._io, root = open_storage(self._uri, self._cache.name, settings, self._clock)
@@ -164,7 +164,7 @@ class StorageProbe:
 
     def _remove_directories(self) -> None:
         """Remove the local directories that were made, as far as they are empty."""
-        directory = self._directory
+        directory = posixpath.dirname(self._directory)
         with suppress(OSError):
             while directory != self._existing:
                 Path(directory).rmdir()

@@ -22,7 +22,7 @@ from statestore.core.errors import ProtocolError, StateStoreError
 from statestore.core.version import __version__
 from statestore.engine import PROTOCOL_VERSION
 from statestore.engine.scratch import ScratchDirectory
-from statestore.engine.shim_files import ShimFiles
+from statestore.io.shim_files import ShimFiles
 
 EXIT_REFUSED = 3
 

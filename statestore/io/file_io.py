@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import builtins
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,7 +115,6 @@ class FileIO(Protocol):
         ...
 
 
-@runtime_checkable
 class TreeFileIO(FileIO, Protocol):
     """Storage on which whole directories can be worked on, for operations on checkpoints."""
 
@@ -154,8 +153,9 @@ class TreeFileIO(FileIO, Protocol):
     def link(self, path: str, new_path: str, *, sync: bool) -> None:
         """Make a file appear under a second path of the same storage; it outlives the first.
 
-        The bytes are shared where the storage can (a hard link) and else copied by the storage, so
-        neither path may be written in place. The directory of the new path must exist.
+        The bytes are shared where the storage can (a hard link) and else copied, by the storage
+        where that can, so neither path may be written in place. The directory of the new path must
+        exist.
 
         Args:
             path: The file.

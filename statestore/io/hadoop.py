@@ -5,6 +5,7 @@ Requests are small and go to the JVM; bytes travel in local files, which the JVM
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import os
 import tempfile
@@ -25,6 +26,8 @@ from statestore.io.local import TEMPORARY_PREFIX, named_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from statestore.io.file_io import FileIO
 
 WHOLE = (1 << 63) - 1
 
@@ -61,12 +64,13 @@ def split_hadoop_uri(uri: str) -> tuple[str, str]:
 
 
 class HadoopFileIO:
-    """FileIO whose paths are those of one Hadoop file system.
+    """TreeFileIO whose paths are those of one Hadoop file system.
 
     Args:
         files: The JVM's side.
         file_system: As `split_hadoop_uri` returns it.
-        checkpoint: Whose query's Hadoop configuration is used: the checkpoint's `state` directory.
+        checkpoint: Whose query's Hadoop configuration is used: the checkpoint's `state` directory;
+            empty where the JVM has one configuration for all.
         cache_directory: Local directory for files on their way; owned by the caller.
         cache_bytes: Fetched files kept there.
     """
@@ -84,6 +88,11 @@ class HadoopFileIO:
         self._checkpoint = checkpoint
         self._directory = cache_directory
         self._cache = FetchCache(cache_directory, cache_bytes)
+
+    @property
+    def identity(self) -> tuple[HadoopFiles, str]:
+        """The JVM's side and the file system, by which two storages are known to be one."""
+        return self._files, self._file_system
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:  # noqa: ARG002
         """See FileIO; a file that was closed is as durable as its file system makes it."""
@@ -136,14 +145,37 @@ class HadoopFileIO:
         """See FileIO."""
         self._ask("delete a file", "delete", path)
 
-    def list(self, directory: str) -> list[FileInfo]:
+    def list(self, directory: str) -> builtins.list[FileInfo]:
         """See FileIO."""
-        found = self._ask("list a directory", "list", directory)["files"]
-        return [FileInfo(file["name"], file["size"], file["modified_ms"]) for file in found]
+        return self._list("list", directory)
 
     def make_directory(self, directory: str) -> None:
         """See FileIO."""
         self._ask("make a directory", "make_directory", directory)
+
+    def list_tree(self, directory: str) -> builtins.list[FileInfo]:
+        """See TreeFileIO."""
+        return self._list("list_tree", directory)
+
+    def list_directories(self, directory: str) -> builtins.list[str]:
+        """See TreeFileIO."""
+        return list(self._ask("list a directory", "list_directories", directory)["directories"])
+
+    def delete_tree(self, directory: str) -> None:
+        """See TreeFileIO."""
+        self._ask("delete a directory", "delete_tree", directory)
+
+    def shares(self, other: FileIO) -> bool:
+        """See TreeFileIO."""
+        return isinstance(other, HadoopFileIO) and other.identity == self.identity
+
+    def link(self, path: str, new_path: str, *, sync: bool) -> None:  # noqa: ARG002
+        """See TreeFileIO; Hadoop has no links, and copies through the JVM."""
+        self._ask("copy a file", "copy", path, new_path=f"{self._file_system}{new_path}")
+
+    def _list(self, op: str, directory: str) -> builtins.list[FileInfo]:
+        found = self._ask("list a directory", op, directory)["files"]
+        return [FileInfo(file["name"], file["size"], file["modified_ms"]) for file in found]
 
     def _read(self, path: str, offset: int, length: int) -> tuple[bytes, int]:
         with self._local_file() as local_path:
@@ -200,7 +232,8 @@ def _raise_named(error: HadoopRefusalError, action: str, uri: str, *, creates: b
             kind="unsupported-scheme",
             uri=uri,
             reason=error.reason,
-            to_fix="add its jar to spark.jars, or correct the URI",
+            to_fix="add its jar to spark.jars, for a command with --conf spark.jars=..., or "
+            "correct the URI",
         ) from error
     fixes = {
         "permission-denied": "let the user that runs the executors write to this path",
@@ -211,5 +244,5 @@ def _raise_named(error: HadoopRefusalError, action: str, uri: str, *, creates: b
         kind=error.kind if error.kind in fixes else "storage",
         file=uri,
         reason=error.reason,
-        to_fix=fixes.get(error.kind, "check the file system; the batch can be retried"),
+        to_fix=fixes.get(error.kind, "check the file system, and try again"),
     ) from error

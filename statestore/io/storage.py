@@ -8,7 +8,8 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError
-from statestore.io.hadoop import split_hadoop_uri
+from statestore.io.hadoop import HadoopFileIO, split_hadoop_uri
+from statestore.io.hadoop_process import hadoop_files
 from statestore.io.local import LocalFileIO, resolve_local_path
 from statestore.io.s3_settings import S3Settings, resolve_s3_path
 
@@ -23,6 +24,11 @@ def scheme_of(uri: str) -> str:
     """Return the scheme of a URI, `file` for a plain path; `s3` for all that mean it."""
     scheme = uri.split(":", 1)[0] if ":" in uri.split("/", 1)[0] else "file"
     return "s3" if scheme in S3_SCHEMES else scheme
+
+
+def is_hadoop(uri: str) -> bool:
+    """Return whether only Hadoop opens a URI: its scheme is neither `file` nor one of S3's."""
+    return scheme_of(uri) not in ("file", "s3")
 
 
 def resolve_path(uri: str, *, is_encoded: bool = True) -> str:
@@ -73,18 +79,25 @@ def open_storage(
     """Return the storage of a URI and the URI's path there.
 
     Args:
-        uri: `file:`, `s3:` or `s3a:` URI, or a local path.
+        uri: A local path, or a URI: `file:`, `s3:`, `s3a:`, or of another scheme that Hadoop opens.
         cache_directory: Local directory for files fetched from remote storage; owned by the caller.
-        s3: How to reach S3; what the AWS chain finds when None.
+        s3: How to reach S3, and how much is kept of what was fetched; defaults, and what the AWS
+            chain finds, when None.
         clock: Source of time.
 
     Raises:
-        InvalidArgumentError: Another scheme, or boto3 is not installed (kind unsupported-scheme).
+        InvalidArgumentError: No absolute path or no bucket, or boto3 is not installed (kind
+            unsupported-scheme).
     """
-    path = resolve_path(uri)
-    if scheme_of(uri) == "s3":
-        return open_s3(cache_directory, s3 or S3Settings()), path
-    return LocalFileIO(clock=clock), path
+    match scheme_of(uri):
+        case "s3":
+            return open_s3(cache_directory, s3 or S3Settings()), resolve_path(uri)
+        case "file":
+            return LocalFileIO(clock=clock), resolve_path(uri)
+        case _:
+            file_system, path = split_hadoop_uri(uri)
+            cache_bytes = (s3 or S3Settings()).cache_bytes
+            return HadoopFileIO(hadoop_files(), file_system, "", cache_directory, cache_bytes), path
 
 
 def open_s3(cache_directory: str, settings: S3Settings) -> TreeFileIO:

@@ -93,7 +93,7 @@ def plan_branch(
     """Decide how a checkpoint is branched; nothing is written. The query may run meanwhile.
 
     Args:
-        checkpoint: Checkpoint directory: a path, or a `file:`, `s3:` or `s3a:` URI.
+        checkpoint: Checkpoint directory: a path, or a URI of any scheme.
         new: The new checkpoint, which must not be there; state files are shared where it is on the
             storage that has the state, and else copied.
         version: State version, None for the newest committed one.

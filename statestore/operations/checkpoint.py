@@ -59,7 +59,7 @@ def open_checkpoint(
     """Open the checkpoint of a query; nothing is written.
 
     Args:
-        uri: Checkpoint directory: a path, or a `file:`, `s3:` or `s3a:` URI.
+        uri: Checkpoint directory: a path, or a URI of any scheme.
         options: Options of the query, for its storage (`s3.*`); defaults when None.
         io: Storage of `uri`, which is then a path of it; what the URI names when None.
         memory: The driver's memory, where the checkpoints of the heap backend are; None where it
@@ -72,7 +72,7 @@ def open_checkpoint(
     Raises:
         NotFoundError: There is no checkpoint (kind checkpoint-not-found), or one that was begun
             and not finished (kind unfinished-operation).
-        InvalidArgumentError: A storage that only Spark opens.
+        InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
         CorruptionError, IncompatibleError, StorageError: As `read_placement`.
     """
     options = options or StateStoreOptions()

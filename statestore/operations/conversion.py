@@ -19,7 +19,7 @@ from statestore.operations.new_directory import check_new
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.io.file_io import FileIO
+    from statestore.io.file_io import TreeFileIO
     from statestore.operations.checkpoint import Checkpoint
 
 TARGETS = {
@@ -88,7 +88,7 @@ class ConversionPlan:
 
 
 def plan_conversion(
-    checkpoint: Checkpoint, new: str, new_io: FileIO, new_path: str, to: str
+    checkpoint: Checkpoint, new: str, new_io: TreeFileIO, new_path: str, to: str
 ) -> ConversionPlan:
     """Return what a conversion would do.
 

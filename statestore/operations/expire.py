@@ -79,7 +79,7 @@ def plan_expiry(
     """Say what `expire` would delete; nothing is changed.
 
     Args:
-        checkpoint: Checkpoint directory of the query, a path or a `file:`, `s3:` or `s3a:` URI; or
+        checkpoint: Checkpoint directory of the query, a path or a URI of any scheme; or
             one that is open.
         keep: How many versions stay loadable, the newest; at least 2.
         options: How to reach the storage (`s3.*`), and orphan_age_ms: how old a file that nobody

@@ -107,7 +107,7 @@ def list_versions(
     """Describe a checkpoint and its newest versions.
 
     Args:
-        checkpoint: Checkpoint directory of the query, a path or a `file:`, `s3:` or `s3a:` URI; or
+        checkpoint: Checkpoint directory of the query, a path or a URI of any scheme; or
             one that is open.
         limit: At most so many versions, None for all that the commit log has.
         options: How to reach the storage (`s3.*`); defaults when None.
@@ -219,7 +219,7 @@ def find_savepoints(
 
     Raises:
         NotFoundError: There is no checkpoint.
-        InvalidArgumentError: A storage that only Spark opens.
+        InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
         StorageError: The storage failed.
     """
     with opened(checkpoint, options) as source:

@@ -22,17 +22,16 @@ from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundEr
 from statestore.core.ids import RandomIds
 from statestore.core.options import StateStoreOptions
 from statestore.core.version import WRITER
-from statestore.io.file_io import TreeFileIO
 from statestore.io.local import TEMPORARY_PREFIX, LocalFileIO
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import is_within, open_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from statestore.core.clock import Clock
     from statestore.core.ids import IdSource
-    from statestore.io.file_io import FileInfo, FileIO
+    from statestore.io.file_io import FileIO, TreeFileIO
 
 METADATA_NAME = "metadata"
 _KEY = "statestore"
@@ -99,20 +98,26 @@ def check_of_query(io: FileIO, directory: str, uri: str) -> None:
 
 
 @dataclass(frozen=True)
-class BegunDirectory:
-    """A directory that was begun, and that only its maker writes.
+class NewDirectory:
+    """A checkpoint or savepoint that was begun, with what is needed to write it.
 
     Attributes:
         uri: As the caller named it.
         io: Its storage.
         path: The directory there.
         mark: What `metadata` says until the directory is whole; of this attempt alone.
+        scratch_directory: Local directory for work, on the same file system if that is local.
+        clock: Source of time.
+        ids: Source of IDs.
     """
 
     uri: str
-    io: FileIO
+    io: TreeFileIO
     path: str
     mark: str
+    scratch_directory: str
+    clock: Clock
+    ids: IdSource
 
     def check_mine(self) -> None:
         """Check that nobody has begun the directory anew.
@@ -136,30 +141,9 @@ class BegunDirectory:
         Raises:
             FencedError, StorageError: As `check_mine`.
         """
+        shutil.rmtree(self.scratch_directory, ignore_errors=True)
         self.check_mine()
         write_text(self.io, f"{self.path}/{METADATA_NAME}", metadata, overwrite=True)
-
-
-@dataclass(frozen=True)
-class NewDirectory(BegunDirectory):
-    """A new checkpoint or savepoint, with what is needed to write it.
-
-    Attributes:
-        io: Its storage.
-        scratch_directory: Local directory for work, on the same file system if that is local.
-        clock: Source of time.
-        ids: Source of IDs.
-    """
-
-    io: TreeFileIO
-    scratch_directory: str
-    clock: Clock
-    ids: IdSource
-
-    def finish(self, metadata: str) -> None:
-        """Make the directory whole; as `BegunDirectory.finish`."""
-        shutil.rmtree(self.scratch_directory, ignore_errors=True)
-        super().finish(metadata)
 
 
 @contextmanager
@@ -176,7 +160,7 @@ def begin_directory(
     """Begin a new checkpoint or savepoint, or begin one anew that was never finished.
 
     Args:
-        uri: The directory: a path, or a `file:`, `s3:` or `s3a:` URI.
+        uri: The directory: a path or a URI.
         operation: The command that writes it.
         source: The checkpoint or savepoint that it is made of, likewise.
         options: How to reach its storage (`s3.*`); defaults when None.
@@ -185,10 +169,11 @@ def begin_directory(
         clock: Source of time, the machine's when None.
 
     Guarantee: until `NewDirectory.finish` returns, no query starts from the directory and nothing
-    takes it for a savepoint.
+    takes it for a savepoint. Only a directory that says, directly before, that this very operation
+    did not finish it is cleared.
 
     Raises:
-        InvalidArgumentError: As `check_new`, or a storage that only Spark opens.
+        InvalidArgumentError: As `check_new`.
         StorageError: The storage failed.
     """
     ids = ids or RandomIds()
@@ -197,64 +182,36 @@ def begin_directory(
         path = uri
         if io is None:
             settings = S3Settings.from_options(options or StateStoreOptions())
-            io, path = open_storage(uri, work, settings, clock)
+            Path(f"{work}/fetched").mkdir()
+            io, path = open_storage(uri, f"{work}/fetched", settings, clock)
         path = path.rstrip("/")
-        tree, directory = io, path
-
-        def clear() -> None:
-            for info in tree.list_tree(directory):
-                if info.name != METADATA_NAME:
-                    tree.delete(f"{directory}/{info.name}")
-
-        begun = begin(io, path, uri, operation, source, ids, clear)
-        scratch = work
+        was_begun = check_new(io, path, uri, operation, source)
+        mark = metadata_fields(**{_UNFINISHED: operation, "attempt": ids.new_id()})
+        io.make_directory(path)
+        try:
+            write_text(io, f"{path}/{METADATA_NAME}", mark, overwrite=was_begun)
+        except FencedError as error:
+            raise _not_new(uri, METADATA_NAME) from error
+        if was_begun:
+            _clear(io, path)
+        scratch = f"{work}/scratch"
         if isinstance(io, LocalFileIO):
             # Beside its destination, a file is published by a rename.
             scratch = f"{path}/{TEMPORARY_PREFIX}{ids.new_id()}"
-            Path(scratch).mkdir()
+        Path(scratch).mkdir()
         try:
-            yield NewDirectory(uri, io, path, begun.mark, scratch, clock, ids)
+            yield NewDirectory(uri, io, path, mark, scratch, clock, ids)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def begin(
-    io: FileIO,
-    path: str,
-    uri: str,
-    operation: str,
-    source: str,
-    ids: IdSource,
-    clear: Callable[[], None],
-) -> BegunDirectory:
-    """Begin a directory on any storage, or begin one anew that was never finished.
-
-    Args:
-        io: Its storage.
-        path: The directory there.
-        uri: As the caller named it.
-        operation: The command that writes it.
-        source: As the caller named what it is made of.
-        ids: Source of IDs.
-        clear: Deletes everything in the directory but `metadata`.
-
-    Guarantee: as `begin_directory`. Only a directory that says, directly before, that this very
-    operation did not finish it is cleared.
-
-    Raises:
-        InvalidArgumentError: As `check_new`.
-        StorageError: The storage failed.
-    """
-    was_begun = check_new(io, path, uri, operation, source)
-    mark = metadata_fields(**{_UNFINISHED: operation, "attempt": ids.new_id()})
-    io.make_directory(path)
-    try:
-        write_text(io, f"{path}/{METADATA_NAME}", mark, overwrite=was_begun)
-    except FencedError as error:
-        raise _not_new(uri, METADATA_NAME) from error
-    if was_begun:
-        clear()
-    return BegunDirectory(uri, io, path, mark)
+def _clear(io: TreeFileIO, path: str) -> None:
+    """Delete everything in a directory but `metadata`."""
+    for name in io.list_directories(path):
+        io.delete_tree(f"{path}/{name}")
+    for info in io.list(path):
+        if info.name != METADATA_NAME:
+            io.delete(f"{path}/{info.name}")
 
 
 def check_target(
@@ -277,7 +234,7 @@ def check_target(
         check_new(io, path.rstrip("/"), uri, operation, source)
 
 
-def check_new(io: FileIO, path: str, uri: str, operation: str, source: str) -> bool:
+def check_new(io: TreeFileIO, path: str, uri: str, operation: str, source: str) -> bool:
     """Check that an operation may begin a directory.
 
     Args:
@@ -310,7 +267,7 @@ def check_new(io: FileIO, path: str, uri: str, operation: str, source: str) -> b
             to_fix=f"let the {fields[_UNFINISHED]} end, or delete the directory when it was killed "
             "and is not to be done again",
         )
-    for info in _files(io, path):
+    for info in io.list_tree(path):
         raise _not_new(uri, info.name)
     _check_apart(uri, source)
     return False
@@ -329,15 +286,6 @@ def not_apart(uri: str, source: str) -> InvalidArgumentError:
         source=source,
         to_fix="name a directory that is not in the other one, nor around it",
     )
-
-
-def _files(io: FileIO, path: str) -> Iterator[FileInfo]:
-    """Yield files of a directory; where storage has no trees, those that a checkpoint has."""
-    if isinstance(io, TreeFileIO):
-        yield from io.list_tree(path)
-        return
-    for below in ("", "/offsets", "/commits"):
-        yield from io.list(f"{path}{below}")
 
 
 def _not_new(uri: str, file: str) -> InvalidArgumentError:

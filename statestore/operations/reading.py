@@ -52,7 +52,7 @@ def read(
     """Read a column family of a store into memory.
 
     Args:
-        checkpoint: Checkpoint directory of the query, a path or a `file:`, `s3:` or `s3a:` URI; or
+        checkpoint: Checkpoint directory of the query, a path or a URI of any scheme; or
             one that is open.
         operator: Operator ID.
         store: Store name; a stream-stream join has four.

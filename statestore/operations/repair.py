@@ -77,7 +77,7 @@ def plan_repair(
     """Find the newest version that can be read; nothing is changed.
 
     Args:
-        checkpoint: Checkpoint directory of the query, a path or a `file:`, `s3:` or `s3a:` URI; or
+        checkpoint: Checkpoint directory of the query, a path or a URI of any scheme; or
             one that is open.
         deep: Whether a version counts as readable only after every byte of it was read.
         options: How to reach the storage (`s3.*`); defaults when None.

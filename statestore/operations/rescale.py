@@ -67,7 +67,7 @@ def plan_rescale(
     """Return what a rescale would do, with estimates; reads logs and trailers, changes nothing.
 
     Args:
-        uri: Checkpoint directory: a path, or a `file:`, `s3:` or `s3a:` URI.
+        uri: Checkpoint directory: a path, or a URI of any scheme.
         num_partitions: Number of state partitions to have, 1 to 32768.
         count_rows: Whether to read every row, so that the rows of the new state partitions are
             counted, not estimated.

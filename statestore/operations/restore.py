@@ -374,7 +374,7 @@ def plan_restore(
     """Decide how a savepoint becomes a new checkpoint; nothing is written.
 
     Args:
-        savepoint: The savepoint: a path, or a `file:`, `s3:` or `s3a:` URI.
+        savepoint: The savepoint: a path, or a URI of any scheme.
         checkpoint: The new checkpoint, which must not be there; of any such storage.
         backend: Its state backend; that of the checkpoint the savepoint was taken of when None.
         num_partitions: Number of its state partitions, 1 to 32768; the savepoint's when None. Where

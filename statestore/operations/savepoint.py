@@ -112,7 +112,7 @@ def take_savepoint(
     version is copied instead, unless one was asked for.
 
     Args:
-        checkpoint: Checkpoint directory: a path, or a `file:`, `s3:` or `s3a:` URI.
+        checkpoint: Checkpoint directory: a path, or a URI of any scheme.
         destination: Directory of the savepoint, which must not be there; of any such storage.
         version: State version, None for the newest committed one.
         form: canonical can be restored on every state backend; native is copied faster.
@@ -299,14 +299,14 @@ def open_savepoint(
     """Open a savepoint: what it says about itself, and its files, laid out as a checkpoint's.
 
     Args:
-        uri: The savepoint: a path, or a `file:`, `s3:` or `s3a:` URI.
+        uri: The savepoint: a path, or a URI of any scheme.
         options: How to reach its storage (`s3.*`); defaults when None.
         io: Storage of `uri`, which is then a path of it; what the URI names when None.
         clock: Source of time, the machine's when None.
 
     Raises:
         NotFoundError, CorruptionError, IncompatibleError, StorageError: As `read_savepoint`.
-        InvalidArgumentError: A storage that only Spark opens.
+        InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
     """
     with ExitStack() as stack:
         try:

@@ -115,7 +115,7 @@ def verify(
     """Verify versions of a checkpoint; nothing is changed.
 
     Args:
-        checkpoint: Checkpoint directory of the query, a path or a `file:`, `s3:` or `s3a:` URI; or
+        checkpoint: Checkpoint directory of the query, a path or a URI of any scheme; or
             one that is open. A savepoint is one as well.
         versions: State versions, None for the newest committed; all for every one that the commit
             log has and that was not expired.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.options import PREFIX, spark_conf
 from statestore.core.providers import PROVIDERS
-from statestore.spark.jar import find_jar
+from statestore.io.shim_jar import find_jar
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
@@ -24,12 +24,12 @@ from statestore.checkpoint.query_log import (
 )
 from statestore.core.clock import SystemClock
 from statestore.core.errors import InternalError, NotFoundError, StorageError
-from statestore.core.ids import RandomIds
 from statestore.core.options import PREFIX, StateStoreOptions, spark_conf
-from statestore.io.hadoop import HadoopFileIO, split_hadoop_uri
 from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import open_storage, scheme_of
+from statestore.io.shim_jar import find_jar
+from statestore.io.storage import is_hadoop, open_storage, scheme_of
 from statestore.operations.checkpoint import Checkpoint
+from statestore.operations.committed_version import copy_file
 from statestore.operations.conversion import (
     CONVERT,
     TARGETS,
@@ -37,14 +37,13 @@ from statestore.operations.conversion import (
     plan_conversion,
 )
 from statestore.operations.in_use import require_not_in_use, require_same_batches
-from statestore.operations.new_directory import METADATA_NAME, BegunDirectory, begin
-from statestore.spark.driver_files import DriverFiles
-from statestore.spark.jar import find_jar
+from statestore.operations.new_directory import METADATA_NAME, begin_directory
+from statestore.spark.driver_files import driver_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from statestore.io.file_io import FileIO, TreeFileIO
+    from statestore.operations.new_directory import NewDirectory
 
 _POLL_S = 0.2
 
@@ -124,25 +123,18 @@ def open_conversion(
         )
         sessions = _Sessions(stack, spark, options, session_conf or {})
 
-        def open_io(uri: str, name: str) -> tuple[FileIO, str]:
-            cache_directory = f"{scratch_directory}/{name}"
-            if scheme_of(uri) in ("file", "s3"):
-                s3 = S3Settings.from_options(options)
-                return open_storage(uri, cache_directory, s3, SystemClock())
-            file_system, path = split_hadoop_uri(uri)
-            files = DriverFiles(sessions.get())
-            return HadoopFileIO(
-                files, file_system, "", scratch_directory, options.fetch_cache_bytes
-            ), path
-
-        io, path = open_io(checkpoint, "source")
-        new_io, new_path = open_io(new, "new")
+        if any(map(is_hadoop, (checkpoint, new))):
+            stack.enter_context(driver_files(sessions.get()))
+        s3, clock = S3Settings.from_options(options), SystemClock()
+        (io, path), (new_io, new_path) = (
+            open_storage(uri, scratch_directory, s3, clock) for uri in (checkpoint, new)
+        )
         # The state itself is read by Spark, wherever it is.
         source = Checkpoint(
             checkpoint,
-            cast("TreeFileIO", io),  # its files are asked for by their names, here
+            io,
             path.rstrip("/"),
-            cast("TreeFileIO", io),
+            io,
             f"{path.rstrip('/')}/state",
             None,
             options,
@@ -159,7 +151,7 @@ def open_conversion(
             )
         source.check_of_query()
         plan = plan_conversion(source, new, new_io, new_path.rstrip("/"), to)
-        yield Conversion(plan, source, new_io, new_path.rstrip("/"), sessions)
+        yield Conversion(plan, source, new_path.rstrip("/"), sessions)
 
 
 def _hadoop_uri(uri: str, path: str) -> str:
@@ -178,14 +170,11 @@ class Conversion:
         self,
         plan: ConversionPlan,
         checkpoint: Checkpoint,
-        new_io: FileIO,
         new_path: str,
         sessions: _Sessions,
     ) -> None:
         self.plan = plan
         self._checkpoint = checkpoint
-        self._io = new_io
-        self._path = new_path
         self._sessions = sessions
         self._uri = _hadoop_uri(plan.checkpoint, checkpoint.path)
         self._new_uri = _hadoop_uri(plan.new, new_path)
@@ -214,37 +203,21 @@ class Conversion:
         source = self._checkpoint
         require_not_in_use(source)
         metadata = read_text(source.io, f"{source.path}/{METADATA_NAME}")
-        with require_same_batches(source):
-            spark = self._sessions.get()
-            files = DriverFiles(spark)
-            copy = self._state_copy(spark)
-            begun = self._begin(files)
-            copied = self._copy_state(copy, report or (lambda _: None))
-            self._check(copied)
-            begun.check_mine()
-            self._copy_metadata(files)
-            self._write_logs([store["checkpoint_id"] for store in copied])
-        begun.finish(metadata)
+        copy = self._state_copy(self._sessions.get())
+        with begin_directory(
+            self.plan.new, CONVERT, self.plan.checkpoint, options=source.options
+        ) as target:  # as it is now: the plan may be old
+            with require_same_batches(source):
+                copied = self._copy_state(copy, report or (lambda _: None))
+                self._check(copied)
+                target.check_mine()
+                self._copy_metadata(target)
+                self._write_logs(target, [store["checkpoint_id"] for store in copied])
+            target.finish(metadata)
         rows: dict[tuple[int, str], int] = {}
         for (operator, _, name), store in zip(self._stores(), copied, strict=True):
             rows[operator, name] = rows.get((operator, name), 0) + int(store["rows"])
         return rows
-
-    def _begin(self, files: DriverFiles) -> BegunDirectory:
-        """Begin the new checkpoint, as it is now: the plan may be old."""
-
-        def clear() -> None:
-            files.clear_directory(self._new_uri, METADATA_NAME)
-
-        return begin(
-            self._io,
-            self._path,
-            self.plan.new,
-            CONVERT,
-            self.plan.checkpoint,
-            RandomIds(),
-            clear,
-        )
 
     def _stores(self) -> list[tuple[int, int, str]]:
         """Operator, state partition and name of every store, in the order they are copied in."""
@@ -324,7 +297,7 @@ class Conversion:
                     "new one",
                 )
 
-    def _copy_metadata(self, files: DriverFiles) -> None:
+    def _copy_metadata(self, target: NewDirectory) -> None:
         """Copy what no provider writes: sources, operator metadata and state schemas."""
         directories = ["sources"]
         for operator in self.plan.operators:
@@ -333,10 +306,13 @@ class Conversion:
             for store in operator.info.stores:
                 name = "" if store.name == "default" else f"/{store.name}"
                 directories.append(f"{state}/0{name}/_metadata")
+        source = self._checkpoint
         for directory in directories:
-            files.copy_directory(f"{self._uri}/{directory}", f"{self._new_uri}/{directory}")
+            for info in source.io.list_tree(f"{source.path}/{directory}"):
+                below = f"{directory}/{info.name}"
+                copy_file(source.io, f"{source.path}/{below}", target, f"{target.path}/{below}")
 
-    def _write_logs(self, ids: list[str | None]) -> None:
+    def _write_logs(self, target: NewDirectory, ids: list[str | None]) -> None:
         """Write the entries of the newest committed batch and of those beside it."""
         source, batch = self._checkpoint, self.plan.batch
         commit = source.commit_entry(batch)
@@ -348,8 +324,8 @@ class Conversion:
                     partitions.append([])
                 partitions[partition].append(str(made))
             commit = commit.with_checkpoint_ids(by_operator)
-        QueryLog(self._io, self._path, "commits").replace(batch, commit.encode())
-        offsets = QueryLog(self._io, self._path, "offsets")
+        QueryLog(target.io, target.path, "commits").replace(batch, commit.encode())
+        offsets = QueryLog(target.io, target.path, "offsets")
         num_partitions = str(self.plan.num_partitions)
         # Of one number of state partitions: one version has no rescale to undo.
         conf = {PROVIDER_KEY: TARGETS[self.plan.target], NUM_PARTITIONS_KEY: num_partitions}

@@ -10,10 +10,11 @@ from statestore.core.clock import SystemClock
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import resolve_local_path
-from statestore.io.storage import scheme_of
+from statestore.io.storage import is_hadoop, scheme_of
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.new_directory import check_target
 from statestore.operations.savepoint import take_savepoint
+from statestore.spark.driver_files import driver_files
 from statestore.spark.driver_memory import driver_memory
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def stop_with_savepoint(
 
     Args:
         query: A running query of this driver, or one that has stopped.
-        destination: Directory of the savepoint, which must not be there: a path, or a `file:`,
-            `s3:` or `s3a:` URI.
+        destination: Directory of the savepoint, which must not be there: a path, or a URI
+            of any scheme.
         form: canonical or native; see `take_savepoint`.
         wait_s: Longest wait for the end of the batch that runs, in seconds.
         options: Of the query, for its storage (`s3.*`); defaults when None.
@@ -62,6 +63,8 @@ def stop_with_savepoint(
     options = options or StateStoreOptions()
     checkpoint = checkpoint_of(query)
     with ExitStack() as stack:
+        if is_hadoop(checkpoint) or is_hadoop(destination):
+            stack.enter_context(driver_files(_session()))
         with open_checkpoint(checkpoint, options=options) as found:
             check_target(destination, "savepoint", checkpoint, options, found.clock)
             memory = None

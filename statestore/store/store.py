@@ -77,7 +77,7 @@ def open_store(
     """Open one state store of a checkpoint at a version.
 
     Args:
-        checkpoint: Checkpoint directory of the query: a path, or a `file:`, `s3:` or `s3a:` URI.
+        checkpoint: Checkpoint directory of the query: a path, or a URI of any scheme.
         operator: Operator ID.
         partition: State partition.
         name: Store name.

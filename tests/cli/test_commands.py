@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from statestore import __version__
 from statestore.cli import __main__ as entry_point
 from statestore.cli.commands import cli
-from statestore.spark.jar import JAR_VARIABLE, find_jar
+from statestore.io.shim_jar import JAR_VARIABLE, find_jar
 
 
 def test_version_is_printed() -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from statestore import __version__
 from statestore.cli.commands import cli
-from statestore.spark.jar import JAR_VARIABLE
+from statestore.io.shim_jar import JAR_VARIABLE
 from tests.s3_server import REGION, WRONG_KEY
 
 STORAGE = [f"storage {name}" for name in ("write", "read", "conditional write", "list", "delete")]
@@ -136,14 +136,19 @@ def test_directory_that_cannot_be_written_fails_with_its_path(tmp_path: Path) ->
     assert "To fix: " in line
 
 
-def test_storage_that_only_spark_opens_is_not_tried_and_says_so() -> None:
-    """Catches a failure that nobody can fix, and a storage that is called well unseen."""
-    result = doctor("--storage=hdfs://host/state", "--output=json")
+def test_storage_that_only_hadoop_opens_is_tried_through_it(tmp_path: Path) -> None:
+    """Catches a storage that is called well unseen, and a Java stack trace."""
+    mount = f"--conf=spark.hadoop.fs.viewfs.mounttable.doctor.link./data={tmp_path.as_uri()}"
+
+    result = doctor("--storage=viewfs://doctor/data/a", "--output=json", mount)
+    unreachable = doctor("--storage=hdfs://127.0.0.1:1/state", "--output=json")
 
     assert result.exit_code == 0, result.output
-    assert list(checks(result)) == [*ALL[:5], "storage"]
-    assert checks(result)["storage"]["status"] == "skip"
-    assert "hdfs" in checks(result)["storage"]["detail"]
+    assert {checks(result)[name]["status"] for name in STORAGE} == {"ok"}
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert unreachable.exit_code == 1
+    assert "ConnectException" in checks(unreachable)["storage write"]["detail"]
+    assert checks(unreachable)["storage read"]["status"] == "skip"
 
 
 def test_python_without_packages_fails_with_the_pip_line(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.spark.jar import find_jar
+from statestore.io.shim_jar import find_jar
 
 from .application import start_application
 from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB, ROCKSDB_BACKEND, Lane, Query, run_plan
+from .hdfs_cluster import HdfsCluster, JarsUnreachableError
 from .helper_jar import compile_test_jar
 from .job_process import Job
 
@@ -94,6 +95,17 @@ def spark(jars: list[Path], application_root: Path) -> Iterator[SparkSession]:
     session = start_application(application_root, jars)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URI of a real HDFS, where its jars can be had."""
+    try:
+        cluster = HdfsCluster(tmp_path_factory.mktemp("hdfs"))
+    except JarsUnreachableError as error:
+        pytest.skip(f"the jars of HDFS cannot be fetched: {error}")
+    yield cluster.uri
+    cluster.stop()
 
 
 @pytest.fixture

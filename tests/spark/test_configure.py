@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore.spark.jar import find_jar
+from statestore.io.shim_jar import find_jar
 
 JOB = Path(__file__).with_name("configured_job.py")
 

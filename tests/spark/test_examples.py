@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from examples.store_comparison import TITLES
-from statestore.spark.jar import find_jar
+from statestore.io.shim_jar import find_jar
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL_EDITS = ROOT.parent / "shared" / "data" / "edits.jsonl.gz"

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 
 from statestore.core.clock import ManualClock
 from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
-from statestore.engine.shim_files import ShimFiles
 from statestore.io.hadoop import HadoopFileIO, HadoopRefusalError, split_hadoop_uri
+from statestore.io.shim_files import ShimFiles
 from tests.contract.conftest import StoreBench, any_format
 from tests.contract.test_store import *  # noqa: F403
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import statestore
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.options import IGNORED, PREFIX, spark_conf
-from statestore.spark.jar import JAR_VARIABLE
+from statestore.io.shim_jar import JAR_VARIABLE
 
 
 @pytest.fixture

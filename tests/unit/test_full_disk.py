@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore.spark.jar import find_jar
+from statestore.io.shim_jar import find_jar
 from tools.scala import SPARK_JARS, compile_scala
 
 CHECK = "io/statestore/provider/FullDiskCheck"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore.spark.jar import find_jar
+from statestore.io.shim_jar import find_jar
 from tools.scala import SPARK_JARS, compile_scala
 
 CHECKS = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala/io/statestore"

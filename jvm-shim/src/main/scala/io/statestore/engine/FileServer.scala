@@ -11,8 +11,8 @@ import org.apache.hadoop.conf.Configuration
 import org.slf4j.LoggerFactory
 
 /**
- * Serves the engines of one JVM files of Hadoop's file systems, on a loopback port: one JSON object
- * a line each way, after a line with the token. It offers nothing but `HadoopFiles`.
+ * Serves engines, or an operation, files of Hadoop's file systems, on a loopback port: one JSON
+ * object a line each way, after a line with the token. It offers nothing but `HadoopFiles`.
  */
 private[engine] final class FileServer {
   import FileServer._

@@ -5,19 +5,19 @@ import java.nio.file.Files
 import java.util.LinkedHashMap
 import java.util.Map.Entry
 
-import com.fasterxml.jackson.databind.node.ObjectNode
+import com.fasterxml.jackson.databind.node.{ArrayNode, ObjectNode}
 import io.statestore.Json
 import org.apache.hadoop.conf.Configuration
-import org.apache.hadoop.fs.{FileAlreadyExistsException, FileSystem, Path}
+import org.apache.hadoop.fs.{FileAlreadyExistsException, FileStatus, FileSystem, Path}
 import org.apache.hadoop.fs.{PathIsNotEmptyDirectoryException, UnsupportedFileSystemException}
 import org.apache.hadoop.security.AccessControlException
 
 import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
 
 /**
- * Files of every file system that Hadoop can open, for engines and for Python on the driver: what
- * `statestore/io/hadoop.py` asks for. Bytes travel in local files. Durable files are written as
- * Spark writes its own, through its `CheckpointFileManager`. Thread-safe.
+ * Files of every file system that Hadoop can open, for engines, operations and Python on the
+ * driver: what `statestore/io/hadoop.py` asks for. Bytes travel in local files. Durable files are
+ * written as Spark writes its own, through its `CheckpointFileManager`. Thread-safe.
  */
 final class HadoopFiles {
   import HadoopFiles._
@@ -68,11 +68,10 @@ final class HadoopFiles {
     lazy val fileSystem = path.getFileSystem(configuration)
     request.get("op").asText match {
       case "publish" =>
-        publish(
-          new File(request.get("local_path").asText),
-          path,
-          request.get("overwrite").asBoolean,
-          configuration)
+        val local = new File(request.get("local_path").asText)
+        write(path, request.get("overwrite").asBoolean, configuration) {
+          Files.copy(local.toPath, _)
+        }
       case "read" =>
         read(
           fileSystem,
@@ -87,18 +86,32 @@ final class HadoopFiles {
         try fileSystem.delete(path, false)
         catch { case _: FileNotFoundException => () }
         ()
-      case "list" => list(fileSystem, path, reply)
+      case "delete_tree" =>
+        try fileSystem.delete(path, true)
+        catch { case _: FileNotFoundException => () }
+        ()
+      case "list" => listFiles(fileSystem, path, "", isTree = false, reply.putArray("files"))
+      case "list_tree" => listFiles(fileSystem, path, "", isTree = true, reply.putArray("files"))
+      case "list_directories" =>
+        val directories = reply.putArray("directories")
+        statuses(fileSystem, path).filter(_.isDirectory)
+          .foreach(status => directories.add(status.getPath.getName))
+      case "copy" =>
+        val in = fileSystem.open(path)
+        try {
+          write(new Path(request.get("new_path").asText), overwrite = false, configuration) {
+            in.transferTo(_)
+          }
+        } finally in.close()
       case "make_directory" =>
         if (!fileSystem.mkdirs(path)) throw new IOException(s"cannot make a directory: path=$path")
       case other => throw new IllegalArgumentException(s"unknown operation: op=$other")
     }
   }
 
-  private def publish(
-      local: File,
-      path: Path,
-      overwrite: Boolean,
-      configuration: Configuration): Unit = {
+  /** Makes a file appear with all the bytes that `body` writes. */
+  private def write(path: Path, overwrite: Boolean, configuration: Configuration)(
+      body: OutputStream => Long): Unit = {
     // The rename decides, but one that is refused would leave the uploaded file behind.
     if (!overwrite && path.getFileSystem(configuration).exists(path)) {
       throw new FileAlreadyExistsException(path.toString)
@@ -106,7 +119,7 @@ final class HadoopFiles {
     val out = CheckpointFileManager.create(path.getParent, configuration)
       .createAtomic(path, overwriteIfPossible = overwrite)
     try {
-      Files.copy(local.toPath, out)
+      body(out)
       out.close()
     } catch {
       case e: Throwable =>
@@ -154,18 +167,27 @@ final class HadoopFiles {
     status.getLen
   }
 
-  private def list(fileSystem: FileSystem, path: Path, reply: ObjectNode): Unit = {
-    val files = reply.putArray("files")
-    val found =
-      try fileSystem.listStatus(path)
-      catch { case _: FileNotFoundException => Array.empty[org.apache.hadoop.fs.FileStatus] }
-    found.filter(_.isFile).foreach { status =>
-      files.addObject()
-        .put("name", status.getPath.getName)
-        .put("size", status.getLen)
-        .put("modified_ms", status.getModificationTime)
+  /** Adds the files of a directory, their names after a prefix; of a tree those below it too. */
+  private def listFiles(
+      fileSystem: FileSystem,
+      directory: Path,
+      prefix: String,
+      isTree: Boolean,
+      files: ArrayNode): Unit =
+    statuses(fileSystem, directory).foreach { status =>
+      val name = prefix + status.getPath.getName
+      if (status.isFile) {
+        files.addObject()
+          .put("name", name)
+          .put("size", status.getLen)
+          .put("modified_ms", status.getModificationTime)
+      } else if (isTree) listFiles(fileSystem, status.getPath, s"$name/", isTree, files)
     }
-  }
+
+  /** What is directly in a directory; nothing where there is none. */
+  private def statuses(fileSystem: FileSystem, directory: Path): Array[FileStatus] =
+    try fileSystem.listStatus(directory)
+    catch { case _: FileNotFoundException => Array.empty }
 
   private def kindOf(error: Throwable): String = error match {
     case _: FileNotFoundException => "file-not-found"
@@ -173,6 +195,8 @@ final class HadoopFiles {
     case _: java.nio.file.FileAlreadyExistsException => "file-exists"
     case _: AccessControlException | _: java.nio.file.AccessDeniedException => "permission-denied"
     case _: UnsupportedFileSystemException => "unsupported-scheme"
+    // A scheme whose class is known, and whose jar is not there.
+    case e if e.getCause.isInstanceOf[ClassNotFoundException] => "unsupported-scheme"
     case _ if reasonOf(error).contains("No space left") => "storage-full"
     case _ => "storage"
   }

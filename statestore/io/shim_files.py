@@ -1,4 +1,4 @@
-"""The shim as a server of files: an engine's only way to file systems that Hadoop alone can open.
+"""The shim as a server of files: the way to file systems that Hadoop alone can open.
 
 One JSON object a line each way over a loopback connection, after a line with the token. A
 connection serves one request at a time and is kept for the next.
@@ -17,7 +17,12 @@ _CONNECT_TIMEOUT_S = 10.0
 
 
 class ShimFiles:
-    """HadoopFiles of the shim that started this engine. Thread-safe."""
+    """HadoopFiles of a JVM that serves them on this machine. Thread-safe.
+
+    Args:
+        port: Its loopback port.
+        token: What it lets in.
+    """
 
     def __init__(self, port: int, token: str) -> None:
         self._port = port

@@ -6,13 +6,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import statestore
 from statestore.core.errors import NotFoundError
 from statestore.core.version import __version__
 
 JAR_VARIABLE = "STATESTORE_JAR"
 """Environment variable that names the jar to use instead of the package's own."""
-JAR_DIRECTORY = Path(statestore.__file__).resolve().parent / "jars"
+JAR_DIRECTORY = Path(__file__).resolve().parents[1] / "jars"
 """Where the wheel, or `./build.sh jar` in a checkout, put the jar."""
 
 

@@ -1,0 +1,233 @@
+"""Checkpoints on a real HDFS: queries on them, and every operation, without and with Spark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from statestore import (
+    convert,
+    driver_files,
+    open_store,
+    plan_branch,
+    plan_restore,
+    read,
+    rescale,
+    stop_with_savepoint,
+    take_savepoint,
+    undo_rescale,
+)
+from statestore.core.clock import ManualClock, SystemClock
+from statestore.core.errors import InUseError, InvalidArgumentError
+from statestore.core.providers import PROVIDERS
+from statestore.io.file_io import TreeFileIO
+from statestore.io.hadoop_process import HadoopProcess, use
+from statestore.io.storage import open_storage
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.expire import expire
+from statestore.operations.verify import verify
+from tests.contract.conftest import StoreBench, any_format
+from tests.contract.test_store import *  # noqa: F403
+from tests.contract.test_tree_io import *  # noqa: F403
+
+from .conftest import MakeLane, RunReference, state_in_files
+from .harness import (
+    FILESYSTEM,
+    HDFS,
+    NUM_PARTITIONS,
+    PROVIDER_CLASS,
+    ROCKSDB_BACKEND,
+    RUN_TIMEOUT_S,
+    STATE_STORE,
+    Lane,
+    Query,
+    assert_same,
+    wait_for,
+)
+from .hdfs_cluster import CLIENT_CONF
+from .queries import AGGREGATION, JOIN, one_input
+
+pytestmark = pytest.mark.ours
+
+FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
+FOUR = {"spark.sql.shuffle.partitions": "4"}
+SESSION_CONF = {key.removeprefix("spark.hadoop."): value for key, value in CLIENT_CONF.items()}
+
+__all__ = ["any_format"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operations_jvm() -> Iterator[None]:
+    """One JVM for what the operations of this file open."""
+    with closing(HadoopProcess(CLIENT_CONF)) as files, use(files):
+        yield
+
+
+@pytest.fixture
+def storage(hdfs: str, tmp_path: Path) -> tuple[TreeFileIO, str]:
+    """A directory of its own on HDFS."""
+    (tmp_path / "fetched").mkdir()
+    uri = f"{hdfs}/{uuid.uuid4().hex}"
+    return open_storage(uri, str(tmp_path / "fetched"), None, SystemClock())
+
+
+@pytest.fixture
+def bench(storage: tuple[TreeFileIO, str]) -> Iterator[StoreBench]:
+    """What the contract suite of stores, imported above, runs on."""
+    found = StoreBench(*storage, ManualClock())
+    yield found
+    for store in found.opened:
+        store.close()
+
+
+@pytest.fixture
+def place(storage: tuple[TreeFileIO, str]) -> tuple[TreeFileIO, str]:
+    """What the contract suite of storages with trees, imported above, runs on."""
+    return storage
+
+
+@pytest.fixture
+def make_hdfs_lane(make_lane: MakeLane, hdfs: str) -> MakeLane:
+    """Returns a function that makes a lane whose checkpoint is on HDFS."""
+
+    def make(query: Query, provider: str, conf: Mapping[str, str] | None = None) -> Lane:
+        lane = make_lane(query, provider, {**SESSION_CONF, **(conf or {})})
+        lane.checkpoint = f"{hdfs}/{uuid.uuid4().hex}/ck"  # type: ignore[assignment]
+        return lane
+
+    return make
+
+
+def _in_order(by_batch: Mapping[int, Any]) -> list[Any]:
+    """Values by batch without the batches' numbers: a rescale takes one."""
+    return [by_batch[batch] for batch in sorted(by_batch)]
+
+
+@pytest.mark.parametrize(
+    ("provider", "conf", "other"),
+    [(FILESYSTEM, {}, "rocksdb"), (ROCKSDB_BACKEND, FORMAT_2, "filesystem")],
+    ids=["filesystem-v1", "rocksdb-v2"],
+)
+def test_rows_equal_built_in_when_operated_on(
+    make_hdfs_lane: MakeLane,
+    run_reference: RunReference,
+    provider: str,
+    conf: Mapping[str, str],
+    other: str,
+) -> None:
+    """Catches an operation that works on local disks and S3 only."""
+    query = replace(AGGREGATION, name="operated-on", plan=one_input(2, 1, 1, 1))
+    first, second, third, last = query.plan
+    lane = make_hdfs_lane(query, provider, {**FOUR, **conf})
+    uri = str(lane.checkpoint)
+
+    lane.run(*first)
+    rescale(uri, 8)
+    undo_rescale(uri)
+    rescale(uri, 6)
+    lane.run(*second)
+    rescale(uri, 2)
+    with open_checkpoint(uri) as checkpoint:
+        assert verify(checkpoint, deep=True).findings == ()
+        expire(checkpoint, 2)
+        assert verify(checkpoint, deep=True).findings == ()
+    take_savepoint(uri, f"{uri}-native", form="native")
+    with plan_branch(uri, f"{uri}-branch") as branch:
+        branch.run()
+    before = read(uri).sort_by("key")
+    lane.run(*third)
+    take_savepoint(uri, f"{uri}-canonical")
+    with plan_restore(
+        f"{uri}-canonical", f"{uri}-restored", backend=other, num_partitions=3
+    ) as plan:
+        plan.run()
+    lane.checkpoint = f"{uri}-restored"  # type: ignore[assignment]
+    lane.conf[PROVIDER_CLASS] = PROVIDERS[other]
+    lane.run(*last)
+
+    reference = run_reference(query)
+    assert _in_order(lane.batches) == _in_order(reference.batches)
+    assert _in_order(lane.counts("numRowsTotal")) == _in_order(reference.counts("numRowsTotal"))
+    assert before.num_rows == _in_order(reference.counts("numRowsTotal"))[2][0]
+    for copy in ("branch", "native"):
+        assert read(f"{uri}-{copy}").sort_by("key") == before
+    assert read(lane.checkpoint).num_rows == _in_order(lane.counts("numRowsTotal"))[-1][0]
+
+
+def test_commands_open_hdfs_by_themselves(make_hdfs_lane: MakeLane) -> None:
+    """Catches a command that needs what only a test or a program of Spark has."""
+    query = replace(AGGREGATION, plan=one_input(1, 1))
+    lane = make_hdfs_lane(query, FILESYSTEM)
+    lane.run(*query.plan[0])
+
+    def run(*arguments: str) -> Any:
+        conf = [f"--conf={key}={value}" for key, value in CLIENT_CONF.items()]
+        command = [sys.executable, "-m", "statestore.cli", *arguments, "--output=json", *conf]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    assert run("rescale", str(lane.checkpoint), "--partitions=6", "--yes")["done"]
+    lane.run(*query.plan[1])
+    assert run("verify", str(lane.checkpoint), "--deep")["findings"] == []
+
+
+def test_query_is_stopped_with_a_savepoint(make_hdfs_lane: MakeLane, spark: SparkSession) -> None:
+    """Catches a program whose savepoints need another configuration than its queries."""
+    query = replace(AGGREGATION, plan=one_input(2))
+    lane = make_hdfs_lane(query, FILESYSTEM)
+    lane.feed(*query.plan[0])
+    handle = lane.start(available_now=False)
+    try:
+        wait_for(lambda: lane.batches.keys() == {0, 1}, "two batches", RUN_TIMEOUT_S)
+        with pytest.raises(InUseError):
+            rescale(str(lane.checkpoint), 6)
+        with use(HadoopProcess({"spark.jars": "nowhere.jar"})):  # is not asked for anything
+            taken = stop_with_savepoint(handle, f"{lane.checkpoint}-stopped")
+            with driver_files(spark):
+                assert read(f"{lane.checkpoint}-stopped").num_rows == taken.num_rows
+    finally:
+        handle.stop()
+    assert taken.version == 2
+
+
+@state_in_files
+def test_rows_equal_never_converted(make_hdfs_lane: MakeLane, run_reference: RunReference) -> None:
+    """Catches a conversion that leaves what HDFS keeps of a checkpoint behind."""
+    query = replace(JOIN, name="converted-on-hdfs")
+    lane = make_hdfs_lane(query, HDFS)
+    (first, *rest), old = query.plan, str(lane.checkpoint)
+
+    lane.run(*first)
+    convert(old, f"{old}-new", "filesystem", spark=lane.session())
+    lane.checkpoint = f"{old}-new"  # type: ignore[assignment]
+    lane.conf[PROVIDER_CLASS] = FILESYSTEM
+    for batches in rest:
+        lane.run(*batches)
+
+    assert_same(run_reference(query), lane)
+    with pytest.raises(InvalidArgumentError, match="checkpoint-exists"):
+        convert(old, f"{old}-new", "filesystem", spark=lane.session())
+
+
+def test_store_is_opened_without_spark(make_hdfs_lane: MakeLane) -> None:
+    """Catches a program without Spark that reads local disks and S3 only."""
+    query = replace(AGGREGATION, plan=one_input(1))
+    lane = make_hdfs_lane(query, FILESYSTEM)
+    lane.run(*query.plan[0])
+
+    num_keys = 0
+    for partition in range(NUM_PARTITIONS):
+        with open_store(str(lane.checkpoint), operator=0, partition=partition) as store:
+            num_keys += len(list(store.scan()))
+    assert [num_keys] == lane.counts("numRowsTotal")[0]
