@@ -57,8 +57,7 @@ class Check:
 
     Attributes:
         name: What was checked.
-        status: `skip` when it could not be tried, because of a check that failed, or because only
-            a running Spark can.
+        status: `skip` when it could not be tried, because of a check that failed.
         detail: What was found.
         to_fix: What the reader should do; "" unless it failed.
     """

@@ -81,12 +81,13 @@ def _parse_conf(
         raise click.UsageError(f"--conf takes KEY=VALUE, not {malformed[0]!r}")
     conf = dict(setting.split("=", 1) for setting in settings)
     for_hadoop = {key: conf.pop(key) for key in list(conf) if key.startswith(HADOOP_PREFIXES)}
-    context.meta[_HADOOP_CONF] = for_hadoop
-    context.with_resource(use(context.with_resource(closing(HadoopProcess(for_hadoop)))))
     try:
-        return StateStoreOptions.from_spark_conf(conf)
+        options = StateStoreOptions.from_spark_conf(conf)
     except InvalidArgumentError as error:
         raise click.UsageError(str(error)) from error
+    context.meta[_HADOOP_CONF] = for_hadoop
+    context.with_resource(use(context.with_resource(closing(HadoopProcess(for_hadoop)))))
+    return options
 
 
 def hadoop_conf() -> dict[str, str]:

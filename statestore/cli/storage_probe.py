@@ -19,7 +19,7 @@ from statestore.core.errors import (
 )
 from statestore.core.ids import RandomIds
 from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import open_storage, scheme_of
+from statestore.io.storage import is_hadoop, open_storage, scheme_of
 
 if TYPE_CHECKING:
     from statestore.core.clock import Clock
@@ -73,8 +73,7 @@ class StorageProbe:
         if self._io is not None:
             with suppress(StateStoreError):
                 self._io.delete_tree(self._directory)
-            if scheme_of(self._uri) == "file":
-                self._remove_directories()
+            self._remove_directories(self._io)
         self._cache.cleanup()
 
     @property
@@ -99,10 +98,17 @@ class StorageProbe:
             settings = S3Settings.from_options(self._options)
             self._io, root = open_storage(self._uri, self._cache.name, settings, self._clock)
             self._directory = f"{root.rstrip('/')}/statestore-doctor-{RandomIds().new_id()}"
-            self._existing = root
-            while scheme_of(self._uri) == "file" and not Path(self._existing).exists():
-                self._existing = posixpath.dirname(self._existing)
+            self._existing = root.rstrip("/")
+            while not self._exists(self._io, self._existing):
+                self._existing = posixpath.dirname(self._existing).rstrip("/")
         return self._io
+
+    def _exists(self, io: TreeFileIO, directory: str) -> bool:
+        """Return whether a directory is there; one of an object store need not be made."""
+        if is_hadoop(self._uri) and directory:
+            parent, name = posixpath.split(directory)
+            return name in io.list_directories(parent)
+        return scheme_of(self._uri) != "file" or Path(directory or "/").exists()
 
     def _timed(self, step: Callable[[], str]) -> Callable[[], str]:
         def run() -> str:
@@ -162,10 +168,13 @@ class StorageProbe:
                 to_fix="keep state on a storage whose listings are up to date",
             )
 
-    def _remove_directories(self) -> None:
-        """Remove the local directories that were made, as far as they are empty."""
+    def _remove_directories(self, io: TreeFileIO) -> None:
+        """Remove the directories that were made for it, as far as they are empty."""
         directory = posixpath.dirname(self._directory)
-        with suppress(OSError):
+        with suppress(OSError, StateStoreError):
             while directory != self._existing:
-                Path(directory).rmdir()
-                directory = posixpath.dirname(directory)
+                if is_hadoop(self._uri):
+                    io.delete(directory)  # not with what is in it
+                else:
+                    Path(directory).rmdir()
+                directory = posixpath.dirname(directory).rstrip("/")

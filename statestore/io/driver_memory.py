@@ -12,7 +12,7 @@ import hmac
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ import pyarrow as pa
 from pyarrow import flight
 
 from statestore.core.errors import StateStoreError, StorageError
-from statestore.io.file_io import FileInfo
+from statestore.io.file_io import FileInfo, existing_file, missing_file
 from statestore.io.local import TEMPORARY_PREFIX, named_errors
-from statestore.io.memory import MemoryFileIO, existing_file, missing_file
+from statestore.io.memory import MemoryFileIO
 from statestore.io.memory_address import MemoryAddress
 
 CALL_TIMEOUT_S = 120.0
@@ -34,7 +34,10 @@ TO_FIX_LOSS = (
     "filesystem or rocksdb backend for state that must outlive its driver"
 )
 _SCHEMA = pa.schema([pa.field("bytes", pa.binary(), nullable=False)])
-_REFUSALS = {"file-not-found": missing_file, "file-exists": existing_file}
+_REFUSALS: dict[str, Callable[[str], StateStoreError]] = {
+    "file-not-found": missing_file,
+    "file-exists": existing_file,
+}
 
 
 class MemoryServer(flight.FlightServerBase):

@@ -9,6 +9,8 @@ import builtins
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from statestore.core.errors import FencedError, NotFoundError, StorageError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -168,3 +170,35 @@ class TreeFileIO(FileIO, Protocol):
             StorageError: The storage failed.
         """
         ...
+
+
+def missing_file(path: str, action: str = "read a file") -> NotFoundError:
+    """Return the error for a file that is not there."""
+    return NotFoundError(
+        f"cannot {action}: it is not there",
+        kind="file-not-found",
+        file=path,
+        to_fix="check that nothing but statestore deletes files of the checkpoint",
+    )
+
+
+def existing_file(path: str) -> FencedError:
+    """Return the error for a file that is there and must not be replaced."""
+    return FencedError(
+        "a file that must not be replaced exists",
+        kind="file-exists",
+        file=path,
+        to_fix="read the file that is there",
+    )
+
+
+def missing_directory(path: str, action: str, **fields: object) -> StorageError:
+    """Return the error for a file whose directory is gone; `fields` tell more."""
+    return StorageError(
+        f"cannot {action}: its directory is gone",
+        kind="directory-gone",
+        file=path,
+        **fields,
+        to_fix="put the checkpoint directory back, or start the query with a new one; "
+        "nothing may delete it while the query runs",
+    )

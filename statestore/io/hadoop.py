@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 import os
+import posixpath
 import tempfile
 from contextlib import contextmanager
 from functools import partial
@@ -15,13 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from statestore.core.errors import (
-    FencedError,
     InvalidArgumentError,
-    NotFoundError,
     StorageError,
 )
 from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size, write_slices
-from statestore.io.file_io import FileInfo
+from statestore.io.file_io import FileInfo, existing_file, missing_directory, missing_file
 from statestore.io.local import TEMPORARY_PREFIX, named_errors
 
 if TYPE_CHECKING:
@@ -39,6 +38,13 @@ class HadoopRefusalError(Exception):
         super().__init__(reason)
         self.kind = kind
         self.reason = reason
+
+
+class HadoopSilenceError(HadoopRefusalError):
+    """The JVM did not answer."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("storage", f"the JVM does not answer: {reason}")
 
 
 class HadoopFiles(Protocol):
@@ -61,6 +67,27 @@ def split_hadoop_uri(uri: str) -> tuple[str, str]:
         authority, _, rest = rest[2:].partition("/")
         authority = f"//{authority}"
     return f"{scheme}:{authority}", "/" + rest.strip("/")
+
+
+def resolve_hadoop_uri(files: HadoopFiles, uri: str) -> tuple[str, str]:
+    """Return where a URI leads to, behind mounts, links and other names of a host.
+
+    Args:
+        files: The JVM's side, with one configuration for all.
+        uri: Of a file or directory, which need not exist.
+
+    Returns:
+        The file system, `file:///` for the local disk, and the path there.
+
+    Raises:
+        InvalidArgumentError, StorageError: It is not known, or does not answer.
+    """
+    file_system, path = split_hadoop_uri(uri)
+    try:
+        found = files.ask("resolve", checkpoint="", path=f"{file_system}{path}")
+    except HadoopRefusalError as error:
+        _raise_named(error, "find a directory", uri)
+    return found["storage"], posixpath.normpath(found["path"])
 
 
 class HadoopFileIO:
@@ -171,7 +198,12 @@ class HadoopFileIO:
 
     def link(self, path: str, new_path: str, *, sync: bool) -> None:  # noqa: ARG002
         """See TreeFileIO; Hadoop has no links, and copies through the JVM."""
-        self._ask("copy a file", "copy", path, new_path=f"{self._file_system}{new_path}")
+        source, target = self._uri(path), self._uri(new_path)
+        try:
+            self._files.ask("copy", checkpoint=self._checkpoint, path=source, new_path=target)
+        except HadoopRefusalError as error:
+            is_missing = error.kind == "file-not-found"
+            _raise_named(error, "copy a file", source if is_missing else target)
 
     def _list(self, op: str, directory: str) -> builtins.list[FileInfo]:
         found = self._ask("list a directory", op, directory)["files"]
@@ -195,37 +227,24 @@ class HadoopFileIO:
             Path(local_path).unlink(missing_ok=True)
 
     def _ask(self, action: str, op: str, path: str, **arguments: Any) -> dict[str, Any]:
-        uri = f"{self._file_system}{path}"
+        uri = self._uri(path)
         try:
             return self._files.ask(op, checkpoint=self._checkpoint, path=uri, **arguments)
         except HadoopRefusalError as error:
-            _raise_named(error, action, uri, creates=op == "publish")
+            _raise_named(error, action, uri)
+
+    def _uri(self, path: str) -> str:
+        # The root without its slash is no path to Hadoop.
+        return f"{self._file_system}{path or '/'}"
 
 
-def _raise_named(error: HadoopRefusalError, action: str, uri: str, *, creates: bool) -> NoReturn:
+def _raise_named(error: HadoopRefusalError, action: str, uri: str) -> NoReturn:
     if error.kind == "file-exists":
-        raise FencedError(
-            "a file that must not be replaced exists",
-            kind="file-exists",
-            file=uri,
-            to_fix="read the file that is there",
-        ) from error
-    if error.kind == "file-not-found" and creates:
-        raise StorageError(
-            f"cannot {action}: its directory is gone",
-            kind="directory-gone",
-            file=uri,
-            reason=error.reason,
-            to_fix="put the checkpoint directory back, or start the query with a new one; "
-            "nothing may delete it while the query runs",
-        ) from error
+        raise existing_file(uri) from error
+    if error.kind == "directory-gone":
+        raise missing_directory(uri, action, reason=error.reason) from error
     if error.kind == "file-not-found":
-        raise NotFoundError(
-            f"cannot {action}: it is not there",
-            kind="file-not-found",
-            file=uri,
-            to_fix="check that nothing but statestore deletes files of the checkpoint",
-        ) from error
+        raise missing_file(uri, action) from error
     if error.kind == "unsupported-scheme":
         raise InvalidArgumentError(
             "Hadoop has no file system of this scheme",
@@ -236,7 +255,8 @@ def _raise_named(error: HadoopRefusalError, action: str, uri: str, *, creates: b
             "correct the URI",
         ) from error
     fixes = {
-        "permission-denied": "let the user that runs the executors write to this path",
+        "permission-denied": "let the user that does this, an executor's or a command's, read and "
+        "write this path",
         "storage-full": "free space on the file system, or raise its quota",
     }
     raise StorageError(

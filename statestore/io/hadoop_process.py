@@ -9,16 +9,20 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import shlex
 import subprocess
 import tempfile
 import threading
+import time
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from statestore.core.errors import NotFoundError, StorageError
+from statestore.io.hadoop import HadoopSilenceError
 from statestore.io.shim_files import ShimFiles
 from statestore.io.shim_jar import find_jar
 
@@ -31,15 +35,19 @@ MAIN_CLASS = "io.statestore.engine.HadoopProcess"
 _HADOOP = "spark.hadoop."
 HADOOP_PREFIXES = (_HADOOP, "spark.jars")
 """How the keys begin that a Spark configuration has for Hadoop's file systems."""
-_READY = "READY "
+_READY = b"READY "
+_POLL_S = 0.02
+_ENDING_S = 0.5
 _END_TIMEOUT_S = 10.0
 _NUM_LINES = 5
+_MOST_LOG_BYTES = 1 << 20
 
 
 class HadoopProcess:
     """HadoopFiles of a JVM of its own, which is started by the first request. Thread-safe.
 
-    It ends with `close`, and with this process, however that ends.
+    It ends with `close`, and with this process, however that ends. A process that is forked starts
+    another.
 
     Args:
         conf: Spark configuration that spark-defaults.conf does not have: `spark.hadoop.*`, which
@@ -49,67 +57,144 @@ class HadoopProcess:
     def __init__(self, conf: Mapping[str, str] | None = None) -> None:
         self._conf = dict(conf or {})
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-        self._files: ShimFiles | None = None
+        self._jvm: _Jvm | None = None
+        _ALL.add(self)
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """See HadoopFiles.
 
         Raises:
             NotFoundError: Spark or the jar is not there.
-            StorageError: The JVM does not start.
+            StorageError: The JVM does not start; or it has ended, and the next request starts
+                another.
         """
         with self._lock:
-            if self._files is None:
-                self._files = self._start()
-        return self._files.ask(op, **arguments)
+            if self._jvm is None:
+                self._jvm = _Jvm(self._conf)
+                atexit.register(self.close)
+            jvm = self._jvm
+        try:
+            return jvm.files.ask(op, **arguments)
+        except HadoopSilenceError as error:
+            if not jvm.has_ended():
+                raise
+            with self._lock:
+                if self._jvm is jvm:
+                    self._jvm = None
+                    jvm.end()
+            raise StorageError(
+                "the JVM for Hadoop's file systems has ended",
+                status=jvm.process.returncode,
+                reason=jvm.last_words,
+                to_fix="mend what the reason names, and do it again",
+            ) from error
 
     def close(self) -> None:
         """End the JVM if it was started; the next request starts another."""
         with self._lock:
-            files, self._files = self._files, None
-            process, self._process = self._process, None
-        if files is not None:
-            files.close()
-        if process is not None:
+            jvm, self._jvm = self._jvm, None
+        if jvm is not None:
             atexit.unregister(self.close)
-            _end(process)
+            jvm.end()
 
-    def _start(self) -> ShimFiles:
-        hadoop = {key: value for key, value in self._conf.items() if key.startswith(_HADOOP)}
-        command = [str(find_spark_submit()), "--master", "local[1]", "--class", MAIN_CLASS]
-        for key in self._conf.keys() - hadoop.keys():
-            command += ["--conf", f"{key}={self._conf[key]}"]
-        command.append(str(find_jar()))
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                # Ctrl-C reaches the group; what it interrupts still has files to put in order.
-                start_new_session=True,
-            )
-            try:
-                found = _handshake(process, hadoop)
-            except BaseException:
-                _end(process)
-                raise
-            if found is None:
-                _end(process)
-                stderr.seek(0)
+    def forget_inherited(self) -> None:
+        """Let go of the JVM of the process that this one was forked from."""
+        self._lock = threading.Lock()
+        jvm, self._jvm = self._jvm, None
+        if jvm is not None:
+            jvm.release()
+
+
+class _Jvm:
+    """A JVM that runs; `files` asks it. What it prints goes to a file without a name."""
+
+    def __init__(self, conf: Mapping[str, str]) -> None:
+        hadoop = {key: value for key, value in conf.items() if key.startswith(_HADOOP)}
+        command = [str(find_spark_submit()), "--master", "local[1]", "--deploy-mode", "client"]
+        for key in conf.keys() - hadoop.keys():
+            command += ["--conf", f"{key}={conf[key]}"]
+        command += ["--class", MAIN_CLASS, str(find_jar())]
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `release`)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            # Spark Connect's, with which spark-submit runs nothing of its own.
+            env={key: value for key, value in os.environ.items() if key != "SPARK_REMOTE"},
+            # Ctrl-C reaches the group; what it interrupts still has files to put in order.
+            start_new_session=True,
+        )
+        self.last_words = ""
+        self.files = ShimFiles(0, "")  # until it says where it listens
+        try:
+            self.files = self._handshake(hadoop)
+        except BaseException:
+            self.process.kill()
+            self.end()
+            raise
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended, or does so just now."""
+        try:
+            self.process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def end(self) -> None:
+        """End it, by force where it does not end by itself; `last_words` then has its reason."""
+        self._close_pipe()
+        try:
+            self.process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.last_words = self._last_lines()
+        self.release()
+
+    def release(self) -> None:
+        """Close what is open to it; it ends when every process has."""
+        self._close_pipe()
+        self.files.close()
+        self._log.close()
+
+    def _close_pipe(self) -> None:
+        if self.process.stdin is not None:
+            with suppress(OSError):
+                self.process.stdin.close()
+
+    def _last_lines(self) -> str:
+        lines = self._printed().decode(errors="replace").splitlines()
+        told = [line.strip() for line in lines if not line.startswith("\tat ")]
+        return " | ".join(told[-_NUM_LINES:])
+
+    def _handshake(self, hadoop: Mapping[str, str]) -> ShimFiles:
+        assert self.process.stdin is not None  # noqa: S101 (asked for)
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(f"{json.dumps(hadoop)}\n".encode())
+            self.process.stdin.flush()
+        while True:
+            has_ended = self.process.poll() is not None
+            for line in self._printed().splitlines(keepends=True):
+                if line.startswith(_READY) and line.endswith(b"\n"):
+                    ready = json.loads(line.removeprefix(_READY))
+                    return ShimFiles(ready["port"], ready["token"])
+            if has_ended:
                 raise StorageError(
                     "the JVM for Hadoop's file systems does not start",
-                    command=" ".join(command[:1] + command[-2:]),
-                    status=process.returncode,
-                    reason=" | ".join(stderr.read().splitlines()[-_NUM_LINES:]),
+                    command=shlex.join(map(str, self.process.args)),  # type: ignore[arg-type]
+                    status=self.process.returncode,
+                    reason=self._last_lines(),
                     to_fix="mend what the reason names; `statestore doctor` checks Java, Spark "
                     "and the jar",
                 )
-        self._process = process
-        atexit.register(self.close)
-        return ShimFiles(found["port"], found["token"])
+            time.sleep(_POLL_S)
+
+    def _printed(self) -> bytes:
+        # Not through the file object, whose position is the JVM's as well.
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), _MOST_LOG_BYTES, max(0, size - _MOST_LOG_BYTES))
 
 
 def find_spark_submit() -> Path:
@@ -119,7 +204,7 @@ def find_spark_submit() -> Path:
         NotFoundError: There is neither.
     """
     home = os.environ.get("SPARK_HOME")
-    if home is None:
+    if not home:
         found = find_spec("pyspark")
         home = os.path.dirname(found.origin) if found is not None and found.origin else ""
     submit = Path(home, "bin", "spark-submit")
@@ -128,40 +213,13 @@ def find_spark_submit() -> Path:
             "Hadoop's file systems are opened by Spark, which is not there",
             kind="file-not-found",
             spark_submit=str(submit) if home else None,
-            to_fix="pip install 'statestore[spark]', or set SPARK_HOME to a Spark",
+            to_fix="pip install 'statestore[spark]', or set SPARK_HOME to a Spark; in a program "
+            "with a session use statestore.driver_files",
         )
     return submit
 
 
-def _handshake(process: subprocess.Popen[str], hadoop: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return what the JVM says of itself once it serves, None when it ends before."""
-    try:
-        _pipe(process.stdin).write(f"{json.dumps(hadoop)}\n")
-        _pipe(process.stdin).flush()
-    except BrokenPipeError:
-        return None
-    for line in _pipe(process.stdout):
-        if line.startswith(_READY):
-            return dict(json.loads(line.removeprefix(_READY)))
-    return None
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    with suppress(BrokenPipeError):
-        _pipe(process.stdin).close()
-    _pipe(process.stdout).close()
-    try:
-        process.wait(_END_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _pipe(pipe: IO[str] | None) -> IO[str]:
-    assert pipe is not None  # noqa: S101 (asked for when the process was started)
-    return pipe
-
-
+_ALL: WeakSet[HadoopProcess] = WeakSet()
 _PROCESS = HadoopProcess()
 _IN_USE: ContextVar[HadoopFiles | None] = ContextVar("_IN_USE", default=None)
 
@@ -173,9 +231,17 @@ def hadoop_files() -> HadoopFiles:
 
 @contextmanager
 def use(files: HadoopFiles) -> Iterator[None]:
-    """Open Hadoop's file systems by other means within this context."""
+    """Open Hadoop's file systems by other means within a block, in calls of its thread."""
     token = _IN_USE.set(files)
     try:
         yield
     finally:
         _IN_USE.reset(token)
+
+
+def _forget_inherited() -> None:
+    for process in list(_ALL):
+        process.forget_inherited()
+
+
+os.register_at_fork(after_in_child=_forget_inherited)

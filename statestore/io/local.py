@@ -14,13 +14,17 @@ from urllib.parse import unquote
 
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import (
-    FencedError,
     InvalidArgumentError,
-    NotFoundError,
     StorageError,
 )
 from statestore.core.ids import IdSource, RandomIds
-from statestore.io.file_io import FileInfo, FileIO
+from statestore.io.file_io import (
+    FileInfo,
+    FileIO,
+    existing_file,
+    missing_directory,
+    missing_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,7 +51,7 @@ def resolve_local_path(uri: str, *, is_encoded: bool = True) -> str:
             kind="unsupported-scheme",
             uri=uri,
             scheme=scheme,
-            to_fix="give a path, or a file: or s3: URI; other schemes are opened in Spark only",
+            to_fix="give an absolute path or a file: URI",
         )
     path = uri
     if scheme:
@@ -269,32 +273,16 @@ def named_errors(action: str, path: str, *, creates: bool = False) -> Iterator[N
 def _raise_named(error: OSError, action: str, path: str, *, creates: bool) -> NoReturn:
     reason = os.strerror(error.errno) if error.errno else str(error)
     if isinstance(error, FileExistsError) and creates:
-        raise FencedError(
-            "a file that must not be replaced exists",
-            kind="file-exists",
-            file=path,
-            to_fix="read the file that is there",
-        ) from error
+        raise existing_file(path) from error
     if (
         isinstance(error, FileNotFoundError)
         and creates
         and not os.path.isdir(os.path.dirname(path))
     ):
-        raise StorageError(
-            f"cannot {action}: its directory is gone",
-            kind="directory-gone",
-            file=path,
-            missing=os.path.dirname(path),
-            to_fix="put the checkpoint directory back, or start the query with a new one; "
-            "nothing may delete it while the query runs",
-        ) from error
+        raise missing_directory(path, action, missing=os.path.dirname(path)) from error
     if isinstance(error, FileNotFoundError):
-        raise NotFoundError(
-            f"cannot {action}: it is not there",
-            kind="file-not-found",
-            file=error.filename if isinstance(error.filename, str) else path,
-            to_fix="check that nothing but statestore deletes files of the checkpoint",
-        ) from error
+        missing = error.filename if isinstance(error.filename, str) else path
+        raise missing_file(missing, action) from error
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         raise StorageError(
             f"cannot {action}: no space left",

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.core.clock import Clock, SystemClock
-from statestore.core.errors import FencedError, NotFoundError
-from statestore.io.file_io import FileInfo, FileIO
+from statestore.io.file_io import FileInfo, FileIO, existing_file, missing_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,23 +144,3 @@ class MemoryFileIO:
         if file is None:
             raise missing_file(path)
         return file
-
-
-def missing_file(path: str) -> NotFoundError:
-    """Return the error for a file that is not there."""
-    return NotFoundError(
-        "cannot read a file: it is not there",
-        kind="file-not-found",
-        file=path,
-        to_fix="check that nothing but statestore deletes files of the checkpoint",
-    )
-
-
-def existing_file(path: str) -> FencedError:
-    """Return the error for a file that is there and must not be replaced."""
-    return FencedError(
-        "a file that must not be replaced exists",
-        kind="file-exists",
-        file=path,
-        to_fix="read the file that is there",
-    )

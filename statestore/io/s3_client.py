@@ -16,8 +16,9 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
-from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
+from statestore.core.errors import InvalidArgumentError, StorageError
 from statestore.io.counting import count_request
+from statestore.io.file_io import existing_file, missing_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,19 +127,9 @@ def _raise_named(
             to_fix="create the bucket, or correct the URI or the endpoint",
         ) from error
     if status == 404 and code != _NO_UPLOAD:
-        raise NotFoundError(
-            f"cannot {action}: it is not there",
-            kind="file-not-found",
-            file=path,
-            to_fix="check that nothing but statestore deletes files of the checkpoint",
-        ) from error
+        raise missing_file(path, action) from error
     if status == 412:
-        raise FencedError(
-            "a file that must not be replaced exists",
-            kind="file-exists",
-            file=path,
-            to_fix="read the file that is there",
-        ) from error
+        raise existing_file(path) from error
     if status in (401, 403) or isinstance(error, NoCredentialsError | PartialCredentialsError):
         raise StorageError(
             f"cannot {action}: no permission",

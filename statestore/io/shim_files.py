@@ -11,7 +11,7 @@ import socket
 from collections import deque
 from typing import Any
 
-from statestore.io.hadoop import HadoopRefusalError
+from statestore.io.hadoop import HadoopRefusalError, HadoopSilenceError
 
 _CONNECT_TIMEOUT_S = 10.0
 
@@ -30,12 +30,12 @@ class ShimFiles:
         self._idle: deque[_Connection] = deque()
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """See HadoopFiles; a shim that cannot be reached is a refusal of kind storage."""
+        """See HadoopFiles; a JVM that cannot be reached is a refusal of kind storage."""
         try:
             connection = self._connection()
             reply = connection.ask({"op": op, **arguments})
         except (OSError, ValueError) as error:
-            raise HadoopRefusalError("storage", f"the shim does not answer: {error}") from error
+            raise HadoopSilenceError(str(error)) from error
         self._idle.append(connection)
         if "error" in reply:
             raise HadoopRefusalError(reply["error"]["kind"], reply["error"]["reason"])

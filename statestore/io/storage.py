@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import posixpath
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError
-from statestore.io.hadoop import HadoopFileIO, split_hadoop_uri
+from statestore.io.hadoop import HadoopFileIO, resolve_hadoop_uri, split_hadoop_uri
 from statestore.io.hadoop_process import hadoop_files
 from statestore.io.local import LocalFileIO, resolve_local_path
 from statestore.io.s3_settings import S3Settings, resolve_s3_path
@@ -55,7 +54,7 @@ def is_within(uri: str, directory: str) -> bool:
         directory: Likewise.
 
     Raises:
-        InvalidArgumentError: As `resolve_path`, where the scheme is one of its.
+        InvalidArgumentError, StorageError: As `resolve_path`, or Hadoop cannot tell.
     """
     (storage, path), (other, above) = _place(uri), _place(directory)
     return storage == other and PurePosixPath(path).is_relative_to(above)
@@ -69,8 +68,8 @@ def _place(uri: str) -> tuple[str, str]:
         case "s3":
             return "s3", resolve_path(uri)
         case _:
-            storage, path = split_hadoop_uri(uri)
-            return storage, posixpath.normpath(path)
+            storage, path = resolve_hadoop_uri(hadoop_files(), uri)
+            return ("file", os.path.realpath(path)) if storage == "file:///" else (storage, path)
 
 
 def open_storage(

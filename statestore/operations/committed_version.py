@@ -346,14 +346,28 @@ def copy_spark_files(
         FencedError: The target was begun anew by another process.
         StorageError: A storage failed.
     """
+    renamed = {path: new for path in version.spark_files if (new := rename(path)) is not None}
+    copy_files(version.checkpoint, target, renamed)
+
+
+def copy_files(source: Checkpoint, target: NewDirectory, names: Mapping[str, str]) -> None:
+    """Copy files of a checkpoint, several at a time.
+
+    Args:
+        source: Copied from.
+        target: Copied to.
+        names: New paths below the directory, by the old ones.
+
+    Raises:
+        NotFoundError, FencedError, StorageError: As `copy_spark_files`.
+    """
     # Their names are the same for whoever else might write the directory.
     target.check_mine()
-    io, directory = version.checkpoint.io, version.checkpoint.path
-    renamed = [(path, new) for path in version.spark_files if (new := rename(path)) is not None]
 
     def copy_one(names: tuple[str, str]) -> None:
-        copy_file(io, f"{directory}/{names[0]}", target, f"{target.path}/{names[1]}")
+        old, new = names
+        copy_file(source.io, f"{source.path}/{old}", target, f"{target.path}/{new}")
 
     with ThreadPoolExecutor(MAX_COPIES_AT_ONCE) as pool:
-        for _ in pool.map(copy_one, renamed):
+        for _ in pool.map(copy_one, names.items()):
             pass

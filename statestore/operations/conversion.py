@@ -15,7 +15,7 @@ from statestore.codec.trailer import ColumnFamily, StoreName
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
-from statestore.operations.new_directory import check_new
+from statestore.operations.new_directory import check_target
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
@@ -88,20 +88,19 @@ class ConversionPlan:
 
 
 def plan_conversion(
-    checkpoint: Checkpoint, new: str, new_io: TreeFileIO, new_path: str, to: str
+    checkpoint: Checkpoint, new: str, to: str, new_io: TreeFileIO | None = None
 ) -> ConversionPlan:
     """Return what a conversion would do.
 
     Args:
         checkpoint: What is converted.
         new: URI of the checkpoint to make.
-        new_io: Its storage.
-        new_path: Its path there.
         to: A name of TARGETS.
+        new_io: Storage of `new`, which is then a path of it; what the URI names when None.
 
     Raises:
         InvalidArgumentError: `to` is unknown or the checkpoint's own, nothing is to convert, or
-            there is something at `new` (as `check_new`).
+            there is something at `new` (as `check_target`).
         IncompatibleError: Some of the state cannot be converted, or not to this provider.
         NotFoundError: No batch is committed, or Spark's metadata is missing.
         CorruptionError, StorageError: The checkpoint cannot be read.
@@ -137,7 +136,7 @@ def plan_conversion(
         checkpoint.num_partitions,
         checkpoint_format,
         operators,
-        check_new(new_io, new_path, new, CONVERT, checkpoint.uri),
+        check_target(new, CONVERT, checkpoint.uri, checkpoint.options, checkpoint.clock, new_io),
     )
 
 

@@ -12,7 +12,7 @@ import json
 import shutil
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from statestore.core.clock import Clock
     from statestore.core.ids import IdSource
-    from statestore.io.file_io import FileIO, TreeFileIO
+    from statestore.io.file_io import FileInfo, FileIO, TreeFileIO
 
 METADATA_NAME = "metadata"
 _KEY = "statestore"
@@ -221,8 +221,19 @@ def check_target(
     options: StateStoreOptions,
     clock: Clock,
     io: TreeFileIO | None = None,
-) -> None:
+) -> bool:
     """Check that a directory may be begun, without writing anything.
+
+    Args:
+        uri: The directory: a path or a URI.
+        operation: The command that is to write it.
+        source: As the caller named what it is made of.
+        options: How to reach its storage (`s3.*`).
+        clock: Source of time.
+        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+
+    Returns:
+        Whether the operation began it before and did not finish it.
 
     Raises:
         InvalidArgumentError, StorageError: As `check_new`.
@@ -231,7 +242,7 @@ def check_target(
     with tempfile.TemporaryDirectory(prefix="statestore-operation-") as work:
         if io is None:
             io, path = open_storage(uri, work, S3Settings.from_options(options), clock)
-        check_new(io, path.rstrip("/"), uri, operation, source)
+        return check_new(io, path.rstrip("/"), uri, operation, source)
 
 
 def check_new(io: TreeFileIO, path: str, uri: str, operation: str, source: str) -> bool:
@@ -267,10 +278,18 @@ def check_new(io: TreeFileIO, path: str, uri: str, operation: str, source: str) 
             to_fix=f"let the {fields[_UNFINISHED]} end, or delete the directory when it was killed "
             "and is not to be done again",
         )
-    for info in io.list_tree(path):
+    for info in _files(io, path):
         raise _not_new(uri, info.name)
     _check_apart(uri, source)
     return False
+
+
+def _files(io: TreeFileIO, path: str) -> Iterator[FileInfo]:
+    """Yield the files of a directory; those below others are looked for last."""
+    yield from io.list(path)
+    for name in io.list_directories(path):
+        for info in io.list_tree(f"{path}/{name}"):
+            yield replace(info, name=f"{name}/{info.name}")
 
 
 def _check_apart(uri: str, source: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
@@ -22,14 +21,13 @@ from statestore.checkpoint.query_log import (
     QueryLog,
     read_text,
 )
-from statestore.core.clock import SystemClock
-from statestore.core.errors import InternalError, NotFoundError, StorageError
+from statestore.core.errors import InternalError, StorageError
 from statestore.core.options import PREFIX, StateStoreOptions, spark_conf
-from statestore.io.s3_settings import S3Settings
+from statestore.io.hadoop_process import use
 from statestore.io.shim_jar import find_jar
-from statestore.io.storage import is_hadoop, open_storage, scheme_of
-from statestore.operations.checkpoint import Checkpoint
-from statestore.operations.committed_version import copy_file
+from statestore.io.storage import resolve_path, scheme_of
+from statestore.operations.checkpoint import Checkpoint, open_checkpoint
+from statestore.operations.committed_version import copy_files
 from statestore.operations.conversion import (
     CONVERT,
     TARGETS,
@@ -38,7 +36,7 @@ from statestore.operations.conversion import (
 )
 from statestore.operations.in_use import require_not_in_use, require_same_batches
 from statestore.operations.new_directory import METADATA_NAME, begin_directory
-from statestore.spark.driver_files import driver_files
+from statestore.spark.driver_files import DriverFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,45 +116,16 @@ def open_conversion(
     """
     options = options or StateStoreOptions()
     with ExitStack() as stack:
-        scratch_directory = stack.enter_context(
-            tempfile.TemporaryDirectory(prefix="statestore-convert-")
-        )
         sessions = _Sessions(stack, spark, options, session_conf or {})
-
-        if any(map(is_hadoop, (checkpoint, new))):
-            stack.enter_context(driver_files(sessions.get()))
-        s3, clock = S3Settings.from_options(options), SystemClock()
-        (io, path), (new_io, new_path) = (
-            open_storage(uri, scratch_directory, s3, clock) for uri in (checkpoint, new)
-        )
-        # The state itself is read by Spark, wherever it is.
-        source = Checkpoint(
-            checkpoint,
-            io,
-            path.rstrip("/"),
-            io,
-            f"{path.rstrip('/')}/state",
-            None,
-            options,
-            SystemClock(),
-            scratch_directory,
-        )
-        if source.newest_planned is None:
-            raise NotFoundError(
-                "there is no checkpoint of a streaming query",
-                kind="checkpoint-not-found",
-                checkpoint=checkpoint,
-                missing=source.offsets.directory,
-                to_fix="name the directory that the query has as its checkpointLocation",
-            )
+        stack.enter_context(use(DriverFiles(sessions.get)))
+        source = stack.enter_context(open_checkpoint(checkpoint, options=options))
         source.check_of_query()
-        plan = plan_conversion(source, new, new_io, new_path.rstrip("/"), to)
-        yield Conversion(plan, source, new_path.rstrip("/"), sessions)
+        yield Conversion(plan_conversion(source, new, to), source, sessions)
 
 
-def _hadoop_uri(uri: str, path: str) -> str:
+def _hadoop_uri(uri: str) -> str:
     """Return what Hadoop knows a directory by: not encoded, whatever its default file system."""
-    return f"file://{path}" if scheme_of(uri) == "file" else uri.rstrip("/")
+    return f"file://{resolve_path(uri)}" if scheme_of(uri) == "file" else uri.rstrip("/")
 
 
 class Conversion:
@@ -166,18 +135,12 @@ class Conversion:
         plan: What it does.
     """
 
-    def __init__(
-        self,
-        plan: ConversionPlan,
-        checkpoint: Checkpoint,
-        new_path: str,
-        sessions: _Sessions,
-    ) -> None:
+    def __init__(self, plan: ConversionPlan, checkpoint: Checkpoint, sessions: _Sessions) -> None:
         self.plan = plan
         self._checkpoint = checkpoint
         self._sessions = sessions
-        self._uri = _hadoop_uri(plan.checkpoint, checkpoint.path)
-        self._new_uri = _hadoop_uri(plan.new, new_path)
+        self._uri = _hadoop_uri(plan.checkpoint)
+        self._new_uri = _hadoop_uri(plan.new)
 
     def run(self, report: Report | None = None) -> dict[tuple[int, str], int]:
         """Make the new checkpoint.
@@ -210,7 +173,6 @@ class Conversion:
             with require_same_batches(source):
                 copied = self._copy_state(copy, report or (lambda _: None))
                 self._check(copied)
-                target.check_mine()
                 self._copy_metadata(target)
                 self._write_logs(target, [store["checkpoint_id"] for store in copied])
             target.finish(metadata)
@@ -307,10 +269,13 @@ class Conversion:
                 name = "" if store.name == "default" else f"/{store.name}"
                 directories.append(f"{state}/0{name}/_metadata")
         source = self._checkpoint
-        for directory in directories:
-            for info in source.io.list_tree(f"{source.path}/{directory}"):
-                below = f"{directory}/{info.name}"
-                copy_file(source.io, f"{source.path}/{below}", target, f"{target.path}/{below}")
+        names = [
+            f"{directory}/{info.name}"
+            for directory in directories
+            for info in source.io.list_tree(f"{source.path}/{directory}")
+            if "/." not in f"/{info.name}"  # hidden ones are temporary, or checksums of Hadoop's
+        ]
+        copy_files(source, target, dict(zip(names, names, strict=True)))
 
     def _write_logs(self, target: NewDirectory, ids: list[str | None]) -> None:
         """Write the entries of the newest committed batch and of those beside it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from statestore.io.hadoop import HadoopRefusalError
 from statestore.io.hadoop_process import use
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -21,15 +22,13 @@ def driver_files(spark: SparkSession) -> Iterator[None]:
     """Let operations within the block open Hadoop's file systems as the session does.
 
     Without it they start a JVM of their own, which knows what spark-defaults.conf says, and nothing
-    that a program set on its session.
+    that a program set on its session. It holds for calls of the same thread, and for batches of
+    `read_batches` that are iterated within the block.
 
     Args:
-        spark: A session with the jar of this package.
-
-    Raises:
-        NotFoundError: It has not got the jar.
+        spark: A session with the jar of this package; without it calls raise NotFoundError.
     """
-    with use(DriverFiles(spark)):
+    with use(DriverFiles(lambda: spark)):
         yield
 
 
@@ -37,18 +36,37 @@ class DriverFiles:
     """HadoopFiles of a session's JVM, with the session's Hadoop configuration. Thread-safe.
 
     Args:
-        spark: A session with the jar of this package.
-
-    Raises:
-        NotFoundError: It has not got the jar.
+        session: Returns the session when the first request is made.
     """
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, session: Callable[[], SparkSession]) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._jvm: Any = None
+        self._files: Any = None
+
+    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """See HadoopFiles.
+
+        Raises:
+            NotFoundError: The session has not got the jar.
+        """
+        with self._lock:
+            if self._files is None:
+                self._jvm, self._files = self._open()
+        request = json.dumps({"op": op, **arguments})
+        answer = self._files.answer(self._jvm.io.statestore.Json.readObject(request))
+        reply = json.loads(answer.toString())
+        if "error" in reply:
+            raise HadoopRefusalError(reply["error"]["kind"], reply["error"]["reason"])
+        return dict(reply["ok"])
+
+    def _open(self) -> tuple[Any, Any]:
+        spark = self._session()
         jvm: Any = spark._jvm  # noqa: SLF001
-        self._jvm = jvm
         session: Any = spark._jsparkSession  # noqa: SLF001
         try:
-            self._files = jvm.io.statestore.engine.HadoopFiles()
+            files = jvm.io.statestore.engine.HadoopFiles()
         except TypeError as error:  # py4j takes an unknown class for a package
             raise NotFoundError(
                 "the session has not got the shim jar",
@@ -56,13 +74,5 @@ class DriverFiles:
                 spark_jars=spark.conf.get("spark.jars", ""),
                 to_fix="start it with what `statestore jar` prints in spark.jars",
             ) from error
-        self._files.register("", session.sessionState().newHadoopConf())
-
-    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """See HadoopFiles."""
-        request = json.dumps({"op": op, **arguments})
-        answer = self._files.answer(self._jvm.io.statestore.Json.readObject(request))
-        reply = json.loads(answer.toString())
-        if "error" in reply:
-            raise HadoopRefusalError(reply["error"]["kind"], reply["error"]["reason"])
-        return dict(reply["ok"])
+        files.register("", session.sessionState().newHadoopConf())
+        return jvm, files

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from statestore.core.clock import SystemClock
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.options import StateStoreOptions
+from statestore.io.hadoop_process import use
 from statestore.io.local import resolve_local_path
-from statestore.io.storage import is_hadoop, scheme_of
+from statestore.io.storage import scheme_of
 from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.committed_version import find_version
 from statestore.operations.new_directory import check_target
 from statestore.operations.savepoint import take_savepoint
-from statestore.spark.driver_files import driver_files
+from statestore.spark.driver_files import DriverFiles
 from statestore.spark.driver_memory import driver_memory
 
 if TYPE_CHECKING:
@@ -63,13 +65,14 @@ def stop_with_savepoint(
     options = options or StateStoreOptions()
     checkpoint = checkpoint_of(query)
     with ExitStack() as stack:
-        if is_hadoop(checkpoint) or is_hadoop(destination):
-            stack.enter_context(driver_files(_session()))
+        stack.enter_context(use(DriverFiles(_session)))
         with open_checkpoint(checkpoint, options=options) as found:
             check_target(destination, "savepoint", checkpoint, options, found.clock)
             memory = None
             if found.backend == "heap":
                 memory = stack.enter_context(driver_memory(_session()))
+            elif found.newest_version:
+                find_version(found)  # what cannot be read is told while the query runs
         _wait_for_batch_end(query, wait_s)
         query.stop()
         return take_savepoint(checkpoint, destination, form=form, options=options, memory=memory)

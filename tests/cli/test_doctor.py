@@ -140,12 +140,12 @@ def test_storage_that_only_hadoop_opens_is_tried_through_it(tmp_path: Path) -> N
     """Catches a storage that is called well unseen, and a Java stack trace."""
     mount = f"--conf=spark.hadoop.fs.viewfs.mounttable.doctor.link./data={tmp_path.as_uri()}"
 
-    result = doctor("--storage=viewfs://doctor/data/a", "--output=json", mount)
+    result = doctor("--storage=viewfs://doctor/data/a/b", "--output=json", mount)
     unreachable = doctor("--storage=hdfs://127.0.0.1:1/state", "--output=json")
 
     assert result.exit_code == 0, result.output
     assert {checks(result)[name]["status"] for name in STORAGE} == {"ok"}
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert list(tmp_path.iterdir()) == []
     assert unreachable.exit_code == 1
     assert "ConnectException" in checks(unreachable)["storage write"]["detail"]
     assert checks(unreachable)["storage read"]["status"] == "skip"

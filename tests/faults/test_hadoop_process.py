@@ -6,14 +6,16 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from statestore.core.errors import InvalidArgumentError, NotFoundError, StorageError
 from statestore.io.hadoop import HadoopFileIO
-from statestore.io.hadoop_process import MAIN_CLASS, HadoopProcess
+from statestore.io.hadoop_process import MAIN_CLASS, HadoopProcess, use
 from statestore.io.shim_jar import JAR_VARIABLE
+from statestore.io.storage import is_within
 
 SECRET = "not-to-be-seen"  # noqa: S105
 
@@ -71,6 +73,78 @@ def test_configuration_is_known_and_not_seen(tmp_path, mounted, monkeypatch):
     files.close()
 
 
+def test_process_that_died_is_named_and_replaced(tmp_path, mounted, monkeypatch):
+    """Catches a program that cannot open a file again until it is started anew."""
+    file_system, conf = mounted
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("STATESTORE_TEST_MARK", mark)
+    with closing(HadoopProcess(conf)) as files:
+        io = open_io(files, file_system, tmp_path)
+        assert len(io.list("/data")) == 1
+        (pid,) = processes(mark)
+        os.kill(pid, signal.SIGKILL)
+
+        with pytest.raises(StorageError, match=r"has ended.*status=-9"):
+            io.list("/data")
+
+        assert len(io.list("/data")) == 1
+        assert processes(mark).keys() != {pid}
+
+
+def test_output_of_the_process_holds_nothing_up(tmp_path, mounted, monkeypatch):
+    """Catches an operation that stands still for ever once a pipe is full."""
+    file_system, conf = mounted
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xlog:gc*=trace,class+load*=debug")
+    with closing(HadoopProcess(conf)) as files:
+        assert open_io(files, file_system, tmp_path).read_tail("/data/a", 9) == (b"bytes", 5)
+
+
+def test_forked_process_starts_its_own(tmp_path, mounted, monkeypatch):
+    """Catches two processes that read each other's answers."""
+    file_system, conf = mounted
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("STATESTORE_TEST_MARK", mark)
+    with closing(HadoopProcess(conf)) as files:
+        io = open_io(files, file_system, tmp_path)
+        io.list("/data")
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                is_right = all(io.list_directories("/data") == [] for _ in range(50))
+                files.close()
+                status = 0 if is_right else 2
+            finally:
+                os._exit(status)
+        for _ in range(300):
+            assert [info.name for info in io.list("/data")] == ["a"]
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(processes(mark)) == 1
+
+
+def test_directory_is_known_by_every_name(tmp_path, mounted):
+    """Catches a savepoint that is deleted with the checkpoint that was made in it."""
+    file_system, conf = mounted
+    folder = tmp_path / "folder"
+    (folder / "b").mkdir()
+    (folder / "x").mkdir()
+    table = f"spark.hadoop.fs.viewfs.mounttable.{file_system.removeprefix('viewfs://')}"
+    conf[f"{table}.link./other"] = folder.as_uri()
+    with closing(HadoopProcess(conf)) as files, use(files):
+        for uri, directory, expected in (
+            ("{0}/data/b/new", "{0}/data/x/../b/", True),
+            ("{0}/other/b/new", "{0}/data/b", True),
+            ("{0}/data/b/new", "{1}/b", True),
+            ("{1}/b/new", "{0}/data/b", True),
+            ("{0}/data/bc", "{0}/data/b", False),
+            ("{0}/data/b", "{0}/data/b/c", False),
+        ):
+            found = is_within(
+                uri.format(file_system, folder), directory.format(file_system, folder)
+            )
+            assert found == expected, (uri, directory)
+
+
 def test_process_ends_with_the_one_that_started_it(tmp_path, mounted, monkeypatch):
     """Catches a JVM that an operation killed half way leaves behind."""
     file_system, conf = mounted
@@ -113,6 +187,12 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
         with pytest.raises(StorageError, match="no-java/bin/java") as raised:
             io.list("/a")
         assert "statestore doctor" in raised.value.to_fix
+    with monkeypatch.context() as patch:
+        patch.setenv("SPARK_CONF_DIR", str(tmp_path))
+        (tmp_path / "spark-defaults.conf").write_text("spark.submit.deployMode cluster\n")
+        with pytest.raises(StorageError, match="UnknownHostException: nowhere"):
+            io.list("/a")
+        io = open_io(HadoopProcess(), "hdfs://nowhere", tmp_path)
     with (tmp_path / "empty.jar").open("wb"), monkeypatch.context() as patch:
         patch.setenv(JAR_VARIABLE, str(tmp_path / "empty.jar"))
         with pytest.raises(StorageError, match=MAIN_CLASS):

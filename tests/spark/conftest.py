@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from statestore.core.clock import SystemClock
+from statestore.io.file_io import TreeFileIO
+from statestore.io.hadoop_process import HadoopProcess, use
 from statestore.io.shim_jar import find_jar
+from statestore.io.storage import open_storage
 
 from .application import start_application
 from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB, ROCKSDB_BACKEND, Lane, Query, run_plan
-from .hdfs_cluster import HdfsCluster, JarsUnreachableError
+from .hdfs_cluster import CLIENT_CONF, HdfsCluster, JarsUnreachableError
 from .helper_jar import compile_test_jar
 from .job_process import Job
 
@@ -106,6 +112,21 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip(f"the jars of HDFS cannot be fetched: {error}")
     yield cluster.uri
     cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def operations_jvm() -> Iterator[None]:
+    """One JVM for what the operations of a file open through Hadoop."""
+    with closing(HadoopProcess(CLIENT_CONF)) as files, use(files):
+        yield
+
+
+@pytest.fixture
+def hdfs_storage(hdfs: str, operations_jvm: None, tmp_path: Path) -> tuple[TreeFileIO, str]:
+    """A directory of its own on HDFS."""
+    (tmp_path / "fetched").mkdir()
+    uri = f"{hdfs}/{uuid.uuid4().hex}"
+    return open_storage(uri, str(tmp_path / "fetched"), None, SystemClock())
 
 
 @pytest.fixture

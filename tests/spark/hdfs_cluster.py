@@ -48,13 +48,19 @@ class HdfsCluster:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=directory
             )
+        try:
+            self.uri = f"hdfs://127.0.0.1:{self._await_port(details, log)}"
+        except BaseException:
+            self.stop()
+            raise
+
+    def _await_port(self, details: Path, log: Path) -> int:
         end_s = time.monotonic() + _READY_TIMEOUT_S
         while not (details.exists() and details.read_text().endswith("}")):
             if self._process.poll() is not None or time.monotonic() > end_s:
-                self.stop()
                 raise RuntimeError(f"HDFS does not start: {log.read_text()[-2000:]}")
             time.sleep(0.1)
-        self.uri = f"hdfs://127.0.0.1:{json.loads(details.read_text())['namenode_port']}"
+        return int(json.loads(details.read_text())["namenode_port"])
 
     def stop(self) -> None:
         """End it; its files are worth nothing afterwards."""

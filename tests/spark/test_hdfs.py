@@ -6,10 +6,8 @@ import json
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,20 +25,16 @@ from statestore import (
     take_savepoint,
     undo_rescale,
 )
-from statestore.core.clock import ManualClock, SystemClock
-from statestore.core.errors import InUseError, InvalidArgumentError
+from statestore.core.errors import InUseError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import PROVIDERS
 from statestore.io.file_io import TreeFileIO
 from statestore.io.hadoop_process import HadoopProcess, use
-from statestore.io.storage import open_storage
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.expire import expire
 from statestore.operations.verify import verify
-from tests.contract.conftest import StoreBench, any_format
-from tests.contract.test_store import *  # noqa: F403
 from tests.contract.test_tree_io import *  # noqa: F403
 
-from .conftest import MakeLane, RunReference, state_in_files
+from .conftest import EXTENDED, MakeLane, RunReference, state_in_files
 from .harness import (
     FILESYSTEM,
     HDFS,
@@ -57,43 +51,17 @@ from .harness import (
 from .hdfs_cluster import CLIENT_CONF
 from .queries import AGGREGATION, JOIN, one_input
 
-pytestmark = pytest.mark.ours
+pytestmark = [pytest.mark.ours, pytest.mark.usefixtures("operations_jvm")]
 
 FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 FOUR = {"spark.sql.shuffle.partitions": "4"}
 SESSION_CONF = {key.removeprefix("spark.hadoop."): value for key, value in CLIENT_CONF.items()}
 
-__all__ = ["any_format"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def operations_jvm() -> Iterator[None]:
-    """One JVM for what the operations of this file open."""
-    with closing(HadoopProcess(CLIENT_CONF)) as files, use(files):
-        yield
-
 
 @pytest.fixture
-def storage(hdfs: str, tmp_path: Path) -> tuple[TreeFileIO, str]:
-    """A directory of its own on HDFS."""
-    (tmp_path / "fetched").mkdir()
-    uri = f"{hdfs}/{uuid.uuid4().hex}"
-    return open_storage(uri, str(tmp_path / "fetched"), None, SystemClock())
-
-
-@pytest.fixture
-def bench(storage: tuple[TreeFileIO, str]) -> Iterator[StoreBench]:
-    """What the contract suite of stores, imported above, runs on."""
-    found = StoreBench(*storage, ManualClock())
-    yield found
-    for store in found.opened:
-        store.close()
-
-
-@pytest.fixture
-def place(storage: tuple[TreeFileIO, str]) -> tuple[TreeFileIO, str]:
+def place(hdfs_storage: tuple[TreeFileIO, str]) -> tuple[TreeFileIO, str]:
     """What the contract suite of storages with trees, imported above, runs on."""
-    return storage
+    return hdfs_storage
 
 
 @pytest.fixture
@@ -115,7 +83,10 @@ def _in_order(by_batch: Mapping[int, Any]) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("provider", "conf", "other"),
-    [(FILESYSTEM, {}, "rocksdb"), (ROCKSDB_BACKEND, FORMAT_2, "filesystem")],
+    [
+        (FILESYSTEM, {}, "rocksdb"),
+        pytest.param(ROCKSDB_BACKEND, FORMAT_2, "filesystem", marks=EXTENDED),
+    ],
     ids=["filesystem-v1", "rocksdb-v2"],
 )
 def test_rows_equal_built_in_when_operated_on(
@@ -182,20 +153,29 @@ def test_commands_open_hdfs_by_themselves(make_hdfs_lane: MakeLane) -> None:
     assert run("verify", str(lane.checkpoint), "--deep")["findings"] == []
 
 
-def test_query_is_stopped_with_a_savepoint(make_hdfs_lane: MakeLane, spark: SparkSession) -> None:
+def test_query_is_stopped_with_a_savepoint(
+    make_hdfs_lane: MakeLane, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches a program whose savepoints need another configuration than its queries."""
     query = replace(AGGREGATION, plan=one_input(2))
     lane = make_hdfs_lane(query, FILESYSTEM)
     lane.feed(*query.plan[0])
     handle = lane.start(available_now=False)
     try:
-        wait_for(lambda: lane.batches.keys() == {0, 1}, "two batches", RUN_TIMEOUT_S)
+        wait_for(
+            lambda: handle.lastProgress and handle.lastProgress["batchId"] == 1,
+            "two batches",
+            RUN_TIMEOUT_S,
+        )
         with pytest.raises(InUseError):
             rescale(str(lane.checkpoint), 6)
-        with use(HadoopProcess({"spark.jars": "nowhere.jar"})):  # is not asked for anything
+        monkeypatch.setenv("SPARK_HOME", "/nowhere")
+        with use(HadoopProcess()):  # which could not start
             taken = stop_with_savepoint(handle, f"{lane.checkpoint}-stopped")
             with driver_files(spark):
                 assert read(f"{lane.checkpoint}-stopped").num_rows == taken.num_rows
+            with pytest.raises(NotFoundError, match="spark-submit"):
+                read(f"{lane.checkpoint}-stopped")
     finally:
         handle.stop()
     assert taken.version == 2

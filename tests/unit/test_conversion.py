@@ -73,7 +73,7 @@ class Files:
             SystemClock(),
             "",
         )
-        return plan_conversion(checkpoint, "file:/new", self.io, "/new", to)
+        return plan_conversion(checkpoint, "/new", to, self.io)
 
 
 @pytest.fixture
@@ -144,9 +144,7 @@ def test_join_is_planned_whole_when_its_state_is_elsewhere(tmp_path, checkpoint_
     query.write("statestore.json", json.dumps(placement))
 
     with open_checkpoint(query.path) as checkpoint:
-        plan = plan_conversion(
-            checkpoint, "file:/new", checkpoint.io, str(tmp_path / "new"), "spark-rocksdb"
-        )
+        plan = plan_conversion(checkpoint, str(tmp_path / "new"), "spark-rocksdb")
 
     assert [operator.num_partitions for operator in plan.operators] == [3, 3, 1]
 

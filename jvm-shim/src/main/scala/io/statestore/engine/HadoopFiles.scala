@@ -4,6 +4,7 @@ import java.io.{EOFException, File, FileNotFoundException, IOException, InputStr
 import java.nio.file.Files
 import java.util.LinkedHashMap
 import java.util.Map.Entry
+import java.util.concurrent.ConcurrentHashMap
 
 import com.fasterxml.jackson.databind.node.{ArrayNode, ObjectNode}
 import io.statestore.Json
@@ -23,9 +24,9 @@ final class HadoopFiles {
   import HadoopFiles._
 
   // In order of use, guarded by this. Of queries that ended some stay: their snapshots go on.
-  private[this] val configurations =
-    new LinkedHashMap[String, Configuration](16, 0.75f, true) {
-      override def removeEldestEntry(eldest: Entry[String, Configuration]): Boolean =
+  private[this] val registered =
+    new LinkedHashMap[String, Registered](16, 0.75f, true) {
+      override def removeEldestEntry(eldest: Entry[String, Registered]): Boolean =
         size > MostConfigurations
     }
 
@@ -34,7 +35,7 @@ final class HadoopFiles {
    * for longest are forgotten when there are very many.
    */
   def register(checkpoint: String, configuration: Configuration): Unit = synchronized {
-    configurations.put(checkpoint, configuration)
+    registered.put(checkpoint, new Registered(configuration))
     ()
   }
 
@@ -48,9 +49,9 @@ final class HadoopFiles {
     val reply = Json.obj()
     try {
       val path = new Path(request.get("path").asText)
-      val configuration = synchronized(configurations.get(request.path("checkpoint").asText))
-      if (configuration == null) throw new IOException("checkpoint belongs to no query of this JVM")
-      perform(request, path, configuration, reply.putObject("ok"))
+      val found = synchronized(registered.get(request.path("checkpoint").asText))
+      if (found == null) throw new IOException("checkpoint belongs to no query of this JVM")
+      perform(request, path, found, reply.putObject("ok"))
     } catch {
       // A file system whose jar lacks another one is a LinkageError.
       case e @ (_: Exception | _: LinkageError) =>
@@ -63,15 +64,13 @@ final class HadoopFiles {
   private def perform(
       request: ObjectNode,
       path: Path,
-      configuration: Configuration,
+      of: Registered,
       reply: ObjectNode): Unit = {
-    lazy val fileSystem = path.getFileSystem(configuration)
+    lazy val fileSystem = path.getFileSystem(of.configuration)
     request.get("op").asText match {
       case "publish" =>
         val local = new File(request.get("local_path").asText)
-        write(path, request.get("overwrite").asBoolean, configuration) {
-          Files.copy(local.toPath, _)
-        }
+        write(path, request.get("overwrite").asBoolean, of)(Files.copy(local.toPath, _))
       case "read" =>
         read(
           fileSystem,
@@ -81,15 +80,8 @@ final class HadoopFiles {
           new File(request.get("local_path").asText),
           reply)
       case "stat" => describe(fileSystem, path, reply)
-      case "delete" =>
-        // Not recursively: only files are ever asked for.
-        try fileSystem.delete(path, false)
-        catch { case _: FileNotFoundException => () }
-        ()
-      case "delete_tree" =>
-        try fileSystem.delete(path, true)
-        catch { case _: FileNotFoundException => () }
-        ()
+      case "delete" => delete(fileSystem, path, isTree = false)
+      case "delete_tree" => delete(fileSystem, path, isTree = true)
       case "list" => listFiles(fileSystem, path, "", isTree = false, reply.putArray("files"))
       case "list_tree" => listFiles(fileSystem, path, "", isTree = true, reply.putArray("files"))
       case "list_directories" =>
@@ -97,12 +89,12 @@ final class HadoopFiles {
         statuses(fileSystem, path).filter(_.isDirectory)
           .foreach(status => directories.add(status.getPath.getName))
       case "copy" =>
+        val size = describe(fileSystem, path, reply)
         val in = fileSystem.open(path)
         try {
-          write(new Path(request.get("new_path").asText), overwrite = false, configuration) {
-            in.transferTo(_)
-          }
+          write(new Path(request.get("new_path").asText), overwrite = false, of)(copy(in, _, size))
         } finally in.close()
+      case "resolve" => resolve(path, of.configuration, reply)
       case "make_directory" =>
         if (!fileSystem.mkdirs(path)) throw new IOException(s"cannot make a directory: path=$path")
       case other => throw new IllegalArgumentException(s"unknown operation: op=$other")
@@ -110,14 +102,15 @@ final class HadoopFiles {
   }
 
   /** Makes a file appear with all the bytes that `body` writes. */
-  private def write(path: Path, overwrite: Boolean, configuration: Configuration)(
-      body: OutputStream => Long): Unit = {
+  private def write(path: Path, overwrite: Boolean, of: Registered)(
+      body: OutputStream => Any): Unit = {
     // The rename decides, but one that is refused would leave the uploaded file behind.
-    if (!overwrite && path.getFileSystem(configuration).exists(path)) {
+    if (!overwrite && path.getFileSystem(of.configuration).exists(path)) {
       throw new FileAlreadyExistsException(path.toString)
     }
-    val out = CheckpointFileManager.create(path.getParent, configuration)
-      .createAtomic(path, overwriteIfPossible = overwrite)
+    val out =
+      try of.manager(path).createAtomic(path, overwriteIfPossible = overwrite)
+      catch { case e: FileNotFoundException => throw new DirectoryGoneException(e) }
     try {
       body(out)
       out.close()
@@ -126,6 +119,27 @@ final class HadoopFiles {
         out.cancel()
         throw e
     }
+  }
+
+  private def delete(fileSystem: FileSystem, path: Path, isTree: Boolean): Unit = {
+    val isDone =
+      try fileSystem.delete(path, isTree)
+      catch { case _: FileNotFoundException => true }
+    if (!isDone && fileSystem.exists(path)) throw new IOException(s"was not deleted: path=$path")
+  }
+
+  /** Says where a path really is, whether it exists or not: behind mounts, links and names. */
+  private def resolve(path: Path, configuration: Configuration, reply: ObjectNode): Unit = {
+    var fileSystem = path.getFileSystem(configuration)
+    val asked = fileSystem.makeQualified(path)
+    var above = asked
+    while (above.getParent != null && !fileSystem.exists(above)) above = above.getParent
+    val below = asked.toUri.getPath.substring(above.toUri.getPath.length)
+    val found = fileSystem.resolvePath(above)
+    fileSystem = found.getFileSystem(configuration)
+    val storage = Option(fileSystem.getCanonicalServiceName).getOrElse(fileSystem.getUri.toString)
+    reply.put("storage", storage).put("path", s"${found.toUri.getPath}/$below")
+    ()
   }
 
   /** Copies `length` bytes from `offset`, fewer at the end; a negative offset is from the end. */
@@ -191,12 +205,14 @@ final class HadoopFiles {
 
   private def kindOf(error: Throwable): String = error match {
     case _: FileNotFoundException => "file-not-found"
+    case _: DirectoryGoneException => "directory-gone"
     case _: FileAlreadyExistsException | _: PathIsNotEmptyDirectoryException => "file-exists"
     case _: java.nio.file.FileAlreadyExistsException => "file-exists"
     case _: AccessControlException | _: java.nio.file.AccessDeniedException => "permission-denied"
     case _: UnsupportedFileSystemException => "unsupported-scheme"
     // A scheme whose class is known, and whose jar is not there.
-    case e if e.getCause.isInstanceOf[ClassNotFoundException] => "unsupported-scheme"
+    case e: RuntimeException if e.getCause.isInstanceOf[ClassNotFoundException] =>
+      "unsupported-scheme"
     case _ if reasonOf(error).contains("No space left") => "storage-full"
     case _ => "storage"
   }
@@ -210,4 +226,20 @@ private object HadoopFiles {
 
   /** More than there are queries in one JVM. */
   private val MostConfigurations = 256
+
+  /** The directory of a file that is to be written is not there. */
+  private final class DirectoryGoneException(cause: FileNotFoundException)
+      extends IOException(cause.getMessage, cause)
+
+  /** A query's configuration, and what writes its files, which keeps connections. */
+  private final class Registered(val configuration: Configuration) {
+    private[this] val managers = new ConcurrentHashMap[String, CheckpointFileManager]()
+
+    def manager(path: Path): CheckpointFileManager = {
+      val uri = path.toUri
+      managers.computeIfAbsent(
+        s"${uri.getScheme}://${uri.getAuthority}",
+        _ => CheckpointFileManager.create(path.getParent, configuration))
+    }
+  }
 }

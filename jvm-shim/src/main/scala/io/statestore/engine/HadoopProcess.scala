@@ -4,9 +4,10 @@ import java.io.{BufferedReader, InputStreamReader}
 import java.nio.charset.StandardCharsets.UTF_8
 
 import io.statestore.Json
-import org.apache.hadoop.conf.Configuration
+import org.apache.hadoop.security.UserGroupInformation
 
-import org.apache.spark.SparkConf
+import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
+import org.apache.spark.sql.internal.SQLConf.STREAMING_CHECKPOINT_FILE_MANAGER_CLASS
 
 /**
  * Hadoop's file systems for operations, which run where no query does: docs/protocol.md, "Files of
@@ -17,14 +18,29 @@ object HadoopProcess {
 
   def main(arguments: Array[String]): Unit = {
     require(arguments.isEmpty, "takes no arguments")
+    // What a file system's jar starts may not keep the process: it ends here, however it does.
+    val status =
+      try {
+        serve()
+        0
+      } catch {
+        case e: Throwable =>
+          e.printStackTrace()
+          1
+      }
+    System.exit(status)
+  }
+
+  private def serve(): Unit = {
     val stdin = new BufferedReader(new InputStreamReader(System.in, UTF_8))
-    val configuration = new Configuration()
-    new SparkConf().getAllWithPrefix(Prefix).foreach { case (key, value) =>
-      configuration.set(key, value)
-    }
+    val configuration = StateStoreInternals.hadoopConfiguration()
+    // A session hands this one on, too, to what writes its files.
+    val manager = STREAMING_CHECKPOINT_FILE_MANAGER_CLASS.parent.key
+    sys.props.get(manager).foreach(configuration.set(manager, _))
     // Not arguments, which every user of the machine can read.
     Json.readObject(stdin.readLine()).properties()
       .forEach(field => configuration.set(field.getKey.stripPrefix(Prefix), field.getValue.asText))
+    UserGroupInformation.setConfiguration(configuration)
     val server = new FileServer
     server.register("", configuration)
     val ready = Json.obj().put("port", server.port).put("token", server.token)

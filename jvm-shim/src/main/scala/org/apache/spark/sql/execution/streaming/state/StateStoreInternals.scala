@@ -10,6 +10,7 @@ import org.apache.hadoop.conf.Configuration
 
 import org.apache.spark.{SparkConf, SparkContext, SparkEnv, SparkException}
 import org.apache.spark.api.python.PythonUtils
+import org.apache.spark.deploy.SparkHadoopUtil
 import org.apache.spark.rpc.{IsolatedThreadSafeRpcEndpoint, RpcCallContext, RpcEnv}
 import org.apache.spark.scheduler.{SparkListener, SparkListenerApplicationEnd}
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
@@ -22,6 +23,9 @@ import org.apache.spark.util.{NextIterator, RpcUtils, Utils}
 
 /** The few members of Spark that only its own packages can see, and nothing else. */
 object StateStoreInternals {
+
+  /** The Hadoop configuration of this JVM's Spark configuration, as a session begins with it. */
+  def hadoopConfiguration(): Configuration = SparkHadoopUtil.newConfiguration(new SparkConf())
 
   /** Run ID of the query whose task uses `hadoopConf`. */
   def runId(hadoopConf: Configuration): UUID =
