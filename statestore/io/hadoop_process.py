@@ -165,9 +165,13 @@ class _Jvm:
                 self.process.stdin.close()
 
     def _last_lines(self) -> str:
-        lines = self._printed().decode(errors="replace").splitlines()
-        told = [line.strip() for line in lines if not line.startswith("\tat ")]
-        return " | ".join(told[-_NUM_LINES:])
+        """Return what it printed last, but for stack frames and its token."""
+        lines = [
+            line.decode(errors="replace").strip()
+            for line in self._printed().splitlines()
+            if not line.startswith((b"\tat ", _READY))
+        ]
+        return " | ".join(lines[-_NUM_LINES:])
 
     def _handshake(self, hadoop: Mapping[str, str]) -> ShimFiles:
         assert self.process.stdin is not None  # noqa: S101 (asked for)
