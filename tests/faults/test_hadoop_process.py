@@ -54,7 +54,7 @@ def processes(mark):
     return found
 
 
-def test_configuration_is_known_and_not_seen(tmp_path, mounted, monkeypatch):
+def test_process_is_started_when_needed_and_ends_with_its_use(tmp_path, mounted, monkeypatch):
     """Catches secrets that every user of the machine can read, and a JVM that outlives its use."""
     file_system, conf = mounted
     mark = uuid.uuid4().hex
@@ -64,32 +64,20 @@ def test_configuration_is_known_and_not_seen(tmp_path, mounted, monkeypatch):
     assert processes(mark) == {}
 
     assert io.read_tail("/data/a", 9) == (b"bytes", 5)
-
-    (text,) = processes(mark).values()
+    ((pid, text),) = processes(mark).items()
     assert SECRET.encode() not in text
+
+    # One that died is named, and replaced.
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(StorageError, match=r"has ended.*status=-9") as raised:
+        io.list("/data")
+    assert "token" not in str(raised.value)
+    assert [info.name for info in io.list("/data")] == ["a"]
+    assert processes(mark).keys() - {pid}
+
     files.close()
     assert processes(mark) == {}
-    assert [info.name for info in io.list("/data")] == ["a"]
     files.close()
-
-
-def test_process_that_died_is_named_and_replaced(tmp_path, mounted, monkeypatch):
-    """Catches a program that cannot open a file again until it is started anew."""
-    file_system, conf = mounted
-    mark = uuid.uuid4().hex
-    monkeypatch.setenv("STATESTORE_TEST_MARK", mark)
-    with closing(HadoopProcess(conf)) as files:
-        io = open_io(files, file_system, tmp_path)
-        assert len(io.list("/data")) == 1
-        (pid,) = processes(mark)
-        os.kill(pid, signal.SIGKILL)
-
-        with pytest.raises(StorageError, match=r"has ended.*status=-9") as raised:
-            io.list("/data")
-        assert "token" not in str(raised.value)
-
-        assert len(io.list("/data")) == 1
-        assert processes(mark).keys() != {pid}
 
 
 def test_output_of_the_process_holds_nothing_up(tmp_path, mounted, monkeypatch):
@@ -123,8 +111,8 @@ def test_forked_process_starts_its_own(tmp_path, mounted, monkeypatch):
         assert len(processes(mark)) == 1
 
 
-def test_directory_is_known_by_every_name(tmp_path, mounted):
-    """Catches a savepoint that is deleted with the checkpoint that was made in it."""
+def test_directory_is_known_by_every_name_and_a_scheme_by_its_jar(tmp_path, mounted):
+    """Catches a savepoint deleted with the checkpoint made in it; a jar nobody is told to add."""
     file_system, conf = mounted
     folder = tmp_path / "folder"
     (folder / "b").mkdir()
@@ -144,6 +132,10 @@ def test_directory_is_known_by_every_name(tmp_path, mounted):
                 uri.format(file_system, folder), directory.format(file_system, folder)
             )
             assert found == expected, (uri, directory)
+        for uri in ("gs://bucket", "nosuch://x"):
+            with pytest.raises(InvalidArgumentError, match="unsupported-scheme") as raised:
+                open_io(files, uri, tmp_path).list("/a")
+            assert "--conf spark.jars=" in raised.value.to_fix
 
 
 def test_process_ends_with_the_one_that_started_it(tmp_path, mounted, monkeypatch):
@@ -198,14 +190,3 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
         patch.setenv(JAR_VARIABLE, str(tmp_path / "empty.jar"))
         with pytest.raises(StorageError, match=MAIN_CLASS):
             io.list("/a")
-
-
-def test_scheme_whose_jar_is_missing_is_named(tmp_path):
-    """Catches a user who is not told how a command gets the jar of a cloud's file system."""
-    files = HadoopProcess()
-
-    for uri in ("gs://bucket", "nosuch://x"):
-        with pytest.raises(InvalidArgumentError, match="unsupported-scheme") as raised:
-            open_io(files, uri, tmp_path).list("/a")
-        assert "--conf spark.jars=" in raised.value.to_fix
-    files.close()

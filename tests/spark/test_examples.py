@@ -99,7 +99,7 @@ def test_edit_diffs_go_on_when_restarted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("backend", "shown", "stores"),
     [
-        ("filesystem", "snapshot files", []),
+        ("filesystem", "snapshot files", ["statestore rocksdb"]),
         pytest.param("filesystem", "snapshot files", TITLES, marks=pytest.mark.extended),
         pytest.param("heap", "it refuses, since", ["statestore heap"], marks=pytest.mark.extended),
         pytest.param(

@@ -34,7 +34,7 @@ from statestore.operations.expire import expire
 from statestore.operations.verify import verify
 from tests.contract.test_tree_io import *  # noqa: F403
 
-from .conftest import EXTENDED, MakeLane, RunReference, state_in_files
+from .conftest import EXTENDED, MakeLane, RunReference
 from .harness import (
     FILESYSTEM,
     HDFS,
@@ -153,6 +153,7 @@ def test_commands_open_hdfs_by_themselves(make_hdfs_lane: MakeLane) -> None:
     assert run("verify", str(lane.checkpoint), "--deep")["findings"] == []
 
 
+@EXTENDED
 def test_query_is_stopped_with_a_savepoint(
     make_hdfs_lane: MakeLane, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +182,7 @@ def test_query_is_stopped_with_a_savepoint(
     assert taken.version == 2
 
 
-@state_in_files
+@EXTENDED
 def test_rows_equal_never_converted(make_hdfs_lane: MakeLane, run_reference: RunReference) -> None:
     """Catches a conversion that leaves what HDFS keeps of a checkpoint behind."""
     query = replace(JOIN, name="converted-on-hdfs")
