@@ -362,7 +362,7 @@ def test_stale_scratch_directories_are_swept_and_used_ones_are_not(tmp_path):
     assert holder.stdout.readline() == b"held\n"
 
     with EngineProcess(str(tmp_path / "statestore-scratch-own")) as engine:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 40
         while stale.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         engine.call("status")

@@ -59,7 +59,7 @@ class SessionBench:
 
     def wait_for_snapshot(self, version):
         """Wait until the session knows a snapshot of at least this version."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 40
         while version > 0 and self.session.versions.snapshot_status.version < version:
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -157,7 +157,7 @@ def test_failed_snapshot_is_tried_again(bench, caplog):
     bench.io.arm(Fault(3, calls=("publish",)))
     for _ in range(3):
         bench.commit()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while bench.session.is_snapshot_in_flight and time.monotonic() < deadline:
         time.sleep(0.005)
     assert "snapshot failed" in caplog.text
@@ -221,7 +221,7 @@ def test_wrong_number_of_keys_is_caught_before_a_snapshot_is_published(bench, ca
     bench.commit([Row(1, 0, PUT, b"a", b"1"), Row(2, 0, PUT, b"b", b"2")], num_keys=2)
     bench.commit([Row(1, 0, DELETE, b"a", None)], num_keys=2, force_snapshot=True)
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while "not as many" not in caplog.text:
         assert time.monotonic() < deadline
         time.sleep(0.005)

@@ -187,7 +187,7 @@ def assert_same(reference: Lane, candidate: Lane) -> None:
         assert candidate.counts(name) == reference.counts(name), name
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 15.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
     """Return the first true value of a condition; fail with `what` after timeout_s seconds."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -152,7 +152,7 @@ def test_nothing_outlives_a_killed_driver(
     else:
         os.kill(job.process.pid if victim == "python" else job.driver(), signal.SIGKILL)
 
-    wait_for(lambda: not engines(job.pids()), "the end of the engines", timeout_s=10)
+    wait_for(lambda: not engines(job.pids()), "the end of the engines", timeout_s=30)
     with exclusive_directory(LocalFileIO(), checkpoint, "rescale"):
         # Nobody waits for the leases of the killed to expire.
         assert [name.split("-")[0] for name in leases.list()] == ["operation"]
@@ -172,8 +172,8 @@ def test_nothing_outlives_a_killed_driver(
         run_plan(reference)
         for file, rows in rows_by_file.items():
             assert rows == reference.batches[file]
-    wait_for(lambda: not scratch_directories(job.root), "the removal of scratch directories", 10)
-    wait_for(lambda: not job.pids(), "the end of the job's processes", timeout_s=30)
+    wait_for(lambda: not scratch_directories(job.root), "the removal of scratch directories")
+    wait_for(lambda: not job.pids(), "the end of the job's processes")
 
 
 @pytest.mark.ours

@@ -198,7 +198,7 @@ def test_killed_driver_is_told_by_name(start_job: Callable[..., Job], make_lane:
     wait_for(lambda: job.num_batches() > 3, "the third batch", timeout_s=60)
     assert checkpoint_memories(job.pids())
     os.kill(job.driver(), signal.SIGKILL)
-    wait_for(lambda: not checkpoint_memories(job.pids()), "the end of the memory", timeout_s=10)
+    wait_for(lambda: not checkpoint_memories(job.pids()), "the end of the memory", timeout_s=30)
 
     report: dict[str, Any] = start_job("resume_lost").report()
 
