@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,37 @@ def assert_same(reference: Lane, candidate: Lane) -> None:
         assert candidate.batches[batch_id] == rows, f"batch {batch_id} of {candidate.query.name}"
     for name in ("numRowsTotal", "numRowsUpdated", "numRowsRemoved", "numRowsDroppedByWatermark"):
         assert candidate.counts(name) == reference.counts(name), name
+
+
+def files_read(
+    checkpoint: str | Path, batch_ids: Iterable[int], files: Sequence[Files]
+) -> tuple[list[Files], list[Files]]:
+    """Return what a query of one input had read before some batches, and what each of them read.
+
+    A batch reads one file, unless Spark was killed between its log of files and its log of offsets:
+    then a batch reads two.
+
+    Args:
+        checkpoint: The query's.
+        batch_ids: Successive batches, none of them the first.
+        files: All that it was fed, in order.
+
+    Returns:
+        The files before; and for each batch one file with all the rows that it read.
+    """
+
+    def newest(batch_id: int) -> int:
+        planned = Path(checkpoint, "offsets", str(batch_id)).read_text()
+        return int(json.loads(planned.splitlines()[-1])["logOffset"])
+
+    ordered = sorted(batch_ids)
+    ends = [newest(batch_id) + 1 for batch_id in (ordered[0] - 1, *ordered)]
+    (name,) = files[0]
+    read = [
+        {name: [row for file in files[start:end] for row in file[name]]}
+        for start, end in pairwise(ends)
+    ]
+    return list(files[: ends[0]]), read
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:

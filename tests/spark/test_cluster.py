@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,15 @@ from statestore.io.local import LocalFileIO
 from statestore.operations.in_use import exclusive_directory
 
 from .conftest import EXTENDED, OURS, PROVIDER, MakeLane, state_in_files
-from .harness import HDFS, ROCKSDB_BACKEND, STATE_STORE, assert_same, run_plan, wait_for
+from .harness import (
+    HDFS,
+    ROCKSDB_BACKEND,
+    STATE_STORE,
+    assert_same,
+    files_read,
+    run_plan,
+    wait_for,
+)
 from .job import BY_NAME, ENDLESS, KILL_DELAY_S
 from .job_process import Job
 from .processes import descendants, engines, scratch_directories
@@ -49,16 +55,6 @@ OTHERS = (
     "flat-map-groups-event-time",
     "pandas-groups-event-time-append",
 )
-
-
-def _newest_file(checkpoint: str, batch_id: int) -> int:
-    """Number of the last file that a batch read.
-
-    That is the batch's own, unless Spark was killed between its log of files and its log of
-    offsets: then a batch reads two.
-    """
-    planned = Path(checkpoint, "offsets", str(batch_id)).read_text()
-    return int(json.loads(planned.splitlines()[-1])["logOffset"])
 
 
 def _rows(batches: dict[str, list[str]]) -> dict[int, list[str]]:
@@ -163,15 +159,12 @@ def test_nothing_outlives_a_killed_driver(
             os.utime(f"{path}/lock", (0, 0))
         report = start_job("resume", provider=PROVIDER).report()
         assert not left & set(report["scratch"])
-        rows_by_file = {
-            _newest_file(checkpoint, batch_id): rows
-            for batch_id, rows in _rows(report["batches"]).items()
-        }
-        files = ENDLESS.plan[0][: max(rows_by_file) + 1]
-        reference = make_lane(replace(ENDLESS, plan=[files]), HDFS)
+        batches = _rows(report["batches"])
+        before, files = files_read(checkpoint, batches, ENDLESS.plan[0])
+        reference = make_lane(replace(ENDLESS, plan=[[*before, *files]]), HDFS)
         run_plan(reference)
-        for file, rows in rows_by_file.items():
-            assert rows == reference.batches[file]
+        expected = list(reference.batches.values())[len(before) :]
+        assert [batches[batch] for batch in sorted(batches)] == expected
     wait_for(lambda: not scratch_directories(job.root), "the removal of scratch directories")
     wait_for(lambda: not job.pids(), "the end of the job's processes")
 
