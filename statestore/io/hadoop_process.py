@@ -114,6 +114,7 @@ class _Jvm:
         for key in conf.keys() - hadoop.keys():
             command += ["--conf", f"{key}={conf[key]}"]
         command += ["--class", MAIN_CLASS, str(find_jar())]
+        self._command = shlex.join(command)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `release`)
         self.process = subprocess.Popen(
             command,
@@ -187,7 +188,7 @@ class _Jvm:
             if has_ended:
                 raise StorageError(
                     "the JVM for Hadoop's file systems does not start",
-                    command=shlex.join(map(str, self.process.args)),  # type: ignore[arg-type]
+                    command=self._command,
                     status=self.process.returncode,
                     reason=self._last_lines(),
                     to_fix="mend what the reason names; `statestore doctor` checks Java, Spark "
