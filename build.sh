@@ -17,6 +17,8 @@ usage: ./build.sh TARGET [ARGUMENT...]
   test-all  run them with every operator in every combination and on every state backend
   lint      check style, types, layers, the shim and the generated docs
   bench     measure all providers, results under benchmarks/results/
+  chaos     kill, freeze and starve real jobs; every row is counted (--seed, --faults, --minutes)
+  fuzz      fuzz what decodes files, 10 minutes each; --minutes 1, or the name of a target, is less
   soak      2,000 small batches on each state backend; memory and files must stay flat
   wheel     build dist/*.whl with the jar inside
 
@@ -136,6 +138,7 @@ case $target in
     failed=0
     run_tests "" || failed=1
     run_other_backends || failed=1
+    $python -m tests.chaos --minutes 5 || failed=1
     exit $failed
     ;;
   lint)
@@ -146,9 +149,21 @@ case $target in
     jar
     exec $python -m benchmarks "$@"
     ;;
+  chaos)
+    jar
+    use_memory_for_scratch
+    $python -m tests.chaos "$@"
+    ;;
   soak)
     jar
     exec $python -m benchmarks.soak "$@"
+    ;;
+  fuzz)
+    setup
+    $python -c 'import atheris' 2>/dev/null ||
+      $python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group fuzz ||
+      fail "no atheris for this Python: command=$python. To fix: set PYTHON to a Python 3.11 to 3.13, delete .venv and run it again"
+    exec $python -m tests.fuzz "$@"
     ;;
   wheel)
     jar

@@ -27,8 +27,8 @@ from pyspark.sql import SparkSession
 import statestore
 from benchmarks.query_runs import run_from_start, start_query, start_warm_session
 from benchmarks.workloads import OUR_ROCKSDB, OURS, QueryWorkload, find_provider
-from statestore.operations.savepoint import SavepointForm
-from statestore.operations.verify import verify
+from statestore.operations.savepoint.savepoint import SavepointForm
+from statestore.operations.upkeep.verify import verify
 
 PARTITIONS = 4
 BACKENDS = {"filesystem": OURS, "rocksdb": OUR_ROCKSDB, "spark-rocksdb": "rocksdb"}

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
         FailureRate,
         FixedDelay,
         NoRestart,
-        Restart,
     )
-    from statestore.operations.branch import plan_branch
-    from statestore.operations.reading import read, read_batches
-    from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
-    from statestore.operations.restore import plan_restore
-    from statestore.operations.savepoint import take_savepoint
+    from statestore.core.restarts import Restart
+    from statestore.operations.reading.read import read, read_batches
+    from statestore.operations.rescale.rescale import plan_rescale, plan_undo, rescale, undo_rescale
+    from statestore.operations.savepoint.branch import plan_branch
+    from statestore.operations.savepoint.restore import plan_restore
+    from statestore.operations.savepoint.savepoint import take_savepoint
     from statestore.spark.configuration import configure
     from statestore.spark.convert import convert
     from statestore.spark.driver_files import driver_files
@@ -78,12 +78,12 @@ _HOMES = {
     "Batch": "statestore.store.batch",
     "Store": "statestore.store.store",
     "open_store": "statestore.store.store",
-    "plan_rescale": "statestore.operations.rescale",
-    "plan_undo": "statestore.operations.rescale",
-    "rescale": "statestore.operations.rescale",
-    "undo_rescale": "statestore.operations.rescale",
-    "read": "statestore.operations.reading",
-    "read_batches": "statestore.operations.reading",
+    "plan_rescale": "statestore.operations.rescale.rescale",
+    "plan_undo": "statestore.operations.rescale.rescale",
+    "rescale": "statestore.operations.rescale.rescale",
+    "undo_rescale": "statestore.operations.rescale.rescale",
+    "read": "statestore.operations.reading.read",
+    "read_batches": "statestore.operations.reading.read",
     "configure": "statestore.spark.configuration",
     "convert": "statestore.spark.convert",
     "driver_files": "statestore.spark.driver_files",
@@ -96,12 +96,12 @@ _HOMES = {
     "FailureRate": "statestore.core.restart_strategies",
     "FixedDelay": "statestore.core.restart_strategies",
     "NoRestart": "statestore.core.restart_strategies",
-    "Restart": "statestore.core.restart_strategies",
+    "Restart": "statestore.core.restarts",
     "QueryFailedError": "statestore.core.errors",
-    "plan_branch": "statestore.operations.branch",
-    "plan_restore": "statestore.operations.restore",
+    "plan_branch": "statestore.operations.savepoint.branch",
+    "plan_restore": "statestore.operations.savepoint.restore",
     "stop_with_savepoint": "statestore.spark.savepoint",
-    "take_savepoint": "statestore.operations.savepoint",
+    "take_savepoint": "statestore.operations.savepoint.savepoint",
     "StateStoreError": "statestore.core.errors",
     "StateStoreOptions": "statestore.core.options",
 }

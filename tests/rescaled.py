@@ -70,7 +70,7 @@ def assert_old_new_or_refused(path, expected, before, after):
 
 
 def edit_conf(made, **changes):
-    """Change the conf that the newest batch pins."""
-    path = Path(made.path, f"offsets/{newest(made.path, 'offsets')}")
-    entry = OffsetsEntry.parse(path.read_text(), str(path))
-    path.write_text(entry.with_conf(changes).encode())
+    """Change the conf that the query pins."""
+    for path in Path(made.path, "offsets").iterdir():
+        entry = OffsetsEntry.parse(path.read_text(), str(path))
+        path.write_text(entry.with_conf(changes).encode())

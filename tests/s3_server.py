@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import re
 import socket
 import threading
 import time
 from collections import Counter
+from io import BytesIO
 
 import boto3
+from moto.s3.models import s3_backends
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
@@ -29,6 +32,8 @@ class S3Server:
         delay_s: Seconds that every request waits before it is served.
         most_at_once: Most requests of one method that were being served at one time.
         session_tokens: The session tokens of requests since `make_bucket`, None where one had none.
+        outage: `throttled` refuses every request; `silent` serves them when it is over, which may
+            be long after the client has given up; empty in peace.
     """
 
     def __init__(self):
@@ -37,6 +42,7 @@ class S3Server:
         self.delay_s = 0.0
         self.most_at_once = Counter()
         self.session_tokens = set()
+        self.outage = ""
         self._at_once = Counter()
         self._lock = threading.Lock()
         self._gathering = {}
@@ -58,6 +64,7 @@ class S3Server:
         self._faults.clear()
         self._gathering.clear()
         self.delay_s = 0.0
+        self.outage = ""
         name = f"bucket-{next(self._numbers)}"
         self._client().create_bucket(
             Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION}
@@ -67,6 +74,14 @@ class S3Server:
         self.most_at_once.clear()
         self.session_tokens.clear()
         return name
+
+    def put_many(self, bucket, keys):
+        """Make many small objects, without a request for each."""
+        (account,) = (
+            account for account in s3_backends if bucket in s3_backends[account]["aws"].buckets
+        )
+        for key in keys:
+            s3_backends[account]["aws"].put_object(bucket, key, b"x")
 
     def keys(self, bucket):
         """Return the keys of every object of a bucket."""
@@ -98,7 +113,8 @@ class S3Server:
         """Let the next requests of a method be `throttled`, `reply-lost`, `truncated` or `refused`.
 
         A lost reply is one to a request that was carried out; `unconditional` carries it out
-        whatever its condition is. `no-upload` is the answer where an upload in parts has ended. A
+        whatever its condition is. Of several files to delete, `one-refused` refuses the first.
+        `no-upload` is the answer where an upload in parts has ended. A
         function is called before the request is refused.
         """
         self._faults += [(method, fault)] * times
@@ -143,6 +159,10 @@ class S3Server:
 
     def _answer(self, environ, start_response, method, number):
         time.sleep(self.delay_s)
+        while self.outage == "silent":
+            time.sleep(0.05)
+        if self.outage == "throttled":
+            return _refuse(start_response, "503 Slow Down", "SlowDown")
         last_free, barrier = self._gathering.get(method, (number, None))
         if number > last_free:
             barrier.wait(20)
@@ -161,12 +181,24 @@ class S3Server:
         if fault == "unconditional":
             environ.pop("HTTP_IF_NONE_MATCH", None)
             fault = None
+        if fault == "one-refused":
+            return self._refuse_first_key(environ, start_response)
         if fault is None:
             return self._app(environ, start_response)
         body = b"".join(self._app(environ, start_response))
         if fault == "reply-lost":
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         return [body[: len(body) // 2]]
+
+    def _refuse_first_key(self, environ, start_response):
+        asked = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+        key = re.search(rb"<Key>.*?</Key>", asked).group()
+        left = re.sub(rb"<Object>.*?</Object>", b"", asked, count=1)
+        environ |= {"wsgi.input": BytesIO(left), "CONTENT_LENGTH": str(len(left))}
+        body = b"".join(self._app(environ, lambda *_: None))
+        refusal = b"<Error>" + key + b"<Code>AccessDenied</Code><Message>no</Message></Error>"
+        start_response("200 OK", [("Content-Type", "application/xml")])
+        return [body.replace(b"</DeleteResult>", refusal + b"</DeleteResult>")]
 
     def _take_fault(self, method):
         for index, (wanted, fault) in enumerate(self._faults):

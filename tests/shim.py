@@ -1,7 +1,10 @@
 """The shim's calls about one store, made from Python."""
 
+import json
 import struct
+import threading
 from pathlib import Path
+from typing import ClassVar
 
 import google_crc32c
 from rocksdict import SstFileWriter
@@ -10,11 +13,47 @@ from statestore.backends.rocksdb.sst import Memory, encode_key
 from statestore.backends.rocksdb.view import View
 from statestore.codec.rows import DELETE, PUT, Row
 from statestore.core.options import StateStoreOptions
+from statestore.engine.service import EngineService
 from statestore.testing.deltas import write_stream
 
 G = 8
 OPTIONS = {"fsync_enabled": False, "min_versions_to_retain": 2, "snapshot_max_chain_length": 4}
 FAMILIES = [{"id": 0, "name": "default", "key_schema": "{}", "value_schema": "{}"}]
+
+
+class Engine(EngineService):
+    """The engine's service in this process, called as EngineProcess is.
+
+    Those that a test made end with it, and with them what goes on beside their calls.
+    """
+
+    made: ClassVar[list["Engine"]] = []
+
+    def __init__(self, scratch, io=None):
+        Path(scratch).mkdir(parents=True, exist_ok=True)
+        super().__init__(scratch, io)
+        self.made.append(self)
+
+    def settle(self):
+        """Wait for what goes on beside the calls."""
+        done = threading.Event()
+        self._pool.submit(done.set)
+        assert done.wait(60)
+
+    def end(self):
+        """End when what goes on beside the calls has ended."""
+        self._pool.shutdown(wait=True)
+        super().end()
+
+    def request(self, op, **fields):
+        """Send a call and return the whole reply."""
+        return json.loads(super().call(json.dumps({"op": op, **fields})))
+
+    def call(self, op, **fields):
+        """Send a call and return what it answered under `ok`."""
+        reply = self.request(op, **fields)
+        assert "ok" in reply, reply
+        return reply["ok"]
 
 
 class Shim:

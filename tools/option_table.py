@@ -67,7 +67,7 @@ def reference() -> str:
         *(f"| `{key}` | {reason} |" for key, reason in IGNORED),
         "",
         "Spark's own `spark.sql.streaming.minBatchesToRetain` (default 100) says how many of the",
-        "newest versions stay loadable;",
+        "newest versions stay loadable, at least 2;",
         "`spark.sql.streaming.stateStore.maintenanceInterval` says how often maintenance runs.",
     ]
     return "\n".join(lines) + "\n"

@@ -36,7 +36,15 @@ ENGINE_LAYERS = ("core", "codec", "io", "checkpoint", "backends", "engine")
 """Subpackages of statestore that an engine process imports."""
 
 MANIFEST = "META-INF/MANIFEST.MF"
-RESOURCES = ("io/statestore/version", "io/statestore/options.json")
+SERVICES = {
+    "org.apache.spark.sql.SparkSessionExtensionsProvider": "io.statestore.provider.QueryStarts",
+}
+"""What Spark finds in the jar by itself: implementations by interface."""
+RESOURCES = (
+    "io/statestore/version",
+    "io/statestore/options.json",
+    *(f"META-INF/services/{interface}" for interface in SERVICES),
+)
 FIXED_DATE = (1980, 1, 1, 0, 0, 0)
 
 
@@ -89,10 +97,14 @@ def _resources() -> dict[str, bytes]:
     for layer in ENGINE_LAYERS:
         files += (package / layer).rglob("*.py")
     embedded = {str(path.relative_to(ROOT)): path.read_bytes() for path in sorted(files)}
-    version, options = RESOURCES
+    version, options, *services = RESOURCES
     return {
         version: f"{__version__}\n".encode(),
         options: json.dumps(json.loads(table_json()), indent=1).encode(),
+        **{
+            path: f"{implementation}\n".encode()
+            for path, implementation in zip(services, SERVICES.values(), strict=True)
+        },
         f"{PACKAGE}/INDEX": "".join(f"{name}\n" for name in sorted(embedded)).encode(),
         **{f"{PACKAGE}/{name}": content for name, content in embedded.items()},
     }

@@ -16,7 +16,13 @@ from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, re
 from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import describe_stream
 from statestore.codec.trailer import Trailer
-from statestore.core.errors import InternalError, InvalidArgumentError, NotFoundError, StorageError
+from statestore.core.errors import (
+    FencedError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    StorageError,
+)
 from statestore.core.version import WRITER
 from statestore.io.local import named_errors
 
@@ -246,9 +252,11 @@ def publish_delta(
         clock: For the times.
 
     Guarantee: on return the version is durable. After a raise it is either not there or wholly
-    there; `find_committed` tells, and the local file is left in the first case.
+    there; `find_committed` tells, and the local file is left in the first case. A version whose
+    batch the query has committed keeps its rows.
 
     Raises:
+        FencedError: The version is there with other rows, and its batch is committed.
         StorageError: The storage failed; names the reason.
     """
     start_ms = clock.elapsed_ms()
@@ -259,9 +267,38 @@ def publish_delta(
     sealed_ms = clock.elapsed_ms()
     if parent is None:
         location.io.make_directory(location.directory)
-    sync_ms = location.io.publish(body.local_path, location.path(name), sync=sync, overwrite=True)
+    sync_ms = _publish(location, new, body, sync=sync)
     times = CommitTimes(sealed_ms - start_ms, clock.elapsed_ms() - sealed_ms, sync_ms)
     return PublishedFile(make_ref(name, trailer, size), trailer), times
+
+
+def _publish(location: StoreLocation, new: NewVersion, body: Body, *, sync: bool) -> float:
+    """Publish a sealed delta; in checkpoint format v1 another attempt's may have the name."""
+    name = new.file_name(location)
+    path = location.path(name)
+    if location.commits is not None and new.checkpoint_format < 2:
+        try:
+            return location.io.publish(body.local_path, path, sync=sync, overwrite=False)
+        except FencedError:
+            # Of a batch that failed, and runs again; or this is an attempt that comes too late.
+            if location.commits.newest() >= new.version - 1:
+                _require_same_rows(location, name, new.version, body.lineage)
+    return location.io.publish(body.local_path, path, sync=sync, overwrite=True)
+
+
+def _require_same_rows(location: StoreLocation, name: str, version: int, lineage: str) -> None:
+    found = read_trailer(location, name).trailer
+    if found.lineage != lineage:
+        raise FencedError(
+            "a version whose batch is committed would be replaced by other rows",
+            file=location.path(name),
+            version=version,
+            committed_batch=version - 1,
+            expected=found.lineage,
+            found=lineage,
+            to_fix="nothing, where the query runs on: this attempt came too late, and its rows "
+            "count nowhere; or see that one application alone runs the query, and restart it",
+        )
 
 
 def delta_trailer(

@@ -23,14 +23,16 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from statestore.codec.trailer import FileKind, StoreName
+from statestore.core.errors import CorruptionError
 from statestore.core.providers import PROVIDERS
 from statestore.io.local import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
+    from statestore.checkpoint.query_log import QueryLog
     from statestore.io.file_io import FileIO
 
 FileBody = Literal["arrows", "sst"]
@@ -50,6 +52,7 @@ _STATE_FILE = re.compile(
     r"([1-9][0-9]*)(?:_([0-9a-f]{32}))?\.(delta|snapshot|merged)\.(arrows|sst)"
 )
 _PIN = re.compile(r"([1-9][0-9]*)\.[0-9a-f]{32}\.pin")
+_SIBLING = re.compile(r"\.\./(?:\.\./)?(0|[1-9][0-9]{0,4})/")
 _RESCALE_REF = re.compile(r"([1-9][0-9]*)\.(0|[1-9][0-9]*)\.ref")
 # <version>.delta and .snapshot are HDFSBackedStateStoreProvider's; .zip and .changelog RocksDB's,
 # in checkpoint format v2 with an ID; a dot and a "crc" file belongs to either.
@@ -95,12 +98,15 @@ class StoreLocation:
         root: The `state` directory of the checkpoint, a path of that storage.
         store: The store.
         body: How its files keep rows.
+        commits: The commit log of the query that writes it, wherever the state is; None where
+            there is none, or nobody but the caller writes.
     """
 
     io: FileIO
     root: str
     store: StoreName
     body: FileBody = "arrows"
+    commits: QueryLog | None = field(default=None, compare=False)
 
     @property
     def directory(self) -> str:
@@ -108,8 +114,15 @@ class StoreLocation:
         return store_directory(self.root, self.store)
 
     def path(self, name: str) -> str:
-        """Return the path of a file by its name, or by the path of a file reference."""
-        return posixpath.normpath(f"{self.directory}/{name}")
+        """Return the path of a file by its name, or by the path of a file reference.
+
+        Raises:
+            CorruptionError: It leads elsewhere than to the same store of any state partition.
+        """
+        if "/" not in name and name not in ("", ".", ".."):
+            return f"{self.directory}/{name}"
+        sibling = store_of_path(self.store, name)
+        return f"{store_directory(self.root, sibling)}/{posixpath.basename(name)}"
 
     def sibling(self, partition: int) -> StoreLocation:
         """Return where the same store of another state partition is."""
@@ -224,9 +237,27 @@ def other_provider(names: list[str]) -> tuple[str, str] | None:
 
 
 def store_of_path(store: StoreName, path: str) -> StoreName:
-    """Return the store a file belongs to by the path of a reference: this one, or another's."""
-    if "/" not in path:
+    """Return the store a file belongs to by the path of a reference: this one, or a sibling.
+
+    Nothing else is followed, wherever the path comes from: a reference leads to a state file of the
+    same store in this or another state partition.
+
+    Raises:
+        CorruptionError: The path leads elsewhere.
+    """
+    if "/" not in path and parse_state_file_name(path) is not None:
         return store
-    path = posixpath.normpath(posixpath.join(store_directory("", store), path))
-    operator, partition, *name = path.strip("/").split("/")[:-1]
-    return StoreName(int(operator), int(partition), name[0] if name else DEFAULT_STORE_NAME)
+    name = posixpath.basename(path)
+    partition = _SIBLING.match(path)
+    if partition is not None and parse_state_file_name(name) is not None:
+        sibling = replace(store, partition=int(partition[1]))
+        if path == path_from_sibling(sibling, name):
+            return sibling
+    raise CorruptionError(
+        "a reference leads to no state file of the store",
+        store=str(store),
+        path=path,
+        expected=path_from_sibling(store, "<version>.delta.<body>"),
+        to_fix="do not use the checkpoint or savepoint: its checksums are right, so somebody wrote "
+        "this on purpose",
+    )

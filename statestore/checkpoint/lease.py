@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import LeaseKind, lease_directory, lease_name, parse_lease_name
 from statestore.core.errors import CorruptionError, NotFoundError
+from statestore.core.json_fields import Fields, MalformedError, parse_fields
 from statestore.core.process import Process
 from statestore.core.version import WRITER
 
@@ -33,6 +34,7 @@ INTERVALS = 3
 _RESOLUTION_MS = 2_000  # an object store dates its objects by whole seconds
 _FORGOTTEN_MS = 24 * 3600 * 1000
 _MAX_BYTES = 64 * 1024
+_MAX_PID = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,20 @@ class Holder:
     executor: str = ""
     run: str = ""
     operation: str = ""
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Holder:
+        """Read the JSON form."""
+        process = fields.object("process")
+        return cls(
+            Process(
+                process.text("host"),
+                process.text("machine"),
+                process.integer("pid", 1, _MAX_PID),
+                process.integer("started"),
+            ),
+            **{name: fields.text(name) for name in ("application", "executor", "run", "operation")},
+        )
 
     @property
     def kind(self) -> LeaseKind:
@@ -126,13 +142,13 @@ class Leases:
         except NotFoundError:
             return None
         try:
-            fields = json.loads(data)
-            holder = fields["holder"]
-            process = Process(**holder.pop("process"))
-            found = FoundLease(
-                path, Holder(process, **holder), int(fields["interval_ms"]), int(fields["lasts_ms"])
+            fields = parse_fields(data)
+            holder = Holder.from_json(fields.object("holder"))
+            interval_ms, lasts_ms = (
+                fields.integer("interval_ms", 1),
+                fields.integer("lasts_ms", 1, _FORGOTTEN_MS),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except MalformedError as error:
             raise CorruptionError(
                 "a lease cannot be read",
                 file=path,
@@ -142,7 +158,7 @@ class Leases:
                 to_fix="use the version of statestore that wrote it; or delete it, if nothing "
                 "writes into the checkpoint",
             ) from error
-        return found
+        return FoundLease(path, holder, interval_ms, lasts_ms)
 
     def forget_old(self, files: Mapping[str, FileInfo], now_ms: float) -> None:
         """Delete what nobody renewed for a day: of holders that died when nobody looked.
@@ -188,7 +204,9 @@ class Lease:
         self._is_dropped = False
 
     def take(self) -> Mapping[str, FileInfo]:
-        """Write the lease and return the files of all there are then, this one among them.
+        """Write the lease and return the files of all there are, this one among them.
+
+        Listed before and after: where a file is replaced in two steps, one listing may miss it.
 
         Guarantee: who takes a lease after this returned finds it.
 
@@ -196,8 +214,9 @@ class Lease:
             StorageError: The storage failed; the lease may be there.
         """
         self._io.make_directory(self.leases.directory)
+        before = self.leases.list()
         self.renew()
-        return self.leases.list()
+        return {**before, **self.leases.list()}
 
     def renew(self) -> None:
         """Write the lease again, unless it was dropped.

@@ -54,32 +54,6 @@ def taken_over(
     return None if clip is None or ref.rows == 0 else replace(ref, path=path, clip=clip)
 
 
-def files_for_child(
-    parent: Trailer, parent_ref: FileRef, snapshot: FileRef | None, snapshot_of: VersionRef | None
-) -> tuple[FileRef, ...]:
-    """Return what must be applied before a delta that is built on a parent.
-
-    Args:
-        parent: Trailer of the parent's delta.
-        parent_ref: Reference to the parent's delta.
-        snapshot: Newest published snapshot the session knows of, or None.
-        snapshot_of: The version that snapshot summarises.
-
-    Returns:
-        The parent's files and the parent, or the snapshot and the deltas after it when the snapshot
-        lies on the parent's lineage and is newer than the one the parent starts from.
-    """
-    chain = (*parent.files, parent_ref)
-    if snapshot is None or snapshot_of is None:
-        return chain
-    for index, ref in enumerate(chain):
-        is_summarised = VersionRef(ref.version, ref.checkpoint_id, ref.lineage) == snapshot_of
-        # What a rescale took over is another partition's version, even where it is the one known.
-        if ref.kind == "delta" and not ref.is_foreign and is_summarised:
-            return (snapshot, *chain[index + 1 :])
-    return chain
-
-
 def chain_length(files: tuple[FileRef, ...]) -> int:
     """Return the number of deltas among files."""
     return sum(ref.kind == "delta" for ref in files)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MIN_RETAINED = 2
+"""Versions of a store that are retained at least: a failed batch starts from the one before."""
 LASTS_MS = 3600 * 1000
 _RENEWALS = 3  # in the time a pin lasts
 _MAX_REQUESTS_AT_ONCE = 8
@@ -37,11 +39,11 @@ def oldest_to_retain(
 
     Args:
         newest: Its newest committed version.
-        num_retained: How many versions the query wants to keep, the newest.
+        num_retained: How many versions the query wants to keep, the newest; MIN_RETAINED at least.
         files: Listing of its directory.
         now_ms: Now, milliseconds since the Unix epoch.
     """
-    oldest = max(1, newest - num_retained + 1)
+    oldest = max(1, newest - max(num_retained, MIN_RETAINED) + 1)
     expired = []
     for info in files:
         version = parse_pin_name(info.name)

@@ -11,9 +11,16 @@ import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import OWNER_NAME, placement_path
+from statestore.checkpoint.layout import (
+    HEAP_MARKER,
+    HEAP_MARKER_TEXT,
+    OWNER_NAME,
+    placeholder_path,
+    placement_path,
+)
 from statestore.core.errors import CorruptionError, FencedError, IncompatibleError, NotFoundError
 from statestore.core.ids import RandomIds, is_checkpoint_id
+from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.version import WRITER
 
 if TYPE_CHECKING:
@@ -55,10 +62,10 @@ def read_placement(io: FileIO, root: str) -> Placement | None:
     except NotFoundError:
         return None
     try:
-        fields = json.loads(data)
-        format_version = int(fields["format_version"])
-        placement = Placement(str(fields["storage"]), str(fields["id"]))
-    except (ValueError, KeyError, TypeError) as error:
+        fields = parse_fields(data)
+        format_version = fields.integer("format_version", 1)
+        placement = Placement(fields.text("storage"), fields.text("id"))
+    except MalformedError as error:
         raise _damaged(path, data) from error
     if format_version > FORMAT_VERSION:
         raise IncompatibleError(
@@ -106,6 +113,27 @@ def make_placement(
         io.delete(owner)
         return read_placement(home.io, home.root) or made
     return made
+
+
+def mark_home(location: StoreLocation, home: StoreLocation | None, backend: str) -> None:
+    """Let Spark's state reader, and other providers, find a state partition that is kept elsewhere.
+
+    Args:
+        location: The store.
+        home: The store in the checkpoint directory; None where it is not told.
+        backend: Name of the state backend.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    if home is None:
+        return
+    path, text = placeholder_path(home.root, home.store), b""
+    if backend == "heap":
+        path, text = home.path(HEAP_MARKER), HEAP_MARKER_TEXT
+    if backend == "heap" or home.root != location.root:
+        home.io.make_directory(posixpath.dirname(path))
+        home.io.write(path, text, sync=False, overwrite=True)
 
 
 def _encode(fields: dict[str, str]) -> bytes:

@@ -12,7 +12,9 @@ import posixpath
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from statestore.codec.trailer import STORE_NAME
 from statestore.core.errors import CorruptionError, NotFoundError
+from statestore.core.json_fields import Fields, MalformedError, parse_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +26,7 @@ PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
 LogName = Literal["offsets", "commits"]
 
 _MAX_BYTES = 64 * 1024 * 1024
+_IDS_FIELD = "stateUniqueIds"
 
 
 def read_text(io: FileIO, path: str) -> str:
@@ -31,10 +34,19 @@ def read_text(io: FileIO, path: str) -> str:
 
     Raises:
         NotFoundError: It is not there.
+        CorruptionError: It is no text.
         StorageError: The storage failed.
     """
-    data, _ = io.read_tail(path, _MAX_BYTES)
-    return data.decode()
+    data = read_bytes(io, path)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise _damaged(path, data.decode(errors="backslashreplace"), error.start) from error
+
+
+def read_bytes(io: FileIO, path: str) -> bytes:
+    """Return a small file as it is; errors as `read_text`, but for damage."""
+    return io.read_tail(path, _MAX_BYTES)[0]
 
 
 def write_text(io: FileIO, path: str, text: str, *, overwrite: bool) -> None:
@@ -47,10 +59,15 @@ def write_text(io: FileIO, path: str, text: str, *, overwrite: bool) -> None:
         FencedError: A file is there and overwrite is False.
         StorageError: The storage failed.
     """
+    write_bytes(io, path, text.encode(), overwrite=overwrite)
+
+
+def write_bytes(io: FileIO, path: str, data: bytes, *, overwrite: bool) -> None:
+    """Write one of Spark's files as `write_text` does, whatever is in it."""
     if overwrite or not _exists(io, path):
         io.delete(checksum_path(path))
     io.make_directory(posixpath.dirname(path))
-    io.write(path, text.encode(), sync=True, overwrite=overwrite)
+    io.write(path, data, sync=True, overwrite=overwrite)
 
 
 def _exists(io: FileIO, path: str) -> bool:
@@ -94,6 +111,10 @@ class QueryLog:
         """Return the batches that have an entry, ascending; one listing."""
         names = (info.name for info in self.io.list(self.directory))
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+    def newest(self) -> int:
+        """Return the newest batch that has an entry, -1 without any; one listing."""
+        return max(self.batches(), default=-1)
 
     def read(self, batch: int) -> str:
         """Return the text of an entry; errors as `read_text`."""
@@ -142,13 +163,25 @@ class OffsetsEntry:
         lines = text.rstrip("\n").split("\n")
         if len(lines) < 2 or not lines[0].startswith("v"):
             raise _damaged(path, text)
-        return cls(lines[0], _json_object(lines[1], path), tuple(lines[2:]))
+        entry = cls(lines[0], _json_object(lines[1], path), tuple(lines[2:]))
+        try:
+            is_whole = entry.num_partitions > 0
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise _damaged(path, lines[1]) from error
+        if not is_whole:
+            raise _damaged(path, lines[1])
+        return entry
 
     @property
     def conf(self) -> Mapping[str, str]:
         """The configuration that a restart takes from here."""
-        found: Mapping[str, str] = self.metadata.get("conf", {})
+        found: Mapping[str, str] = self.metadata["conf"]
         return found
+
+    @property
+    def num_partitions(self) -> int:
+        """Number of state partitions of the batch, at least 1."""
+        return int(self.conf[NUM_PARTITIONS_KEY])
 
     def with_conf(self, changes: Mapping[str, str]) -> OffsetsEntry:
         """Return the entry with some of its configuration changed."""
@@ -181,7 +214,10 @@ class CommitEntry:
         lines = text.rstrip("\n").split("\n")
         if len(lines) != 2 or not lines[0].startswith("v"):
             raise _damaged(path, text)
-        return cls(lines[0], _json_object(lines[1], path))
+        entry = cls(lines[0], _json_object(lines[1], path))
+        if not _are_ids(entry.checkpoint_ids):
+            raise _damaged(path, lines[1])
+        return entry
 
     @property
     def checkpoint_ids(self) -> Mapping[str, list[list[str]]]:
@@ -189,11 +225,16 @@ class CommitEntry:
 
         The stores of a partition come in the order of the operator's metadata.
         """
-        return self.fields.get("stateUniqueIds") or {}
+        return self.fields.get(_IDS_FIELD) or {}
+
+    @property
+    def names_operators(self) -> bool:
+        """Whether it says which operators have state, as in checkpoint format v2, also if none."""
+        return self.fields.get(_IDS_FIELD) is not None
 
     def with_checkpoint_ids(self, ids: Mapping[str, list[list[str]]]) -> CommitEntry:
         """Return the entry with other checkpoint IDs."""
-        return replace(self, fields={**self.fields, "stateUniqueIds": dict(ids)})
+        return replace(self, fields={**self.fields, _IDS_FIELD: dict(ids)})
 
     def encode(self) -> str:
         """Return the text of the entry."""
@@ -244,27 +285,35 @@ def read_operators(io: FileIO, state_directory: str) -> tuple[OperatorInfo, ...]
     while True:
         path = operator_metadata_path(state_directory, len(operators))
         try:
-            operators.append(parse_operator(read_text(io, path), path))
+            text = read_text(io, path)
         except NotFoundError:
             return tuple(operators)
+        operators.append(parse_operator(text, path, len(operators)))
 
 
-def parse_operator(text: str, path: str) -> OperatorInfo:
-    """Take an operator's metadata apart.
+def parse_operator(text: str, path: str, operator: int) -> OperatorInfo:
+    """Take the metadata of an operator apart.
 
     Raises:
-        CorruptionError: It is not that.
+        CorruptionError: It is not that, or another operator's.
     """
-    fields = _json_object(text.rstrip("\n").split("\n")[-1], path)
     try:
+        fields = parse_fields(text.rstrip("\n").split("\n")[-1])
         stores = tuple(
-            StoreInfo(str(s["storeName"]), int(s["numColsPrefixKey"]), int(s["numPartitions"]))
-            for s in fields["stateStoreInfo"]
+            StoreInfo(
+                store.text("storeName", STORE_NAME),
+                store.integer("numColsPrefixKey"),
+                store.integer("numPartitions", 1),
+            )
+            for store in map(Fields, fields.items("stateStoreInfo"))
         )
-        info = fields["operatorInfo"]
-        return OperatorInfo(int(info["operatorId"]), str(info["operatorName"]), stores)
-    except (KeyError, TypeError, ValueError) as error:
+        info = fields.object("operatorInfo")
+        found = OperatorInfo(info.integer("operatorId"), info.text("operatorName"), stores)
+    except MalformedError as error:
         raise _damaged(path, text) from error
+    if found.id != operator or not stores:
+        raise _damaged(path, text)
+    return found
 
 
 def copy_operators(
@@ -292,7 +341,7 @@ def copy_operators(
     for old, new in new_ids.items():
         path = operator_metadata_path(state_directory, old)
         text = read_text(io, path)
-        parse_operator(text, path)
+        parse_operator(text, path, old)
         *head, line = text.rstrip("\n").split("\n")
         fields = _json_object(line, path)
         fields["operatorInfo"]["operatorId"] = new
@@ -306,25 +355,34 @@ def copy_operators(
 
 def _json_object(line: str, path: str) -> dict[str, Any]:
     try:
-        fields = json.loads(line)
-    except ValueError as error:
+        return parse_fields(line).all
+    except MalformedError as error:
         raise _damaged(path, line) from error
-    if not isinstance(fields, dict):
-        raise _damaged(path, line)
-    return fields
+
+
+def _are_ids(found: object) -> bool:
+    """Return whether these are checkpoint IDs: by operator, state partition and store."""
+    return isinstance(found, dict) and all(
+        operator.isascii()
+        and operator.isdigit()
+        and isinstance(partitions, list)
+        and all(isinstance(ids, list) and ids for ids in partitions)
+        and all(isinstance(one, str) for ids in partitions for one in ids)
+        for operator, partitions in found.items()
+    )
 
 
 def _compact(fields: Mapping[str, Any]) -> str:
     return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
 
 
-def _damaged(path: str, text: str) -> CorruptionError:
+def _damaged(path: str, text: str, offset: int = 0) -> CorruptionError:
     return CorruptionError(
         "a file of the checkpoint is not what Spark writes",
         file=path,
-        offset=0,
-        expected="a version line and a JSON object",
+        offset=offset,
+        expected="a JSON object, in a log after a version line",
         found=text[:100],
-        to_fix="put the file back from a copy, or delete it when it is the newest of its log and "
-        "its batch may run again",
+        to_fix="put the file back from a copy; an entry of a log can also be taken out, with what "
+        "came after it, by `statestore repair`",
     )

@@ -60,8 +60,10 @@ class RecentVersions:
         with self._lock:
             self._files.clear()
 
-    def find_done(self, new: NewVersion, local_path: str) -> PublishedFile | None:
+    def find_done(self, new: NewVersion, local_path: str, *, sync: bool) -> PublishedFile | None:
         """Return the version where this very attempt committed it before, and delete its stream.
+
+        Guarantee: as `publish_delta`, with `sync`: who published it may have died before it waited.
 
         The storage is asked where the parent is not remembered, since this may be a new engine
         asked to repeat what the last one did, or where the stream is gone.
@@ -76,6 +78,8 @@ class RecentVersions:
         if done is None:
             require_stream(local_path)
             return None
+        if sync:
+            self._location.io.sync(self._location.path(done.ref.path))
         Path(local_path).unlink(missing_ok=True)
         return done
 

@@ -10,9 +10,9 @@ gone. The own one is written first and deleted last, so a set of them can always
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from statestore.checkpoint.cleanup import Cleanup, Deadline, delete_files
 from statestore.checkpoint.layout import (
     RescaleRefName,
     is_temporary,
@@ -21,6 +21,9 @@ from statestore.checkpoint.layout import (
     parse_state_file_name,
 )
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
+from statestore.core.json_fields import MalformedError, parse_fields, to_integer
+from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
+from statestore.io.file_io import delete_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,17 +32,6 @@ if TYPE_CHECKING:
     from statestore.io.file_io import FileInfo
 
 FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Cleanup:
-    """What a cleanup deleted."""
-
-    num_files: int = 0
-    num_bytes: int = 0
-
-    def __add__(self, other: Cleanup) -> Cleanup:
-        return Cleanup(self.num_files + other.num_files, self.num_bytes + other.num_bytes)
 
 
 def write_refs(
@@ -109,7 +101,10 @@ def plan_release(
 
 
 def release(
-    location: StoreLocation, refs: Sequence[RescaleRefName], num_partitions: int
+    location: StoreLocation,
+    refs: Sequence[RescaleRefName],
+    num_partitions: int,
+    deadline: Deadline | None = None,
 ) -> Cleanup:
     """Let go of the sources of rescaled versions, and delete those that nobody has any more.
 
@@ -118,8 +113,9 @@ def release(
         refs: Its own, or of state partitions that are no more; what is gone is no error.
         num_partitions: State partitions that the checkpoint has now: a source beyond them has no
             maintenance of its own, so whoever lets go of it last deletes its files.
+        deadline: After which no more of those files go, and the own reference stays.
 
-    Guarantee: can be repeated after a raise.
+    Guarantee: can be repeated after a raise, and after the deadline.
 
     Raises:
         CorruptionError, IncompatibleError: A reference cannot be read.
@@ -134,13 +130,19 @@ def release(
             if partition != own:
                 source = location.sibling(partition)
                 source.io.delete(source.path(str(ref)))
-                cleaned += _delete_abandoned(source, below, num_partitions, {own})
-        location.io.delete(location.path(str(ref)))
+                cleaned += _delete_abandoned(source, below, num_partitions, {own}, deadline)
+                if cleaned.num_left:
+                    return cleaned
+    _delete_refs(location, refs)
     return cleaned
 
 
 def _delete_abandoned(
-    location: StoreLocation, below: int, num_partitions: int, visited: set[int]
+    location: StoreLocation,
+    below: int,
+    num_partitions: int,
+    visited: set[int],
+    deadline: Deadline | None,
 ) -> Cleanup:
     """Delete the files of a state partition that is no more, unless somebody needs them."""
     partition = location.store.partition
@@ -151,31 +153,52 @@ def _delete_abandoned(
     refs = find_refs(files)
     if any(ref.partition < num_partitions or ref.version > below for ref in refs):
         return Cleanup()
-    cleaned = Cleanup()
-    for info in files:
-        name = parse_state_file_name(info.name)
-        is_old = name is not None and name.version < below
-        if is_old or is_temporary(info.name) or parse_pin_name(info.name) is not None:
-            location.io.delete(location.path(info.name))
-            cleaned += Cleanup(1, info.size)
+    cleaned = delete_files(
+        location, [info for info in files if _is_below(info.name, below)], deadline
+    )
     # What it let go of, or would have, may have been left by everybody as well.
     own = {ref for ref in refs if ref.partition == partition}
     for source in sorted({source for ref in own for source in _read_sources(location, ref)}):
-        cleaned += _delete_abandoned(location.sibling(source), below, num_partitions, visited)
-    for ref in sorted(refs, key=own.__contains__):
-        location.io.delete(location.path(str(ref)))
+        if not cleaned.num_left:
+            cleaned += _delete_abandoned(
+                location.sibling(source), below, num_partitions, visited, deadline
+            )
+    if not cleaned.num_left:
+        _delete_refs(location, refs)
     return cleaned
+
+
+def _delete_refs(location: StoreLocation, refs: Sequence[RescaleRefName]) -> None:
+    """Delete reference files of a store directory, the store's own last."""
+    own = location.store.partition
+    for names in (
+        [str(ref) for ref in refs if ref.partition != own],
+        [str(ref) for ref in refs if ref.partition == own],
+    ):
+        for batch in delete_batches(names):
+            location.io.delete_files(location.directory, batch)
+
+
+def _is_below(file_name: str, version: int) -> bool:
+    """Return whether a file is of a lower version, or of none and not needed without them."""
+    name = parse_state_file_name(file_name)
+    if name is not None:
+        return name.version < version
+    return is_temporary(file_name) or parse_pin_name(file_name) is not None
 
 
 def _read_sources(location: StoreLocation, ref: RescaleRefName) -> tuple[int, ...]:
     path = location.path(str(ref))
     try:
         data, _ = location.io.read_tail(path, 1 << 20)
-        fields = json.loads(data)
-        version, sources = fields["format_version"], fields["sources"]
+        fields = parse_fields(data)
+        version = fields.integer("format_version", 1)
+        sources = tuple(
+            to_integer(source, 0, MAX_PARALLELISM_LIMIT - 1) for source in fields.items("sources")
+        )
     except NotFoundError:
         return ()
-    except (ValueError, KeyError, TypeError) as error:
+    except MalformedError as error:
         raise CorruptionError(
             "a rescale's reference file cannot be read",
             file=path,
@@ -192,4 +215,4 @@ def _read_sources(location: StoreLocation, ref: RescaleRefName) -> tuple[int, ..
             newest_known=FORMAT_VERSION,
             to_fix="use the statestore release that wrote it, or a later one",
         )
-    return tuple(sources)
+    return sources

@@ -9,36 +9,32 @@ Planning is pure and reads no row; writing publishes a file without rows for eac
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from statestore.checkpoint.commit import Body, NewVersion, find_committed, publish_delta
 from statestore.checkpoint.key_group_rows import rescaled
 from statestore.checkpoint.layout import (
-    HEAP_MARKER,
-    HEAP_MARKER_TEXT,
     RescaleRefName,
     StoreLocation,
     parse_state_file_name,
-    placeholder_path,
     store_of_path,
 )
 from statestore.checkpoint.lineage import taken_over
+from statestore.checkpoint.placement import mark_home
 from statestore.checkpoint.rescale_refs import release, write_refs
-from statestore.checkpoint.trailers import PublishedFile, read_trailer
-from statestore.codec.state_file import blocks_of, empty_stream, slices_of
+from statestore.checkpoint.trailers import PublishedFile
+from statestore.codec.joined_trailers import add_counts, join_families
+from statestore.codec.state_file import empty_stream
 from statestore.codec.trailer import (
     Block,
     FileRef,
     RowCounts,
-    add_counts,
     compute_lineage,
-    join_families,
 )
 from statestore.core.errors import (
     CorruptionError,
@@ -50,22 +46,15 @@ from statestore.core.key_groups import (
     MAX_PARALLELISM_LIMIT,
     KeyGroupSet,
     join_sets,
-    rank_table,
 )
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from statestore.codec.trailer import Trailer
     from statestore.core.clock import Clock
 
 Heads = Mapping[int, PublishedFile]
 """The delta of one version of a store, by state partition."""
-
-MAX_UNSURE_SHARE = 0.25
-"""Most rows of an estimate, by those of the mean state partition, that key groups of the same block
-are taken to share equally; with more of them the estimate would only say that shares are equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +75,6 @@ class RescaledStore:
     sources: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadEstimate:
-    """What a state partition will read when it is loaded first.
-
-    Attributes:
-        num_bytes: Bytes of files, or of slices of them.
-        num_rows: Rows in the store, estimated; None where block indexes do not tell.
-    """
-
-    num_bytes: int
-    num_rows: int | None
-
-
 def contributors(partition: int, num_partitions_now: int, num_partitions: int) -> tuple[int, ...]:
     """Return the state partitions that share key groups with a partition of another layout.
 
@@ -107,12 +83,10 @@ def contributors(partition: int, num_partitions_now: int, num_partitions: int) -
         num_partitions_now: State partitions now, a divisor of the number of key groups.
         num_partitions: State partitions of the other layout, a divisor as well.
     """
-    wanted = KeyGroupSet(num_partitions, partition)
-    return tuple(
-        now
-        for now in range(num_partitions_now)
-        if KeyGroupSet(num_partitions_now, now) & wanted is not None
-    )
+    # Both numbers divide that of the key groups: by the Chinese remainder theorem one is in both
+    # where the state partitions are equal modulo what the numbers have in common.
+    common = math.gcd(num_partitions_now, num_partitions)
+    return tuple(range(partition % common, num_partitions_now, common))
 
 
 def plan_rescale(
@@ -284,89 +258,6 @@ def _joined(taken: list[FileRef]) -> tuple[FileRef, ...]:
     return tuple(sorted(files, key=lambda ref: (ref.version, ref.path)))
 
 
-def read_trailers(location: StoreLocation, files: Iterable[FileRef]) -> dict[str, Trailer]:
-    """Return the trailers of files by the path of their references: a request each, for estimates.
-
-    Raises:
-        NotFoundError, CorruptionError, IncompatibleError, StorageError: As `read_trailer`.
-    """
-    paths = {ref.path for ref in files}
-    return {path: read_trailer(location, path).trailer for path in sorted(paths)}
-
-
-def estimate_reads(
-    store: RescaledStore, heads: Heads, trailers: Mapping[str, Trailer]
-) -> ReadEstimate:
-    """Estimate what a rescaled store reads and holds, from block indexes alone.
-
-    Args:
-        store: The store.
-        heads: As it was planned from.
-        trailers: Trailer of each of its files, by the path of its reference; the estimate of rows
-            is better with those of all state partitions.
-    """
-    num_bytes = sum(_estimate_file(ref, trailers[ref.path])[0] for ref in store.files)
-    if store.new.num_keys is not None:
-        return ReadEstimate(num_bytes, store.new.num_keys)
-    wanted = KeyGroupSet(store.new.num_partitions, store.partition)
-    found = [_estimate_rows(head, wanted, trailers) for head in heads.values()]
-    num_all, num_rows, num_unsure = (sum(column) for column in zip(*found, strict=True))
-    is_told = num_unsure * store.new.num_partitions <= MAX_UNSURE_SHARE * num_all
-    return ReadEstimate(num_bytes, round(num_rows) if is_told else None)
-
-
-def _estimate_rows(
-    head: PublishedFile, wanted: KeyGroupSet, trailers: Mapping[str, Trailer]
-) -> tuple[float, float, float]:
-    """Return about how many rows a version has, has in some key groups, and of those is unsure of.
-
-    Files count every write of a key: what share of them is wanted tells more than their number.
-    """
-    owned = head.trailer.key_groups
-    num_taken = num_unsure = num_written = 0.0
-    for ref in (*head.trailer.files, head.ref):
-        written = taken_over(head.trailer.store, ref, owned, owned)
-        if written is not None and written.path in trailers:
-            trailer = trailers[written.path]
-            num_written += _estimate_file(written, trailer)[1]
-            taken = taken_over(head.trailer.store, ref, owned, wanted)
-            if taken is not None:
-                _, rows, unsure = _estimate_file(taken, trailer)
-                num_taken += rows
-                num_unsure += unsure
-    num_keys = head.trailer.num_keys
-    num_rows = num_written if num_keys is None else float(num_keys)
-    rows_by_write = num_rows / num_written if num_written else 0.0
-    return num_rows, num_taken * rows_by_write, num_unsure * rows_by_write
-
-
-def _estimate_file(ref: FileRef, trailer: Trailer) -> tuple[int, float, float]:
-    """Return the bytes to read of a file, about how many of its rows count, and the unsure ones.
-
-    Unsure are those of blocks that hold other key groups as well: each is taken to have as many.
-    """
-    written_by = trailer.key_groups
-    clip = written_by if ref.clip is None else written_by & ref.clip
-    if clip == written_by:
-        return ref.size, float(ref.rows), 0.0
-    if clip is None or trailer.blocks[0].rows or len(trailer.blocks) < 2:
-        rows = 0.0 if clip is None else ref.rows * written_by.modulus / clip.modulus
-        return ref.size, rows, rows
-    ranks = rank_table(trailer.max_parallelism)
-    is_written = np.zeros(trailer.max_parallelism, bool)
-    is_wanted = is_written.copy()
-    is_written[ranks[written_by.remainder :: written_by.modulus]] = True
-    is_wanted[ranks[clip.remainder :: clip.modulus]] = True
-    rows = unsure = 0.0
-    for block in blocks_of(trailer, clip):
-        between = slice(int(ranks[block.first_key_group]), int(ranks[block.last_key_group]) + 1)
-        share = is_wanted[between].sum() / max(1, is_written[between].sum())
-        rows += block.rows * share
-        unsure += block.rows * share if share < 1 else 0.0
-    num_bytes = sum(length for _, length in slices_of(trailer, clip))
-    return num_bytes + ref.size - trailer.body_length, rows, unsure
-
-
 def write_rescaled_version(
     location: StoreLocation,
     store: RescaledStore,
@@ -424,26 +315,6 @@ def _find(location: StoreLocation, new: NewVersion) -> PublishedFile | None:
         return find_committed(location, new)
     except CorruptionError:
         return None
-
-
-def mark_home(location: StoreLocation, home: StoreLocation | None, backend: str) -> None:
-    """Let Spark's state reader, and other providers, find a state partition.
-
-    Args:
-        location: The store.
-        home: The store in the checkpoint directory; None where it is not told.
-        backend: Name of the state backend.
-
-    Raises:
-        StorageError: The storage failed.
-    """
-    if home is None:
-        return
-    home.io.make_directory(home.directory)
-    if backend == "heap":
-        home.io.write(home.path(HEAP_MARKER), HEAP_MARKER_TEXT, sync=False, overwrite=True)
-    elif home.root != location.root:
-        home.io.write(placeholder_path(home.root, home.store), b"", sync=False, overwrite=True)
 
 
 def undo_rescaled_version(location: StoreLocation, version: int) -> None:

@@ -25,7 +25,7 @@ from statestore.core.errors import (
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.trailer import FileRef, Trailer
@@ -108,7 +108,21 @@ def restore_version(
         StorageError: The storage failed.
     """
     head = read_delta_trailer(location, version, checkpoint_id)
-    refs = (*head.trailer.files, head.ref)
+    return restore_files(location, head, (*head.trailer.files, head.ref))
+
+
+def restore_files(
+    location: StoreLocation, head: PublishedFile, refs: tuple[FileRef, ...]
+) -> RestoredVersion:
+    """Open and verify the files of a version.
+
+    Args:
+        location: The store.
+        head: The delta of the version.
+        refs: The files that make it, in order.
+
+    Guarantee and errors as `restore_version`.
+    """
     opened = open_all(location, refs)
     files: list[StateFile] = []
     while len(files) < len(refs):
@@ -123,7 +137,7 @@ def restore_version(
                 "snapshot_version=%d, error=%s",
                 location.store, refs[index].version, error,
             )  # fmt: skip
-            before = files_before_snapshot(location, refs, index, error)
+            before = files_before_summary(location, refs, index, error)
             refs = (*refs[:index], *before, *refs[index + 1 :])
             opened = open_all(location, refs[index:])
     return RestoredVersion(head, tuple(files), refs)
@@ -168,40 +182,41 @@ def _fetch(location: StoreLocation, ref: FileRef) -> str:
     return location.io.fetch_slices(path, size, (*slices, (body_length, size - body_length)))
 
 
-def files_before_snapshot(
+def files_before_summary(
     location: StoreLocation, refs: tuple[FileRef, ...], index: int, cause: StateStoreError | None
 ) -> tuple[FileRef, ...]:
-    """Return what stands for a snapshot: the files of its version's delta, and that delta.
+    """Return what stands for a summary and all before it: its version's delta and files.
 
     Args:
         location: The store.
         refs: Files of a version.
-        index: Which of them is the snapshot.
-        cause: Why the snapshot cannot be used, raised when nothing stands for it.
+        index: Which of them is the summary. Of one that a rescale took over, what stands for it
+            alone is returned.
+        cause: Why the summary cannot be used, raised when nothing stands for it.
 
     Raises:
         The cause, or NotFoundError without one: The delta was expired or does not lead to the same
             rows.
     """
-    snapshot = refs[index]
-    source = location.sibling(store_of_path(location.store, snapshot.path).partition)
+    summary = refs[index]
+    source = location.sibling(store_of_path(location.store, summary.path).partition)
     try:
-        delta = read_delta_trailer(source, snapshot.version, snapshot.checkpoint_id)
+        delta = read_delta_trailer(source, summary.version, summary.checkpoint_id)
         follower = refs[index + 1] if index + 1 < len(refs) else None
-        if snapshot.is_foreign:
+        if summary.is_foreign:
             # No file after it leads to it, but the attempt it summarises gave it its ID.
             check_version(
-                delta.trailer, snapshot.version, snapshot.checkpoint_id, source.path(delta.ref.path)
+                delta.trailer, summary.version, summary.checkpoint_id, source.path(delta.ref.path)
             )
         elif follower is not None:
             _check_follower(location, follower, delta)
     except (NotFoundError, FencedError, CorruptionError) as error:
         raise (cause or error) from error
     files = (*delta.trailer.files, delta.ref)
-    if not snapshot.is_foreign:
+    if not summary.is_foreign:
         return files
     written_by = delta.trailer.key_groups
-    taken = (taken_over(source.store, ref, written_by, snapshot.clip) for ref in files)
+    taken = (taken_over(source.store, ref, written_by, summary.clip) for ref in files)
     return tuple(ref for ref in taken if ref is not None)
 
 
@@ -209,53 +224,50 @@ def _check_follower(location: StoreLocation, follower: FileRef, delta: Published
     parent = read_trailer(location, follower.path).trailer.parent
     if parent is None or parent.lineage != delta.trailer.lineage:
         raise NotFoundError(
-            "the delta of a snapshot's version was replaced",
+            "the delta of a summary's version was replaced",
             kind="version-not-found",
             version=delta.trailer.version,
             to_fix="load a newer version",
         )
 
 
-def restore_from_snapshot(
-    location: StoreLocation, version: int, checkpoint_id: str | None, snapshot_version: int
-) -> RestoredVersion:
-    """Restore a version by starting at exactly one snapshot and applying every delta after it.
+def chain_from_snapshot(
+    location: StoreLocation, head: PublishedFile, snapshot_version: int
+) -> tuple[FileRef, ...]:
+    """Return the files that make a version: exactly one snapshot and every delta after it.
 
     Args:
         location: The store.
-        version: Version to end at.
-        checkpoint_id: Its attempt in checkpoint format v2, None in v1.
-        snapshot_version: Version of the snapshot, at least 1 and at most version.
+        head: The delta of the version to end at.
+        snapshot_version: Version of the snapshot, at least 1 and at most the head's.
 
     Raises:
-        NotFoundError: That snapshot, or a delta after it, is not there.
-        CorruptionError, FencedError, IncompatibleError, StorageError: As `restore_version`.
+        NotFoundError: That snapshot (kind snapshot-not-found), or a delta after it, is not there.
+        CorruptionError, FencedError, IncompatibleError, StorageError: A trailer cannot be read.
     """
-    head = read_delta_trailer(location, version, checkpoint_id)
-    chain = deltas_since(location, head, snapshot_version)
-    start = next((ref for ref in chain if ref.version == snapshot_version), None)
+    deltas = deltas_since(location, head, snapshot_version)
+    start = next((ref for ref in deltas if ref.version == snapshot_version), None)
     if start is None:
         raise NotFoundError(
             "no such version before the one to end at",
             kind="version-not-found",
             directory=location.directory,
-            version=version,
+            version=head.trailer.version,
             snapshot_version=snapshot_version,
             to_fix="start at a version that has a snapshot and is not newer than the end",
         )
+    name = location.summary_name("snapshot", start.version, start.checkpoint_id)
     try:
-        name = location.summary_name("snapshot", start.version, start.checkpoint_id)
         snapshot = read_trailer(location, name).ref
     except NotFoundError as error:
         raise NotFoundError(
             "no snapshot of that version",
-            kind="version-not-found",
-            directory=location.directory,
+            kind="snapshot-not-found",
+            file=location.path(name),
             snapshot_version=snapshot_version,
             to_fix="start at a version that has a snapshot; `statestore list` shows them",
         ) from error
-    refs = (snapshot, *(ref for ref in chain if ref.version > snapshot_version))
-    return RestoredVersion(head, tuple(open_all(location, refs)), refs)
+    return (snapshot, *(ref for ref in deltas if ref.version > snapshot_version))
 
 
 def deltas_since(location: StoreLocation, head: PublishedFile, oldest: int) -> tuple[FileRef, ...]:
@@ -270,22 +282,57 @@ def deltas_since(location: StoreLocation, head: PublishedFile, oldest: int) -> t
     return own_deltas(reach_back(location, (*head.trailer.files, head.ref), oldest), oldest)
 
 
+def check_first_change(
+    location: StoreLocation, deltas: tuple[FileRef, ...], start_version: int
+) -> None:
+    """Check that a change feed begins where it was asked to.
+
+    Raises:
+        NotFoundError: It begins later, since older versions were expired or made whole.
+    """
+    oldest = deltas[0].version if deltas else None
+    if oldest != start_version:
+        raise NotFoundError(
+            "the first version of the change feed is not there",
+            kind="version-not-found",
+            directory=location.directory,
+            start_version=start_version,
+            oldest_version=oldest,
+            to_fix="start the change feed at a later batch",
+        )
+
+
 def reach_back(
-    location: StoreLocation, refs: tuple[FileRef, ...], oldest: int
+    location: StoreLocation,
+    refs: tuple[FileRef, ...],
+    oldest: int,
+    files_before: Callable[[tuple[FileRef, ...], int], tuple[FileRef, ...]] | None = None,
 ) -> tuple[FileRef, ...]:
-    """Return the files of a version without those of its own snapshots that are not older.
+    """Return the files of a version without those of its own summaries that are not older.
 
     Args:
         location: The store.
         refs: Files that make the version.
-        oldest: Snapshots of this version and later ones are replaced by the files before them.
+        oldest: Summaries of this version and later ones are replaced by the files before them.
+        files_before: Answers what `files_before_summary` does, None to ask that.
 
     Raises:
         NotFoundError, CorruptionError, StorageError: As `deltas_since`.
     """
-    while not refs[0].is_foreign and refs[0].kind == "snapshot" and refs[0].version >= oldest:
-        refs = (*files_before_snapshot(location, refs, 0, None), *refs[1:])
-    return refs
+    while True:
+        summaries = (
+            index
+            for index, ref in enumerate(refs)
+            if ref.kind != "delta" and not ref.is_foreign and ref.version >= oldest
+        )
+        index = max(summaries, default=None)
+        if index is None:
+            return refs
+        if files_before is None:
+            before = files_before_summary(location, refs, index, None)
+        else:
+            before = files_before(refs, index)
+        refs = (*before, *refs[index + 1 :])
 
 
 def own_deltas(refs: tuple[FileRef, ...], oldest: int) -> tuple[FileRef, ...]:

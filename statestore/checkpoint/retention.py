@@ -1,12 +1,19 @@
-"""Retention: which files of a store may go.
+"""Retention: which files of a store may go, on every state backend.
 
-Everything at or above the low-water mark stays: the oldest version that must stay loadable, the
-snapshot it starts from, and the files that would stand for that snapshot if it were damaged. The
-base of a version is never newer than the base of the version after it, so one walk along the
-lineage finds the mark. A lineage begins with version 1, a full state, or a rescaled version, whose
-files are other partitions': reference files keep those. A lineage with a hole has no mark: nothing
-goes for its age until the oldest version to be retained is newer than the hole. A pinned version is
-retained as well.
+What stays: the files of the oldest version to retain, every later delta of the lineage, and each
+summary that a version made of those, or built on one, could name (`Summaries.nameable`). The files
+of a later version are those of the one before it and itself, with summaries in their place: so no
+retained version of any attempt lacks a file. Where a damaged snapshot has something to stand for
+it, that stays as well.
+
+Deltas below the oldest version go at once, and so do summaries that nobody could name. What lies
+above it and belongs to an attempt that was not chosen goes when it is old. The newest version may
+be such an attempt, so nothing from there on is judged. A clock that is wrong loses nothing: age
+decides only about files that no version can need.
+
+A lineage begins with version 1, a full state, or a rescaled version, whose files are other
+partitions': reference files keep those. Behind a hole in the lineage nothing goes. A pinned version
+is retained as well.
 """
 
 from __future__ import annotations
@@ -16,16 +23,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import is_temporary, parse_state_file_name
-from statestore.checkpoint.lineage import check_ref
+from statestore.checkpoint.lineage import check_parent, check_ref
 from statestore.checkpoint.pins import oldest_to_retain
 from statestore.checkpoint.rescale_refs import find_refs, plan_release
-from statestore.checkpoint.restore import own_deltas, reach_back
-from statestore.checkpoint.trailers import read_trailer
+from statestore.checkpoint.restore import own_deltas
+from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, read_trailer
 from statestore.core.errors import FencedError, NotFoundError
 
 if TYPE_CHECKING:
-    from statestore.checkpoint.layout import RescaleRefName, StateFileName, StoreLocation
-    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.checkpoint.layout import RescaleRefName, StoreLocation
+    from statestore.checkpoint.summaries import Summaries
     from statestore.codec.trailer import FileRef
     from statestore.core.options import StateStoreOptions
     from statestore.io.file_io import FileInfo
@@ -38,22 +45,34 @@ class CleanupPlan:
     """What a cleanup would do.
 
     Attributes:
-        low_water: Every state file of a lower version goes; 0 where the lineage has a hole.
-        delete: The files to delete.
-        snapshots: Names of the snapshots on the lineage that stay, oldest first.
+        delete: The files to delete, oldest version first.
         release: References of rescaled versions that are to be released first.
     """
 
-    low_water: int
     delete: tuple[FileInfo, ...]
-    snapshots: tuple[str, ...]
     release: tuple[RescaleRefName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Retained:
+    """What is retained of a lineage.
+
+    Attributes:
+        oldest: The oldest version that stays loadable, as far as the lineage is known.
+        files: What the versions are made of.
+        has_hole: Whether the lineage goes on where it is not known.
+    """
+
+    oldest: int
+    files: frozenset[FileRef]
+    has_hole: bool
 
 
 def plan_cleanup(
     location: StoreLocation,
     head: PublishedFile,
     files: list[FileInfo],
+    summaries: Summaries,
     options: StateStoreOptions,
     now_ms: int,
 ) -> CleanupPlan:
@@ -63,6 +82,7 @@ def plan_cleanup(
         location: The store.
         head: Newest committed version known.
         files: Listing of the store directory.
+        summaries: Those of the store.
         options: min_versions_to_retain and orphan_age_ms decide, and pins in the listing.
         now_ms: Now, milliseconds since the Unix epoch.
 
@@ -70,68 +90,78 @@ def plan_cleanup(
         CorruptionError, IncompatibleError, StorageError: A trailer on the lineage cannot be read;
             nothing may be deleted then.
     """
-    num_retained = options.min_versions_to_retain
-    oldest, expired_pins = oldest_to_retain(head.trailer.version, num_retained, files, now_ms)
-    low_water, lineage = _walk_lineage(location, head, oldest)
-    partition, num_partitions = location.store.partition, head.trailer.num_partitions
-    release, held = plan_release(find_refs(files), partition, num_partitions, low_water)
-    delete = expired_pins
-    snapshots: list[tuple[int, str]] = []
+    newest = head.trailer.version
+    oldest, expired_pins = oldest_to_retain(newest, options.min_versions_to_retain, files, now_ms)
+    retained = _retained(location, head, summaries, oldest)
+    is_made_of_foreign = any(ref.is_foreign for ref in retained.files)
+    release, held_below = plan_release(
+        find_refs(files),
+        location.store.partition,
+        head.trailer.num_partitions,
+        0 if is_made_of_foreign or retained.has_hole else retained.oldest,
+    )
+    if retained.has_hole:
+        held_below = max(held_below, retained.oldest)
+    needed = {ref.path for ref in retained.files}
+    delete = list(expired_pins)
+    stays: list[str] = []
+    unnamed: list[tuple[int, FileInfo]] = []
     for info in files:
-        name = parse_state_file_name(info.name)
         is_old = now_ms - info.modified_ms >= options.orphan_age_ms
+        name = parse_state_file_name(info.name)
         if name is None:
             if is_temporary(info.name) and is_old:
                 delete.append(info)
-        elif name.version < low_water or (is_old and _lost_its_version(name, head, lineage)):
-            if name.version >= held:
-                delete.append(info)
-        elif name.kind == "snapshot" and lineage.get(name.version) == name.checkpoint_id:
-            snapshots.append((name.version, info.name))
-    ordered = tuple(name for _, name in sorted(snapshots))
-    return CleanupPlan(low_water, tuple(delete), ordered, release)
+        elif info.name not in needed and name.version >= held_below:
+            may_go = name.version < retained.oldest or (is_old and name.version < newest)
+            if may_go:
+                unnamed.append((name.version, info))
+            elif name.kind == "delta":
+                stays.append(info.name)
+    nameable = summaries.nameable((info.name for info in files), needed.union(stays))
+    unnamed.sort(key=lambda found: found[0])
+    delete += [info for _, info in unnamed if info.name not in nameable]
+    return CleanupPlan(tuple(delete), release)
 
 
-def _walk_lineage(
-    location: StoreLocation, head: PublishedFile, oldest: int
-) -> tuple[int, dict[int, str]]:
-    """Return the low-water mark and the checkpoint ID of each version on the lineage from there."""
-    chain: tuple[FileRef, ...] = (*head.trailer.files, head.ref)
-    low_water = 0
-    try:
-        chain = reach_back(location, chain, oldest)
-        low_water = _first_version_needed(location, chain, oldest)
-        # One more step: what stands for the snapshot that the oldest version starts from.
-        chain = reach_back(location, chain, low_water)
-        low_water = _first_version_needed(location, chain, low_water)
-    except (NotFoundError, FencedError) as error:
-        # Expired before, or replaced in format v1. When the oldest version was not reached, what
-        # lies behind the hole may be retained, and nothing goes for its age.
-        logger.info("lineage ends early: store=%s, error=%s", location.store, error)
-    return low_water, {ref.version: ref.checkpoint_id for ref in chain if not ref.is_foreign}
+def _retained(
+    location: StoreLocation, head: PublishedFile, summaries: Summaries, oldest: int
+) -> _Retained:
+    """Return the files of the versions of a lineage from the oldest to retain on."""
+    files: set[FileRef] = set()
+    newer, at = head, head
+    while True:
+        chain = (*at.trailer.files, at.ref)
+        files.update(chain)
+        try:
+            chain = summaries.reach_back(chain, oldest)
+            files.update(chain)
+            first = own_deltas(chain, oldest)[0]
+            newer = at = _read(location, first)
+            before = at.trailer.parent
+            if at.trailer.files or before is None or before.version < oldest:
+                break
+            # A version that was written whole: the one before it is made of other files.
+            checkpoint_id = before.checkpoint_id if at.trailer.checkpoint_format >= 2 else None
+            at = read_delta_trailer(location, before.version, checkpoint_id)
+            check_parent(at.trailer, before, location.path(at.ref.path))
+        except (NotFoundError, FencedError) as error:
+            # Expired before, or replaced in format v1. What lies behind the hole may be retained.
+            logger.info("lineage ends early: store=%s, error=%s", location.store, error)
+            known = min(ref.version for ref in own_deltas((newer.ref, *chain), oldest))
+            return _Retained(known, frozenset(files), has_hole=True)
+    base = at.trailer.files
+    files.update(base)
+    if base and base[0].kind == "snapshot" and not base[0].is_foreign and location.body == "arrows":
+        try:
+            files.update(summaries.files_before((*base, at.ref), 0))
+        except (NotFoundError, FencedError) as error:
+            logger.info("a snapshot stands alone: store=%s, error=%s", location.store, error)
+    return _Retained(at.trailer.version, frozenset(files), has_hole=False)
 
 
-def _first_version_needed(location: StoreLocation, chain: tuple[FileRef, ...], version: int) -> int:
-    """Return the first version whose files are needed to load a version of a chain.
-
-    Raises:
-        NotFoundError, FencedError: Its delta was expired or replaced.
-        CorruptionError, IncompatibleError, StorageError: Its trailer cannot be read.
-    """
-    ref = own_deltas(chain, version)[0]
+def _read(location: StoreLocation, ref: FileRef) -> PublishedFile:
+    """Read the trailer of a delta that a chain names."""
     found = read_trailer(location, ref.path)
     check_ref(found.trailer, found.ref.size, ref, location.path(ref.path))
-    own = (ref.version for ref in found.trailer.files if not ref.is_foreign)
-    return next(own, ref.version)
-
-
-def _lost_its_version(name: StateFileName, head: PublishedFile, lineage: dict[int, str]) -> bool:
-    """Return whether a file with an ID in its name belongs to an attempt that was not chosen.
-
-    Only versions below the head are judged: the head itself may be the attempt that lost.
-    """
-    if name.checkpoint_id is None or name.version >= head.trailer.version:
-        return False
-    if head.trailer.checkpoint_format < 2:
-        return False
-    return lineage.get(name.version, name.checkpoint_id) != name.checkpoint_id
+    return PublishedFile(ref, found.trailer)

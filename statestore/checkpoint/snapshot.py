@@ -36,26 +36,39 @@ logger = logging.getLogger(__name__)
 REPLAY_ROWS_PER_MS = 2000.0
 """Rows a shim reads from state files into its working view in a millisecond."""
 REPLAY_MS_PER_FILE = 2.0
+MIN_CHAIN_LENGTH = 8
+"""Fewest files for which a snapshot of a small state is worth its file."""
 MIN_SAVING_MS = 50.0
 """A snapshot that would save less replay time than this is not worth its bytes."""
 
 
 def is_snapshot_due(
-    refs: tuple[FileRef, ...], num_keys: int | None, options: StateStoreOptions
+    refs: tuple[FileRef, ...], num_keys: int | None, options: StateStoreOptions, times: int = 1
 ) -> bool:
     """Return whether a restore from files costs so much that a snapshot should be taken.
+
+    It is due where there are many files, where some files have as many rows as the whole state, and
+    where reading them takes much longer than reading a snapshot would.
 
     Args:
         refs: The files a restore would apply.
         num_keys: Rows of the state they make, which is what a fresh snapshot would hold; None
             where they are not counted yet.
         options: snapshot_max_chain_length and snapshot_replay_ratio decide.
+        times: So many times as many files have to be there.
     """
-    if chain_length(refs) >= options.snapshot_max_chain_length:
+    num_deltas = chain_length(refs)
+    if num_deltas >= times * options.snapshot_max_chain_length:
         return True
     if num_keys is None:
         return False
-    now_ms = replay_ms(sum(ref.rows for ref in refs), len(refs))
+    rows = sum(ref.rows for ref in refs)
+    enough_rows = (1.0 + options.snapshot_replay_ratio) * num_keys
+    if num_deltas >= times * MIN_CHAIN_LENGTH and rows >= enough_rows:
+        return True
+    if times > 1:
+        return False
+    now_ms = replay_ms(rows, len(refs))
     fresh_ms = replay_ms(num_keys, 1)
     is_costly = now_ms >= (1.0 + options.snapshot_replay_ratio) * fresh_ms
     return is_costly and now_ms - fresh_ms >= MIN_SAVING_MS

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from statestore.codec.trailer import FileRef
 
 
+_BACKENDS = {"sst": "rocksdb", "arrows": "filesystem"}
+"""State backend whose files have such a body."""
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
     """A state file of the store: the reference that names it, and its trailer."""
@@ -53,6 +57,8 @@ def read_trailer(location: StoreLocation, name: str) -> PublishedFile:
         tail, size = location.io.read_tail(path, needed)
     trailer = decode_trailer(tail, size, path)
     check_store(trailer, store_of_path(location.store, name), path)
+    for ref in trailer.files:
+        store_of_path(location.store, ref.path)
     return PublishedFile(make_ref(name, trailer, size), trailer)
 
 
@@ -96,10 +102,10 @@ def missing_version(
             "the checkpoint was made by another state backend",
             kind="backend-changed",
             directory=location.directory,
-            expected=f"*.{location.body}",
-            found=f"*.{others[0].body}",
+            checkpoint=_BACKENDS[others[0].body],
+            query=_BACKENDS[location.body],
             to_fix="set spark.sql.streaming.stateStore.providerClass back to the provider of the "
-            f"{'rocksdb' if others[0].body == 'sst' else 'filesystem'} backend",
+            f"{_BACKENDS[others[0].body]} backend",
         )
     if not parsed:
         refusal = other_provider_error(location, names)
@@ -110,6 +116,7 @@ def missing_version(
         "the version is not in the store directory",
         kind="version-not-found",
         directory=location.directory,
+        file=location.path(location.delta_name(version, checkpoint_id)),
         version=version,
         checkpoint_id=checkpoint_id,
         oldest_version=min(versions, default=None),

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import import_module
+from types import FrameType
 from typing import Any
 
 import click
@@ -35,6 +40,24 @@ _ELSEWHERE: dict[str, str] = {
 the function is not called as the command is."""
 
 
+@contextmanager
+def _cleaned_up_when_terminated() -> Iterator[None]:
+    """Leave a block by an exception when the process is asked to end, as Ctrl-C does."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # what is being cleaned up is not to be left half
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class _Group(click.Group):
     """A group that imports its commands late and reports errors of the package as text."""
 
@@ -50,7 +73,8 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _cleaned_up_when_terminated():
+                return super().invoke(ctx)
         except StateStoreError as error:
             raise click.ClickException(str(error)) from error
 

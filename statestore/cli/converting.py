@@ -23,7 +23,7 @@ from statestore.cli.output import (
 )
 from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS
-from statestore.operations.conversion import TARGETS, ConversionPlan
+from statestore.operations.savepoint.conversion import TARGETS, ConversionPlan
 from statestore.spark.convert import ConversionProgress, Report, open_conversion
 
 

@@ -27,13 +27,13 @@ from statestore.cli.output import (
     table,
 )
 from statestore.cli.parquet_file import write_parquet
-from statestore.codec.trailer import add_counts
+from statestore.codec.joined_trailers import add_counts
 from statestore.core.options import StateStoreOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from statestore.operations.inspection import StoreDescription
+    from statestore.operations.reading.inspection import StoreDescription
 
 _SPREAD_BARS = 16
 
@@ -99,7 +99,7 @@ def read(
     statestore read /data/checkpoint --store left-keyToNumValues --output json
     statestore read s3://bucket/checkpoint --version 12 --to state.parquet
     """  # noqa: D301
-    from statestore.operations.reading import read_batches
+    from statestore.operations.reading.read import read_batches
 
     read_some = partial(
         read_batches,
@@ -160,7 +160,7 @@ def inspect(
     statestore inspect /data/checkpoint --operator 1 --top 10
     statestore inspect /data/checkpoint --key-groups --output json
     """  # noqa: D301
-    from statestore.operations import inspection
+    from statestore.operations.reading import inspection
 
     if sum([key is not None, top is not None, key_groups]) > 1:
         raise click.UsageError("--key, --top and --key-groups exclude each other")
@@ -224,7 +224,7 @@ def diff(
     statestore diff /data/checkpoint --old-version 11 --new-version 12
     statestore diff /data/checkpoint /data/savepoint --counts
     """  # noqa: D301
-    from statestore.operations.diff import count_differences, diff_batches
+    from statestore.operations.reading.diff import count_differences, diff_batches
 
     if new is None and old_version == new_version:
         raise click.UsageError("a version is not compared with itself: give --old-version", ctx)

@@ -19,10 +19,13 @@ from statestore.cli.output import (
     table,
     yes_option,
 )
+from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from statestore.core.options import StateStoreOptions
-    from statestore.operations.rescale_plan import RescalePlan, StoreRescale, UndoPlan
+    from statestore.operations.rescale.plan import RescalePlan, StoreRescale, UndoPlan
 
 _WAYS = {
     "key-groups": "state files stay as they are, each state partition reads its key groups of them",
@@ -30,10 +33,17 @@ _WAYS = {
     "rehash": "every row is read, hashed anew and written",
 }
 
+_MOST_LINES, _LARGEST = 40, 10
+
 
 @click.command()
 @checkpoint_argument()
-@click.option("--partitions", type=int, metavar="N", help="State partitions to have, 1 to 32768.")
+@click.option(
+    "--partitions",
+    type=click.IntRange(1, MAX_PARALLELISM_LIMIT),
+    metavar="N",
+    help="State partitions to have, 1 to 32768.",
+)
 @click.option("--undo", is_flag=True, help="Go back, as long as no batch has run since.")
 @click.option(
     "--count-rows", is_flag=True, help="For the plan read every row: exact rows, known skew."
@@ -52,11 +62,10 @@ def rescale(
 ) -> None:
     """Change the number of state partitions of a query that is stopped.
 
-    Without --yes the plan is shown: which state partitions the new ones take their rows of, the
-    bytes each will read when the query starts, and the skew, rows of the largest new state
-    partition by those of the mean. Where the files do not tell it, --count-rows does: it reads
-    every row. Where N divides the number of key groups no state file is read or written; for any
-    other N every row is hashed anew.
+    Without --yes the plan is shown: the files that the query will read when it starts, the rows of
+    the new state partitions, and the skew, rows of the largest by those of the mean. Where the
+    files do not tell them, --count-rows does: it reads every row. Where N divides the number of key
+    groups no state file is read or written; for any other N every row is hashed anew.
 
     The query then restarts as it was; spark.sql.shuffle.partitions comes from its checkpoint.
     --undo goes back. A rescale that was killed, and what Spark's own repartition leaves behind when
@@ -84,7 +93,7 @@ def _rescale(
     uri: str, partitions: int, options: StateStoreOptions, *, counts: bool, yes: bool, output: str
 ) -> None:
     # Imported late like every command's library: it needs pyarrow, which takes long.
-    from statestore.operations.rescale import plan_rescale, rescale
+    from statestore.operations.rescale.rescale import plan_rescale, rescale
 
     if yes:
         with progress("rescaling", output=output) as report:
@@ -92,10 +101,7 @@ def _rescale(
     else:
         plan = plan_rescale(uri, partitions, count_rows=counts, options=options)
     if output == "json":
-        stores = [
-            asdict(store) | {"num_moves": store.num_moves, "skew": store.skew}
-            for store in plan.stores
-        ]
+        stores = [asdict(store) | {"skew": store.skew} for store in plan.stores]
         print_json({"done": yes or plan.is_done, **asdict(plan), "stores": stores})
         return
     if plan.is_done:
@@ -124,33 +130,35 @@ def _print_plan(plan: RescalePlan) -> None:
             f"{_WAYS[store.way]}."
         )
         click.echo(f"{_summary(store)}.")
-        rows: list[list[object]] = [
-            [
-                part.partition,
-                ", ".join(map(str, part.sources)),
-                None if part.num_bytes is None else format_bytes(part.num_bytes),
-                part.num_rows,
-            ]
-            for part in store.partitions
-        ]
-        console().print(table(["partition", "takes rows of", "reads", "rows, about"], rows))
+        _print_partitions(store.partition_rows or ())
     click.echo("")
 
 
 def _summary(store: StoreRescale) -> str:
-    skew = "no rows"
-    if any(part.num_rows is None for part in store.partitions):
-        skew = "skew unknown (--count-rows reads every row to know it)"
+    files = f"{store.num_files} files of {format_bytes(store.num_bytes)}"
+    parts = [files if store.num_rows is None else f"{store.num_rows} rows in {files}"]
+    if store.partition_rows is None:
+        parts.append("skew unknown (--count-rows reads every row to know it)")
     elif store.skew is not None:
-        skew = f"skew {store.skew:.2f}"
-    parts = [f"{store.num_moves} moves", skew]
+        parts.append(f"skew {store.skew:.2f}")
     if store.way == "rehash":
         parts.append(f"{store.max_parallelism} key groups afterwards")
     return ", ".join(parts)
 
 
+def _print_partitions(num_rows: Sequence[int]) -> None:
+    """Print the rows of every state partition, or of the largest where there are many."""
+    partitions = list(range(len(num_rows)))
+    if len(num_rows) > _MOST_LINES:
+        partitions = sorted(partitions, key=lambda number: -num_rows[number])[:_LARGEST]
+        click.echo(f"The {_LARGEST} largest of {len(num_rows)}; --output json has all:")
+    rows: list[list[object]] = [[number, num_rows[number]] for number in partitions]
+    if rows:
+        console().print(table(["partition", "rows"], rows))
+
+
 def _undo(uri: str, options: StateStoreOptions, *, yes: bool, output: str) -> None:
-    from statestore.operations.rescale import plan_undo, undo_rescale
+    from statestore.operations.rescale.rescale import plan_undo, undo_rescale
 
     plan = (undo_rescale if yes else plan_undo)(uri, options=options)
     if output == "json":

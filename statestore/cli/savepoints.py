@@ -17,17 +17,18 @@ from statestore.cli.output import (
     progress,
     yes_option,
 )
+from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.core.providers import PROVIDERS
-from statestore.operations.branch import plan_branch
 from statestore.operations.operator_map import OperatorMap
-from statestore.operations.restore import plan_restore
-from statestore.operations.savepoint import take_savepoint
+from statestore.operations.savepoint.branch import plan_branch
+from statestore.operations.savepoint.restore import plan_restore
+from statestore.operations.savepoint.savepoint import take_savepoint
 
 if TYPE_CHECKING:
     from statestore.core.options import StateStoreOptions
-    from statestore.operations.branch import Branch
-    from statestore.operations.restore import Restore
-    from statestore.operations.savepoint import SavepointForm
+    from statestore.operations.savepoint.branch import Branch
+    from statestore.operations.savepoint.restore import Restore
+    from statestore.operations.savepoint.savepoint import SavepointForm
 
 
 @click.command()
@@ -81,7 +82,7 @@ def savepoint(
 )
 @click.option(
     "--partitions",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_PARALLELISM_LIMIT),
     help="Number of state partitions, 1 to 32768. For one that does not divide the number of key "
     "groups every row is hashed anew.  [default: as it was]",
 )
@@ -209,11 +210,12 @@ def _of_restore(plan: Restore) -> dict[str, Any]:
         "savepoint": plan.version.checkpoint.uri,
         "checkpoint": plan.target,
         "version": plan.version.version,
+        "query_id": (plan.keeps_query_id and plan.savepoint.query_id) or "new",
         "backend": plan.backend,
         "num_partitions": plan.num_partitions,
         **operators,
         **dict.fromkeys(dropped, "dropped"),
-        **{f"operator {name}": f"{new}, empty" for new, name in plan.operators.added.items()},
+        **{f"new operator {new}": f"{name}, empty" for new, name in plan.operators.added.items()},
         "state_files": _how(plan),
         "state_bytes": plan.state_bytes,
         "afterwards": f"the savepoint {'is deleted' if plan.claims else 'stays'}",
@@ -239,7 +241,7 @@ def _of_branch(plan: Branch) -> dict[str, Any]:
 
 def _show(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
-        shown = str(value)
+        shown = "-" if value == "" else str(value)
         if name.endswith("_bytes"):
             shown = format_bytes(value)
         if isinstance(value, tuple):

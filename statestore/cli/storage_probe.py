@@ -153,7 +153,8 @@ class StorageProbe:
         return "one file"
 
     def _delete(self) -> str:
-        self._opened.delete(self._path)
+        # As cleanups do: some servers of S3's protocol lack the request for many files.
+        self._opened.delete_files(self._directory, [_NAME])
         self._expect([])
         return "gone"
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from statestore.core.options import StateStoreOptions
-    from statestore.operations.repair import RepairPlan
-    from statestore.operations.verify import Finding
+    from statestore.operations.upkeep.repair import RepairPlan
+    from statestore.operations.upkeep.verify import Finding
 
 
 @click.command("list")
@@ -53,7 +53,7 @@ def list_command(
       statestore list s3://bucket/checkpoint --limit 5 --output json
       statestore list /data/checkpoint --savepoints /backup
     """  # noqa: D301 (click reads the backspace)
-    from statestore.operations.listing import find_savepoints, list_versions
+    from statestore.operations.upkeep.listing import find_savepoints, list_versions
 
     info = list_versions(checkpoint, limit=limit, options=options)
     retained = (
@@ -83,12 +83,14 @@ def list_command(
             format_bytes(version.incremental_bytes),
             format_bytes(version.full_bytes),
             format_bytes(version.snapshot_bytes) if version.num_snapshots else None,
-            datetime.fromtimestamp(version.committed_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ"),
+            _format_time(version.committed_ms),
             None if version.duration_ms is None else f"{version.duration_ms / 1000:.1f} s",
         ]
         for version in info.versions
     ]
     console().print(table(columns, rows))
+    for version in (version for version in info.versions[:1] if version.problem):
+        click.echo(f"version {version.version}: {version.problem}")
     if retained:
         rows = [
             [
@@ -101,6 +103,12 @@ def list_command(
             for found in retained
         ]
         console().print(table(["version", "form", "rows", "bytes", "savepoint"], rows))
+
+
+def _format_time(epoch_ms: int | None) -> str | None:
+    if epoch_ms is None:
+        return None
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 @click.command()
@@ -132,7 +140,7 @@ def verify(
       statestore verify /data/checkpoint
       statestore verify /data/checkpoint --all --deep
     """  # noqa: D301 (click reads the backspace)
-    from statestore.operations.verify import verify as run
+    from statestore.operations.upkeep.verify import verify as run
 
     if every and version is not None:
         raise click.UsageError("either --version or --all")
@@ -186,7 +194,7 @@ def repair(checkpoint: str, fast: bool, yes: bool, options: StateStoreOptions, o
       statestore repair /data/checkpoint
       statestore repair /data/checkpoint --yes
     """  # noqa: D301 (click reads the backspace)
-    from statestore.operations import repair as library
+    from statestore.operations.upkeep import repair as library
 
     run = library.repair if yes else library.plan_repair
     with progress("verifying stores", output=output) as report:
@@ -241,7 +249,7 @@ def expire(checkpoint: str, keep: int, yes: bool, options: StateStoreOptions, ou
       statestore expire /data/checkpoint --keep 10
       statestore expire /data/checkpoint --keep 10 --yes
     """  # noqa: D301 (click reads the backspace)
-    from statestore.operations import expire as library
+    from statestore.operations.upkeep import expire as library
 
     run = library.expire if yes else library.plan_expiry
     with progress("cleaning up stores", output=output) as report:

@@ -44,8 +44,9 @@ class ByteRanges:
         _, offsets, data = column.buffers()
         if offsets is None:
             return cls(np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64))
-        all_ends = np.frombuffer(memoryview(offsets), np.int32)
-        ends = all_ends[column.offset : column.offset + len(column) + 1].astype(np.int64)
+        num_ends = column.offset + len(column) + 1
+        all_ends = np.frombuffer(memoryview(offsets), np.int32, num_ends)
+        ends = all_ends[column.offset :].astype(np.int64)
         held = np.empty(0, np.uint8) if data is None else np.frombuffer(memoryview(data), np.uint8)
         return cls(held, ends[:-1], ends[1:] - ends[:-1])
 
@@ -58,10 +59,9 @@ class ByteRanges:
         kind = np.dtype(dtype)
         length = max(len(self.data) - kind.itemsize + 1, 0)
         overlapping = np.ndarray((length,), kind, self.data, strides=(1,))
-        try:
-            found: npt.NDArray[Any] = overlapping[positions]
-        except IndexError as error:
-            raise unreadable("a number lies behind the end") from error
+        if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < length:
+            raise unreadable("a number lies behind the end")
+        found: npt.NDArray[Any] = overlapping[positions]
         return found
 
     def at(self, starts: Int64s, sizes: Int64s) -> ByteRanges:
@@ -70,12 +70,15 @@ class ByteRanges:
         Raises:
             CorruptionError: One of them is not in the buffer.
         """
-        if len(starts) and (
-            int(starts.min()) < 0
-            or int(sizes.min()) < 0
-            or int((starts + sizes).max()) > len(self.data)
-        ):
-            raise unreadable("a part lies behind the end")
+        if len(starts):
+            most = len(self.data)
+            if not 0 <= int(starts.min()) <= int(starts.max()) <= most:
+                raise unreadable("a part lies behind the end")
+            if int(sizes.min()) < 0 or int((sizes - (most - starts)).max()) > 0:
+                raise unreadable("a part lies behind the end")
+            # Else a few bytes, named by many, would be many rows.
+            if int(sizes.sum()) > most:
+                raise unreadable("parts lie upon each other")
         return ByteRanges(self.data, starts, sizes)
 
     def pick(self, mask: Bools) -> ByteRanges:

@@ -21,10 +21,12 @@ import pyarrow as pa
 
 from statestore.codec.byte_ranges import ByteRanges, child, unreadable
 from statestore.codec.spark_types import SparkType, parse_schema
-from statestore.codec.unsafe_row import decode_rows, numbers
+from statestore.codec.unsafe_row import decode_rows, is_word, numbers
 from statestore.core.errors import IncompatibleError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from statestore.codec.byte_ranges import Int64s
@@ -86,15 +88,17 @@ def decode_keys(keys: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
     if family.encoder == "no-prefix":
         return decode_rows(ranges, schema)
     if family.encoder == "prefix":
-        firsts = tuple(range(family.num_prefix_columns or 0))
+        firsts = _ordinals(range(family.num_prefix_columns or 0), num_columns)
         first, others = _split(ranges)
         found = _fields(decode_rows(first.skip(1), schema.select(firsts)), firsts)
     elif family.encoder == "range":
-        firsts = tuple(family.ordering_ordinals or ())
+        firsts = _ordinals(family.ordering_ordinals or (), num_columns)
         first, others = _split(ranges)
         found = _ordered(first.skip(1), schema, firsts)
     elif family.encoder in ("timestamp-prefix", "timestamp-postfix"):
-        firsts = (num_columns - 1,)
+        firsts = _ordinals((num_columns - 1,), num_columns)
+        if not is_word(schema.types[-1]):
+            raise unreadable(f"a time of type {schema.types[-1].kind}")
         times, others = _timestamps(ranges, is_prefix=family.encoder == "timestamp-prefix")
         found = {num_columns - 1: numbers(times, schema.types[-1], None)}
     else:
@@ -109,6 +113,15 @@ def decode_keys(keys: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
         found |= _fields(decode_rows(others.skip(1), schema.select(rest)), rest)
     columns = [found[ordinal] for ordinal in range(num_columns)]
     return pa.Array.from_buffers(schema.arrow, len(keys), [None], children=columns)
+
+
+def _ordinals(ordinals: Sequence[int], num_columns: int) -> tuple[int, ...]:
+    """Return ordinals of a key's columns, each once."""
+    if len(ordinals) > num_columns or {*ordinals} - {*range(num_columns)}:
+        raise unreadable("an ordinal of a column that the key does not have")
+    if len({*ordinals}) != len(ordinals):
+        raise unreadable("an ordinal that is there twice")
+    return tuple(ordinals)
 
 
 def _fields(struct: pa.Array[Any], ordinals: tuple[int, ...]) -> dict[int, pa.Array[Any]]:

@@ -250,7 +250,7 @@ def _with_merges(
 def _offsets(values: pa.Array[Any]) -> npt.NDArray[np.int32]:
     buffer = values.buffers()[1]
     raw = memoryview(bytes(4) if buffer is None else buffer)
-    return np.frombuffer(raw, np.int32)[values.offset : values.offset + len(values) + 1]
+    return np.frombuffer(raw, np.int32, values.offset + len(values) + 1)[values.offset :]
 
 
 def _pick(batch: pa.RecordBatch, mask: npt.NDArray[np.bool_]) -> pa.RecordBatch:

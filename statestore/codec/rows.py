@@ -83,7 +83,10 @@ def to_numpy(column: pa.Array[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     _, data = column.buffers()
     if data is None:
         return np.empty(0, dtype)
-    return np.frombuffer(memoryview(data), dtype)[column.offset : column.offset + len(column)]
+    # A buffer may be longer than its column, by no whole number of values.
+    end = column.offset + len(column)
+    found: npt.NDArray[Any] = np.frombuffer(memoryview(data), dtype, end)[column.offset :]
+    return found
 
 
 def sort_group(batch: pa.RecordBatch, max_parallelism: int) -> npt.NDArray[np.uint32]:

@@ -31,8 +31,14 @@ def append_trailer(path: str, trailer: Trailer) -> int:
 
     Returns:
         Bytes of the whole file.
+
+    Raises:
+        CorruptionError: No reader would take the trailer.
+        OSError: The file cannot be written.
     """
     encoded = encode_trailer(trailer)
+    # What readers refuse is refused before it is published.
+    decode_trailer(encoded, trailer.body_length + len(encoded), path)
     with Path(path).open("r+b") as file:
         # An engine killed between sealing and publishing left an older trailer here.
         file.truncate(trailer.body_length)

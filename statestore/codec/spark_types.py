@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -22,7 +21,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from statestore.core.errors import IncompatibleError
+from statestore.core.errors import CorruptionError, IncompatibleError
+from statestore.core.json_fields import Fields, MalformedError, parse_json
 
 _ARROW: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -47,8 +47,10 @@ _ARROW: dict[str, pa.DataType] = {
 _YEAR_MONTH = re.compile(r"interval (year|month)( to month)?")
 _DAY_TIME = re.compile(r"interval (day|hour|minute|second)( to (hour|minute|second))?")
 _CHARACTERS = re.compile(r"string( collate \w+)?|(var)?char\(\d+\)")
-_DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
+_DECIMAL = re.compile(r"decimal\((\d{1,9}),\s*(-?\d{1,9})\)")
 _TIME = re.compile(r"time(\(\d\))?")
+_MAX_DIGITS = 38  # Spark's
+_MAX_DEPTH = 100
 # Names of older releases, and of DDL.
 _SYNONYMS = {"null": "void", "int": "integer", "bigint": "long", "tinyint": "byte"}
 
@@ -123,26 +125,51 @@ def parse_schema(text: str) -> SparkType:
         text: JSON of a column family's key or value schema, as a trailer holds it.
 
     Raises:
+        CorruptionError: It is not a schema.
         IncompatibleError: A type is not one this package can read.
     """
-    return _parse(json.loads(text))
+    try:
+        return _parse_struct(parse_json(text))
+    except MalformedError as error:
+        raise CorruptionError(
+            "the schema of a column family is not one of Spark's",
+            expected="the JSON of a StructType",
+            found=str(error),
+            to_fix="verify the checkpoint; where its checksums hold, report it with the query's "
+            "stateful operators",
+        ) from error
 
 
-def _parse(described: Any) -> SparkType:
+def _parse_struct(described: Any) -> SparkType:
+    found = _parse(described, _MAX_DEPTH)
+    if found.kind != "struct":
+        raise MalformedError("no struct")
+    return found
+
+
+def _parse(described: Any, depth: int) -> SparkType:
     if isinstance(described, str):
         return _parse_name(described)
-    kind = described["type"]
+    if depth == 0:
+        raise MalformedError("nested too deep")
+    fields = Fields(described)
+    kind = fields.text("type")
     if kind == "struct":
-        fields = [(field["name"], _parse(field["type"])) for field in described["fields"]]
-        return SparkType("struct", tuple(fields))
-    if kind == "array":
-        return SparkType("array", (("element", _parse(described["elementType"])),))
-    if kind == "map":
-        pair = (("key", _parse(described["keyType"])), ("value", _parse(described["valueType"])))
-        return SparkType("map", pair)
+        columns = map(Fields, fields.items("fields"))
+        return SparkType(
+            "struct",
+            tuple(
+                (column.text("name"), _parse(column.value("type"), depth - 1)) for column in columns
+            ),
+        )
+    parts = {"array": ("elementType",), "map": ("keyType", "valueType"), "udt": ("sqlType",)}
+    if kind not in parts:
+        raise _unknown(kind)
+    types = [_parse(fields.value(part), depth - 1) for part in parts[kind]]
     if kind == "udt":
-        return _parse(described["sqlType"])
-    raise _unknown(str(kind))
+        return types[0]
+    names = ("element",) if kind == "array" else ("key", "value")
+    return SparkType(kind, tuple(zip(names, types, strict=True)))
 
 
 def _parse_name(name: str) -> SparkType:
@@ -150,7 +177,12 @@ def _parse_name(name: str) -> SparkType:
     if name in _ARROW:
         return SparkType(name)
     if match := _DECIMAL.fullmatch(name):
-        return SparkType("decimal", (), int(match[1]), int(match[2]))
+        precision, scale = int(match[1]), int(match[2])
+        if not 1 <= precision <= _MAX_DIGITS or not -_MAX_DIGITS <= scale <= precision:
+            raise MalformedError(
+                f"a decimal of {precision} digits, {scale} of them behind the point"
+            )
+        return SparkType("decimal", (), precision, scale)
     for pattern, kind in (
         (_CHARACTERS, "string"),
         (_TIME, "time"),

@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from statestore.codec.rows import SCHEMA, check_key_group_order, rows_in
+from statestore.codec.arrow_batch import most_unpacked, read_batch, unpacked_bytes
+from statestore.codec.rows import SCHEMA, check_key_group_order, rows_in, to_numpy
 from statestore.codec.sealed_file import SealedFile, map_file
 from statestore.codec.trailer import Block
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import CorruptionError, InvalidArgumentError
 from statestore.core.key_groups import rank_table
 
 if TYPE_CHECKING:
@@ -77,8 +78,18 @@ def _message_ends(whole: pa.Buffer, path: str) -> list[int]:
     ends: list[int] = []
     try:
         while True:
-            messages.read_next_message()
+            message = messages.read_next_message()
+            start = ends[-1] if ends else 0
             ends.append(reader.tell())
+            if start and unpacked_bytes(message) > most_unpacked(ends[-1] - start):
+                raise InvalidArgumentError(
+                    "rows of a commit are compressed more than anybody reads",
+                    file=path,
+                    offset=start,
+                    unpacked_bytes=unpacked_bytes(message),
+                    maximum=most_unpacked(ends[-1] - start),
+                    to_fix="set spark.sql.streaming.stateStore.file.compression to none",
+                )
     except StopIteration:
         if reader.tell() == (ends[-1] if ends else 0):
             raise not_a_stream(path, whole.size, "no end of stream") from None
@@ -205,12 +216,23 @@ class StateFile(SealedFile):
         """Return the rows of one record batch after checking its block.
 
         Raises:
-            CorruptionError: As `verify`.
+            CorruptionError: As `verify`, or there are no such rows in the block.
         """
         block = self._blocks[index]
         if not self._verified[index]:
             self._verify_block(block)
             self._verified[index] = True
-        message = ipc.read_message(self._whole.slice(block.offset, block.length))
-        batch = ipc.read_record_batch(message, SCHEMA)
+        data = self._whole.slice(block.offset, block.length)
+        batch = read_batch(data, SCHEMA, self.path, block.offset)
+        groups = to_numpy(batch.column(0), np.uint16)
+        if len(groups) != block.rows or int(groups.max()) >= self.trailer.max_parallelism:
+            raise CorruptionError(
+                "a block of a state file holds other rows than its trailer says",
+                file=self.path,
+                offset=block.offset,
+                expected=f"{block.rows} rows, key groups below {self.trailer.max_parallelism}",
+                found=f"{len(groups)} rows, key groups up to {groups.max(initial=0)}",
+                to_fix="restore the file from a copy; its checksum is right, so it was written "
+                "like this",
+            )
         return batch if self.clip is None else rows_in(batch, self.clip)

@@ -11,15 +11,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, cast
 
 import google_crc32c
 
 from statestore.core.errors import CorruptionError, IncompatibleError
-from statestore.core.key_groups import KeyGroupSet
+from statestore.core.ids import CHECKPOINT_ID
+from statestore.core.json_fields import (
+    MAX_INTEGER,
+    Fields,
+    MalformedError,
+    parse_fields,
+    to_integer,
+)
+from statestore.core.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupSet
 
 FORMAT_VERSION = 1
 MAGIC_PREFIX = b"SSTORE"
@@ -30,6 +38,12 @@ TAIL_BYTES = 16 * 1024
 """How much of a file's end is read at once: most trailers fit."""
 
 FileKind = Literal["delta", "snapshot", "merged"]
+STORE_NAME = re.compile(r"(?!\.{1,2}$)[^/\x00]+")
+"""A store's name is a directory's."""
+
+_KIND = re.compile(r"delta|snapshot|merged")
+_U16 = 0xFFFF
+_U32 = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +63,35 @@ class StoreName:
     def __str__(self) -> str:
         return f"{self.operator}/{self.partition}/{self.name}"
 
+    @classmethod
+    def from_json(cls, fields: Fields) -> StoreName:
+        """Read the JSON form."""
+        return cls(
+            fields.integer("operator"),
+            fields.integer("partition", 0, MAX_PARALLELISM_LIMIT - 1),
+            fields.text("name", STORE_NAME),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class VersionRef:
-    """One committed version: its number, the ID of the attempt that made it, its lineage."""
+    """One committed version: its number, the ID of the attempt that made it, its lineage.
+
+    Versions of equal lineage are equal: whichever attempt made them, they have the same rows.
+    """
 
     version: int
-    checkpoint_id: str
+    checkpoint_id: str = field(compare=False)
     lineage: str
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> VersionRef:
+        """Read the JSON form."""
+        return cls(
+            fields.integer("version"),
+            fields.text("checkpoint_id", CHECKPOINT_ID),
+            fields.text("lineage", CHECKPOINT_ID),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +129,18 @@ class FileRef:
         return fields if clip is None else fields | {"clip": list(clip.values())}
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> FileRef:
-        """Read the JSON form."""
-        clip = fields.get("clip")
-        return cls(**{**fields, "clip": None if clip is None else KeyGroupSet(*clip)})
+    def from_json(cls, fields: Fields) -> FileRef:
+        """Read the JSON form; `layout.store_of_path` says where a path may lead."""
+        return cls(
+            path=fields.text("path"),
+            kind=cast("FileKind", fields.text("kind", _KIND)),
+            version=fields.integer("version", 1),
+            checkpoint_id=fields.text("checkpoint_id", CHECKPOINT_ID),
+            lineage=fields.text("lineage", CHECKPOINT_ID),
+            size=fields.integer("size"),
+            rows=fields.integer("rows"),
+            clip=_clip(fields.items("clip")) if fields.has("clip") else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +173,21 @@ class Block:
             self.last_key_group,
         ]
 
+    @classmethod
+    def from_list(cls, numbers: Any, max_parallelism: int) -> Block:
+        """Read the JSON form."""
+        if not isinstance(numbers, list) or len(numbers) != len(cls.__slots__):
+            raise MalformedError(f"a block is not a list of {len(cls.__slots__)} numbers")
+        offset, length, rows, crc32c, first, last = numbers
+        return cls(
+            to_integer(offset),
+            to_integer(length),
+            to_integer(rows),
+            to_integer(crc32c, 0, _U32),
+            to_integer(first, -1, max_parallelism - 1),
+            to_integer(last, -1, max_parallelism - 1),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnFamily:
@@ -146,10 +204,22 @@ class ColumnFamily:
     internal: bool = False
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> ColumnFamily:
+    def from_json(cls, fields: Fields) -> ColumnFamily:
         """Read the JSON form; fields that are absent take their default."""
-        ordinals = fields.get("ordering_ordinals")
-        return cls(**{**fields, "ordering_ordinals": None if ordinals is None else tuple(ordinals)})
+        ordinals = fields.items("ordering_ordinals") if fields.has("ordering_ordinals") else None
+        return cls(
+            id=fields.integer("id", 0, _U16),
+            name=fields.text("name"),
+            key_schema=fields.text("key_schema") if fields.has("key_schema") else None,
+            value_schema=fields.text("value_schema") if fields.has("value_schema") else None,
+            encoder=fields.text("encoder") if fields.has("encoder") else "no-prefix",
+            num_prefix_columns=(
+                fields.integer("num_prefix_columns") if fields.has("num_prefix_columns") else None
+            ),
+            ordering_ordinals=None if ordinals is None else tuple(map(to_integer, ordinals)),
+            multi_values=fields.has("multi_values") and fields.flag("multi_values"),
+            internal=fields.has("internal") and fields.flag("internal"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,35 +234,6 @@ class RowCounts:
     def total(self) -> int:
         """All rows."""
         return self.put + self.delete + self.merge
-
-
-def add_counts(counts: Iterable[int | None]) -> int | None:
-    """Add numbers of rows, as `num_keys` of trailers; None where one of them is not known."""
-    known = list(counts)
-    return None if None in known else sum(count for count in known if count is not None)
-
-
-def join_families(trailers: Iterable[Trailer]) -> tuple[ColumnFamily, ...]:
-    """Return the column families of state partitions whose rows come together, by their IDs.
-
-    Raises:
-        IncompatibleError: One has different IDs, or two have the same (kind not-rescalable).
-    """
-    by_id: dict[int, ColumnFamily] = {}
-    by_name: dict[str, ColumnFamily] = {}
-    for trailer in trailers:
-        for family in trailer.column_families:
-            same_id = by_id.setdefault(family.id, family)
-            same_name = by_name.setdefault(family.name, family)
-            if same_id.name != family.name or same_name.id != family.id:
-                raise IncompatibleError(
-                    "column families have other IDs in other state partitions",
-                    kind="not-rescalable",
-                    store=str(trailer.store),
-                    column_family=family.name,
-                    to_fix="keep the number of state partitions as it is",
-                )
-    return tuple(by_id[number] for number in sorted(by_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,13 +410,24 @@ def decode_trailer(tail: bytes, size: int, path: str) -> Trailer:
             found=f"{found:08x}",
             to_fix="restore the file from a copy",
         )
-    trailer = _trailer_from_json(json.loads(text))
+    try:
+        trailer = _trailer_from_json(parse_fields(text))
+    except MalformedError as error:
+        raise CorruptionError(
+            "the trailer of a state file is not one",
+            file=path,
+            offset=size - END_LENGTH - length,
+            expected="the fields of docs/format.md",
+            found=str(error),
+            to_fix="restore the file from a copy; its checksum is right, so it was written like "
+            "this",
+        ) from error
     position = 0
     for block in trailer.blocks:
         if block.offset != position:
             break
         position += block.length
-    if position + length + END_LENGTH != size:
+    if not trailer.blocks or position + length + END_LENGTH != size:
         raise CorruptionError(
             "the blocks of a state file do not cover it",
             kind="truncated",
@@ -388,28 +440,50 @@ def decode_trailer(tail: bytes, size: int, path: str) -> Trailer:
     return trailer
 
 
-def _trailer_from_json(fields: dict[str, Any]) -> Trailer:
-    parent = fields["parent"]
-    key_group_rows = fields.get("key_group_rows")
+def _trailer_from_json(fields: Fields) -> Trailer:
+    rows = fields.object("rows")
+    store = StoreName.from_json(fields.object("store"))
+    max_parallelism = fields.integer("max_parallelism", 1, MAX_PARALLELISM_LIMIT)
+    num_partitions = fields.integer("num_partitions", 1, MAX_PARALLELISM_LIMIT)
+    num_internal_keys: int | None = 0
+    if "num_internal_keys" in fields.all:
+        num_internal_keys = _integer_or_none(fields, "num_internal_keys")
     return Trailer(
-        kind=fields["kind"],
-        writer=fields["writer"],
-        store=StoreName(**fields["store"]),
-        backend=fields["backend"],
-        version=fields["version"],
-        checkpoint_id=fields["checkpoint_id"],
-        checkpoint_format=fields["checkpoint_format"],
-        parent=None if parent is None else VersionRef(**parent),
-        lineage=fields["lineage"],
-        files=tuple(map(FileRef.from_json, fields["files"])),
-        blocks=tuple(Block(*block) for block in fields["blocks"]),
-        rows=RowCounts(**fields["rows"]),
-        num_keys=fields["num_keys"],
-        num_internal_keys=fields.get("num_internal_keys", 0),
-        key_group_rows=None if key_group_rows is None else tuple(key_group_rows),
-        max_parallelism=fields["max_parallelism"],
-        num_partitions=fields["num_partitions"],
-        rescalable=fields["rescalable"],
-        column_families=tuple(ColumnFamily.from_json(cf) for cf in fields["column_families"]),
-        format_version=fields["format_version"],
+        kind=cast("FileKind", fields.text("kind", _KIND)),
+        writer=fields.text("writer"),
+        store=store,
+        backend=fields.text("backend"),
+        version=fields.integer("version", 1),
+        checkpoint_id=fields.text("checkpoint_id", CHECKPOINT_ID),
+        checkpoint_format=fields.integer("checkpoint_format", 1),
+        parent=VersionRef.from_json(fields.object("parent")) if fields.has("parent") else None,
+        lineage=fields.text("lineage", CHECKPOINT_ID),
+        files=tuple(FileRef.from_json(Fields(ref)) for ref in fields.items("files")),
+        blocks=tuple(Block.from_list(block, max_parallelism) for block in fields.items("blocks")),
+        rows=RowCounts(rows.integer("put"), rows.integer("delete"), rows.integer("merge")),
+        num_keys=_integer_or_none(fields, "num_keys"),
+        num_internal_keys=num_internal_keys,
+        key_group_rows=(
+            tuple(to_integer(count, -MAX_INTEGER) for count in fields.items("key_group_rows"))
+            if fields.has("key_group_rows")
+            else None
+        ),
+        max_parallelism=max_parallelism,
+        num_partitions=num_partitions,
+        rescalable=fields.flag("rescalable"),
+        column_families=tuple(
+            ColumnFamily.from_json(Fields(family)) for family in fields.items("column_families")
+        ),
+        format_version=fields.integer("format_version", 1, FORMAT_VERSION),
     )
+
+
+def _integer_or_none(fields: Fields, name: str) -> int | None:
+    return None if fields.value(name) is None else fields.integer(name, -MAX_INTEGER)
+
+
+def _clip(numbers: list[Any]) -> KeyGroupSet:
+    if len(numbers) != 2:
+        raise MalformedError("a clip is not a modulus and a remainder")
+    modulus = to_integer(numbers[0], 1, MAX_PARALLELISM_LIMIT, "modulus")
+    return KeyGroupSet(modulus, to_integer(numbers[1], 0, modulus - 1, "remainder"))

@@ -128,6 +128,11 @@ def _is_number(kind: SparkType) -> bool:
     return kind.kind in _NUMBERS and kind.precision <= _MAX_WORD_DIGITS
 
 
+def is_word(kind: SparkType) -> bool:
+    """Return whether values of a type are numbers of 8 bytes."""
+    return _is_number(kind) and np.dtype(_NUMBERS[kind.kind]).itemsize == _WORD
+
+
 def numbers(values: npt.NDArray[Any], kind: SparkType, is_null: Bools | None) -> pa.Array[Any]:
     """Return numbers, as a row holds them, as a column.
 
@@ -208,6 +213,8 @@ def _maps(parts: ByteRanges, kind: SparkType) -> pa.Array[Any]:
     value_counts, values = _elements(halves[1], kind.types[1])
     if not np.array_equal(counts, value_counts):
         raise unreadable("a map with more keys than values, or fewer")
+    if keys.null_count:
+        raise unreadable("a map with a key that is null")
     entries = pa.Array.from_buffers(
         kind.arrow.field(0).type, len(keys), [None], children=[keys, values]
     )
@@ -220,10 +227,11 @@ def _elements(parts: ByteRanges, kind: SparkType) -> tuple[Int64s, pa.Array[Any]
     """Return how many elements each array has, and all elements of all arrays."""
     parts.require(_WORD)
     counts: Int64s = parts.read("<i8", parts.starts)
+    # No element takes less than a bit, that which says whether it is null.
+    if (counts < 0).any() or (counts > 8 * parts.sizes).any():
+        raise unreadable("an array of more elements than it has room for")
     headers = _WORD + (counts + 63) // 64 * _WORD
     width = np.dtype(_NUMBERS[kind.kind]).itemsize if _is_number(kind) else _WORD
-    if (counts < 0).any():
-        raise unreadable("an array of a negative length")
     parts.require(headers + counts * width)
     firsts = np.cumsum(counts) - counts
     bases = np.repeat(parts.starts, counts)

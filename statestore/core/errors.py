@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from statestore.core.restart_strategies import Restart
+    from statestore.core.restarts import Restart
 
 KINDS: dict[str, str] = {
     "invalid-argument": "an argument is out of range or of the wrong type",
@@ -31,6 +31,7 @@ KINDS: dict[str, str] = {
     "unsupported-scheme": "the storage scheme of a URI is not supported",
     "not-found": "something asked for is not there",
     "version-not-found": "the version is not in the store directory",
+    "snapshot-not-found": "the version has no snapshot",
     "file-not-found": "a file is not there",
     "checkpoint-not-found": "there is no checkpoint of a streaming query",
     "incompatible": "the checkpoint was made with other settings",
@@ -60,6 +61,7 @@ KINDS: dict[str, str] = {
     "query-failed": "a supervised query failed, and a restart would not help",
     "restarts-exhausted": "a supervised query failed as often as its restart strategy allows",
     "protocol": "shim and engine do not speak the same protocol",
+    "files-not-offered": "the engine needs files that the shim has not offered to serve",
     "version-apart": "shim and engine are of different versions",
     "internal": "a bug of this package",
     "checkpoint-exists": "a checkpoint that must not be replaced exists",

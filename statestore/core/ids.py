@@ -7,7 +7,8 @@ import re
 import uuid
 from typing import Protocol
 
-_CHECKPOINT_ID = re.compile(r"[0-9a-f]{32}")
+CHECKPOINT_ID = re.compile(r"[0-9a-f]{32}")
+"""32 lower-case hex digits; a lineage is as many."""
 
 
 class IdSource(Protocol):
@@ -39,4 +40,4 @@ class CountingIds:
 
 def is_checkpoint_id(text: str) -> bool:
     """Return whether the text is 32 lower-case hex digits."""
-    return _CHECKPOINT_ID.fullmatch(text) is not None
+    return CHECKPOINT_ID.fullmatch(text) is not None

@@ -64,6 +64,26 @@ def join_sets(sets: Sequence[KeyGroupSet]) -> tuple[KeyGroupSet, ...]:
     return (joined,) if is_whole else tuple(sets)
 
 
+def check_not_chosen(max_parallelism: int, found: int) -> None:
+    """Check that an operation was not asked for a number of key groups that it does not make.
+
+    Args:
+        max_parallelism: The option maxParallelism that it was given; 0 for any.
+        found: Key groups that a store will have.
+
+    Raises:
+        InvalidArgumentError: They differ.
+    """
+    if max_parallelism not in (0, found):
+        raise InvalidArgumentError(
+            "the number of key groups follows from the state and its state partitions",
+            key="spark.sql.streaming.stateStore.maxParallelism",
+            value=max_parallelism,
+            max_parallelism=found,
+            to_fix="leave the option out",
+        )
+
+
 def default_max_parallelism(num_partitions: int) -> int:
     """Return the number of key groups of a new checkpoint: the largest N * 2^k up to 32,768.
 

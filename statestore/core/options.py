@@ -136,7 +136,8 @@ TABLE: tuple[Option, ...] = (
         "snapshot.replayRatio", "snapshot_replay_ratio", "float", 1.0, scope="engine",
         minimum=0.1, maximum=100,
         doc="A snapshot is taken when a restore is estimated to cost (1 + ratio) times what it "
-        "would cost from a fresh snapshot, and at least 50 ms more.",
+        "would cost from a fresh snapshot, and at least 50 ms more; or when 8 deltas or more hold "
+        "(1 + ratio) times the rows of the state.",
     ),
     Option(
         "rocksdb.incremental", "rocksdb_incremental", "boolean", True, scope="engine",
@@ -277,7 +278,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         "fetch.cacheBytes", "fetch_cache_bytes", "long", 1073741824, scope="engine",
         unit="bytes", minimum=0,
-        doc="Files fetched by an engine that stay on the local disk for the next restore.",
+        doc="Files fetched by an engine that stay on the local disk for the next restore, those of "
+        "all queries together; the largest value of its queries counts.",
     ),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
@@ -22,8 +22,6 @@ from statestore.core.errors import InvalidArgumentError
 
 Duration = timedelta | float
 """A timedelta, or seconds; kept to the millisecond."""
-MAX_FAILURES_KEPT = 100
-"""How many failures, the newest, a Restart holds."""
 _LARGEST_BACKOFF_MS = 1e300  # a float that can still be multiplied
 
 
@@ -174,38 +172,6 @@ class ExponentialDelay:
             backoff = min(backoff * self.backoff_multiplier, _LARGEST_BACKOFF_MS)
             restarted_at = now + delay
             yield delay
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """One failure of a supervised query.
-
-    Attributes:
-        attempt: Which start it was, counted from 1.
-        at_ms: When it was noticed, milliseconds since the Unix epoch.
-        reason: The line of the error that says most, at most 500 characters.
-        obstacle: What makes a restart useless; None when the failure was worth one.
-        delay_ms: Milliseconds from the failure to the next start; None when there was none.
-    """
-
-    attempt: int
-    at_ms: int
-    reason: str
-    obstacle: str | None = None
-    delay_ms: int | None = None
-
-
-@dataclass(slots=True)
-class Restart:
-    """What became of a supervised query.
-
-    Attributes:
-        attempts: How often it was started, or was tried to be.
-        failures: The newest MAX_FAILURES_KEPT failures, oldest first.
-    """
-
-    attempts: int = 0
-    failures: deque[Failure] = field(default_factory=lambda: deque(maxlen=MAX_FAILURES_KEPT))
 
 
 def _ms(duration: Duration) -> int:

@@ -21,6 +21,7 @@ from py4j.java_gateway import server_started
 from statestore.core.errors import ProtocolError
 from statestore.engine.process import Handshake, run_process
 from statestore.engine.service import EngineService
+from statestore.io.shim_files import ShimFiles
 
 _START_TIMEOUT_S = 30.0
 
@@ -43,10 +44,10 @@ class _Gateway(ClientServer):  # type: ignore[misc]
         )
 
 
-def serve(handshake: Handshake) -> tuple[int, Callable[[], None]]:
+def serve(handshake: Handshake) -> tuple[int, Callable[[], bool]]:
     """Accept calls on a loopback port in the background; return it once the service listens."""
     token = handshake.token
-    service = EngineService(handshake.scratch, hadoop=handshake.files, name=handshake.engine)
+    service = EngineService(handshake.scratch, hadoop=ShimFiles(), name=handshake.engine)
     started = threading.Event()
     server_started.connect(lambda **_: started.set())
     gateway = _Gateway(

@@ -19,11 +19,11 @@ _servers: list[MemoryServer] = []
 """Keeps the server alive while the main thread waits."""
 
 
-def serve(handshake: Handshake) -> tuple[int, Callable[[], None]]:
-    """Serve an empty memory on any free port of the address; return the port, and no end."""
+def serve(handshake: Handshake) -> tuple[int, Callable[[], bool]]:
+    """Serve an empty memory on any free port of the address; return the port, and its end."""
     server = MemoryServer(sys.argv[1], handshake.token, MemoryFileIO(handshake.scratch))
     _servers.append(server)
-    return server.port, lambda: None
+    return server.port, lambda: True
 
 
 if __name__ == "__main__":

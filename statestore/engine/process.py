@@ -22,7 +22,6 @@ from statestore.core.errors import ProtocolError, StateStoreError
 from statestore.core.version import __version__
 from statestore.engine import PROTOCOL_VERSION
 from statestore.engine.scratch import ScratchDirectory
-from statestore.io.shim_files import ShimFiles
 
 EXIT_REFUSED = 3
 
@@ -35,13 +34,11 @@ class Handshake:
         token: What callers will show.
         scratch: Scratch directory.
         engine: Name of the process among those that share the scratch directory.
-        files: Where the shim serves Hadoop's file systems, None where it does not.
     """
 
     token: str
     scratch: str
     engine: str
-    files: ShimFiles | None
 
 
 def read_handshake(stdin: BinaryIO) -> Handshake:
@@ -57,8 +54,6 @@ def read_handshake(stdin: BinaryIO) -> Handshake:
         version, protocol, scratch, engine = (
             handshake[name] for name in ("version", "protocol", "scratch", "engine")
         )
-        offer = handshake.get("files")
-        files = ShimFiles(offer["port"], offer["token"]) if offer else None
     except (ValueError, KeyError, TypeError) as error:
         raise ProtocolError(
             "the engine was started without a handshake",
@@ -81,15 +76,16 @@ def read_handshake(stdin: BinaryIO) -> Handshake:
             to_fix="set spark.jars to what `statestore jar` of this Python prints, or "
             "spark.sql.streaming.stateStore.engine.package to embedded",
         )
-    return Handshake(token, scratch, engine, files)
+    return Handshake(token, scratch, engine)
 
 
-def run_process(serve: Callable[[Handshake], tuple[int, Callable[[], None]]]) -> int:
+def run_process(serve: Callable[[Handshake], tuple[int, Callable[[], bool]]]) -> int:
     """Run a service until stdin ends; never returns in that case.
 
     Args:
         serve: Starts the service in the background; returns the port on which it listens by then,
-            and what is to be done when stdin has ended.
+            and what is to be done when stdin has ended, which says whether its threads write to
+            storage no more.
 
     Returns:
         The exit code of a process that was refused.
@@ -126,6 +122,7 @@ def run_process(serve: Callable[[Handshake], tuple[int, Callable[[], None]]]) ->
     while sys.stdin.buffer.read(65536):
         pass
     # The JVM is gone; threads in the middle of a snapshot have nobody left to report to.
-    end()
-    scratch.remove()
+    if end():
+        scratch.remove()
+    # Else it takes what still writes along; the next engine removes the directory.
     os._exit(0)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DROP_TIMEOUT_S = 1.5  # less than the shim waits for an engine that it asked to end
+_DROP_TIMEOUT_S = (
+    1.2  # with the last writes less than the shim waits for an engine that it asked to end
+)
 
 
 class QueryLeases:

@@ -11,6 +11,7 @@ from statestore.checkpoint.key_group_rows import NUM_CLASSES
 from statestore.codec.trailer import ColumnFamily, RowCounts, StoreName, VersionRef
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, ProtocolError
 from statestore.core.ids import is_checkpoint_id
+from statestore.core.json_fields import Fields, MalformedError
 from statestore.core.options import StateStoreOptions
 from statestore.io.memory_address import MemoryAddress
 
@@ -53,6 +54,10 @@ class Request:
     def child(self, name: str) -> Request:
         """Return a field that is an object, as a request of its own."""
         return Request(self.get(name, dict))
+
+    def provider(self) -> str:
+        """Return which provider instance calls, empty where it does not say."""
+        return self.child("store").get_or("provider", str, "")
 
     def options(self) -> StateStoreOptions:
         """Return the options the call carries.
@@ -154,12 +159,23 @@ class Request:
             max_parallelism=self.get("max_parallelism", int),
             num_partitions=self.get("num_partitions", int),
             rescalable=self.get("rescalable", bool),
-            column_families=tuple(map(ColumnFamily.from_json, self.get("column_families", list))),
+            column_families=tuple(map(_family, self.get("column_families", list))),
             backend=self.get_or("backend", str, "filesystem"),
             state_bytes=self.get_or("state_bytes", int, 0),
             key_group_growth=None if growth is None else tuple(growth),
             sst=_sst_rows(delta),
         )
+
+
+def _family(described: Any) -> ColumnFamily:
+    try:
+        return ColumnFamily.from_json(Fields(described))
+    except MalformedError as error:
+        raise ProtocolError(
+            "a column family is not described as it should be",
+            found=str(error),
+            to_fix="use the shim and the package of one version",
+        ) from error
 
 
 def _sst_rows(delta: Request) -> SstRows | None:

@@ -2,7 +2,7 @@
 
     <scratch>/lock                            held by all that use the directory
     <scratch>/engine-<name>/unfinished/       what the engine is writing: snapshots, merged files
-    <scratch>/engine-<name>/fetched/<key>/    local copies of files of one remote storage
+    <scratch>/engine-<name>/fetched/shared/   local copies of files of remote storage
     <scratch>/rocksdb/                        local databases
     <scratch>/*                               what the shim makes: deltas to commit
 

@@ -38,13 +38,16 @@ if TYPE_CHECKING:
     from statestore.codec.state_file import StateFile
     from statestore.codec.trailer import ColumnFamily
     from statestore.io.file_io import FileIO
-    from statestore.io.hadoop import HadoopFiles
+    from statestore.io.shim_files import ShimFiles
 
 logger = logging.getLogger(__name__)
 
 Reply = dict[str, Any]
 
 BACKENDS = ("filesystem", "heap", "rocksdb")
+
+_LAST_WRITES_S = 0.5
+"""How long writes may go on when the JVM is gone; operations wait so long for an engine's end."""
 
 MAX_CLOSED_STORES = 32
 """Stores closed last that keep what they have on the local disk, for when they come back."""
@@ -69,7 +72,7 @@ class EngineService:
         scratch_directory: str,
         io: FileIO | None = None,
         clock: Clock | None = None,
-        hadoop: HadoopFiles | None = None,
+        hadoop: ShimFiles | None = None,
         name: str = "0",
     ) -> None:
         self._clock = clock or SystemClock()
@@ -77,11 +80,14 @@ class EngineService:
         own.begin()
         self._work_directory = own.unfinished
         self._storages = Storages(own.fetched, self._clock, io, hadoop)
+        self._hadoop = hadoop
         self._leases = QueryLeases(self._storages, self._clock)
         self._scratch_directory = scratch_directory
         self._pool = snapshot_pool()
         self._lock = threading.Lock()
-        self._sessions: dict[tuple[str, StoreLocation], Session] = {}
+        self._open: dict[tuple[str, StoreLocation], Session] = {}
+        self._closed: dict[tuple[str, StoreLocation], Session] = {}
+        """Sessions that nobody uses, in the order in which they were closed."""
         self._rocksdb_memory: Memory | None = None
         self._rocksdb_memory_asked: set[int] = set()
         self._rocksdb_names: Counter[str] = Counter()
@@ -90,6 +96,7 @@ class EngineService:
             "load": self._load,
             "commit": self._commit,
             "view": self._view,
+            "same": self._same,
             "maintain": self._maintain,
             "changes": self._changes,
             "close": self._close,
@@ -97,9 +104,17 @@ class EngineService:
             "status": self._status,
         }
 
-    def end(self) -> None:
-        """Let go of what others can see: no call comes any more. Never raises."""
-        self._leases.drop_all()
+    def end(self) -> bool:
+        """Write nothing more, and let go of what others can see: no call comes any more.
+
+        Returns:
+            Whether all writes have ended; where one has not, the leases are left to expire, and the
+            process must end at once. Never raises.
+        """
+        is_quiet = self._storages.write_gate.close(_LAST_WRITES_S)
+        if is_quiet:
+            self._leases.drop_all()
+        return is_quiet
 
     def call(self, request: str) -> str:
         """Answer one call; never raises.
@@ -138,19 +153,28 @@ class EngineService:
             )
         with self._lock:
             self._calls[str(op)] += 1
-        return operation(Request(fields))
+        read = Request(fields)
+        if self._hadoop is not None and read.get_optional("files", dict) is not None:
+            offer = read.child("files")
+            self._hadoop.listens_at(offer.get("port", int), offer.get("token", str))
+        return operation(read)
 
-    def _session(self, request: Request) -> Session:
+    def _session(self, request: Request, *, opens: bool = True) -> Session:
+        """Return the session of a call's store; with `opens` its provider uses it from now on."""
         # By place and not by name: a restarted query may name another storage for the same store.
         location = self._storages.locate(request)
         key = request.backend(BACKENDS), location
         with self._lock:
-            known = self._sessions.get(key)
-        if known is not None:
-            return known
-        made = Session(self._open_versions(request, location), self._pool, self._work_directory)
+            known = self._open.get(key) or self._closed.get(key)
+        made = known or Session(
+            self._open_versions(request, location), self._pool, self._work_directory
+        )
         with self._lock:
-            return self._sessions.setdefault(key, made)
+            session = self._open.get(key) or self._closed.pop(key, made)
+            if opens:
+                session.providers.add(request.provider())
+            (self._open if session.providers else self._closed)[key] = session
+        return session
 
     def _open_versions(self, request: Request, location: StoreLocation) -> Versions:
         match request.backend(BACKENDS):
@@ -188,7 +212,7 @@ class EngineService:
                 asked_bytes,
                 memory.budget_bytes,
             )
-        place = f"{request.options().checkpoint_storage} {request.root()} {location.path('')}"
+        place = f"{request.options().checkpoint_storage} {request.root()} {location.directory}"
         name = hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
         with self._lock:
             # The same store by other credentials is another session, with a database of its own.
@@ -197,16 +221,17 @@ class EngineService:
         directory = f"{self._scratch_directory}/rocksdb/{name}"
         return RocksDBVersions(location, self._clock, directory, memory)
 
-    def _sessions_to_close(self, request: Request) -> list[Session]:
+    def _keys_to_close(self, request: Request) -> list[tuple[str, StoreLocation]]:
+        backend = request.backend(BACKENDS)
         # Whoever closes a store of the heap backend does not ask where the driver's memory is.
-        if request.backend(BACKENDS) != "heap":
-            return [self._session(request)]
+        if backend != "heap":
+            return [(backend, self._storages.locate(request))]
         home = self._storages.home(request)
         with self._lock:
             return [
-                session
-                for (backend, location), session in self._sessions.items()
-                if backend == "heap" and (location.root, location.store) == (home.root, home.store)
+                (kind, location)
+                for kind, location in self._open
+                if kind == "heap" and (location.root, location.store) == (home.root, home.store)
             ]
 
     def _requests(self, session: Session) -> dict[str, int]:
@@ -296,21 +321,20 @@ class EngineService:
             "num_partitions": local and local.head.trailer.num_partitions,
         }
 
+    def _same(self, request: Request) -> Reply:
+        return {"same": self._session(request).has_lineage(request.version_ref("version"))}
+
     def _memory_shares(self) -> Reply:
         """Return this process's memory by the stores it serves: their sum is the whole."""
-        num_stores = max(1, self._num_open())
+        num_stores = max(1, len(self._open))
         rocksdb = self._rocksdb_memory
         return {
             "rss_share_bytes": _rss_bytes() // num_stores,
             "rocksdb_share_bytes": 0 if rocksdb is None else rocksdb.used_bytes // num_stores,
         }
 
-    def _num_open(self) -> int:
-        with self._lock:
-            return sum(session.is_open for session in self._sessions.values())
-
     def _maintain(self, request: Request) -> Reply:
-        session = self._session(request)
+        session = self._session(request, opens=False)
         wait_ms = request.get_optional("wait_ms", int)
         cleanup = session.maintain(
             request.get("version", int),
@@ -324,6 +348,7 @@ class EngineService:
             "snapshot": _snapshot(session.versions.snapshot_status),
             "files_deleted": cleanup.num_files,
             "bytes_deleted": cleanup.num_bytes,
+            "files_left": cleanup.num_left,
         }
 
     def _changes(self, request: Request) -> Reply:
@@ -343,15 +368,31 @@ class EngineService:
         }
 
     def _close(self, request: Request) -> Reply:
-        for session in self._sessions_to_close(request):
-            session.close(self._clock.elapsed_ms())
-        with self._lock:
-            sessions = list(self._sessions.values())
-        closed = [session for session in sessions if not session.is_open]
-        closed.sort(key=lambda session: session.closed_ms, reverse=True)
-        for session in closed[MAX_CLOSED_STORES:]:
-            session.forget_local()
+        for key in self._keys_to_close(request):
+            with self._lock:
+                session = self._open.get(key)
+                if session is None:
+                    continue
+                session.providers.discard(request.provider())
+                if session.providers:
+                    continue
+                self._closed[key] = self._open.pop(key)
+            session.close()
+        self._forget_closed()
         return {}
+
+    def _forget_closed(self) -> None:
+        """Forget the stores that were closed longest ago."""
+        with self._lock:
+            oldest = list(self._closed)[: max(0, len(self._closed) - MAX_CLOSED_STORES)]
+            sessions = [(key, self._closed.pop(key)) for key in oldest]
+        for key, session in sessions:
+            if session.forget_local():
+                self._storages.forget(key[1])
+            else:
+                with self._lock:
+                    if key not in self._open:
+                        self._closed.setdefault(key, session)
 
     def _lease(self, request: Request) -> Reply:
         self._leases.serve(request)
@@ -359,13 +400,14 @@ class EngineService:
 
     def _status(self, _request: Request) -> Reply:
         with self._lock:
-            sessions = list(self._sessions.values())
+            sessions = [*self._open.values(), *self._closed.values()]
+            num_open = len(self._open)
             calls = dict(self._calls)
         return {
             "pid": os.getpid(),
             "version": __version__,
             "rss_bytes": _rss_bytes(),
-            "stores": self._num_open(),
+            "stores": num_open,
             "calls": calls,
             "requests": self._storages.requests.total(),
             "lease_requests": self._storages.lease_requests.total(),

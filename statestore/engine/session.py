@@ -12,9 +12,9 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeAlias
 
-from statestore.checkpoint.rescale_refs import Cleanup
+from statestore.checkpoint.cleanup import Cleanup
 from statestore.checkpoint.restore import check_partition_exists
-from statestore.core.errors import NotFoundError
+from statestore.core.errors import NotFoundError, StateStoreError
 
 if TYPE_CHECKING:
     from statestore.backends.filesystem.versions import StoreVersions
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SNAPSHOT_NICENESS = 10
+
+CATCH_UP_S = 60.0
+"""Longest that a commit waits for the snapshot of a store that has outrun its snapshots."""
 
 Versions: TypeAlias = "StoreVersions | RocksDBVersions"
 
@@ -64,12 +67,13 @@ class Session:
         self._pool = pool
         self._scratch_directory = scratch_directory
         self._turn = threading.Lock()
-        self.is_open = False
-        """Whether the store was used since it was closed."""
-        self.closed_ms = 0.0
-        """When it was closed last, by a clock that never goes back."""
+        self.providers: set[str] = set()
+        """The provider instances that use the store; who keeps the session guards it."""
         self._flight_lock = threading.Lock()
-        self._flight: Future[PublishedFile] | None = None
+        self._flight: Future[None] | None = None
+        self._cleanup_turn = threading.Lock()
+        self._catching_up: Future[None] | None = None
+        """A snapshot that the next commit waits for."""
 
     @property
     def is_snapshot_in_flight(self) -> bool:
@@ -80,7 +84,6 @@ class Session:
     def load_empty(self, num_partitions: int, options: StateStoreOptions) -> int:
         """Open version 0; see StoreVersions.load_empty."""
         with self._turn:
-            self.is_open = True
             return self.versions.load_empty(num_partitions, options)
 
     def load(
@@ -97,14 +100,19 @@ class Session:
             IncompatibleError: Also where the checkpoint never had the state partition.
         """
         with self._turn:
-            self.is_open = True
             try:
-                return self.versions.load(
+                loaded = self.versions.load(
                     version, checkpoint_id, num_partitions, options, from_snapshot
                 )
             except NotFoundError:
                 check_partition_exists(self.versions.location, version, num_partitions)
                 raise
+            if num_partitions is not None and from_snapshot is None:
+                # A job that is started anew for each batch has no other time for it.
+                is_behind = self.versions.is_behind(loaded.head, options)
+                flight = self._tend(loaded.head, options, is_loaded=True)
+                self._catching_up = flight if is_behind else None
+            return loaded
 
     def commit(
         self,
@@ -115,14 +123,17 @@ class Session:
         *,
         force_snapshot: bool,
     ) -> tuple[PublishedFile, CommitTimes, SnapshotStatus]:
-        """Make a version durable, start a snapshot when it is due; see StoreVersions.commit."""
+        """Make a version durable, start a snapshot when it is due; see StoreVersions.commit.
+
+        The first commit after a load waits for a snapshot where the store has outrun them: else a
+        job that ends with each batch would never get one.
+        """
         with self._turn:
-            self.is_open = True
+            behind, self._catching_up = self._catching_up, None
+            if behind is not None:
+                wait([behind], CATCH_UP_S)
             published, times = self.versions.commit(new, local_path, arrow_length, options)
-        if force_snapshot or self.versions.is_snapshot_due(published, options):
-            flight = self._start_snapshot(published, options)
-            if flight is not None:
-                flight.add_done_callback(_log_failure)
+        self._tend(published, options, is_forced=force_snapshot)
         return published, times, self.versions.snapshot_status
 
     def view(
@@ -130,8 +141,13 @@ class Session:
     ) -> LocalVersion | None:
         """Bring a version into the local database, if there is one; see RocksDBVersions.view."""
         with self._turn:
-            self.is_open = True
             return self.versions.view(version, checkpoint_format, options)
+
+    def has_lineage(self, version: VersionRef) -> bool:
+        """Return whether an attempt of a version has a lineage; see StoreVersions.has_lineage."""
+        with self._turn:
+            self.is_open = True
+            return self.versions.has_lineage(version)
 
     def maintain(
         self,
@@ -152,7 +168,8 @@ class Session:
             snapshot: Whether to take a snapshot.
             cleanup: Whether to delete.
             wait_s: Longest to wait for the snapshot, which goes on after that; snapshots of all
-                stores take turns. None waits until it is there.
+                stores take turns. Longest, too, that a cleanup takes, of which the next one does
+                the rest. None waits until it is there, and cleans up all.
 
         Raises:
             NotFoundError, CorruptionError, IncompatibleError, StorageError: The version cannot be
@@ -160,47 +177,89 @@ class Session:
         """
         head = self.versions.head(version, checkpoint_id)
         if snapshot and self.versions.is_snapshot_due(head, options):
-            flight = self._start_snapshot(head, options)
+            flight = self._start(head, options, has_cleanup=False)
             if flight is not None:
                 if wait([flight], wait_s).done:
                     flight.result()
                 else:
                     flight.add_done_callback(_log_failure)
-        return self.versions.clean_up(head, options) if cleanup else Cleanup()
+        return self._clean_up(head, options, wait_s) if cleanup else Cleanup()
 
-    def close(self, now_ms: float) -> None:
+    def close(self) -> None:
         """Let go of what takes memory; a later call opens the store again.
 
-        Waits for a call that is under way, which another provider instance of the store may have
-        made; a snapshot goes on. The newest snapshot stays known, for the next commit to name.
+        Waits for a call that is under way; a snapshot goes on. The newest snapshot stays known, for
+        the next commit to name.
         """
         with self._turn:
-            self.versions.forget_heads()
-            self.is_open, self.closed_ms = False, now_ms
+            # Whoever opens it again says so first, and then waits for its turn.
+            if not self.providers:
+                self.versions.forget_heads()
 
-    def forget_local(self) -> None:
-        """Remove what a closed store has on the local disk; one that is in use again keeps it."""
-        if self._turn.acquire(blocking=False):
-            try:
-                if not self.is_open:
-                    self.versions.forget_local()
-            finally:
-                self._turn.release()
+    def forget_local(self) -> bool:
+        """Remove what a closed store has on the local disk; False where it is in use."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            if not self.providers:
+                self.versions.forget_local()
+            return not self.providers
+        finally:
+            self._turn.release()
 
-    def _start_snapshot(
-        self, head: PublishedFile, options: StateStoreOptions
-    ) -> Future[PublishedFile] | None:
+    def _tend(
+        self,
+        head: PublishedFile,
+        options: StateStoreOptions,
+        *,
+        is_loaded: bool = False,
+        is_forced: bool = False,
+    ) -> Future[None] | None:
+        """Start what is due for a version beside the calls: a snapshot, and a cleanup with it."""
+        has_cleanup = head.trailer.version > options.min_versions_to_retain
+        is_due = is_forced or self.versions.is_snapshot_due(head, options)
+        if not is_due and not (is_loaded and has_cleanup):
+            return None
+        flight = self._start(head, options, has_cleanup=has_cleanup, is_forced=is_forced)
+        if flight is not None:
+            flight.add_done_callback(_log_failure)
+        return flight
+
+    def _start(
+        self,
+        head: PublishedFile,
+        options: StateStoreOptions,
+        *,
+        has_cleanup: bool,
+        is_forced: bool = False,
+    ) -> Future[None] | None:
         with self._flight_lock:
-            is_busy = self._flight is not None and not self._flight.done()
-            if is_busy or self.versions.has_snapshot_of(head):
+            if self._flight is not None and not self._flight.done():
                 return None
-            self._flight = self._pool.submit(
-                self.versions.take_snapshot, head, self._scratch_directory, options
-            )
+            self._flight = self._pool.submit(self._fly, head, options, has_cleanup, is_forced)
             return self._flight
 
+    def _fly(
+        self, head: PublishedFile, options: StateStoreOptions, has_cleanup: bool, is_forced: bool
+    ) -> None:
+        if has_cleanup:
+            try:
+                self._clean_up(head, options)
+            except StateStoreError as error:
+                logger.warning("cleanup failed, maintenance tries again: error=%s", error)
+        # Another engine may have been first, as the cleanup tells.
+        is_due = is_forced or self.versions.is_snapshot_due(head, options)
+        if is_due and not self.versions.has_snapshot_of(head):
+            self.versions.take_snapshot(head, self._scratch_directory, options)
 
-def _log_failure(flight: Future[PublishedFile]) -> None:
+    def _clean_up(
+        self, head: PublishedFile, options: StateStoreOptions, time_limit_s: float | None = None
+    ) -> Cleanup:
+        with self._cleanup_turn:
+            return self.versions.clean_up(head, options, time_limit_s)
+
+
+def _log_failure(flight: Future[None]) -> None:
     error = flight.exception()
     if error is not None:
         logger.warning("snapshot failed, the next commit tries again: error=%s", error)

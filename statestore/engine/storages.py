@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import posixpath
 import threading
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import FileBody, StoreLocation, placeholder_path
 from statestore.checkpoint.placement import Placement, make_placement, read_placement
+from statestore.checkpoint.query_log import QueryLog
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, ProtocolError
+from statestore.engine.write_gate import WriteGate
 from statestore.io.counting import CountingFileIO, RequestCounts
+from statestore.io.fetch_cache import FetchCache
 from statestore.io.hadoop import HadoopFileIO, split_hadoop_uri
 from statestore.io.local import LocalFileIO
 from statestore.io.s3_settings import S3Settings
@@ -60,15 +62,17 @@ class Storages:
         """Requests made to all of them."""
         self.lease_requests = RequestCounts()
         """Those for leases, which are no store's."""
+        self.write_gate = WriteGate()
+        """What is written for stores, but not for leases, passes it."""
         self._local = io or LocalFileIO(clock=clock)
         self._lock = threading.Lock()
         self._hadoop = hadoop
         self._memory: tuple[MemoryAddress, FileIO] | None = None
+        self._cache: FetchCache | None = None
         self._s3: dict[S3Settings, FileIO] = {}
         self._hadoop_ios: dict[tuple[str, str], FileIO] = {}
         self._checkpoints: dict[tuple[str, str], _Checkpoint] = {}
         self._locations: dict[StoreLocation, StoreLocation] = {}
-        self._counts: dict[StoreLocation, RequestCounts] = {}
 
     def locate(self, request: Request) -> StoreLocation:
         """Return where the store of a call is; the same object for the same place.
@@ -143,7 +147,16 @@ class Storages:
 
     def take_requests(self, location: StoreLocation) -> dict[str, int]:
         """Return the requests made for a store since the last call, by kind."""
-        return self._counts[location].take()
+        return location.io.counts.take() if isinstance(location.io, CountingFileIO) else {}
+
+    def forget(self, location: StoreLocation) -> None:
+        """Forget a store that nobody uses, in its checkpoint's directory and elsewhere."""
+        with self._lock:
+            self._locations = {
+                raw: known
+                for raw, known in self._locations.items()
+                if known.commits != location.commits
+            }
 
     def _home(self, request: Request, options: StateStoreOptions) -> StoreLocation:
         # Spark hands its providers what Hadoop's Path.toString returns, which is not encoded.
@@ -177,7 +190,7 @@ class Storages:
                     DriverMemoryFileIO(address, self._make_cache_directory("memory")),
                 )
             io = self._memory[1]
-        return self._counted(StoreLocation(io, home.root, home.store))
+        return self._counted(StoreLocation(io, home.root, home.store, commits=home.commits))
 
     def _placement(
         self, request: Request, home: StoreLocation, options: StateStoreOptions
@@ -212,38 +225,44 @@ class Storages:
         with self._lock:
             key = file_system, request.root()
             if key not in self._hadoop_ios:
-                directory = self._make_cache_directory(str(key))
-                self._hadoop_ios[key] = HadoopFileIO(
-                    self._hadoop, *key, directory, options.fetch_cache_bytes
-                )
+                cache = self._shared_cache(options.fetch_cache_bytes)
+                self._hadoop_ios[key] = HadoopFileIO(self._hadoop, *key, cache)
             return self._hadoop_ios[key], path
 
     def _open_s3(self, settings: S3Settings) -> FileIO:
         with self._lock:
             if settings not in self._s3:
-                directory = self._make_cache_directory(str(astuple(settings)))
-                self._s3[settings] = open_s3(directory, settings)
+                cache = self._shared_cache(settings.cache_bytes)
+                self._s3[settings] = open_s3(cache.directory, settings, cache)
             return self._s3[settings]
 
-    def _make_cache_directory(self, storage: str) -> str:
-        """Make the directory of a storage's copies; an engine before may have left some."""
-        digest = hashlib.blake2b(storage.encode(), digest_size=8).hexdigest()
-        directory = f"{self._fetched_directory}/{digest}"
+    def _shared_cache(self, max_bytes: int) -> FetchCache:
+        """Return the copies of all storages, which may take what the query that asks allows."""
+        if self._cache is None:
+            self._cache = FetchCache(self._make_cache_directory("shared"), max_bytes)
+        self._cache.allow(max_bytes)
+        return self._cache
+
+    def _make_cache_directory(self, name: str) -> str:
+        """Make a directory for copies; an engine before may have left some."""
+        directory = f"{self._fetched_directory}/{name}"
         Path(directory).mkdir(parents=True, exist_ok=True)
         return directory
 
     def _counted(self, location: StoreLocation) -> StoreLocation:
         with self._lock:
             if location not in self._locations:
-                counts = RequestCounts()
                 io = CountingFileIO(
                     location.io,
-                    counts,
+                    RequestCounts(),
                     self.requests,
                     is_counted_inside=location.io in self._s3.values(),
+                    write_gate=self.write_gate.write,
                 )
-                counted = replace(location, io=io)
-                self._locations[location], self._counts[counted] = counted, counts
+                # Of the checkpoint, also where its state is kept elsewhere.
+                log = location.commits or QueryLog(io, posixpath.dirname(location.root), "commits")
+                counted = replace(location, io=io, commits=log)
+                self._locations[location] = counted
             return self._locations[location]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from statestore.io.file_io import FileInfo, FileIO
 
@@ -63,24 +64,37 @@ class CountingFileIO:
         total: Where they are counted as well.
         is_counted_inside: Whether the storage calls `count_request` itself, since one of its calls
             may be several requests; else a call counts as one.
+        write_gate: Entered around each call that changes a file; it may refuse by raising.
     """
 
     def __init__(
-        self, inner: FileIO, counts: RequestCounts, total: RequestCounts, *, is_counted_inside: bool
+        self,
+        inner: FileIO,
+        counts: RequestCounts,
+        total: RequestCounts,
+        *,
+        is_counted_inside: bool,
+        write_gate: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._inner = inner
+        self._write_gate = write_gate
         self._is_counted_inside = is_counted_inside
+        self.counts = counts
         self._counts = (counts, total)
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:
         """See FileIO."""
-        with self._counted("put"):
+        with self._write_gate(), self._counted("put"):
             return self._inner.publish(local_path, path, sync=sync, overwrite=overwrite)
 
     def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:
         """See FileIO."""
-        with self._counted("put"):
+        with self._write_gate(), self._counted("put"):
             self._inner.write(path, data, sync=sync, overwrite=overwrite)
+
+    def sync(self, path: str) -> None:
+        """See FileIO; not counted."""
+        self._inner.sync(path)
 
     def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
         """See FileIO."""
@@ -104,8 +118,13 @@ class CountingFileIO:
 
     def delete(self, path: str) -> None:
         """See FileIO."""
-        with self._counted("delete"):
+        with self._write_gate(), self._counted("delete"):
             self._inner.delete(path)
+
+    def delete_files(self, directory: str, names: Sequence[str]) -> None:
+        """See FileIO."""
+        with self._write_gate(), self._counted("delete"):
+            self._inner.delete_files(directory, names)
 
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO."""

@@ -34,6 +34,10 @@ class DeferredDeletes:
         """See FileIO."""
         self._io.write(path, data, sync=sync, overwrite=overwrite)
 
+    def sync(self, path: str) -> None:
+        """See FileIO."""
+        self._io.sync(path)
+
     def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
         """See FileIO."""
         return self._io.read_tail(path, num_bytes)
@@ -55,6 +59,12 @@ class DeferredDeletes:
         self.deleted.add(path)
         if not self._is_deferred:
             self._io.delete(path)
+
+    def delete_files(self, directory: str, names: Sequence[str]) -> None:
+        """Note their paths, and delete the files unless deletes are deferred."""
+        self.deleted.update(f"{directory}/{name}" for name in names)
+        if not self._is_deferred:
+            self._io.delete_files(directory, names)
 
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO; without what was deleted."""

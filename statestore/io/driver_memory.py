@@ -98,6 +98,9 @@ class MemoryServer(flight.FlightServerBase):
             if action.type == "delete":
                 self._files.delete(path)
                 return []
+            if action.type == "delete_files":
+                self._files.delete_files(path, request["names"])
+                return []
             if action.type == "list":
                 files = self._files.list(path)
                 found = [[info.name, info.size, info.modified_ms] for info in files]
@@ -141,6 +144,9 @@ class DriverMemoryFileIO:
         """See FileIO."""
         self._put(path, pa.py_buffer(data), overwrite=overwrite)
 
+    def sync(self, path: str) -> None:
+        """See FileIO; nothing to wait for."""
+
     def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
         """See FileIO."""
         size, data = self._do("read_tail", path, num_bytes=num_bytes)
@@ -174,8 +180,13 @@ class DriverMemoryFileIO:
     def delete(self, path: str) -> None:
         """See FileIO; what was fetched of it goes too."""
         self._do("delete", path)
-        with named_errors("delete a fetched file", path):
-            Path(self._cached(path)).unlink(missing_ok=True)
+        self._forget(path)
+
+    def delete_files(self, directory: str, names: Sequence[str]) -> None:
+        """See FileIO; what was fetched of them goes too."""
+        self._do("delete_files", directory, names=list(names))
+        for name in names:
+            self._forget(f"{directory}/{name}")
 
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO."""
@@ -199,6 +210,10 @@ class DriverMemoryFileIO:
         with self._named_errors(action.replace("_", " "), path):
             results = self._client.do_action(flight.Action(action, body), self._options)
             return tuple(result.body.to_pybytes() for result in results)
+
+    def _forget(self, path: str) -> None:
+        with named_errors("delete a fetched file", path):
+            Path(self._cached(path)).unlink(missing_ok=True)
 
     def _cached(self, path: str) -> str:
         digest = hashlib.blake2b(path.encode(), digest_size=16).hexdigest()

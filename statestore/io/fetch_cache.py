@@ -22,7 +22,7 @@ class FetchedPath(str):
 
 
 class FetchCache:
-    """Local copies in one directory. Thread-safe.
+    """Local copies in one directory, of files of one storage or of several. Thread-safe.
 
     Copies that nobody holds are deleted beyond max_bytes, so the directory may hold more than that
     while they are held.
@@ -31,14 +31,23 @@ class FetchCache:
         directory: Local directory, owned by the caller; all its files are this object's. Copies
             that another object left there are taken over.
         max_bytes: Bytes that copies may take before the least recently used go.
+
+    Attributes:
+        directory: The directory, in which files may be made whose names begin with
+            TEMPORARY_PREFIX.
     """
 
     def __init__(self, directory: str, max_bytes: int) -> None:
-        self._directory = directory
+        self.directory = directory
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._sizes = _copies_in(directory)
         self._held: weakref.WeakValueDictionary[str, FetchedPath] = weakref.WeakValueDictionary()
+
+    def allow(self, max_bytes: int) -> None:
+        """Let copies take so many bytes, if they may not take more yet."""
+        with self._lock:
+            self._max_bytes = max(self._max_bytes, max_bytes)
 
     def get(self, name: str, size: int, write: Callable[[str], None]) -> str:
         """Return the local copy of a file, made when there is none.
@@ -58,7 +67,7 @@ class FetchCache:
         known = self.find(name)
         if known is not None:
             return known
-        descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=self._directory)
+        descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=self.directory)
         try:
             os.close(descriptor)
             write(temporary)
@@ -77,21 +86,21 @@ class FetchCache:
 
     def _add(self, name: str, size: int, temporary: str) -> str:
         with self._lock:
-            os.rename(temporary, f"{self._directory}/{name}")
+            os.rename(temporary, f"{self.directory}/{name}")
             self._sizes[name] = size
             held = self._hold(name)
             excess = sum(self._sizes.values()) - self._max_bytes
             for oldest in [name for name in self._sizes if name not in self._held]:
                 if excess <= 0:
                     break
-                Path(f"{self._directory}/{oldest}").unlink(missing_ok=True)
+                Path(f"{self.directory}/{oldest}").unlink(missing_ok=True)
                 excess -= self._sizes.pop(oldest)
             return held
 
     def _hold(self, name: str) -> FetchedPath:
         held = self._held.get(name)
         if held is None:
-            held = self._held[name] = FetchedPath(f"{self._directory}/{name}")
+            held = self._held[name] = FetchedPath(f"{self.directory}/{name}")
         return held
 
 
@@ -118,27 +127,3 @@ def sliced_name(name: str, slices: Sequence[tuple[int, int]]) -> str:
 def slices_size(slices: Sequence[tuple[int, int]]) -> int:
     """Return the bytes of slices together."""
     return sum(length for _, length in slices)
-
-
-def write_slices(
-    local_path: str,
-    size: int,
-    slices: Sequence[tuple[int, int]],
-    read: Callable[[int, int], bytes],
-) -> None:
-    """Write slices of a file to a local one of the same size; what is between them takes no space.
-
-    Args:
-        local_path: The local file.
-        size: Bytes of the file.
-        slices: Offset and length of each.
-        read: Returns the bytes at an offset, called once for each slice in their order.
-
-    Raises:
-        OSError: The local disk failed; whatever `read` raises.
-    """
-    with open(local_path, "wb") as file:
-        for offset, length in slices:
-            file.seek(offset)
-            file.write(read(offset, length))
-        file.truncate(size)

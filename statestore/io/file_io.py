@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import builtins
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from statestore.core.errors import FencedError, NotFoundError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+T = TypeVar("T")
+
+MOST_DELETED_AT_ONCE = 1000
+"""Most files of one `delete_files`: what S3 takes in one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,9 @@ class FileIO(Protocol):
 
         Guarantee: on return every reader sees the whole file, and with sync a power failure does
         not take it away. After a raise the path holds either what it held before or the whole new
-        file; in the first case local_path is still there.
+        file; in the first case local_path is still there. Some of Hadoop's file systems replace a
+        file in two steps (docs/storage.md): between them, and after a raise or kill there, the path
+        holds nothing.
 
         Raises:
             FencedError: overwrite is False and a file is there (kind file-exists).
@@ -57,6 +64,13 @@ class FileIO(Protocol):
 
     def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:
         """Make bytes appear under a path; guarantee and errors as `publish`."""
+        ...
+
+    def sync(self, path: str) -> None:
+        """Wait until a file that was published, maybe without waiting, has reached the disk.
+
+        Nothing to do on storage that keeps what it has accepted. Errors as `read_tail`.
+        """
         ...
 
     def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
@@ -95,6 +109,21 @@ class FileIO(Protocol):
 
         Raises:
             StorageError: The storage failed.
+        """
+        ...
+
+    def delete_files(self, directory: str, names: Sequence[str]) -> None:
+        """Delete files of a directory, in one request where the storage can.
+
+        Args:
+            directory: The directory.
+            names: Paths of the files from there, 1 to MOST_DELETED_AT_ONCE of them; one that is not
+                there is no error.
+
+        Guarantee: on return none of them is there; after a raise some may be.
+
+        Raises:
+            StorageError: The storage failed, or refused to delete one of them.
         """
         ...
 
@@ -170,6 +199,12 @@ class TreeFileIO(FileIO, Protocol):
             StorageError: The storage failed.
         """
         ...
+
+
+def delete_batches(files: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield files in runs of as many as one `delete_files` takes."""
+    for start in range(0, len(files), MOST_DELETED_AT_ONCE):
+        yield files[start : start + MOST_DELETED_AT_ONCE]
 
 
 def missing_file(path: str, action: str = "read a file") -> NotFoundError:

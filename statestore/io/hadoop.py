@@ -11,7 +11,6 @@ import os
 import posixpath
 import tempfile
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -19,13 +18,14 @@ from statestore.core.errors import (
     InvalidArgumentError,
     StorageError,
 )
-from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size, write_slices
+from statestore.io.fetch_cache import sliced_name, slices_size
 from statestore.io.file_io import FileInfo, existing_file, missing_directory, missing_file
 from statestore.io.local import TEMPORARY_PREFIX, named_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from statestore.io.fetch_cache import FetchCache
     from statestore.io.file_io import FileIO
 
 WHOLE = (1 << 63) - 1
@@ -59,9 +59,24 @@ class HadoopFiles(Protocol):
         ...
 
 
+_READ_ONLY_SCHEMES = ("http", "https")
+
+
 def split_hadoop_uri(uri: str) -> tuple[str, str]:
-    """Return a URI's file system (`scheme://authority`, `scheme:` without one) and its path."""
+    """Return a URI's file system (`scheme://authority`, `scheme:` without one) and its path.
+
+    Raises:
+        InvalidArgumentError: It is a web address, which Hadoop at most reads (kind
+            unsupported-scheme).
+    """
     scheme, _, rest = uri.partition(":")
+    if scheme in _READ_ONLY_SCHEMES:
+        raise InvalidArgumentError(
+            "storage of this scheme cannot be written",
+            kind="unsupported-scheme",
+            uri=uri,
+            to_fix="give a path, or the URI of a file system: file:, s3:, hdfs: ...",
+        )
     authority = ""
     if rest.startswith("//"):
         authority, _, rest = rest[2:].partition("/")
@@ -98,23 +113,16 @@ class HadoopFileIO:
         file_system: As `split_hadoop_uri` returns it.
         checkpoint: Whose query's Hadoop configuration is used: the checkpoint's `state` directory;
             empty where the JVM has one configuration for all.
-        cache_directory: Local directory for files on their way; owned by the caller.
-        cache_bytes: Fetched files kept there.
+        cache: Local copies of fetched files; files on their way lie in its directory.
     """
 
     def __init__(
-        self,
-        files: HadoopFiles,
-        file_system: str,
-        checkpoint: str,
-        cache_directory: str,
-        cache_bytes: int,
+        self, files: HadoopFiles, file_system: str, checkpoint: str, cache: FetchCache
     ) -> None:
         self._files = files
         self._file_system = file_system
         self._checkpoint = checkpoint
-        self._directory = cache_directory
-        self._cache = FetchCache(cache_directory, cache_bytes)
+        self._cache = cache
 
     @property
     def identity(self) -> tuple[HadoopFiles, str]:
@@ -132,6 +140,9 @@ class HadoopFileIO:
         with self._local_file() as local_path:
             Path(local_path).write_bytes(data)
             self.publish(local_path, path, sync=sync, overwrite=overwrite)
+
+    def sync(self, path: str) -> None:
+        """See FileIO; nothing to wait for."""
 
     def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
         """See FileIO."""
@@ -155,7 +166,12 @@ class HadoopFileIO:
         """See FileIO; one local file for each size, time of modification, and slices."""
 
         def write(local_path: str) -> None:
-            write_slices(local_path, size, slices, partial(self.read_range, path))
+            os.truncate(local_path, size)
+            for offset, length in slices:
+                self._ask(
+                    "read a file", "read", path,
+                    offset=offset, length=length, local_path=local_path, in_place=True,
+                )  # fmt: skip
 
         _, name = self._identify(path)
         with named_errors("fetch a file", path):
@@ -164,13 +180,19 @@ class HadoopFileIO:
     def _identify(self, path: str) -> tuple[int, str]:
         """Return the size of a file, and the name of its local copy."""
         found = self._ask("read a file", "stat", path)
-        identity = f"{self._file_system}{path} {found['size']} {found['modified_ms']}"
+        # The same URI may be another file for another checkpoint's configuration.
+        of = f"{self._checkpoint} {self._file_system}{path}"
+        identity = f"{of} {found['size']} {found['modified_ms']}"
         digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
         return int(found["size"]), f"{digest}-{os.path.basename(path)}"
 
     def delete(self, path: str) -> None:
         """See FileIO."""
         self._ask("delete a file", "delete", path)
+
+    def delete_files(self, directory: str, names: Sequence[str]) -> None:
+        """See FileIO; one request to the JVM, which deletes one after the other."""
+        self._ask("delete files", "delete_files", directory, names=list(names))
 
     def list(self, directory: str) -> builtins.list[FileInfo]:
         """See FileIO."""
@@ -218,8 +240,9 @@ class HadoopFileIO:
 
     @contextmanager
     def _local_file(self) -> Iterator[str]:
-        with named_errors("make a local file", self._directory):
-            descriptor, local_path = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=self._directory)
+        directory = self._cache.directory
+        with named_errors("make a local file", directory):
+            descriptor, local_path = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=directory)
         os.close(descriptor)
         try:
             yield local_path

@@ -127,7 +127,7 @@ class _Jvm:
             start_new_session=True,
         )
         self.last_words = ""
-        self.files = ShimFiles(0, "")  # until it says where it listens
+        self.files = ShimFiles()
         try:
             self.files = self._handshake(hadoop)
         except BaseException:

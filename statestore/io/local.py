@@ -112,6 +112,12 @@ class LocalFileIO:
             if sync:
                 self._sync_directory(path)
 
+    def sync(self, path: str) -> None:
+        """See FileIO."""
+        with named_errors("sync a file", path):
+            self._sync_file(path)
+            self._sync_directory(path)
+
     def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
         """See FileIO."""
         with named_errors("read a file", path), open(path, "rb", buffering=0) as file:
@@ -139,13 +145,18 @@ class LocalFileIO:
         with named_errors("delete a file", path):
             Path(path).unlink(missing_ok=True)
 
+    def delete_files(self, directory: str, names: Sequence[str]) -> None:
+        """See FileIO; one after the other."""
+        for name in names:
+            self.delete(f"{directory}/{name}")
+
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO."""
         files: list[FileInfo] = []
         with named_errors("list a directory", directory):
             try:
                 entries = os.scandir(directory)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return files
             with entries:
                 for entry in entries:
@@ -177,7 +188,7 @@ class LocalFileIO:
         with named_errors("list a directory", directory):
             try:
                 entries = os.scandir(directory)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return []
             with entries:
                 return [entry.name for entry in entries if entry.is_dir()]
@@ -280,7 +291,7 @@ def _raise_named(error: OSError, action: str, path: str, *, creates: bool) -> No
         and not os.path.isdir(os.path.dirname(path))
     ):
         raise missing_directory(path, action, missing=os.path.dirname(path)) from error
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
         missing = error.filename if isinstance(error.filename, str) else path
         raise missing_file(missing, action) from error
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -289,7 +300,8 @@ def _raise_named(error: OSError, action: str, path: str, *, creates: bool) -> No
             kind="storage-full",
             file=path,
             reason=reason,
-            to_fix="free space on the file system of the checkpoint and restart the query",
+            to_fix="free space on the file system of this path; then start the query, or do the "
+            "command, again",
         ) from error
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         raise StorageError(
@@ -297,11 +309,12 @@ def _raise_named(error: OSError, action: str, path: str, *, creates: bool) -> No
             kind="permission-denied",
             file=path,
             reason=reason,
-            to_fix="let the user that runs the executors write to the checkpoint directory",
+            to_fix="let the user of this process, an executor's or a command's, read and write "
+            "this path",
         ) from error
     raise StorageError(
         f"cannot {action}",
         file=path,
         reason=reason,
-        to_fix="check the file system of the checkpoint; the batch can be retried",
+        to_fix="check the file system of this path, and try again",
     ) from error

@@ -54,6 +54,9 @@ class MemoryFileIO:
             self._num_writes += 1
             files[name] = _File(bytes(data), self._clock.now_ms(), self._num_writes)
 
+    def sync(self, path: str) -> None:
+        """See FileIO; nothing to wait for."""
+
     def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
         """See FileIO."""
         data = self._get(path).data
@@ -88,6 +91,11 @@ class MemoryFileIO:
             if not files:
                 self._directories.pop(directory, None)
 
+    def delete_files(self, directory: str, names: Sequence[str]) -> None:
+        """See FileIO."""
+        for name in names:
+            self.delete(f"{directory}/{name}")
+
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO."""
         with self._lock:
@@ -117,8 +125,7 @@ class MemoryFileIO:
 
     def delete_tree(self, directory: str) -> None:
         """See TreeFileIO."""
-        for info in self.list_tree(directory):
-            self.delete(f"{directory}/{info.name}")
+        self.delete_files(directory, [info.name for info in self.list_tree(directory)])
 
     def shares(self, other: FileIO) -> bool:
         """See TreeFileIO."""

@@ -7,7 +7,9 @@ cleaned up; large ones are sent and fetched in parts, several at a time.
 from __future__ import annotations
 
 import builtins
+import hashlib
 import os
+import shutil
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from botocore.exceptions import (
@@ -24,11 +27,13 @@ from botocore.exceptions import (
     ReadTimeoutError,
     ResponseStreamingError,
 )
+from botocore.response import StreamingBody
+from s3transfer.utils import ReadFileChunk
 
 from statestore.core.errors import StorageError
 from statestore.core.ids import IdSource, RandomIds
-from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size, write_slices
-from statestore.io.file_io import FileInfo, FileIO
+from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size
+from statestore.io.file_io import FileInfo, FileIO, delete_batches
 from statestore.io.local import named_errors
 from statestore.io.s3_client import is_certain, make_client, named_s3_errors, status_of
 from statestore.io.s3_settings import S3Settings
@@ -41,8 +46,8 @@ U = TypeVar("U")
 
 PART_BYTES = 8 * 1024 * 1024
 PARALLEL_PARTS = 8
+_COPY_BYTES = 1 << 20
 READ_ATTEMPTS = 4
-_DELETED_AT_ONCE = 1000
 _MAX_ETAGS = 10_000
 """Fetched objects of which the ETag is remembered; one that is forgotten is sent again."""
 _NOT_MODIFIED = "304"
@@ -66,14 +71,20 @@ class S3FileIO:
         cache_directory: Local directory into which `fetch` writes; owned by the caller.
         settings: How to reach the server.
         ids: Source of the identifiers by which a publication recognises itself.
+        cache: Local copies that other storages share; some of its own, in cache_directory and
+            within the settings' cache_bytes, when None.
     """
 
     def __init__(
-        self, cache_directory: str, settings: S3Settings | None = None, ids: IdSource | None = None
+        self,
+        cache_directory: str,
+        settings: S3Settings | None = None,
+        ids: IdSource | None = None,
+        cache: FetchCache | None = None,
     ) -> None:
         self._settings = settings or S3Settings()
         self._ids = ids or RandomIds()
-        self._cache = FetchCache(cache_directory, self._settings.cache_bytes)
+        self._cache = cache or FetchCache(cache_directory, self._settings.cache_bytes)
         self._lock = threading.Lock()
         self._etags: OrderedDict[str, str] = OrderedDict()
         self._parts = ThreadPoolExecutor(PARALLEL_PARTS, thread_name_prefix="s3-part")
@@ -96,6 +107,9 @@ class S3FileIO:
         """See FileIO."""
         with self._publication(path, overwrite=overwrite) as target:
             self._put(data, target)
+
+    def sync(self, path: str) -> None:
+        """See FileIO; nothing to wait for."""
 
     def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
         """See FileIO."""
@@ -134,43 +148,32 @@ class S3FileIO:
                 raise
             first, size, etag = b"", 0, "empty"
 
-        def part(offset: int) -> bytes:
-            last = min(offset + PART_BYTES, size) - 1
-            return self._read(path, f"bytes={offset}-{last}", IfMatch=etag)[0]
-
         def write(local_path: str) -> None:
-            with open(local_path, "wb") as file:
-                file.write(first)
-                file.writelines(self._in_parallel(part, range(len(first), size, PART_BYTES)))
+            Path(local_path).write_bytes(first)
+            self._fetch_parts(path, etag, local_path, _parts_of(len(first), size))
 
         with named_errors("fetch a file", path):
             return self._keep(path, etag, size, write)
 
     def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
         """See FileIO; one local file for each content and slices, otherwise as `fetch`."""
-        parts = [
-            (start, min(PART_BYTES, offset + length - start))
-            for offset, length in slices
-            for start in range(offset, offset + length, PART_BYTES)
-        ]
-
-        def read(part: tuple[int, int], **conditions: str) -> tuple[bytes, str]:
-            start, length = part
-            data, _, etag = self._read(path, f"bytes={start}-{start + length - 1}", **conditions)
-            return data, etag
-
+        (start, end), *rest = chain.from_iterable(
+            _parts_of(offset, offset + length) for offset, length in slices
+        )
         held, unless_held = self._find(path, slices)
         try:
-            first, etag = read(parts[0], **unless_held)
+            first, _, etag = self._read(path, f"bytes={start}-{end - 1}", **unless_held)
         except StorageError as error:
             if held is None or error.fields.get("code") != _NOT_MODIFIED:
                 raise
             return held
-        rest = self._in_parallel(lambda part: read(part, IfMatch=etag)[0], parts[1:])
 
         def write(local_path: str) -> None:
-            found = chain([first], rest)
-            write_slices(local_path, size, parts, lambda *_: next(found))
+            with open(local_path, "wb") as file:
+                file.seek(start)
+                file.write(first)
+                file.truncate(size)
+            self._fetch_parts(path, etag, local_path, rest)
 
         with named_errors("fetch a file", path):
             return self._keep(path, etag, slices_size(slices), write, slices)
@@ -180,6 +183,19 @@ class S3FileIO:
         bucket, key = _split(path)
         with named_s3_errors("delete a file", path, self._settings):
             self._client.delete_object(Bucket=bucket, Key=key)
+
+    def delete_files(self, directory: str, names: Sequence[str]) -> None:
+        """See FileIO; those that the server does not refuse go, also where it refuses others."""
+        bucket, _ = _split(directory)
+        paths = [f"{directory}/{name}" for name in names]
+        with named_s3_errors("delete files", directory, self._settings):
+            answer = self._client.delete_objects(
+                Bucket=bucket,
+                Delete={"Objects": [{"Key": _split(path)[1]} for path in paths], "Quiet": True},
+            )
+        for refused in answer.get("Errors", []):
+            with named_s3_errors("delete a file", f"/{bucket}/{refused['Key']}", self._settings):
+                raise ClientError({"Error": refused}, "DeleteObjects")
 
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO."""
@@ -204,19 +220,9 @@ class S3FileIO:
 
     def delete_tree(self, directory: str) -> None:
         """See TreeFileIO; a thousand objects a request."""
-        bucket, _ = _split(directory)
-        files = self._list(directory, "")
-        with named_s3_errors("delete a directory", directory, self._settings):
-            for start in range(0, len(files), _DELETED_AT_ONCE):
-                keys = [
-                    {"Key": _split(f"{directory}/{info.name}")[1]}
-                    for info in files[start : start + _DELETED_AT_ONCE]
-                ]
-                answer = self._client.delete_objects(
-                    Bucket=bucket, Delete={"Objects": keys, "Quiet": True}
-                )
-                for refused in answer.get("Errors", []):
-                    raise ClientError({"Error": refused}, "DeleteObjects")
+        names = [info.name for info in self._list(directory, "")]
+        for batch in delete_batches(names):
+            self.delete_files(directory, batch)
 
     def shares(self, other: FileIO) -> bool:
         """See TreeFileIO."""
@@ -271,7 +277,7 @@ class S3FileIO:
         """Return the local copy, if any, and the condition to read the object unless it is that."""
         with self._lock:
             etag = self._etags.get(path)
-        held = None if etag is None else self._cache.find(_copy_name(path, etag, slices))
+        held = None if etag is None else self._cache.find(self._copy_name(path, etag, slices))
         return held, {} if etag is None or held is None else {"IfNoneMatch": etag}
 
     def _keep(
@@ -283,13 +289,19 @@ class S3FileIO:
         slices: Sequence[tuple[int, int]] = (),
     ) -> str:
         """Return the local copy of an object, made when there is none, to be found by its path."""
-        copy = self._cache.get(_copy_name(path, etag, slices), size, write)
+        copy = self._cache.get(self._copy_name(path, etag, slices), size, write)
         with self._lock:
             self._etags[path] = etag
             self._etags.move_to_end(path)
             if len(self._etags) > _MAX_ETAGS:
                 self._etags.popitem(last=False)
         return copy
+
+    def _copy_name(self, path: str, etag: str, slices: Sequence[tuple[int, int]]) -> str:
+        identity = f"{self._settings.endpoint}{path} {etag}"
+        digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+        name = f"{digest}-{os.path.basename(path)}"
+        return sliced_name(name, slices) if slices else name
 
     @contextmanager
     def _publication(self, path: str, *, overwrite: bool) -> Iterator[_Target]:
@@ -325,16 +337,16 @@ class S3FileIO:
         upload = self._client.create_multipart_upload(**target.names, **target.how)["UploadId"]
 
         def put(number: int) -> dict[str, Any]:
-            with open(local_path, "rb") as file:
-                data = os.pread(file.fileno(), PART_BYTES, (number - 1) * PART_BYTES)
-            answer = self._client.upload_part(
-                Body=data, PartNumber=number, UploadId=upload, **target.names
-            )
+            start = (number - 1) * PART_BYTES
+            with ReadFileChunk.from_filename(local_path, start, PART_BYTES) as part:
+                answer = self._client.upload_part(
+                    Body=part, PartNumber=number, UploadId=upload, **target.names
+                )
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
         num_parts = -(-os.path.getsize(local_path) // PART_BYTES)
         try:
-            parts = list(self._in_parallel(put, range(1, num_parts + 1)))
+            parts = self._in_parallel(put, range(1, num_parts + 1))
             self._client.complete_multipart_upload(
                 UploadId=upload,
                 MultipartUpload={"Parts": parts},
@@ -347,8 +359,35 @@ class S3FileIO:
                 self._client.abort_multipart_upload(UploadId=upload, **target.names)
             raise
 
+    def _fetch_parts(
+        self, path: str, etag: str, local_path: str, parts: Iterable[tuple[int, int]]
+    ) -> None:
+        """Write parts of an object to the same places of a local file that is there."""
+
+        def fetch(part: tuple[int, int]) -> None:
+            start, end = part
+
+            def take(body: StreamingBody) -> None:
+                # By its name: after a failure elsewhere the file is deleted under this thread.
+                with open(local_path, "r+b") as file:
+                    file.seek(start)
+                    shutil.copyfileobj(body, file, _COPY_BYTES)
+
+            self._get(path, f"bytes={start}-{end - 1}", take, IfMatch=etag)
+
+        self._in_parallel(fetch, parts)
+
     def _read(self, path: str, byte_range: str, **conditions: str) -> tuple[bytes, int, str]:
         """Return bytes, size of the whole object and its ETag."""
+        return self._get(path, byte_range, StreamingBody.read, **conditions)
+
+    def _get(
+        self, path: str, byte_range: str, take: Callable[[StreamingBody], T], **conditions: str
+    ) -> tuple[T, int, str]:
+        """Return what `take` makes of bytes, size of the whole object and its ETag.
+
+        It is called again with all of them where they end early.
+        """
         bucket, key = _split(path)
         with named_s3_errors("read a file", path, self._settings):
             for attempt in range(READ_ATTEMPTS):
@@ -356,30 +395,31 @@ class S3FileIO:
                     answer = self._client.get_object(
                         Bucket=bucket, Key=key, Range=byte_range, **conditions
                     )
-                    data = answer["Body"].read()
+                    taken = take(answer["Body"])
                 except _BROKEN_READS:
                     if attempt == READ_ATTEMPTS - 1:
                         raise
                 else:
                     # A server may answer for the whole object, as some do for an empty one.
-                    whole = answer.get("ContentRange", f"/{len(data)}")
-                    return data, int(whole.rpartition("/")[2]), answer["ETag"]
+                    whole = answer.get("ContentRange", f"/{answer['ContentLength']}")
+                    return taken, int(whole.rpartition("/")[2]), answer["ETag"]
         raise AssertionError("unreachable")
 
-    def _in_parallel(self, do: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
+    def _in_parallel(self, do: Callable[[T], U], items: Iterable[T]) -> builtins.list[U]:
+        """Return the results, in order; each is kept until the last, so they must be small."""
         # Each in a context of its own, so that its requests count to the call.
         futures = [self._parts.submit(copy_context().run, do, item) for item in items]
         try:
-            for future in futures:
-                yield future.result()
+            return [future.result() for future in futures]
         finally:
             for future in futures:
                 future.cancel()
 
 
-def _copy_name(path: str, etag: str, slices: Sequence[tuple[int, int]]) -> str:
-    name = f"{etag.strip(chr(34))}-{os.path.basename(path)}"
-    return sliced_name(name, slices) if slices else name
+def _parts_of(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each part of a byte range."""
+    for offset in range(start, end, PART_BYTES):
+        yield offset, min(offset + PART_BYTES, end)
 
 
 def _split(path: str) -> tuple[str, str]:

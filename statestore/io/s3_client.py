@@ -130,15 +130,17 @@ def _raise_named(
         raise missing_file(path, action) from error
     if status == 412:
         raise existing_file(path) from error
-    if status in (401, 403) or isinstance(error, NoCredentialsError | PartialCredentialsError):
+    has_none = isinstance(error, NoCredentialsError | PartialCredentialsError)
+    if status in (401, 403) or code == "AccessDenied" or has_none:
         raise StorageError(
             f"cannot {action}: no permission",
             kind="permission-denied",
             file=path,
             endpoint=endpoint,
             code=code or type(error).__name__,
-            to_fix="give the executors AWS credentials that may read, write, list and delete "
-            "below this path (options s3.accessKey and s3.secretKey, environment, profile or role)",
+            to_fix="give executors and commands AWS credentials that may read, write, list and "
+            "delete below this path (options s3.accessKey and s3.secretKey, environment, profile "
+            "or role)",
         ) from error
     if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
         raise StorageError(
@@ -146,7 +148,7 @@ def _raise_named(
             file=path,
             endpoint=endpoint,
             reason=str(error),
-            to_fix="check endpoint and region, and the network of the executors",
+            to_fix="check endpoint and region, and the network of this machine",
         ) from error
     raise StorageError(
         f"cannot {action}",
@@ -154,5 +156,5 @@ def _raise_named(
         endpoint=endpoint,
         code=code or type(error).__name__,
         reason=str(error),
-        to_fix="check the storage; the batch can be retried",
+        to_fix="check the storage, and try again",
     ) from error

@@ -11,6 +11,7 @@ import socket
 from collections import deque
 from typing import Any
 
+from statestore.core.errors import ProtocolError
 from statestore.io.hadoop import HadoopRefusalError, HadoopSilenceError
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -20,17 +21,24 @@ class ShimFiles:
     """HadoopFiles of a JVM that serves them on this machine. Thread-safe.
 
     Args:
-        port: Its loopback port.
+        port: Its loopback port, None where it does not listen yet.
         token: What it lets in.
     """
 
-    def __init__(self, port: int, token: str) -> None:
-        self._port = port
-        self._token = token
+    def __init__(self, port: int | None = None, token: str = "") -> None:
+        self._address = port, token
         self._idle: deque[_Connection] = deque()
 
+    def listens_at(self, port: int, token: str) -> None:
+        """Take in where the JVM listens, from now on."""
+        self._address = port, token
+
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """See HadoopFiles; a JVM that cannot be reached is a refusal of kind storage."""
+        """See HadoopFiles; a JVM that cannot be reached is a refusal of kind storage.
+
+        Raises:
+            ProtocolError: It is not known where the JVM listens (kind files-not-offered).
+        """
         try:
             connection = self._connection()
             reply = connection.ask({"op": op, **arguments})
@@ -50,7 +58,14 @@ class ShimFiles:
         try:
             return self._idle.pop()
         except IndexError:
-            return _Connection(self._port, self._token)
+            port, token = self._address
+            if port is None:
+                raise ProtocolError(
+                    "the engine was not told where the shim serves files",
+                    kind="files-not-offered",
+                    to_fix="nothing, the shim tells it and calls again",
+                ) from None
+            return _Connection(port, token)
 
 
 class _Connection:

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError
+from statestore.io.fetch_cache import FetchCache
 from statestore.io.hadoop import HadoopFileIO, resolve_hadoop_uri, split_hadoop_uri
 from statestore.io.hadoop_process import hadoop_files
 from statestore.io.local import LocalFileIO, resolve_local_path
@@ -30,6 +31,20 @@ def is_hadoop(uri: str) -> bool:
     return scheme_of(uri) not in ("file", "s3")
 
 
+def absolute_uri(uri: str) -> str:
+    """Return the URI of what a caller names in this process, where a path may be relative.
+
+    Every function and command that takes a checkpoint, a savepoint or a new directory begins with
+    this. What a query is configured with is read on other machines, and has to be absolute.
+
+    Args:
+        uri: A path, also below the working directory or, with `~`, a home directory; or a URI.
+    """
+    if not uri or uri.startswith("file:") or scheme_of(uri) != "file":
+        return uri
+    return os.path.abspath(os.path.expanduser(uri))
+
+
 def resolve_path(uri: str, *, is_encoded: bool = True) -> str:
     """Return the path of a URI on the storage of its scheme.
 
@@ -50,7 +65,7 @@ def is_within(uri: str, directory: str) -> bool:
     """Return whether a URI names a directory, or something in it, by whatever links and spelling.
 
     Args:
-        uri: A path, or a URI of any scheme that Spark opens.
+        uri: An absolute path, or a URI of any scheme that Spark opens.
         directory: Likewise.
 
     Raises:
@@ -95,12 +110,14 @@ def open_storage(
             return LocalFileIO(clock=clock), resolve_path(uri)
         case _:
             file_system, path = split_hadoop_uri(uri)
-            cache_bytes = (s3 or S3Settings()).cache_bytes
-            return HadoopFileIO(hadoop_files(), file_system, "", cache_directory, cache_bytes), path
+            cache = FetchCache(cache_directory, (s3 or S3Settings()).cache_bytes)
+            return HadoopFileIO(hadoop_files(), file_system, "", cache), path
 
 
-def open_s3(cache_directory: str, settings: S3Settings) -> TreeFileIO:
-    """Return storage on S3, with a client of its own.
+def open_s3(
+    cache_directory: str, settings: S3Settings, cache: FetchCache | None = None
+) -> TreeFileIO:
+    """Return storage on S3, with a client of its own; arguments as S3FileIO.
 
     Raises:
         InvalidArgumentError: boto3 is not installed (kind unsupported-scheme), or the settings
@@ -117,4 +134,4 @@ def open_s3(cache_directory: str, settings: S3Settings) -> TreeFileIO:
             to_fix="pip install 'statestore[s3]', or boto3 where the package comes with the jar, "
             "on every executor",
         ) from error
-    return S3FileIO(cache_directory, settings)
+    return S3FileIO(cache_directory, settings, cache=cache)

@@ -1,4 +1,4 @@
-"""Checkpoint: a query's checkpoint opened from outside, which batches it has and where state is."""
+"""Checkpoint: a query's checkpoint opened from outside, which stores it has and where they are."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import FileBody, StoreLocation
+from statestore.checkpoint.layout import StoreLocation, placement_path
 from statestore.checkpoint.placement import read_placement
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
-    PROVIDER_KEY,
-    CommitEntry,
-    OffsetsEntry,
     OperatorInfo,
-    QueryLog,
     operator_metadata_path,
     read_operators,
 )
@@ -26,17 +22,20 @@ from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
 from statestore.codec.partition_key import is_single
 from statestore.codec.trailer import StoreName
 from statestore.core.clock import SystemClock
-from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
+from statestore.core.errors import (
+    CorruptionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from statestore.core.options import StateStoreOptions
-from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import open_storage
+from statestore.io.storage import absolute_uri, open_storage
 from statestore.operations.new_directory import (
     check_finished,
     check_of_query,
     read_metadata,
 )
-from statestore.operations.operator_map import JOIN_STORES
+from statestore.operations.query_logs import QueryLogs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -73,7 +72,8 @@ def open_checkpoint(
         NotFoundError: There is no checkpoint (kind checkpoint-not-found), or one that was begun
             and not finished (kind unfinished-operation).
         InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
-        CorruptionError, IncompatibleError, StorageError: As `read_placement`.
+        CorruptionError: It is a savepoint with a placement, or as `read_placement`.
+        IncompatibleError, StorageError: As `read_placement`.
     """
     options = options or StateStoreOptions()
     clock = clock or SystemClock()
@@ -85,11 +85,21 @@ def open_checkpoint(
         for directory in (fetched, fetched_state):
             Path(directory).mkdir()
         if io is None:
+            uri = absolute_uri(uri)
             io, path = open_storage(uri, fetched, s3, clock)
         path = path.rstrip("/")
-        check_finished(read_metadata(io, path)[1], uri)
+        of_ours = read_metadata(io, path)[1]
+        check_finished(of_ours, uri)
         state_io, state_root = io, f"{path}/state"
         placement = read_placement(io, state_root)
+        if placement is not None and of_ours is not None:
+            raise CorruptionError(
+                "a savepoint says that its state is elsewhere",
+                file=placement_path(state_root),
+                storage=placement.storage,
+                expected="no such file: a savepoint holds all that it is made of",
+                to_fix="take the savepoint from where it was taken to, with nothing added",
+            )
         if placement is not None:
             state_io, storage = open_storage(placement.storage, fetched_state, s3, clock)
             state_root = f"{storage}/{placement.id}"
@@ -108,13 +118,10 @@ def open_checkpoint(
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A query's checkpoint, as it was when it was first asked; open another to see changes.
+class Checkpoint(QueryLogs):
+    """A query's checkpoint: its logs, and where the state is that they speak of.
 
     Attributes:
-        uri: As the caller named it.
-        io: Storage of the checkpoint directory.
-        path: The checkpoint directory there.
         state_io, state_root: Storage and directory of the operators' state: elsewhere where the
             checkpoint has a placement.
         memory: The driver's memory for the heap backend, None where it cannot be reached.
@@ -123,9 +130,6 @@ class Checkpoint:
         scratch_directory: Local directory for work, deleted with the checkpoint's context.
     """
 
-    uri: str
-    io: TreeFileIO
-    path: str
     state_io: TreeFileIO
     state_root: str
     memory: FileIO | None
@@ -134,49 +138,9 @@ class Checkpoint:
     scratch_directory: str
 
     @property
-    def offsets(self) -> QueryLog:
-        """The offset log."""
-        return QueryLog(self.io, self.path, "offsets")
-
-    @property
-    def commits(self) -> QueryLog:
-        """The commit log."""
-        return QueryLog(self.io, self.path, "commits")
-
-    @property
     def state_directory(self) -> str:
         """Spark's `state` directory on `io`, with operator metadata and state schemas."""
         return f"{self.path}/state"
-
-    @cached_property
-    def planned_batches(self) -> tuple[int, ...]:
-        """Batches of the offset log, ascending."""
-        return tuple(self.offsets.batches())
-
-    @cached_property
-    def committed_batches(self) -> tuple[int, ...]:
-        """Batches of the commit log, ascending."""
-        return tuple(self.commits.batches())
-
-    @property
-    def newest_planned(self) -> int | None:
-        """Newest batch of the offset log."""
-        return self.planned_batches[-1] if self.planned_batches else None
-
-    @property
-    def newest_committed(self) -> int | None:
-        """Newest batch of the commit log."""
-        return self.committed_batches[-1] if self.committed_batches else None
-
-    @property
-    def newest_version(self) -> int:
-        """State version of the newest committed batch, 0 when none is committed."""
-        return 0 if self.newest_committed is None else self.newest_committed + 1
-
-    @property
-    def is_between_batches(self) -> bool:
-        """Whether every planned batch is committed, so that the next one starts from all state."""
-        return self.newest_planned == self.newest_committed
 
     def check_of_query(self) -> None:
         """Check that this is a query's, to be changed or gone on from: no savepoint.
@@ -185,58 +149,6 @@ class Checkpoint:
             InvalidArgumentError, NotFoundError, StorageError: As `new_directory.check_of_query`.
         """
         check_of_query(self.io, self.path, self.uri)
-
-    def offsets_entry(self, batch: int) -> OffsetsEntry:
-        """Return an entry of the offset log.
-
-        Raises:
-            NotFoundError, CorruptionError, StorageError: It is not there or cannot be read.
-        """
-        return OffsetsEntry.parse(self.offsets.read(batch), self.offsets.path(batch))
-
-    def commit_entry(self, batch: int) -> CommitEntry:
-        """Return an entry of the commit log; errors as `offsets_entry`."""
-        return CommitEntry.parse(self.commits.read(batch), self.commits.path(batch))
-
-    @cached_property
-    def conf(self) -> dict[str, str]:
-        """Configuration pinned by the newest committed batch, by the first one where none is."""
-        batch = self.planned_batches[0] if self.newest_committed is None else self.newest_committed
-        return dict(self.offsets_entry(batch).conf)
-
-    @cached_property
-    def num_partitions(self) -> int:
-        """Number of state partitions of the newest committed batch."""
-        return int(self.conf[NUM_PARTITIONS_KEY])
-
-    @cached_property
-    def provider(self) -> str:
-        """Provider class of the newest committed batch."""
-        return self.conf.get(PROVIDER_KEY, SPARK_PROVIDERS["spark-hdfs"])
-
-    @property
-    def backend(self) -> str:
-        """State backend of the checkpoint.
-
-        Raises:
-            IncompatibleError: Another provider than this package's wrote it.
-        """
-        for name, provider in PROVIDERS.items():
-            if provider == self.provider:
-                return name
-        raise IncompatibleError(
-            "the checkpoint was written by another state store provider",
-            kind="other-provider",
-            checkpoint=self.uri,
-            found=self.provider,
-            expected=", ".join(PROVIDERS.values()),
-            to_fix="bring it over with `statestore convert`",
-        )
-
-    @property
-    def body(self) -> FileBody:
-        """How the state files keep rows."""
-        return "sst" if self.backend == "rocksdb" else "arrows"
 
     @cached_property
     def operators(self) -> tuple[OperatorInfo, ...]:
@@ -252,6 +164,8 @@ class Checkpoint:
         for info in self.operators:
             if info.id == operator:
                 return info
+        if self.newest_version:
+            self.require_metadata(self.newest_version)
         raise InvalidArgumentError(
             "the query has no such stateful operator",
             operator=operator,
@@ -260,37 +174,44 @@ class Checkpoint:
         )
 
     def require_metadata(self, version: int) -> None:
-        """Check that no operator has state and no metadata, without which nobody knows of it.
+        """Check that every operator that has state has metadata, without which nobody knows of it.
+
+        Operators are numbered without a gap. In checkpoint format v2 the commit log says which
+        there are. In v1 only their directories tell: the last of several is not missed when all of
+        it is lost.
 
         Args:
             version: A committed version.
 
         Raises:
-            NotFoundError: One has.
+            NotFoundError: One has none; or nothing tells that the query has no state.
             CorruptionError, StorageError: As `operators` and `commit_entry`.
         """
-        after = len(self.operators)
-        has_ids = any(int(operator) >= after for operator in self._ids_of(version))
-        if has_ids or self._has_other_state:
+        entry = self.commit_entry(version - 1)
+        named = {int(operator) for operator in entry.checkpoint_ids} | self._operator_directories
+        if max(named, default=-1) >= len(self.operators):
             raise NotFoundError(
                 "an operator has state and no metadata",
                 checkpoint=self.uri,
-                file=operator_metadata_path(self.state_directory, after),
+                file=operator_metadata_path(self.state_directory, len(self.operators)),
                 to_fix="put the file back where the checkpoint was copied without it; else run a "
                 "batch of the query with Spark 3.5 or later, which writes it",
             )
+        if not self.operators and not entry.names_operators:
+            raise NotFoundError(
+                "no stateful operator is in the checkpoint",
+                checkpoint=self.uri,
+                missing=operator_metadata_path(self.state_directory, 0),
+                to_fix="put the directory state back where the checkpoint was copied without it; a "
+                "query without stateful operators has no state to look after",
+            )
 
     @cached_property
-    def _has_other_state(self) -> bool:
-        """Whether there are files of an operator after those that have metadata."""
-        places = [(self.state_io, self.state_root)]
+    def _operator_directories(self) -> set[int]:
+        names = self.io.list_directories(self.state_directory)
         if self.state_root != self.state_directory:
-            places.append((self.io, self.state_directory))
-        return any(
-            io.list(f"{root}/{len(self.operators)}/0{name}")
-            for io, root in places
-            for name in ("", *(f"/{store}" for store in JOIN_STORES))
-        )
+            names += self.state_io.list_directories(self.state_root)
+        return {int(name) for name in names if name.isascii() and name.isdigit()}
 
     def location(self, store: StoreName) -> StoreLocation:
         """Return where the files of a store are.
@@ -322,7 +243,7 @@ class Checkpoint:
             NotFoundError, CorruptionError, StorageError: The commit log has no such entry, or it
                 cannot be read.
         """
-        partitions = self._ids_of(version).get(str(store.operator))
+        partitions = self.commit_entry(version - 1).checkpoint_ids.get(str(store.operator))
         if partitions is None or store.partition >= len(partitions):
             return None
         names = [info.name for info in self.operator(store.operator).stores]
@@ -354,11 +275,13 @@ class Checkpoint:
         Raises:
             NotFoundError: A store lacks the version in a state partition; or, where all operators
                 are asked for, one has no metadata.
-            IncompatibleError, CorruptionError, FencedError, StorageError: As `head`.
+            CorruptionError: A store was written under another number of state partitions than the
+                offset log says; or as `head`.
+            IncompatibleError, FencedError, StorageError: As `backend` and `head`.
         """
+        num_partitions = self.num_own_partitions(version)
         if operator is None:
             self.require_metadata(version)
-        num_partitions = self.num_partitions_at(version)
         stores = [
             StoreName(found.id, partition, info.name)
             for found in self.operators
@@ -376,6 +299,8 @@ class Checkpoint:
         for store, head in zip(stores, found, strict=True):
             if isinstance(head, NotFoundError) and not self._is_single(store, heads, version):
                 raise head
+            if isinstance(head, PublishedFile) and head.trailer.num_partitions != num_partitions:
+                raise self.not_pinned(version, NUM_PARTITIONS_KEY, head.trailer.num_partitions)
         return heads
 
     def _is_single(
@@ -387,20 +312,10 @@ class Checkpoint:
             for found, head in heads.items()
             if (found.operator, found.name) == (store.operator, store.name)
         }
-        ids = self._ids_of(version).get(str(store.operator))
+        ids = self.commit_entry(version - 1).checkpoint_ids.get(str(store.operator))
         if ids is not None:
             return of.keys() == {0} and len(ids) == 1
         return bool(of) and is_single(store.name, of[min(of)].column_families, of)
-
-    def num_partitions_at(self, version: int) -> int:
-        """Return the number of state partitions of a committed version.
-
-        Raises:
-            NotFoundError, CorruptionError, StorageError: Its batch has no entry in the offset log.
-        """
-        if version == self.newest_version:
-            return self.num_partitions
-        return int(self.offsets_entry(version - 1).conf[NUM_PARTITIONS_KEY])
 
     def _head_or_error(self, store: StoreName, version: int) -> PublishedFile | NotFoundError:
         try:
@@ -409,12 +324,3 @@ class Checkpoint:
             if error.kind == "driver-lost":
                 raise
             return error
-
-    def _ids_of(self, version: int) -> dict[str, list[list[str]]]:
-        if version not in self._ids:
-            self._ids[version] = dict(self.commit_entry(version - 1).checkpoint_ids)
-        return self._ids[version]
-
-    @cached_property
-    def _ids(self) -> dict[int, dict[str, list[list[str]]]]:
-        return {}

@@ -34,7 +34,7 @@ from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import NotFoundError
 from statestore.core.ids import RandomIds
 from statestore.io.local import named_errors
-from statestore.operations.new_directory import METADATA_NAME, read_metadata
+from statestore.operations.new_directory import METADATA_NAME, read_query_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +67,8 @@ class CommittedVersion:
     Attributes:
         checkpoint: Where it is.
         version: Its number, at least 1.
-        query_id: ID of the query, None in a savepoint, whose descriptor has it.
+        query_id: ID of the query; None where its file is missing, and in a savepoint, whose
+            descriptor has it.
         offsets: Entries of the offset log by batch: the version's own, the one before, and where
             the version is the newest, the one of a batch that was planned and not committed. All
             have the version's number of state partitions: a copy has no rescale to undo.
@@ -170,13 +171,13 @@ def find_version(checkpoint: Checkpoint, version: int | None = None) -> Committe
     if version is None:
         version = checkpoint.newest_version
     batch = version - 1
-    if batch not in checkpoint.committed_batches:
+    if batch not in checkpoint.done_batches:
         raise NotFoundError(
             "the version was not committed, or was expired",
             kind="version-not-found",
             checkpoint=checkpoint.uri,
             version=version,
-            oldest_version=min(checkpoint.committed_batches, default=-1) + 1,
+            oldest_version=min(checkpoint.done_batches, default=-1) + 1,
             newest_version=checkpoint.newest_version,
             to_fix="name a version between these two, or let the query commit its first batch",
         )
@@ -197,10 +198,13 @@ def find_version(checkpoint: Checkpoint, version: int | None = None) -> Committe
             # One of another number of state partitions is what a rescale left that was not ended.
             if planned.conf.get(NUM_PARTITIONS_KEY) == num_partitions:
                 offsets[version] = planned
+    query_id = None
+    with suppress(NotFoundError):
+        query_id = read_query_id(checkpoint.io, checkpoint.path)
     return CommittedVersion(
         checkpoint,
         version,
-        read_metadata(checkpoint.io, checkpoint.path)[0],
+        query_id,
         offsets,
         commits,
         checkpoint.heads(version),

@@ -22,6 +22,7 @@ import pyarrow.ipc as ipc
 from statestore.checkpoint.commit import Body, NewVersion, describe_delta, publish_delta
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, count_classes
 from statestore.checkpoint.restore import restore_version
+from statestore.codec.joined_trailers import add_counts, join_families
 from statestore.codec.merge import merge_runs
 from statestore.codec.rows import (
     MAX_BLOCK_BYTES,
@@ -32,7 +33,7 @@ from statestore.codec.rows import (
     write_options,
 )
 from statestore.codec.sorting import gather, join_batches, sort_into_runs
-from statestore.codec.trailer import RowCounts, add_counts, compute_lineage, join_families
+from statestore.codec.trailer import RowCounts, compute_lineage
 from statestore.core.errors import InternalError, InvalidArgumentError
 from statestore.io.local import named_errors
 

@@ -1,9 +1,8 @@
 """Whether a checkpoint is in use by a running query, and how an operation keeps queries away.
 
-What is known of this package's queries is known by their leases. The lease of a process of this
-machine says at once whether it counts: a process that is gone writes nothing. Others are watched
-until they are dropped or expire, or were renewed meanwhile. Queries over Spark's own providers have
-no lease: `require_same_batches` tells afterwards whether one ran.
+What is known of this package's queries is known by their leases (`checkpoint/lease_watch.py`).
+Queries over Spark's own providers have none: `require_same_batches` tells afterwards whether one
+ran.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import parse_lease_name
-from statestore.checkpoint.lease import INTERVALS, FoundLease, Holder, Lease, Leases
+from statestore.checkpoint.lease import INTERVALS, Holder, Lease, Leases
+from statestore.checkpoint.lease_watch import await_end
 from statestore.checkpoint.query_log import QueryLog
 from statestore.core.clock import SystemClock
 from statestore.core.errors import InUseError, StateStoreError
@@ -26,14 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from statestore.core.clock import Clock
-    from statestore.io.file_io import FileInfo, FileIO
+    from statestore.io.file_io import FileIO
     from statestore.operations.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
-
-_POLL_MS = 250
-_DROP_MS = 4_000
-"""How long the lease of a query that was just stopped may stay."""
 
 
 @contextmanager
@@ -55,9 +50,11 @@ def exclusive_use(checkpoint: Checkpoint, operation: str) -> Iterator[ExclusiveU
     Raises:
         InUseError: A query or another operation is at it; `fields` say who, and how that is known.
         InvalidArgumentError: It is a savepoint.
+        IncompatibleError: It is another provider's (kind other-provider).
         CorruptionError, StorageError: A lease cannot be read; the storage failed.
     """
     checkpoint.check_of_query()
+    _ = checkpoint.backend  # of another provider's checkpoint nothing is touched
     batches = checkpoint.planned_batches, checkpoint.committed_batches
     with exclusive_directory(
         checkpoint.io,
@@ -101,7 +98,7 @@ def exclusive_directory(
             files = dict(lease.take())
             own = files.pop(lease.name, None)
             now_ms = clock.now_ms() if own is None else own.modified_ms
-            for name in _await_end(lease.leases, files, now_ms, path, clock):
+            for name in await_end(lease.leases, files, now_ms, path, clock):
                 lease.leases.delete(name)
             yield use
     finally:
@@ -163,7 +160,7 @@ def require_not_in_use(checkpoint: Checkpoint) -> None:
         As `exclusive_use`; what begins afterwards is not kept away.
     """
     leases = Leases(checkpoint.io, checkpoint.state_directory)
-    _await_end(leases, leases.list(), 0, checkpoint.path, checkpoint.clock)
+    await_end(leases, leases.list(), 0, checkpoint.path, checkpoint.clock)
 
 
 @contextmanager
@@ -187,7 +184,7 @@ def _require_batches(
 ) -> None:
     for log, known in ((checkpoint.offsets, planned), (checkpoint.commits, committed)):
         newest = max(known, default=-1)
-        found = max(QueryLog(log.io, log.checkpoint, log.name).batches(), default=-1)
+        found = QueryLog(log.io, log.checkpoint, log.name).newest()
         if found != newest:
             raise InUseError(
                 "a query has written the checkpoint since it was opened",
@@ -197,96 +194,3 @@ def _require_batches(
                 batch_now=found,
                 to_fix="stop the query and try again",
             )
-
-
-def _await_end(
-    leases: Leases, files: dict[str, FileInfo], now_ms: int, checkpoint: str, clock: Clock
-) -> list[str]:
-    """Return the names of the leases that count no more, when there are no others.
-
-    Args:
-        leases: Those of the checkpoint.
-        files: The files that count; who came later has seen the caller's own lease.
-        now_ms: The storage's time, 0 where no lease of our own tells it.
-        checkpoint: The checkpoint directory, for errors.
-        clock: Source of time.
-
-    Raises:
-        InUseError: One is in use.
-    """
-    watch = [_Watch(leases, name, info) for name, info in files.items()]
-    began_ms = clock.elapsed_ms()
-    present = files
-    while watch:
-        waited_ms = clock.elapsed_ms() - began_ms
-        still = [one for one in watch if one.may_count(present, now_ms, waited_ms)]
-        for one in still:
-            one.require_end(checkpoint, waited_ms)
-        if not still:
-            break
-        clock.sleep_ms(_POLL_MS)
-        present = leases.list()
-    return [one.name for one in watch if one.is_dead]
-
-
-class _Watch:
-    """A lease that is watched, and what was seen of it."""
-
-    def __init__(self, leases: Leases, name: str, info: FileInfo) -> None:
-        self.name = name
-        self.is_dead = False
-        self._leases = leases
-        self._last, self._last_ms = info, 0.0
-        self._found: FoundLease | None = None
-        self._suspect_since_ms: float | None = None
-        self._known_by = ""
-
-    def may_count(self, present: dict[str, FileInfo], now_ms: int, waited_ms: float) -> bool:
-        """Return whether its holder may still be at it, by what is there after a time."""
-        if self.is_dead or self.name not in present:
-            return False
-        if present[self.name].modified_ms != self._last.modified_ms:
-            self._last, self._last_ms = present[self.name], waited_ms
-        if self._found is None:
-            self._found = self._leases.read(self.name)
-        if self._found is None:
-            return False
-        state = self._found.holder.process.state()
-        # What was watched counts also where nobody knows what time it is for the storage.
-        age_ms = max(now_ms + waited_ms - self._last.modified_ms, waited_ms - self._last_ms)
-        if state == "gone" or self._found.has_expired(age_ms):
-            self.is_dead = True
-            return False
-        if self._suspect_since_ms is None:
-            if state == "alive":
-                self._suspect(waited_ms, "its process is alive on this machine")
-            elif self._last_ms > 0:
-                self._suspect(waited_ms, "its lease was renewed while it was watched")
-        return True
-
-    def _suspect(self, since_ms: float, known_by: str) -> None:
-        self._suspect_since_ms, self._known_by = since_ms, known_by
-
-    def require_end(self, checkpoint: str, waited_ms: float) -> None:
-        """Raise when it had the time to be dropped and was not."""
-        if (
-            self._found is None
-            or self._suspect_since_ms is None
-            or waited_ms - self._suspect_since_ms < _DROP_MS
-        ):
-            return
-        is_query = parse_lease_name(self.name) == "query"
-        raise InUseError(
-            "a query is writing the checkpoint"
-            if is_query
-            else "an operation is changing the checkpoint",
-            kind="checkpoint-in-use" if is_query else "checkpoint-under-operation",
-            checkpoint=checkpoint,
-            **self._found.holder.describe(),
-            known_by=self._known_by,
-            watched_ms=int(waited_ms),
-            lease=self._found.path,
-            to_fix="stop the query, and try again when it has ended"
-            if is_query
-            else "wait for its end",
-        )

@@ -9,22 +9,31 @@ other.
 from __future__ import annotations
 
 import json
+import posixpath
 import shutil
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.query_log import read_text, write_text
 from statestore.core.clock import SystemClock
-from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError
+from statestore.core.errors import (
+    CorruptionError,
+    FencedError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateStoreError,
+    StorageError,
+)
 from statestore.core.ids import RandomIds
+from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.options import StateStoreOptions
 from statestore.core.version import WRITER
-from statestore.io.local import TEMPORARY_PREFIX, LocalFileIO
+from statestore.io.local import TEMPORARY_PREFIX, LocalFileIO, named_errors
 from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import is_within, open_storage
+from statestore.io.storage import absolute_uri, is_within, open_storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +45,10 @@ if TYPE_CHECKING:
 METADATA_NAME = "metadata"
 _KEY = "statestore"
 _UNFINISHED = "unfinished"
+_SHOWN_BYTES = 64
+_MAX_BYTES = 64 * 1024
+_CLEARINGS = 10
+_BETWEEN_CLEARINGS_MS = 100
 
 
 def metadata_fields(**fields: object) -> str:
@@ -51,12 +64,36 @@ def read_metadata(io: FileIO, directory: str) -> tuple[str | None, dict[str, Any
         StorageError: The storage failed.
     """
     try:
-        fields = json.loads(read_text(io, f"{directory}/{METADATA_NAME}"))
-    except (NotFoundError, ValueError):
+        data, _ = io.read_tail(f"{directory}/{METADATA_NAME}", _MAX_BYTES)
+        fields = parse_fields(data)
+        query_id = fields.text("id") if fields.has("id") else None
+        return query_id, fields.object(_KEY).all if fields.has(_KEY) else None
+    except (NotFoundError, MalformedError):
         return None, None
-    if not isinstance(fields, dict):
-        return None, None
-    return fields.get("id"), fields.get(_KEY)
+
+
+def read_query_id(io: FileIO, directory: str) -> str | None:
+    """Return the ID of the query of a checkpoint; None of a savepoint, whose descriptor has it.
+
+    Raises:
+        NotFoundError: There is no `metadata`: Spark starts the query under a new ID.
+        CorruptionError: It is damaged: Spark does not start the query.
+        StorageError: The storage failed.
+    """
+    query_id, fields = read_metadata(io, directory)
+    if query_id is not None or fields is not None:
+        return query_id
+    path = f"{directory}/{METADATA_NAME}"
+    text, _ = io.read_tail(path, _SHOWN_BYTES)
+    raise CorruptionError(
+        "the file with the ID of the query is damaged",
+        file=path,
+        offset=0,
+        expected='{"id":"<UUID>"}',
+        found=text,
+        to_fix="put the file back from a copy; or delete it, and the query starts under a new ID, "
+        "as another query to its sinks",
+    )
 
 
 def check_finished(fields: dict[str, Any] | None, uri: str) -> None:
@@ -133,6 +170,15 @@ class NewDirectory:
                 to_fix="run one command at a time for a directory, and repeat it for another one",
             )
 
+    def raise_if_lost(self, error: Exception) -> None:
+        """Raise a FencedError in place of an error of a process whose files another one cleared."""
+        try:
+            self.check_mine()
+        except FencedError as lost:
+            raise lost from error
+        except StateStoreError:
+            return
+
     def finish(self, metadata: str) -> None:
         """Make the directory whole.
 
@@ -183,7 +229,7 @@ def begin_directory(
         if io is None:
             settings = S3Settings.from_options(options or StateStoreOptions())
             Path(f"{work}/fetched").mkdir()
-            io, path = open_storage(uri, f"{work}/fetched", settings, clock)
+            io, path = open_storage(absolute_uri(uri), f"{work}/fetched", settings, clock)
         path = path.rstrip("/")
         was_begun = check_new(io, path, uri, operation, source)
         mark = metadata_fields(**{_UNFINISHED: operation, "attempt": ids.new_id()})
@@ -193,20 +239,33 @@ def begin_directory(
         except FencedError as error:
             raise _not_new(uri, METADATA_NAME) from error
         if was_begun:
-            _clear(io, path)
+            _clear(io, path, clock)
         scratch = f"{work}/scratch"
         if isinstance(io, LocalFileIO):
             # Beside its destination, a file is published by a rename.
             scratch = f"{path}/{TEMPORARY_PREFIX}{ids.new_id()}"
         Path(scratch).mkdir()
+        begun = NewDirectory(uri, io, path, mark, scratch, clock, ids)
         try:
-            yield NewDirectory(uri, io, path, mark, scratch, clock, ids)
+            yield begun
+        except Exception as error:
+            begun.raise_if_lost(error)
+            raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _clear(io: TreeFileIO, path: str) -> None:
-    """Delete everything in a directory but `metadata`."""
+def _clear(io: TreeFileIO, path: str, clock: Clock) -> None:
+    """Delete everything in a directory but `metadata`, though its last writer may not know yet."""
+    for _ in range(_CLEARINGS - 1):
+        with suppress(StorageError):
+            _clear_once(io, path)
+            return
+        clock.sleep_ms(_BETWEEN_CLEARINGS_MS)
+    _clear_once(io, path)
+
+
+def _clear_once(io: TreeFileIO, path: str) -> None:
     for name in io.list_directories(path):
         io.delete_tree(f"{path}/{name}")
     for info in io.list(path):
@@ -241,7 +300,8 @@ def check_target(
     path = uri
     with tempfile.TemporaryDirectory(prefix="statestore-operation-") as work:
         if io is None:
-            io, path = open_storage(uri, work, S3Settings.from_options(options), clock)
+            settings = S3Settings.from_options(options)
+            io, path = open_storage(absolute_uri(uri), work, settings, clock)
         return check_new(io, path.rstrip("/"), uri, operation, source)
 
 
@@ -260,8 +320,8 @@ def check_new(io: TreeFileIO, path: str, uri: str, operation: str, source: str) 
 
     Raises:
         InvalidArgumentError: There are files in it (kind checkpoint-exists); another operation
-            began it and did not finish it (kind unfinished-operation); or it is not apart from its
-            source.
+            began it and did not finish it (kind unfinished-operation); it is not apart from its
+            source, or in another checkpoint; or no directory can be made there.
         StorageError: The storage failed.
     """
     _, fields = read_metadata(io, path)
@@ -281,6 +341,9 @@ def check_new(io: TreeFileIO, path: str, uri: str, operation: str, source: str) 
     for info in _files(io, path):
         raise _not_new(uri, info.name)
     _check_apart(uri, source)
+    _check_outside(io, path, uri)
+    if isinstance(io, LocalFileIO):
+        _check_place(path, uri)
     return False
 
 
@@ -293,16 +356,45 @@ def _files(io: TreeFileIO, path: str) -> Iterator[FileInfo]:
 
 
 def _check_apart(uri: str, source: str) -> None:
-    if is_within(uri, source) or is_within(source, uri):
+    new, of = absolute_uri(uri), absolute_uri(source)
+    if is_within(new, of) or is_within(of, new):
         raise not_apart(uri, source)
 
 
+def _check_outside(io: TreeFileIO, path: str, uri: str) -> None:
+    """Check that a directory is in no checkpoint, and in no savepoint, of whatever query."""
+    above = posixpath.dirname(path)
+    while above.strip("/"):
+        # Who may write a directory need not be able to read those above it.
+        with suppress(StorageError):
+            if read_metadata(io, above) != (None, None):
+                raise not_apart(uri, above)
+        above = posixpath.dirname(above)
+
+
+def _check_place(path: str, uri: str) -> None:
+    """Check that a directory can be made on the local disk, by making one that is gone at once."""
+    above = Path(path)
+    while not above.exists():
+        above = above.parent
+    try:
+        with named_errors("make a directory", path):
+            tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=above).cleanup()
+    except NotFoundError as error:
+        raise InvalidArgumentError(
+            "no directory can be made at this place",
+            directory=uri,
+            existing=str(above),
+            to_fix="name one whose parents are directories that can be written, not files",
+        ) from error
+
+
 def not_apart(uri: str, source: str) -> InvalidArgumentError:
-    """Return the error for a directory that is in the one it is to be made of, or around it."""
+    """Return the error for a new directory that is in another one, or around it."""
     return InvalidArgumentError(
-        "a directory that is to be new is not apart from what it is made of",
+        "a directory that is to be new is not apart from another checkpoint or savepoint",
         directory=uri,
-        source=source,
+        other=source,
         to_fix="name a directory that is not in the other one, nor around it",
     )
 

@@ -9,6 +9,18 @@ from statestore.checkpoint.layout import DEFAULT_STORE_NAME
 from statestore.core.errors import InvalidArgumentError
 
 _JOIN_OPERATOR = "symmetricHashJoin"
+OPERATOR_NAMES = (
+    "stateStoreSave",
+    "StatefulStreamlineAggregate",
+    "dedupe",
+    "dedupeWithinWatermark",
+    "sessionWindowStateStoreSaveExec",
+    _JOIN_OPERATOR,
+    "flatMapGroupsWithState",
+    "applyInPandasWithState",
+    "globalLimit",
+)
+"""Spark's short names of the operators whose state these backends keep."""
 JOIN_STORES = tuple(
     f"{side}-{store}"
     for side in ("left", "right")
@@ -38,13 +50,13 @@ class OperatorMap:
             operators: IDs of the savepoint's operators.
 
         Raises:
-            InvalidArgumentError: An operator is named that there is not, or the query's operators
-                would not be numbered 0, 1, 2 … without a gap.
+            InvalidArgumentError: An operator is named that there is not, one is both mapped and
+                dropped, or the query's operators would not be numbered 0, 1, 2 … without a gap.
         """
-        unknown = ({*self.moved} | self.dropped) - {*operators}
+        self._check(operators)
         kept = {old: self.moved.get(old, old) for old in operators if old not in self.dropped}
         taken = [*kept.values(), *self.added]
-        if unknown or {*self.moved} & self.dropped or sorted(taken) != [*range(len(taken))]:
+        if sorted(taken) != [*range(len(taken))]:
             raise InvalidArgumentError(
                 "operators of the savepoint do not become operators 0, 1, 2 … of a query",
                 savepoint=", ".join(map(str, operators)),
@@ -55,6 +67,32 @@ class OperatorMap:
                 "has, and add those it did not have",
             )
         return ResolvedOperators(kept, dict(self.added))
+
+    def _check(self, operators: Sequence[int]) -> None:
+        """Check what is named by itself."""
+        unknown = ({*self.moved} | self.dropped) - {*operators}
+        if unknown:
+            raise InvalidArgumentError(
+                "the savepoint has no such operator",
+                operator=", ".join(map(str, sorted(unknown))),
+                savepoint=", ".join(map(str, operators)),
+                to_fix="map and drop operators that the savepoint has",
+            )
+        both = {*self.moved} & self.dropped
+        if both:
+            raise InvalidArgumentError(
+                "an operator is mapped and dropped",
+                operator=", ".join(map(str, sorted(both))),
+                to_fix="do one of the two",
+            )
+        for operator, name in self.added.items():
+            if name not in OPERATOR_NAMES:
+                raise InvalidArgumentError(
+                    "no operator of Spark has this short name",
+                    operator=operator,
+                    name=name,
+                    to_fix=f"use one of {', '.join(OPERATOR_NAMES)}",
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from statestore.checkpoint.commit import NewVersion
+from statestore.checkpoint.placement import mark_home
 from statestore.checkpoint.rescale_refs import write_refs
-from statestore.checkpoint.rescaling import mark_home
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import SCHEMA, from_numpy, to_numpy
 from statestore.codec.sorting import gather

@@ -10,13 +10,14 @@ for people.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
     copy_operators,
 )
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.operations.in_use import require_not_in_use
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,19 +57,24 @@ def find_rescale_batch(checkpoint: Checkpoint) -> RescaleBatch | None:
 
     Raises:
         InvalidArgumentError: The newest batch is neither committed nor a rescale's (kind
-            unfinished-batch); the logs contradict each other; or it is a savepoint.
+            unfinished-batch); or it is a savepoint.
+        InUseError: The query runs, and is about to end its batch.
+        NotFoundError: A log lacks an entry.
         CorruptionError, StorageError: The logs cannot be read.
     """
     checkpoint.check_of_query()
+    for batch in checkpoint.done_batches[-1:]:
+        checkpoint.offsets_entry(batch)
+        checkpoint.commit_entry(batch)
     newest, committed = checkpoint.newest_planned, checkpoint.newest_committed
     assert newest is not None, "a checkpoint has a planned batch"  # noqa: S101
-    if committed is None or newest not in (committed, committed + 1):
-        raise _unfinished(checkpoint)
+    if committed is None:
+        _raise_unfinished(checkpoint)
     found = read_rescale_batch(checkpoint, newest)
     if found is not None:
         return found
     if newest != committed:
-        raise _unfinished(checkpoint)
+        _raise_unfinished(checkpoint)
     return None
 
 
@@ -91,8 +97,10 @@ def _num_partitions(checkpoint: Checkpoint, batch: int) -> int | None:
     return int(checkpoint.offsets_entry(batch).conf[NUM_PARTITIONS_KEY])
 
 
-def _unfinished(checkpoint: Checkpoint) -> InvalidArgumentError:
-    return InvalidArgumentError(
+def _raise_unfinished(checkpoint: Checkpoint) -> NoReturn:
+    # Of a query that runs, the batch is not to be ended by starting it.
+    require_not_in_use(checkpoint)
+    raise InvalidArgumentError(
         "the newest batch of the query is planned but not committed",
         kind="unfinished-batch",
         checkpoint=checkpoint.uri,

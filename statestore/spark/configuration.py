@@ -14,20 +14,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _JARS = "spark.jars"
+_FORMAT = f"{PREFIX}checkpointFormatVersion"
 
 
 def configure(
-    builder: SparkSession.Builder, backend: str = "filesystem", **options: object
+    builder: SparkSession.Builder,
+    backend: str = "filesystem",
+    *,
+    checkpoint_format: int | None = None,
+    **options: object,
 ) -> SparkSession.Builder:
     """Keep the state of a session's streaming queries in the state store.
 
-    Sets `spark.jars`, the provider class and the options on the builder; what the builder already
-    has in `spark.jars` stays. The jar is loaded when the application starts: on a builder whose
-    `getOrCreate` returns a running one, it must be there already.
+    Sets `spark.jars`, the provider class, the checkpoint format and the options on the builder;
+    what it already has in `spark.jars` stays. The jar is loaded when the application starts: on a
+    builder whose `getOrCreate` returns a running one, it must be there already.
 
     Args:
         builder: `SparkSession.builder`, with any other configuration.
         backend: State backend: heap, filesystem or rocksdb.
+        checkpoint_format: Spark's checkpointFormatVersion, 1 or 2, in which no attempt of a task
+            replaces another's files; None leaves what the builder says, and is 2 where it does not.
         options: Values by field of StateStoreOptions, such as `fsync_enabled=False`, or by key
             without the prefix, such as `**{"fsync.enabled": False}`.
 
@@ -36,7 +43,7 @@ def configure(
 
     Raises:
         InvalidArgumentError: The backend or an option does not exist (names the nearest one), or
-            a value is out of range.
+            a value, the checkpoint format among them, is out of range.
         NotFoundError: There is no jar; install the wheel or build the jar.
 
     Guarantee: after a raise the builder is as it was.
@@ -49,12 +56,22 @@ def configure(
             nearest=_nearest_backend(backend),
             to_fix=f"use one of {', '.join(PROVIDERS)}",
         )
+    if checkpoint_format not in (None, 1, 2):
+        raise InvalidArgumentError(
+            "no such checkpoint format",
+            kind="invalid-option",
+            key=_FORMAT,
+            value=checkpoint_format,
+            to_fix="use 2, or 1",
+        )
     conf = spark_conf(options)
     # The builder has no public way to be asked what it holds.
-    jars = str(builder._options.get(_JARS, "")).split(",")  # noqa: SLF001
+    before = builder._options  # noqa: SLF001
+    jars = str(before.get(_JARS, "")).split(",")
     jar = str(find_jar())
     conf[_JARS] = ",".join([*(other for other in jars if other and other != jar), jar])
     conf[f"{PREFIX}providerClass"] = PROVIDERS[backend]
+    conf[_FORMAT] = str(checkpoint_format or before.get(_FORMAT, 2))
     for key, value in conf.items():
         builder = builder.config(key, value)
     return builder

@@ -25,17 +25,17 @@ from statestore.core.errors import InternalError, StorageError
 from statestore.core.options import PREFIX, StateStoreOptions, spark_conf
 from statestore.io.hadoop_process import use
 from statestore.io.shim_jar import find_jar
-from statestore.io.storage import resolve_path, scheme_of
+from statestore.io.storage import absolute_uri, resolve_path, scheme_of
 from statestore.operations.checkpoint import Checkpoint, open_checkpoint
 from statestore.operations.committed_version import copy_files
-from statestore.operations.conversion import (
+from statestore.operations.in_use import require_not_in_use, require_same_batches
+from statestore.operations.new_directory import METADATA_NAME, begin_directory
+from statestore.operations.savepoint.conversion import (
     CONVERT,
     TARGETS,
     ConversionPlan,
     plan_conversion,
 )
-from statestore.operations.in_use import require_not_in_use, require_same_batches
-from statestore.operations.new_directory import METADATA_NAME, begin_directory
 from statestore.spark.driver_files import DriverFiles
 
 if TYPE_CHECKING:
@@ -125,7 +125,9 @@ def open_conversion(
 
 def _hadoop_uri(uri: str) -> str:
     """Return what Hadoop knows a directory by: not encoded, whatever its default file system."""
-    return f"file://{resolve_path(uri)}" if scheme_of(uri) == "file" else uri.rstrip("/")
+    if scheme_of(uri) != "file":
+        return uri.rstrip("/")
+    return f"file://{resolve_path(absolute_uri(uri))}"
 
 
 class Conversion:

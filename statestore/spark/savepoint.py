@@ -15,7 +15,7 @@ from statestore.io.storage import scheme_of
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
 from statestore.operations.new_directory import check_target
-from statestore.operations.savepoint import take_savepoint
+from statestore.operations.savepoint.savepoint import take_savepoint
 from statestore.spark.driver_files import DriverFiles
 from statestore.spark.driver_memory import driver_memory
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from statestore.operations.savepoint import Savepoint, SavepointForm
+    from statestore.operations.savepoint.savepoint import Savepoint, SavepointForm
 
 POLL_S = 0.05
 

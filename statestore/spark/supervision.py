@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING
 
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import QueryFailedError
-from statestore.core.restart_strategies import (
-    ExponentialDelay,
-    Failure,
-    Restart,
-    RestartStrategy,
-)
+from statestore.core.restart_strategies import ExponentialDelay, RestartStrategy
+from statestore.core.restarts import Failure, Restart
 from statestore.spark.failures import find_obstacle, reason_of
 
 if TYPE_CHECKING:

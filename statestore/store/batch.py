@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import google_crc32c
 
@@ -15,13 +15,50 @@ from statestore.store.table import ArrowRun
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from statestore.store.store import Store
+    from statestore.store.table import Table
+
+
+class BatchOwner(Protocol):
+    """The store that a batch writes to, as the batch sees it; see `Store`."""
+
+    @property
+    def table(self) -> Table:
+        """Rows of the version the store is at."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Version the store is at."""
+        ...
+
+    @property
+    def column_families(self) -> tuple[ColumnFamily, ...]:
+        """Every column family of the version."""
+        ...
+
+    @property
+    def partition(self) -> int:
+        """State partition of the store."""
+        ...
+
+    @property
+    def num_partitions(self) -> int:
+        """Number of state partitions of the checkpoint."""
+        ...
+
+    def check_open(self) -> None:
+        """Raise a StoreClosedError when the store was closed."""
+        ...
+
+    def commit(self, batch: Batch) -> int:
+        """Make a batch durable and return its version."""
+        ...
 
 
 class Batch:
     """Writes on top of one version, all or nothing. Not thread-safe."""
 
-    def __init__(self, store: Store, checkpoint_id: str) -> None:
+    def __init__(self, store: BatchOwner, checkpoint_id: str) -> None:
         """Use `Store.begin` instead."""
         self._store = store
         self._base = store.table
@@ -116,7 +153,9 @@ class Batch:
         the same attempt, and finds its file when the first try did reach the storage.
 
         Raises:
-            FencedError: The store's version was replaced by another attempt. Open the store anew.
+            FencedError: The store's version was replaced by another attempt, or the next one is
+                there and its batch committed. Open the store anew.
+            InUseError: A running query writes the checkpoint. Stop it.
             StorageError: The storage failed.
             StoreClosedError: The batch was committed or aborted, or the store has moved on.
         """

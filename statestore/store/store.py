@@ -9,6 +9,7 @@ with statestore.open_store("/data/checkpoint", operator=0, partition=3) as store
 
 from __future__ import annotations
 
+import posixpath
 import shutil
 import tempfile
 from contextlib import suppress
@@ -19,11 +20,14 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow.ipc as ipc
 
 from statestore.backends.filesystem.versions import StoreVersions
+from statestore.checkpoint.cleanup import Cleanup
 from statestore.checkpoint.commit import NewVersion
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
 from statestore.checkpoint.layout import StateFileName, StoreLocation, parse_state_file_name
+from statestore.checkpoint.lease import Leases
+from statestore.checkpoint.lease_watch import await_end
 from statestore.checkpoint.placement import read_placement
-from statestore.checkpoint.rescale_refs import Cleanup
+from statestore.checkpoint.query_log import QueryLog
 from statestore.checkpoint.restore import RestoredVersion
 from statestore.codec.rows import (
     DELETE,
@@ -39,7 +43,7 @@ from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import InvalidArgumentError, StorageError, StoreClosedError
 from statestore.core.ids import IdSource, RandomIds
 from statestore.core.options import StateStoreOptions
-from statestore.io.storage import open_storage
+from statestore.io.storage import absolute_uri, open_storage
 from statestore.store.batch import Batch, family_id
 from statestore.store.table import MAX_RUNS, ArrowRun, Table, ViewRun
 
@@ -81,7 +85,8 @@ def open_store(
         operator: Operator ID.
         partition: State partition.
         name: Store name.
-        version: Version to open, 0 for the empty store, None for the newest.
+        version: Version to open, 0 for the empty store, None for the newest: of a query's
+            checkpoint the newest that a batch has committed.
         checkpoint_id: The attempt in checkpoint format v2; None takes the only one there is.
         num_partitions: Checked against the checkpoint; None takes the checkpoint's, or 1 in a new
             one.
@@ -108,13 +113,20 @@ def open_store(
     try:
         path = checkpoint
         if io is None:
-            io, path = open_storage(checkpoint, scratch_directory, s3, clock)
+            io, path = open_storage(absolute_uri(checkpoint), scratch_directory, s3, clock)
         root = f"{path}/state"
+        offsets, commits = QueryLog(io, path, "offsets"), QueryLog(io, path, "commits")
+        newest_batch = commits.newest()
+        is_of_query = newest_batch >= 0 or offsets.newest() >= 0
+        if version is None and is_of_query:
+            version = newest_batch + 1
+        leases = Leases(io, root) if is_of_query else None
         placement = read_placement(io, root)
         if placement is not None:
             io, path = open_storage(placement.storage, scratch_directory, s3, clock)
             root = f"{path}/{placement.id}"
-        location = StoreLocation(io, root, StoreName(operator, partition, name))
+        store_name = StoreName(operator, partition, name)
+        location = StoreLocation(io, root, store_name, commits=commits)
         files = [parse_state_file_name(info.name) for info in io.list(location.directory)]
         deltas = [file for file in files if file is not None and file.kind == "delta"]
         found = _find_version(deltas, version, checkpoint_id)
@@ -128,6 +140,8 @@ def open_store(
             num_partitions,
             checkpoint_format,
             scratch_directory,
+            leases,
+            clock,
         )
         store.load(*found)
     except BaseException:
@@ -190,8 +204,12 @@ class Store:
         num_partitions: int | None,
         checkpoint_format: int,
         scratch_directory: str,
+        leases: Leases | None,
+        clock: Clock,
     ) -> None:
         """Use `open_store` instead."""
+        self._leases = leases
+        self._clock = clock
         self._backend = backend
         self._versions = versions
         self._options = options
@@ -330,9 +348,11 @@ class Store:
         Guarantee: the newest `min_versions_to_retain` versions can still be loaded.
 
         Raises:
+            InUseError: A running query writes the checkpoint; nothing was deleted.
             CorruptionError, StorageError: As `plan_cleanup`.
         """
         self.check_open()
+        self._require_no_query()
         return (
             Cleanup() if self._head is None else self._versions.clean_up(self._head, self._options)
         )
@@ -355,8 +375,15 @@ class Store:
                 to_fix="open it again",
             )
 
+    def _require_no_query(self) -> None:
+        if self._leases is not None:
+            root = posixpath.dirname(self._leases.directory)
+            for name in await_end(self._leases, self._leases.list(), 0, root, self._clock):
+                self._leases.delete(name)
+
     def commit(self, batch: Batch) -> int:
         """Make a batch durable; see `Batch.commit`, which is what to call."""
+        self._require_no_query()
         rows = batch.rows
         new, num_keys = self._new_version(batch, rows)
         arrow = batch_from_rows(rows.values(), self.max_parallelism)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 Rows = dict[bytes, bytes]
 _STRICT_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
+_ID = "0f0e0d0c-0b0a-4908-8706-050403020100"
 _LONG = {"type": "long", "nullable": True, "metadata": {}}
 
 
@@ -151,6 +152,8 @@ class MadeCheckpoint:
         """
         offsets, commits = (QueryLog(self.io, self.path, name) for name in ("offsets", "commits"))
         newest = max(commits.batches(), default=-1)
+        if newest < 0:
+            write_text(self.io, f"{self.path}/metadata", _compact({"id": _ID}), overwrite=True)
         conf = self._conf()
         parents: dict[str, list[list[str]]] = {}
         if newest >= 0:

@@ -22,6 +22,10 @@ class CrashFileIO(MemoryFileIO):
         if sync:
             self._durable[path] = data
 
+    def sync(self, path: str) -> None:
+        """See FileIO."""
+        self._durable[path] = self.read(path)
+
     def crash(self) -> None:
         """Lose power: every file that was not synced is gone, deleted ones are back."""
         for path in self.paths():

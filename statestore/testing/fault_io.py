@@ -6,6 +6,7 @@ import builtins
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from statestore.core.errors import StateStoreError, StorageError
@@ -76,6 +77,10 @@ class FaultFileIO:
             "write", path, lambda: self.inner.write(path, data, sync=sync, overwrite=overwrite)
         )
 
+    def sync(self, path: str) -> None:
+        """See FileIO."""
+        self._run("sync", path, lambda: self.inner.sync(path))
+
     def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
         """See FileIO."""
         return self._run("read_tail", path, lambda: self.inner.read_tail(path, num_bytes))
@@ -95,6 +100,11 @@ class FaultFileIO:
     def delete(self, path: str) -> None:
         """See FileIO."""
         self._run("delete", path, lambda: self.inner.delete(path))
+
+    def delete_files(self, directory: str, names: Sequence[str]) -> None:
+        """See FileIO; each file is a call `delete`, so that a fault leaves some of them."""
+        for name in names:
+            self._run("delete", name, partial(self.inner.delete_files, directory, [name]))
 
     def list(self, directory: str) -> list[FileInfo]:
         """See FileIO."""

@@ -1,12 +1,14 @@
-"""The change feed of the rocksdb backend: which changes are known, and whose files it leaves."""
+"""What the state reader asks of the rocksdb backend: change feeds, replays from a snapshot."""
 
+import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from statestore.testing.engine_process import EngineProcess
-from tests.shim import RocksDBShim, rows
+from tests.shim import RocksDBShim, in_view, rows
 
 
 def test_changes_of_versions_written_whole_are_refused(tmp_path):
@@ -59,3 +61,37 @@ def test_changes_leave_files_only_where_the_reader_removes_them(tmp_path):
     assert [file["version"] for file in files] == [2, 3]
     assert repeated == files
     assert left == {directory, *(Path(file["path"]) for file in files)}
+
+
+def test_replay_starts_at_exactly_the_snapshot_asked_for(tmp_path):
+    """Catches a replay that reads the version another way, which says nothing of the snapshot."""
+    shim = RocksDBShim(tmp_path)
+    folder = tmp_path / "ck/state/0/0"
+    with EngineProcess(shim.scratch) as engine:
+
+        def replay(version, snapshot_version):
+            asked = {"version": snapshot_version, "checkpoint_id": None}
+            return engine.call("load", **shim.load(version, from_snapshot=asked))
+
+        for number in range(1, 7):
+            request = {**shim.request(rows(number)), "force_snapshot": number == 4}
+            shim.committed(request, engine.call("commit", **request))
+            # A commit does not wait for its snapshot.
+            while engine.call("status")["snapshots_in_flight"]:
+                time.sleep(0.01)
+        (snapshot,) = folder.glob("4_*.snapshot.sst")
+
+        for version in (4, 6):
+            replayed = replay(version, 4)
+            assert len(in_view(replayed)) == version
+            assert replayed["files_read"] == version - 3
+        with pytest.raises(AssertionError, match=r"\[snapshot-not-found\].*5_\w{32}.snapshot.sst'"):
+            replay(6, 5)
+        with pytest.raises(AssertionError, match=r"\[version-not-found\]"):
+            replay(4, 5)
+        raw = bytearray(snapshot.read_bytes())
+        raw[len(raw) // 3] ^= 0x10
+        snapshot.write_bytes(raw)
+        with pytest.raises(AssertionError, match=re.escape(str(snapshot))):
+            replay(6, 4)
+        assert len(in_view(shim.view(engine))) == 6

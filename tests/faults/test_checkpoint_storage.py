@@ -12,31 +12,12 @@ import pytest
 import statestore
 from statestore.checkpoint.placement import read_placement
 from statestore.codec.rows import PUT, Row
-from statestore.engine.service import EngineService
 from statestore.io.local import LocalFileIO
 from statestore.testing.engine_process import EngineGoneError, EngineProcess
 from tests.s3_server import WRONG_KEY
-from tests.shim import G, Shim, rows
+from tests.shim import Engine, G, Shim, rows
 
 SECRET = "not-to-be-seen"  # noqa: S105
-
-
-class Engine(EngineService):
-    """The engine's service in this process, called as EngineProcess is."""
-
-    def __init__(self, scratch):
-        Path(scratch).mkdir(exist_ok=True)
-        super().__init__(scratch)
-
-    def request(self, op, **fields):
-        """Send a call and return the whole reply."""
-        return json.loads(super().call(json.dumps({"op": op, **fields})))
-
-    def call(self, op, **fields):
-        """Send a call and return what it answered under `ok`."""
-        reply = self.request(op, **fields)
-        assert "ok" in reply, reply
-        return reply["ok"]
 
 
 @pytest.fixture(params=["s3", "s3a", "file"])

@@ -60,6 +60,10 @@ class HeapStore:
         self.parent = None
         self.num_keys = 0
 
+    def follow(self, other):
+        """Go on from what another one committed."""
+        self.parent, self.num_keys = other.parent, other.num_keys
+
     def request(self, op, **fields):
         """Make a call; return what is under `ok` or `error`."""
         store = {"root": f"file:{self.directory}/ck/state", "operator": 0, "partition": 0}
@@ -75,17 +79,19 @@ class HeapStore:
         arguments = {"checkpoint_id": known, "num_partitions": 1, **fields}
         return self.request("load", version=version, **arguments)
 
-    def commit(self, version, *, parent="last", state_bytes=0, backend="heap"):
+    def commit(
+        self, version, *, parent="last", state_bytes=0, backend="heap", value=b"v", attempt=0
+    ):
         """Commit one more row; remember the version when it was made."""
         path = str(self.directory / f"{version}.arrows")
-        row = Row(version % G, 0, PUT, b"%08d" % version, b"v")
+        row = Row(version % G, 0, PUT, b"%08d" % version, value)
         length = write_stream(path, [row], G)
         reply = self.request(
             "commit",
             backend=backend,
             version=version,
             parent=self.parent if parent == "last" else parent,
-            checkpoint_id=f"{version:032x}",
+            checkpoint_id=f"{attempt}{version:031x}",
             checkpoint_format=self.format,
             delta={"path": path, "length": length, "put": 1, "delete": 0, "merge": 0},
             num_keys=self.num_keys + 1,
@@ -305,3 +311,21 @@ def test_closed_store_is_opened_again(store):
         store.service.call(json.dumps({"op": "close", "backend": "heap", "store": name}))
     ) == {"ok": {}}
     assert store.load(3)["num_keys"] == 3
+
+
+def test_committed_version_keeps_its_rows_when_a_late_attempt_commits_others(
+    tmp_path, start_memory
+):
+    """Catches a late attempt whose rows replace those that the query's sink has."""
+    memory = start_memory()
+    winner, late = HeapStore(tmp_path, memory), HeapStore(tmp_path, memory)
+    winner.commit(1)
+    late.follow(winner)
+    lineage = winner.commit(2)["lineage"]
+    (tmp_path / "ck/commits").mkdir()
+    (tmp_path / "ck/commits/1").write_text("v1\n{}")
+
+    refused = late.commit(2, value=b"late", attempt=1)
+
+    assert (refused["class"], refused["kind"]) == ("FencedError", "fenced")
+    assert HeapStore(tmp_path, memory).load(2)["lineage"] == lineage

@@ -73,7 +73,7 @@ def test_calls_of_a_query(shim, engine):
 
     newest = {"store": shim.store, "version": 7, "checkpoint_id": None, "options": OPTIONS}
     maintained = engine.call("maintain", **newest, snapshot=True, cleanup=True)
-    assert set(maintained) == {"snapshot", "files_deleted", "bytes_deleted"}
+    assert set(maintained) == {"snapshot", "files_deleted", "bytes_deleted", "files_left"}
     changes = engine.call(
         "changes", store=shim.store, start_version=6, end_version=7, checkpoint_id=None
     )
@@ -84,6 +84,41 @@ def test_calls_of_a_query(shim, engine):
     assert status["requests"]["put"] >= 7
     assert engine.call("close", store=shim.store) == {}
     assert engine.call("load", **shim.load())["num_keys"] == 7
+
+
+@pytest.mark.parametrize("make", [Shim, RocksDBShim])
+def test_attempt_of_equal_rows_is_known_and_built_on_without_a_load(tmp_path, make):
+    """Catches an attempt taken for another one's rows, and one that each commit reads anew."""
+    shim = make(tmp_path, checkpoint_format=2, run="run")
+
+    def attempt(letter, numbers):
+        request = {**shim.request(rows(*numbers)), "checkpoint_id": letter * 32}
+        reply = engine.call("commit", **request)
+        return {"version": 2, "checkpoint_id": letter * 32, "lineage": reply["lineage"]}
+
+    def same(version, lineage):
+        asked = {**version, "lineage": lineage}
+        reply = engine.call(
+            "same", store=shim.store, backend=shim.backend, version=asked, options=shim.options
+        )
+        return reply["same"]
+
+    with EngineProcess(shim.scratch) as engine:
+        shim.commit(engine, rows(1))
+        first, second = attempt("a", [2]), attempt("b", [2])
+        other = attempt("c", [3])
+        assert same(first, second["lineage"])
+        assert not same(other, second["lineage"])
+        gone = {**first, "checkpoint_id": "d" * 32}
+        with pytest.raises(AssertionError, match="version-not-found"):
+            same(gone, second["lineage"])
+        assert same(first, second["lineage"])
+        shim.parent, shim.num_keys = first, 2
+        before = engine.call("status")["requests"]["get"]
+        shim.commit(engine, rows(4))
+        num_gets = engine.call("status")["requests"]["get"] - before
+        assert num_gets == 0
+        assert engine.call("load", **shim.load())["num_keys"] == 3
 
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
@@ -264,7 +299,7 @@ def test_engine_started_by_hand_says_so(stdin):
         ("load", {"backend": "tape"}, "IncompatibleError", "query='tape'"),
         ("load", {"options": {"x": 1}}, "InvalidArgumentError", "nearest="),
         ("load", {"store": {"root": "ftp://b/c", "operator": 0, "partition": 0}},
-         "InvalidArgumentError", "ftp"),
+         "ProtocolError", "[files-not-offered]"),
     ],
 )  # fmt: skip
 def test_bad_calls_are_answered_with_named_errors(shim, engine, op, fields, error_class, text):

@@ -9,6 +9,7 @@ from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
 from statestore.testing.crash_io import CrashFileIO
 from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.shim import Engine, Shim, rows
 
 OPTIONS = StateStoreOptions(fsync_enabled=False, min_versions_to_retain=2, orphan_age_ms=0)
 MOST_CALLS = 40
@@ -160,6 +161,26 @@ def test_restore_lists_no_directory(tmp_path):
 
     assert not [call for call in io.trace if call.startswith("list")]
     assert len([call for call in io.trace if call.startswith("fetch")]) == 3
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_power_failure_keeps_a_version_that_its_engine_did_not_wait_for(tmp_path, backend):
+    """Catches a repeated commit that answers ok for a file which never reached the disk."""
+    (tmp_path / "cache").mkdir()
+    io = CrashFileIO(str(tmp_path / "cache"))
+    shim = Shim(tmp_path / "shim", root="file:/ck/state", fsync_enabled=False)
+    shim.backend = backend
+    first = Engine(shim.scratch, io)
+    request = shim.request(rows(1))
+    # Published, and dead before it waited for the disk.
+    first.call("commit", **request)
+    request["options"] = {**request["options"], "fsync_enabled": True}
+
+    reply = Engine(f"{shim.scratch}-second", io).call("commit", **request)
+    io.crash()
+
+    loaded = Engine(f"{shim.scratch}-third", io).call("load", **shim.load(1))
+    assert loaded["lineage"] == reply["lineage"]
 
 
 @pytest.mark.parametrize("sync", [True, False])

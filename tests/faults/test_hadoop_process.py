@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from statestore.core.errors import InvalidArgumentError, NotFoundError, StorageError
+from statestore.io.fetch_cache import FetchCache
 from statestore.io.hadoop import HadoopFileIO
 from statestore.io.hadoop_process import MAIN_CLASS, HadoopProcess, use
 from statestore.io.shim_jar import JAR_VARIABLE
@@ -36,7 +37,7 @@ def mounted(tmp_path):
 
 def open_io(files, file_system, tmp_path):
     """Storage over what a process opens."""
-    return HadoopFileIO(files, file_system, "", str(tmp_path), 0)
+    return HadoopFileIO(files, file_system, "", FetchCache(str(tmp_path), 0))
 
 
 def processes(mark):
@@ -78,6 +79,17 @@ def test_process_is_started_when_needed_and_ends_with_its_use(tmp_path, mounted,
     files.close()
     assert processes(mark) == {}
     files.close()
+
+
+def test_files_of_a_directory_are_deleted_together_and_no_other(tmp_path, mounted):
+    """Catches a neighbour that is deleted too, or an error for a file that is gone already."""
+    file_system, conf = mounted
+    for name in ("b", "c", "d"):
+        (tmp_path / "folder" / name).write_bytes(b"")
+    with closing(HadoopProcess(conf)) as files:
+        io = open_io(files, file_system, tmp_path)
+        io.delete_files("/data", ["a", "gone", "c"])
+        assert sorted(info.name for info in io.list("/data")) == ["b", "d"]
 
 
 def test_output_of_the_process_holds_nothing_up(tmp_path, mounted, monkeypatch):

@@ -5,17 +5,26 @@ import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from statestore.core.errors import NotFoundError, StateStoreError
-from statestore.operations.branch import plan_branch
-from statestore.operations.listing import list_versions
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
+from statestore.cli.commands import cli
+from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.operations.operator_map import OperatorMap
-from statestore.operations.repair import plan_repair
-from statestore.operations.rescale import plan_rescale
-from statestore.operations.restore import plan_restore
-from statestore.operations.savepoint import take_savepoint
-from statestore.operations.verify import verify
-from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
+from statestore.operations.rescale.rescale import plan_rescale
+from statestore.operations.savepoint.branch import plan_branch
+from statestore.operations.savepoint.restore import plan_restore
+from statestore.operations.savepoint.savepoint import take_savepoint
+from statestore.operations.upkeep.expire import expire
+from statestore.operations.upkeep.listing import list_versions
+from statestore.operations.upkeep.repair import plan_repair, repair
+from statestore.operations.upkeep.verify import verify
+from statestore.testing.checkpoints import (
+    OPERATORS,
+    MadeCheckpoint,
+    read_checkpoint,
+)
+from tests.rescaled import edit_conf
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -134,3 +143,154 @@ def test_restored_operators_wait_for_the_metadata_of_the_first_batch(made, tmp_p
     found = verify(path, deep=True)
     assert (found.findings, found.num_rows) == ((), sum(map(len, made.expected().values())))
     assert plan_rescale(path, 4).stores[-1].way == "key-groups"
+
+
+LOSSES = {
+    "all state": (["state"], "state/0/_metadata/metadata"),
+    "every operator": (["state/0", "state/1"], "state/0/_metadata/metadata"),
+    "the first operator": (["state/0"], "state/0/_metadata/metadata"),
+    "the state of an operator": (["state/1/0", "state/1/1"], "state/1/0"),
+    "a store of a join": (
+        ["state/0/0/left-keyToNumValues", "state/0/1/left-keyToNumValues"],
+        "state/0/0/left-keyToNumValues",
+    ),
+    "the commit log": (["commits"], "commits/2"),
+    "newest commits": (["commits/1", "commits/2"], "commits/2"),
+    "the offset log's newest": (["offsets/2", "offsets/3"], "offsets/2"),
+}
+
+
+def make_two(tmp_path, checkpoint_format, num_batches):
+    """A checkpoint of a join and an aggregation, in two state partitions."""
+    (tmp_path / "scratch").mkdir()
+    made = MadeCheckpoint(
+        str(tmp_path / "checkpoint"), tmp_path / "scratch", num_partitions=2,
+        checkpoint_format=checkpoint_format, operators=(OPERATORS[1], OPERATORS[0]),
+    )  # fmt: skip
+    for _ in range(num_batches):
+        made.run_batch(dict.fromkeys(range(20), 1))
+    return made
+
+
+def run_json(*arguments):
+    """A command's exit status and what it printed."""
+    result = CliRunner().invoke(cli, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_what_was_lost_is_never_taken_for_nothing(tmp_path, checkpoint_format, loss):
+    """Catches a half-copied backup that is verified, saved or branched as all there is."""
+    names, missing = LOSSES[loss]
+    made = make_two(tmp_path, checkpoint_format, num_batches=3)
+    is_of_logs = not names[0].startswith("state")
+    if is_of_logs:
+        offsets = Path(made.path, "offsets")
+        shutil.copy(offsets / "2", offsets / "3")
+    for name in names:
+        lost = Path(made.path, name)
+        shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+
+    status, output = run_json("verify", made.path, "--all", "--deep")
+
+    assert status == 1
+    assert missing in output.replace("\n", "")
+    found = verify(made.path)
+    assert found.findings
+    assert {finding.version for finding in found.findings} == {3}
+    assert list_versions(made.path).versions[0].kind == "unreadable"
+    branch, savepoint = str(tmp_path / "branch"), str(tmp_path / "savepoint")
+    for operation in (
+        lambda: plan_branch(made.path, branch).__enter__(),
+        lambda: take_savepoint(made.path, savepoint, form="native"),
+        lambda: take_savepoint(made.path, savepoint),
+        lambda: plan_rescale(made.path, 4),
+        lambda: expire(made.path, 2),
+    ):
+        with pytest.raises(NotFoundError) as raised:
+            operation()
+        assert missing in str(raised.value)
+    assert not Path(savepoint).exists()
+    assert not Path(branch).exists()
+
+
+@pytest.mark.parametrize("loss", ["all state", "the first operator", "the commit log"])
+def test_repair_says_what_is_lost_for_good(tmp_path, loss):
+    """Catches a repair that finds nothing to do where no version is whole."""
+    names, missing = LOSSES[loss]
+    made = make_two(tmp_path, 1, num_batches=3)
+    for name in names:
+        shutil.rmtree(Path(made.path, name))
+
+    status, output = run_json("repair", made.path, "--yes")
+
+    assert status == 1
+    assert "no version of the checkpoint can be read" in output
+    assert missing.replace("2", "1") in output or missing in output
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_repair_goes_back_over_commits_that_were_lost(tmp_path, checkpoint_format):
+    """Catches a query that goes on from a version no entry of the commit log speaks of."""
+    made = make_two(tmp_path, checkpoint_format, num_batches=4)
+    for batch in (1, 2):
+        Path(made.path, "commits", str(batch)).unlink()
+    Path(made.path, "commits", "3").unlink()
+
+    plan = repair(made.path)
+
+    assert (plan.newest_version, plan.version, plan.replayed_batch) == (3, 1, 1)
+    assert verify(made.path, versions="all", deep=True).findings == ()
+    assert list_versions(made.path).newest_version == 1
+
+
+def test_last_operator_is_missed_in_format_v2(tmp_path):
+    """Catches what only the commit log knows of, where every directory of it is lost."""
+    made = make_two(tmp_path, 2, num_batches=2)
+    shutil.rmtree(Path(made.path, "state", "1"))
+
+    found = verify(made.path)
+
+    (finding,) = found.findings
+    assert "state/1/_metadata/metadata" in finding.problem
+    with pytest.raises(NotFoundError, match="state/1/_metadata/metadata"):
+        take_savepoint(made.path, str(tmp_path / "savepoint"))
+
+
+@pytest.mark.parametrize("num_partitions", [1, 4])
+def test_other_number_of_state_partitions_is_no_half_state(tmp_path, num_partitions):
+    """Catches half of the state partitions taken for all, by what the offset log says."""
+    made = make_two(tmp_path, 1, num_batches=2)
+    edit_conf(made, **{NUM_PARTITIONS_KEY: str(num_partitions)})
+
+    found = verify(made.path)
+
+    assert len(found.findings) == 1
+    with pytest.raises((CorruptionError, NotFoundError)):
+        take_savepoint(made.path, str(tmp_path / "savepoint"))
+
+
+def test_query_without_stateful_operators_is_well_when_its_log_says_so(tmp_path):
+    """Catches a finding for state that a query never had."""
+    made = make_two(tmp_path, 2, num_batches=1)
+    shutil.rmtree(Path(made.path, "state"))
+    Path(made.path, "commits", "0").write_text('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}')
+
+    assert verify(made.path, versions="all", deep=True).findings == ()
+    taken = take_savepoint(made.path, str(tmp_path / "savepoint"))
+    assert (taken.num_stores, taken.num_rows) == (0, 0)
+    assert list_versions(made.path).versions[0].kind == "full"
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_query_before_its_first_commit_is_well(tmp_path, checkpoint_format):
+    """Catches a finding for a batch that is still running, state files and all."""
+    made = make_two(tmp_path, checkpoint_format, num_batches=1)
+    shutil.rmtree(Path(made.path, "commits"))
+
+    found = verify(made.path, versions="all")
+
+    assert (found.versions, found.findings) == ((), ())
+    assert list_versions(made.path).uncommitted_batch == 0

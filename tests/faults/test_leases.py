@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from statestore.engine.service import EngineService
 from statestore.io.local import LocalFileIO
 from statestore.io.s3 import S3FileIO
 from statestore.operations.in_use import exclusive_directory
-from statestore.testing.engine_process import EngineProcess
+from statestore.testing.engine_process import EngineGoneError, EngineProcess
 from tests.shim import Shim, rows
 
 ID = f"{7:032x}"
@@ -95,7 +97,7 @@ def test_requests_for_leases_are_counted_apart(query, engine):
     reply = ask(engine, "commit", **query.shim.request(rows(1)))["ok"]
 
     counted = ask(engine, "status")["ok"]["lease_requests"]
-    assert counted == {"put": 3, "get": 0, "head": 0, "list": 1, "delete": 0}
+    assert counted == {"put": 3, "get": 0, "head": 0, "list": 2, "delete": 0}
     assert (reply["requests"]["put"], reply["requests"]["list"]) == (1, 0)
 
 
@@ -184,6 +186,62 @@ def test_lease_goes_with_the_jvm(query):
         assert engine.end_stdin() == 0
 
         assert query.leases.list() == {}
+
+
+@pytest.mark.parametrize("query", ["local"], indirect=True)
+def test_nothing_is_written_when_the_lease_of_a_jvm_that_ended_is_gone(query, tmp_path):
+    """Catches commits that go on while an engine takes its time to remove its scratch files."""
+    # Whose deltas are not below the scratch directory, which goes.
+    shim = Shim(tmp_path / "deltas", root=query.shim.store["root"], run="run-1")
+    Path(shim.scratch).mkdir(parents=True)
+    with EngineProcess(query.shim.scratch) as engine:
+        engine.call("lease", **query.lease("take"))
+        kept = Path(query.shim.scratch) / "kept"
+        kept.mkdir()
+        for number in range(40_000):
+            (kept / str(number)).touch()
+        stored = tmp_path / "ck/state/0/0"
+
+        def commit_on():
+            with suppress(EngineGoneError):
+                reply = {"ok": {}}
+                while "ok" in reply:
+                    request = shim.request(rows(1))
+                    reply = engine.request("commit", **request)
+                    if "ok" in reply:
+                        shim.committed(request, reply["ok"])
+
+        task = threading.Thread(target=commit_on)
+        task.start()
+        while len(list(stored.glob("*"))) < 3:
+            time.sleep(0.01)
+        engine.process.stdin.close()
+        while query.leases.list():
+            time.sleep(0.001)
+        before = sorted(stored.iterdir())
+        assert engine.process.wait() == 0
+        task.join()
+
+    assert sorted(stored.iterdir()) == before
+
+
+@pytest.mark.parametrize("query", ["local"], indirect=True)
+def test_engine_writes_nothing_when_its_parent_is_gone(query):
+    """Catches a commit between the death of a JVM and the news of it on the engine's stdin."""
+    shell = ("-c", "import os, subprocess, sys; "
+             "subprocess.Popen([sys.executable, '-m', 'statestore.engine']).wait()")  # fmt: skip
+    with EngineProcess(query.shim.scratch, command=shell) as engine:
+        query.shim.commit(engine, rows(1))
+        pid = engine.ready["pid"]
+        engine.process.kill()
+        engine.process.wait()
+        # The test still holds the pipe that is the engine's stdin.
+        error = engine.request("commit", **query.shim.request(rows(2)))["error"]
+        assert engine.request("status")["ok"]["pid"] == pid
+        engine.process.stdin.close()
+
+    assert "application has ended" in error["message"]
+    assert len(list(Path(query.path).rglob("*.delta.*"))) == 1
 
 
 @pytest.mark.parametrize("query", ["local"], indirect=True)

@@ -12,11 +12,11 @@ from statestore.core.errors import InUseError, NotFoundError, StorageError
 from statestore.core.providers import PROVIDERS
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.expire import expire
-from statestore.operations.listing import list_versions
-from statestore.operations.repair import plan_repair, repair
-from statestore.operations.rescale import rescale
-from statestore.operations.verify import verify
+from statestore.operations.rescale.rescale import rescale
+from statestore.operations.upkeep.expire import expire
+from statestore.operations.upkeep.listing import list_versions
+from statestore.operations.upkeep.repair import plan_repair, repair
+from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.damaged import NOW, deltas, flip, make_small, make_with_snapshots, run, without_leases
@@ -273,8 +273,9 @@ def test_later_repair_to_the_same_version_keeps_its_own_entries(made):
 def read_checkpoint_at(made, version):
     """The rows of the newest version after the batches up to one."""
     later = [
-        Path(made.path) / "commits" / str(batch)
+        Path(made.path) / log / str(batch)
         for batch in range(version, list_versions(made.path).newest_version)
+        for log in ("offsets", "commits")
     ]
     texts = {path: path.read_text() for path in later}
     for path in later:

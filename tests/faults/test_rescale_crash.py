@@ -10,7 +10,7 @@ import pytest
 from statestore.core.errors import InvalidArgumentError, StorageError
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.rescale import plan_rescale, rescale, undo_rescale
+from statestore.operations.rescale.rescale import plan_rescale, rescale, undo_rescale
 from statestore.testing.checkpoints import read_checkpoint
 from statestore.testing.crash_io import CrashFileIO
 from statestore.testing.fault_io import Fault, FaultFileIO
@@ -109,7 +109,7 @@ def test_fault_at_every_step_of_undo_can_be_gone_on_from(tmp_path, happens):
 KILLED = """
 import os, signal, sys
 from statestore.io.local import LocalFileIO
-from statestore.operations.rescale import rescale
+from statestore.operations.rescale.rescale import rescale
 
 class Killer(LocalFileIO):
     calls = -int(sys.argv[2])

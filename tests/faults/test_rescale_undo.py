@@ -6,12 +6,12 @@ import pytest
 
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY, OffsetsEntry
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
-from statestore.operations.branch import plan_branch
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.repair import repair
-from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
-from statestore.operations.restore import plan_restore
-from statestore.operations.savepoint import take_savepoint
+from statestore.operations.rescale.rescale import plan_rescale, plan_undo, rescale, undo_rescale
+from statestore.operations.savepoint.branch import plan_branch
+from statestore.operations.savepoint.restore import plan_restore
+from statestore.operations.savepoint.savepoint import take_savepoint
+from statestore.operations.upkeep.repair import repair
 from statestore.testing.checkpoints import read_checkpoint
 from tests.rescaled import KEYED, edit_conf, listing, make
 

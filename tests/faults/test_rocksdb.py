@@ -1,5 +1,6 @@
 """The rocksdb backend when something dies, is damaged or is full; what it fetches and writes."""
 
+import gc
 import os
 import resource
 import shutil
@@ -23,10 +24,11 @@ from statestore.codec.trailer import RowCounts, StoreName
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError, StorageError
 from statestore.core.options import StateStoreOptions
 from statestore.engine.service import MAX_CLOSED_STORES
+from statestore.io.counting import CountingFileIO
 from statestore.io.local import LocalFileIO
 from statestore.testing.engine_process import EngineProcess
 from statestore.testing.fault_io import Fault, FaultFileIO
-from tests.shim import G, RocksDBShim, in_view, rows, write_sst
+from tests.shim import Engine, G, RocksDBShim, Shim, in_view, rows, write_sst
 
 OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=4)
 
@@ -208,7 +210,7 @@ def test_cleanup_beside_commits_keeps_a_merged_file_that_was_just_named(tmp_path
         versions = store._versions
         sixth, seventh = put(store, 6), put(store, 7)
         merged = versions.take_snapshot(sixth, str(tmp_path), options)
-        io.held_calls = ("read_tail 4_",)
+        io.held_calls = ("read_tail 2_",)
         io.gate.clear()
         cleanup = threading.Thread(target=versions.clean_up, args=(seventh, options))
         cleanup.start()
@@ -289,6 +291,43 @@ def test_closed_stores_do_not_fill_the_local_disk(tmp_path):
         assert len(views) == MAX_CLOSED_STORES
         reads = [engine.call("load", **shim.load())["files_read"] for shim in closed]
         assert reads == [1] * 3 + [0] * MAX_CLOSED_STORES
+
+
+def test_store_stays_open_when_a_provider_of_an_ended_run_closes_it(tmp_path):
+    """Catches a restarted query whose store loses its local database to the run before it."""
+    others = [RocksDBShim(tmp_path, partition=n + 1) for n in range(MAX_CLOSED_STORES + 1)]
+    shim = RocksDBShim(tmp_path)
+    with EngineProcess(shim.scratch) as engine:
+        shim.store["provider"] = "of the first run"
+        shim.commit(engine, rows(1))
+        before = dict(shim.store)
+        shim.store["provider"] = "of the second run"
+        shim.commit(engine, rows(2))
+        engine.call("close", store=before, backend="rocksdb")
+        for other in others:
+            other.commit(engine, rows(1))
+            engine.call("close", store=other.store, backend="rocksdb")
+
+        assert engine.call("status")["stores"] == 1
+        assert engine.call("load", **shim.load())["files_read"] == 0
+        engine.call("close", store=shim.store, backend="rocksdb")
+        assert engine.call("status")["stores"] == 0
+
+
+def test_closed_stores_are_forgotten(tmp_path):
+    """Catches a long-lived application that remembers every checkpoint it ever ran."""
+    service = Engine(str(tmp_path / "scratch"))
+    for number in range(3 * MAX_CLOSED_STORES):
+        (tmp_path / str(number)).mkdir()
+        shim = Shim(tmp_path / str(number), checkpoint_storage=f"file:{tmp_path}/elsewhere")
+        Path(shim.scratch).mkdir(parents=True)
+        shim.store["run"] = str(number)
+        shim.commit(service, rows(1))
+        service.call("close", store=shim.store, backend="filesystem", options=shim.options)
+
+    gc.collect()
+    kept = [found for found in gc.get_objects() if isinstance(found, CountingFileIO)]
+    assert len(kept) <= 2 * MAX_CLOSED_STORES
 
 
 @pytest.mark.extended

@@ -204,7 +204,7 @@ def test_upload_that_was_aborted_elsewhere_is_an_error(io, s3_server, bucket, lo
     io.write(f"/{bucket}/a", b"of another", sync=True, overwrite=True)
     s3_server.fail("COMPLETE", "no-upload")
 
-    with pytest.raises(StorageError, match="the batch can be retried") as caught:
+    with pytest.raises(StorageError, match="check the storage, and try again") as caught:
         io.publish(local_file(bytes(LARGE)), f"/{bucket}/a", sync=True, overwrite=True)
 
     assert caught.value.fields["code"] == "NoSuchUpload"

@@ -12,8 +12,8 @@ import pytest
 
 from statestore.core.errors import StateStoreError
 from statestore.io.local import LocalFileIO
-from statestore.operations.restore import plan_restore
-from statestore.operations.savepoint import open_savepoint, take_savepoint
+from statestore.operations.savepoint.restore import plan_restore
+from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
 from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.operations.checkpoints import OPTIONS, QueryCheckpoint, files_below, read_rows
 
@@ -62,17 +62,19 @@ def test_either_side_is_whole_when_the_process_is_killed(tmp_path, name):
     before = {part: files_below(tmp_path / part) for part in ("query", "savepoint")}
     counted = FaultFileIO(LocalFileIO())
     counted.arm(Fault(10**9))
-    (tmp_path / "counted").mkdir()
+    # All in one place: how many calls are made depends on the directories above it.
+    root = tmp_path / "root"
+    root.mkdir()
     for part in ("query", "savepoint"):
-        (tmp_path / "counted" / part).symlink_to(tmp_path / part)
-    OPERATIONS[name](tmp_path / "counted", counted)
+        (root / part).symlink_to(tmp_path / part)
+    OPERATIONS[name](root, counted)
     num_calls = len(counted.trace)
 
     for call in (2, num_calls // 3, num_calls // 2, num_calls - 1):
         # One that was begun takes other calls than were counted.
-        shutil.rmtree(tmp_path / "new", ignore_errors=True)
+        shutil.rmtree(root / "new", ignore_errors=True)
         done = subprocess.run(
-            [sys.executable, "-c", CHILD, name, str(tmp_path), str(call)],
+            [sys.executable, "-c", CHILD, name, str(root), str(call)],
             cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
@@ -80,13 +82,13 @@ def test_either_side_is_whole_when_the_process_is_killed(tmp_path, name):
         )
         assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
         with pytest.raises(StateStoreError):
-            read_rows(tmp_path / "new")
-        with pytest.raises(StateStoreError), open_savepoint(str(tmp_path / "new")):
+            read_rows(root / "new")
+        with pytest.raises(StateStoreError), open_savepoint(str(root / "new")):
             pass
 
-    OPERATIONS[name](tmp_path, FaultFileIO(LocalFileIO()))
-    assert read_rows(tmp_path / "new") == query.model
-    assert not [name for name in files_below(tmp_path / "new") if "/.tmp-" in f"/{name}"]
+    OPERATIONS[name](root, FaultFileIO(LocalFileIO()))
+    assert read_rows(root / "new") == query.model
+    assert not [name for name in files_below(root / "new") if "/.tmp-" in f"/{name}"]
     after = {part: files_below(tmp_path / part) for part in before}
     pins = [path for path in after["query"] if path.endswith(".pin")]
     assert bool(pins) == (name == "savepoint")  # of the killed ones: they expire

@@ -246,7 +246,7 @@ def test_maintenance_takes_a_due_snapshot_and_expires(bench):
     cleanup = session.maintain(11, None, OPTIONS, snapshot=False, cleanup=True)
 
     assert session.versions.snapshot_status.version == 9
-    assert cleanup.num_files == 5
+    assert cleanup.num_files == 6
     assert session.versions.load(10, None, 1, OPTIONS).snapshot_version == 9
     with pytest.raises(NotFoundError):
         session.versions.load(5, None, 1, OPTIONS)
@@ -255,7 +255,7 @@ def test_maintenance_takes_a_due_snapshot_and_expires(bench):
 def test_loaded_files_stay_until_the_next_load(bench):
     """Catches retention taking files away while a shim still reads them."""
     for _ in range(9):
-        bench.commit()
+        bench.commit(options=replace(OPTIONS, min_versions_to_retain=100))
         bench.wait_for_snapshot(bench.parent.version // 3 * 3)
     restored = bench.session.load(1, None, 1, OPTIONS, None)
     bench.session.maintain(9, None, OPTIONS, snapshot=False, cleanup=True)
@@ -298,7 +298,7 @@ def test_closed_session_serves_on_and_knows_its_snapshot(bench):
     bench.commit(force_snapshot=True)
     bench.wait_for_snapshot(1)
 
-    bench.session.close(0.0)
+    bench.session.close()
     published, status = bench.commit()
 
     assert status.version == 1

@@ -9,11 +9,11 @@ from click.testing import CliRunner
 from statestore.cli.commands import cli
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.expire import expire, plan_expiry
-from statestore.operations.listing import list_versions
-from statestore.operations.rescale import rescale
-from statestore.operations.savepoint import take_savepoint
-from statestore.operations.verify import verify
+from statestore.operations.rescale.rescale import rescale
+from statestore.operations.savepoint.savepoint import take_savepoint
+from statestore.operations.upkeep.expire import expire, plan_expiry
+from statestore.operations.upkeep.listing import list_versions
+from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import read_checkpoint
 from tests.damaged import NOW, deltas, flip, make_small, make_with_snapshots, run
 

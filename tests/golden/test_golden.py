@@ -9,9 +9,9 @@ import pytest
 import statestore
 from statestore.codec.state_file import StateFile
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.restore import plan_restore
-from statestore.operations.savepoint import open_savepoint
-from statestore.operations.verify import verify
+from statestore.operations.savepoint.restore import plan_restore
+from statestore.operations.savepoint.savepoint import open_savepoint
+from statestore.operations.upkeep.verify import verify
 from tests.operations.checkpoints import QUERY_ID, read_rows
 
 CHECKPOINTS = sorted(Path(__file__).parent.glob("v*/filesystem/*"))

@@ -16,7 +16,7 @@ from statestore.codec.trailer import FORMAT_VERSION
 from statestore.core.clock import ManualClock
 from statestore.core.ids import CountingIds
 from statestore.core.options import StateStoreOptions
-from statestore.operations.savepoint import take_savepoint
+from statestore.operations.savepoint.savepoint import take_savepoint
 from tests.operations.checkpoints import AGGREGATION, GLOBAL_LIMIT, QueryCheckpoint
 
 GOLDEN = Path(__file__).parent / f"v{FORMAT_VERSION}"

@@ -12,7 +12,7 @@ from statestore.core.key_groups import default_max_parallelism
 from statestore.core.providers import PROVIDERS
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.restore import plan_restore
+from statestore.operations.savepoint.restore import plan_restore
 
 QUERY_ID = "0f0e0d0c-0b0a-4908-8706-050403020100"
 OPTIONS = StateStoreOptions(fsync_enabled=False)

@@ -13,11 +13,11 @@ from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundEr
 from statestore.core.options import StateStoreOptions
 from statestore.io.memory import MemoryFileIO
 from statestore.io.storage import is_within, resolve_path
-from statestore.operations.branch import plan_branch
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.new_directory import begin_directory, metadata_fields
-from statestore.operations.restore import plan_restore
-from statestore.operations.savepoint import open_savepoint, take_savepoint
+from statestore.operations.savepoint.branch import plan_branch
+from statestore.operations.savepoint.restore import plan_restore
+from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
 from statestore.spark.convert import open_conversion
 from statestore.testing.fault_io import Fault, FaultFileIO
 

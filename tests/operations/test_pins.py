@@ -14,10 +14,10 @@ import pytest
 from statestore.checkpoint.pins import LASTS_MS
 from statestore.core.errors import StorageError
 from statestore.io.local import LocalFileIO
-from statestore.operations.branch import plan_branch
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
-from statestore.operations.savepoint import take_savepoint
+from statestore.operations.savepoint.branch import plan_branch
+from statestore.operations.savepoint.savepoint import take_savepoint
 from statestore.store.store import open_store
 from statestore.testing.fault_io import Fault, FaultFileIO
 

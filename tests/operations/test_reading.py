@@ -15,14 +15,14 @@ from statestore.io.local import LocalFileIO
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.diff import DiffCounts, count_differences, diff
-from statestore.operations.inspection import (
+from statestore.operations.reading.diff import DiffCounts, count_differences, diff
+from statestore.operations.reading.inspection import (
     describe,
     find_rows,
     key_group_histogram,
     largest_keys,
 )
-from statestore.operations.rescale import rescale
+from statestore.operations.rescale.rescale import rescale
 from tests.checkpoints import DEFAULT, contents, without_lists, write_checkpoint
 
 WORDS = [None, "", "a", "zwölf", "a word that is longer than a slot"]

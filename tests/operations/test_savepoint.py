@@ -16,14 +16,14 @@ from statestore.core.errors import (
 )
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
-from statestore.operations.branch import plan_branch
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.expire import expire, plan_expiry
 from statestore.operations.new_directory import metadata_fields
 from statestore.operations.operator_map import OperatorMap
-from statestore.operations.repair import plan_repair, repair
-from statestore.operations.rescale import plan_rescale, plan_undo, rescale, undo_rescale
-from statestore.operations.savepoint import open_savepoint, take_savepoint
+from statestore.operations.rescale.rescale import plan_rescale, plan_undo, rescale, undo_rescale
+from statestore.operations.savepoint.branch import plan_branch
+from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
+from statestore.operations.upkeep.expire import expire, plan_expiry
+from statestore.operations.upkeep.repair import plan_repair, repair
 from statestore.spark.convert import open_conversion
 from statestore.store.store import open_store
 
@@ -304,8 +304,12 @@ def test_operators_are_renumbered_dropped_and_added(tmp_path):
     assert rows[1, "default"] == query.model[0, "default"]
     assert rows[0, JOIN[1][0]] == query.model[2, JOIN[1][0]]
     assert (tmp_path / "fewer/state/0/0" / JOIN[1][1] / "_metadata/schema").exists()
-    for wrong in (OperatorMap({0: 2}), OperatorMap({7: 0}), OperatorMap(dropped=frozenset([0]))):
-        with pytest.raises(InvalidArgumentError, match="operators 0, 1, 2"):
+    for wrong, message in (
+        (OperatorMap({0: 2}), "operators 0, 1, 2"),
+        (OperatorMap({7: 0}), "no such operator"),
+        (OperatorMap(dropped=frozenset([0])), "operators 0, 1, 2"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
             restore(tmp_path / "savepoint", tmp_path / "wrong", operators=wrong)
 
 
@@ -416,8 +420,9 @@ def test_every_storage_to_every_other(tmp_path, s3_server, bucket):
         s3_server.requests.clear()
         plan.run()
         fetched = s3_server.requests["GET"]
-        # Spark's small files go through here, the operator's too, and `metadata` between the steps.
-        assert fetched == len(plan.version.spark_files) + 6
+        # Spark's small files go through here, the operator's too, and `metadata` between the steps
+        # and of what is above: the bucket.
+        assert fetched == len(plan.version.spark_files) + 7
     assert read_rows(f"{remote}/branch", options=options) == query.model
     assert not list(tmp_path.glob("branch*"))
     restore(f"{remote}/savepoint", f"{remote}/claimed", claims=True, options=options)

@@ -12,7 +12,7 @@ from statestore.cli.commands import cli
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import PUT, Row
 from statestore.codec.trailer import StoreName
-from statestore.operations.verify import verify
+from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, unsafe_row
 from statestore.testing.deltas import write_stream
 

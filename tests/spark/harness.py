@@ -188,6 +188,12 @@ def assert_same(reference: Lane, candidate: Lane) -> None:
         assert candidate.counts(name) == reference.counts(name), name
 
 
+def engine_calls(spark: SparkSession) -> dict[str, int]:
+    """Return how many loads and commits engines of the application were called for, so far."""
+    counts: Any = spark._jvm.io.statestore.engine.Engines.callCounts()
+    return {op: counts.apply(op) for op in ("load", "commit") if counts.contains(op)}
+
+
 def files_read(
     checkpoint: str | Path, batch_ids: Iterable[int], files: Sequence[Files]
 ) -> tuple[list[Files], list[Files]]:

@@ -28,6 +28,7 @@ class Job:
         root: Path,
         jars: Sequence[Path],
         environment: Mapping[str, str] | None = None,
+        module: str = "tests.spark.job",
         **arguments: Any,
     ) -> None:
         self.root = root
@@ -38,7 +39,7 @@ class Job:
         inherited = {**os.environ, MARK_NAME: self._mark, "TMPDIR": str(root)}
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.job", name, json.dumps(given)],
+                [sys.executable, "-m", module, name, json.dumps(given)],
                 cwd=REPOSITORY,
                 env={**inherited, **(environment or {})},
                 stdin=subprocess.DEVNULL,

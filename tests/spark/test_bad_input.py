@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -28,6 +29,8 @@ from .harness import (
     HEAP,
     NUM_PARTITIONS,
     PROVIDER_CLASS,
+    ROCKSDB,
+    ROCKSDB_BACKEND,
     STATE_STORE,
     Lane,
     run_plan,
@@ -69,6 +72,10 @@ class StoppedQuery:
         """Run the lane to its end and compare every batch."""
         self.lane.run()
         assert self.lane.batches == self.expected
+
+
+LOAD = "CANNOT_LOAD_STATE_STORE."
+CHANGED = "STATE_STORE_INVALID_CONFIG_AFTER_RESTART"
 
 
 def _refusal(lane: Lane, conf: dict[str, str] | None = None) -> str:
@@ -129,6 +136,8 @@ def test_unknown_or_bad_options_are_refused_by_name(stopped: StoppedQuery) -> No
 def test_max_parallelism_of_a_checkpoint_cannot_change(stopped: StoppedQuery) -> None:
     """Catches key groups that change under a checkpoint's files."""
     text = stopped.refusal(maxParallelism="12")
+    assert f"[{CHANGED}]" in text
+    assert f"{STATE_STORE}.maxParallelism from {KEY_GROUPS} to 12" in text
     assert "12" in text
     assert str(KEY_GROUPS) in text
 
@@ -143,6 +152,8 @@ def test_number_of_partitions_cannot_change_by_conf(stopped: StoppedQuery, parti
 
     text = stopped.refusal()
 
+    assert f"[{CHANGED}]" in text
+    assert f"spark.sql.shuffle.partitions from {NUM_PARTITIONS} to {partitions}" in text
     assert f"={partitions}" in text
     assert f"={NUM_PARTITIONS}" in text
     assert f"statestore rescale CHECKPOINT --partitions {partitions} --yes" in text
@@ -179,6 +190,11 @@ def test_checkpoint_of_another_provider_is_refused(
 
     text = stopped.refusal(**{"heap.onDriverLoss": "empty"})
 
+    assert f"[{CHANGED}]" in text
+    assert f"{PROVIDER_CLASS} from {made_by.rpartition('.')[2]}" in text.replace(
+        "io.statestore.", ""
+    )
+    assert f"to {opened_by} between restarts" in text
     assert "another" in text
     assert "[other-provider]" in text or "[backend-changed]" in text
     _edit_offsets(stopped.lane, PROVIDER_CLASS, made_by)
@@ -194,6 +210,8 @@ def test_newer_format_version_is_refused(stopped: StoppedQuery) -> None:
 
     text = stopped.refusal()
 
+    assert f"[{LOAD}INVALID_CHANGE_LOG_READER_VERSION]" in text
+    assert f"version cannot be {FORMAT_VERSION + 1}." in text
     assert f"format_version={FORMAT_VERSION + 1}" in text
     assert str(stopped.delta) in text
     stopped.delta.write_bytes(written)
@@ -211,22 +229,31 @@ def test_damaged_file_is_refused_by_name(stopped: StoppedQuery) -> None:
 
     text = stopped.refusal()
 
-    assert "checksum" in text
-    assert str(stopped.delta) in text
+    assert "[CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED]" in text
+    assert f"File: {stopped.delta}" in text
+    assert "[checksum-mismatch]" in text
     stopped.delta.write_bytes(written)
     stopped.assert_goes_on()
 
 
 @state_in_files
-def test_missing_file_is_refused_by_name(stopped: StoppedQuery) -> None:
-    """Catches a lost delta taken for an empty store, or reported in no error class of Spark's."""
+def test_missing_file_is_refused_by_name(stopped: StoppedQuery, make_lane: MakeLane) -> None:
+    """Catches a lost delta taken for an empty store, or reported as no built-in provider does."""
+    built_in = make_lane(QUERY, ROCKSDB if PROVIDER == ROCKSDB_BACKEND else HDFS)
+    built_in.run(FIRST)
+    built_in.feed(*REST)
+    for path in (built_in.checkpoint / "state" / "0" / "1").glob("*1.*"):
+        path.unlink()
+    with pytest.raises(StreamingQueryException) as raised:
+        built_in.run()
+    (condition,) = set(re.findall(r"\[(CANNOT_LOAD_STATE_STORE\.\w+)\]", str(raised.value)))
     written = stopped.delta.read_bytes()
     stopped.delta.unlink()
 
     text = stopped.refusal()
 
-    assert "[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED]" in text
-    assert f"{stopped.store}'" in text
+    assert f"[{condition}]" in text
+    assert f"{stopped.delta} does not exist" in text
     assert "version=1" in text
     stopped.delta.write_bytes(written)
     stopped.assert_goes_on()
@@ -241,7 +268,8 @@ def test_changed_schema_is_refused(stopped: StoppedQuery) -> None:
 
     text = stopped.refusal(stateSchemaCheck="false")
 
-    assert "schema" in text
+    assert "[STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE]" in text
+    assert "[schema-changed]" in text
     stopped.lane.query = before
     stopped.assert_goes_on()
 
@@ -270,7 +298,8 @@ def test_unwritable_checkpoint_fails_the_commit_by_name(stopped: StoppedQuery) -
     with _unwritable(stopped.store):
         text = stopped.refusal()
 
-    assert str(stopped.store) in text
+    assert "[CANNOT_WRITE_STATE_STORE.CANNOT_COMMIT]" in text
+    assert f"StateStore[id=(op=0,part=1),name=default,dir=file:{stopped.store}] at version" in text
     stopped.assert_goes_on()
 
 

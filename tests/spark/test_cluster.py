@@ -141,7 +141,7 @@ def test_nothing_outlives_a_killed_driver(
     checkpoint = str(job.root / ENDLESS.name / "checkpoint")
     leases = Leases(LocalFileIO(), f"{checkpoint}/state")
     if OURS:
-        assert len(leases.list()) == (2 if "cluster" in master else 1)
+        assert len(leases.list()) == (3 if "cluster" in master else 1)
 
     if victim == "session":
         os.killpg(job.process.pid, signal.SIGKILL)

@@ -26,8 +26,8 @@ from statestore.core.errors import (
     StorageError,
 )
 from statestore.core.providers import PROVIDERS
-from statestore.operations.conversion import TARGETS
 from statestore.operations.new_directory import metadata_fields
+from statestore.operations.savepoint.conversion import TARGETS
 from statestore.spark.convert import ConversionProgress, convert, open_conversion
 
 from .conftest import EXTENDED, OURS, MakeLane

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
+import signal
 import socket
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +19,26 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.core.clock import ManualClock
+from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
+from statestore.engine.requests import Request
+from statestore.engine.storages import Storages
+from statestore.io.fetch_cache import FetchCache
 from statestore.io.hadoop import HadoopFileIO, HadoopRefusalError, split_hadoop_uri
 from statestore.io.shim_files import ShimFiles
 from tests.contract.conftest import StoreBench, any_format
 from tests.contract.test_store import *  # noqa: F403
 
 from .conftest import EXTENDED, PROVIDER, MakeLane, state_in_files
-from .harness import HDFS, ROCKSDB_BACKEND, STATE_STORE, assert_same, run_plan
+from .harness import HDFS, ROCKSDB_BACKEND, STATE_STORE, assert_same, run_plan, wait_for
+from .processes import descendants, engines
 from .queries import AGGREGATION, one_input
 
 pytestmark = pytest.mark.ours
 
 MOUNT = "fs.viewfs.mounttable.{}.link./data"
 CHECKPOINT = "any"
+QUERIES = [f"viewfs://files/data/{name}/state" for name in ("q1", "q2", "q3")]
 
 __all__ = ["any_format"]
 
@@ -47,7 +55,8 @@ def files(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "fs.unlinked.impl", "org.apache.logging.log4j.core.async.RingBufferLogEventHandler"
     )
     server = jvm.io.statestore.engine.FileServer()
-    server.register(CHECKPOINT, configuration)
+    for checkpoint in (CHECKPOINT, *QUERIES):
+        server.register(checkpoint, configuration)
     found = ShimFiles(server.port(), server.token())
     yield found
     found.close()
@@ -57,7 +66,9 @@ def files(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture
 def io(files: ShimFiles, tmp_path: Path) -> HadoopFileIO:
     (tmp_path / "cache").mkdir()
-    return HadoopFileIO(files, "viewfs://files", CHECKPOINT, str(tmp_path / "cache"), 1 << 20)
+    return HadoopFileIO(
+        files, "viewfs://files", CHECKPOINT, FetchCache(str(tmp_path / "cache"), 1 << 20)
+    )
 
 
 @pytest.fixture
@@ -89,9 +100,28 @@ def test_rocksdb_store_is_opened_by_another(io: HadoopFileIO) -> None:
         assert other.get(b"n") == b"7"
 
 
+def test_copies_of_all_queries_share_what_an_engine_may_keep(
+    files: ShimFiles, tmp_path: Path
+) -> None:
+    """Catches an application that fills the disk: each of its checkpoints keeps as much again."""
+    storages = Storages(str(tmp_path), SystemClock(), hadoop=files)
+    for root in QUERIES:
+        store = {"root": root, "operator": 0, "partition": 0}
+        request = Request({"store": store, "options": {"fetch_cache_bytes": 3 << 20}})
+        location = storages.locate(request)
+        location.io.make_directory(location.directory)
+        for name in "ab":
+            path = location.path(name)
+            location.io.write(path, bytes(1 << 20), sync=False, overwrite=True)
+            assert Path(location.io.fetch(path)).read_bytes() == bytes(1 << 20)
+
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in kept) == 3 << 20
+
+
 def test_errors_are_named(io: HadoopFileIO, files: ShimFiles, tmp_path: Path) -> None:
     """Catches a Java stack trace where an error of ours belongs."""
-    other = HadoopFileIO(files, "nosuch://x", CHECKPOINT, str(tmp_path), 0)
+    other = HadoopFileIO(files, "nosuch://x", CHECKPOINT, FetchCache(str(tmp_path), 0))
     io.make_directory("/data/errors")
     io.write("/data/errors/a", b"rows", sync=True, overwrite=False)
 
@@ -104,7 +134,7 @@ def test_errors_are_named(io: HadoopFileIO, files: ShimFiles, tmp_path: Path) ->
     with pytest.raises(StorageError, match="viewfs://files/no-mount"):
         io.write("/no-mount/a", b"x", sync=True, overwrite=True)
     with pytest.raises(StorageError, match="NoClassDefFoundError: com/lmax/disruptor"):
-        HadoopFileIO(files, "unlinked://x", CHECKPOINT, str(tmp_path), 0).list("/a")
+        HadoopFileIO(files, "unlinked://x", CHECKPOINT, FetchCache(str(tmp_path), 0)).list("/a")
     with pytest.raises(HadoopRefusalError):
         files.ask("list", checkpoint="another", path="viewfs://files/data")
     assert io.read_tail("/data/errors/a", 2) == (b"ws", 4)
@@ -113,22 +143,88 @@ def test_errors_are_named(io: HadoopFileIO, files: ShimFiles, tmp_path: Path) ->
 
 def test_stranger_is_refused(files: ShimFiles) -> None:
     """Catches any process of the machine being able to read what the application can."""
-    stranger = ShimFiles(files._port, "0" * 64)
+    stranger = ShimFiles(files._address[0], "0" * 64)
 
     with pytest.raises(HadoopRefusalError, match="does not answer"):
         stranger.ask("list", checkpoint=CHECKPOINT, path="viewfs://files/data")
+
+
+def _num_threads(spark: SparkSession, name: str) -> int:
+    """How many threads of the application have a name; Linux keeps 15 letters of it."""
+    jvm: Any = spark._jvm
+    tasks = Path(f"/proc/{jvm.java.lang.ProcessHandle.current().pid()}/task")
+    return sum(path.read_text().strip() == name[:15] for path in tasks.glob("*/comm"))
+
+
+def test_strangers_cost_few_threads_and_no_memory(files: ShimFiles, spark: SparkSession) -> None:
+    """Catches an executor that every user of its machine can bring down."""
+    port, token = files._address
+    before = _num_threads(spark, "statestore-connection")
+    with ExitStack() as opened:
+
+        def connect() -> socket.socket:
+            return opened.enter_context(socket.create_connection(("127.0.0.1", port), 60.0))
+
+        strangers = [connect() for _ in range(400)]
+        engine = ShimFiles(port, token)
+        engine.ask("list", checkpoint=CHECKPOINT, path="viewfs://files/data")
+        wait_for(lambda: _num_threads(spark, "statestore-connection") <= before + 40, "few threads")
+        engine.ask("list", checkpoint=CHECKPOINT, path="viewfs://files/data")
+        engine.close()
+        # Neither a line without end nor silence is listened to for long.
+        endless = connect()
+        with pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):  # noqa: PT012
+            for _ in range(1000):
+                endless.sendall(b"0" * 65536)
+        assert strangers[-1].recv(1) == b""
+    wait_for(
+        lambda: _num_threads(spark, "statestore-connection") <= before, "no thread of a stranger"
+    )
+
+
+@state_in_files
+def test_files_are_served_once_an_engine_needs_them(
+    make_lane: MakeLane, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches a port that is open in every executor, and a new engine that does not know of it."""
+    conf = {f"{STATE_STORE}.engine.callTimeoutMs": "599999"}  # engines of their own
+    query = replace(AGGREGATION, plan=one_input(3))
+    reference, local = make_lane(query, HDFS), make_lane(query, conf=conf)
+    before = _num_threads(spark, "statestore-files")
+    run_plan(local)
+    assert _num_threads(spark, "statestore-files") == before
+
+    (tmp_path / "mounted").mkdir()
+    name = uuid.uuid4().hex
+    mount = {MOUNT.format(name): (tmp_path / "mounted").as_uri()}
+    lane = make_lane(query, conf={**conf, **mount})
+    lane.checkpoint = f"viewfs://{name}/data/ck"  # type: ignore[assignment]
+
+    def kill_engines(batch_id: int) -> None:
+        for pid in engines(descendants(os.getpid())) if batch_id == 1 else ():
+            os.kill(pid, signal.SIGKILL)
+
+    lane.before_batch = kill_engines
+    run_plan(reference, lane)
+
+    assert _num_threads(spark, "statestore-files") > before
+    assert_same(reference, lane)
 
 
 def test_server_outlives_a_lack_of_file_descriptors(files: ShimFiles, spark: SparkSession) -> None:
     """Catches engines that wait for ever because a connection could not be accepted once."""
     jvm: Any = spark._jvm
     pid = jvm.java.lang.ProcessHandle.current().pid()
+    port, token = files._address
     allowed, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
 
     def connect() -> socket.socket:
-        return socket.create_connection(("127.0.0.1", files._port), 30.0)
+        connection = socket.create_connection(("127.0.0.1", port), 30.0)
+        connection.sendall(f"{token}\n".encode())
+        return connection
 
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, most))
+    # Not 0, with which Linux refuses to poll what is open.
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, most))
     try:
         # The first one still has the descriptor that the server was waiting with.
         connections = [connect() for _ in range(3)]
@@ -139,7 +235,7 @@ def test_server_outlives_a_lack_of_file_descriptors(files: ShimFiles, spark: Spa
     for connection in connections:
         with connection, connection.makefile("rwb") as stream:
             request = {"op": "list", "checkpoint": CHECKPOINT, "path": "viewfs://files/data"}
-            stream.write(f"{files._token}\n{json.dumps(request)}\n".encode())
+            stream.write(f"{json.dumps(request)}\n".encode())
             stream.flush()
             assert "ok" in json.loads(stream.readline())
 

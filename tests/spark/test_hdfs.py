@@ -30,8 +30,8 @@ from statestore.core.providers import PROVIDERS
 from statestore.io.file_io import TreeFileIO
 from statestore.io.hadoop_process import HadoopProcess, use
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.expire import expire
-from statestore.operations.verify import verify
+from statestore.operations.upkeep.expire import expire
+from statestore.operations.upkeep.verify import verify
 from tests.contract.test_tree_io import *  # noqa: F403
 
 from .conftest import EXTENDED, MakeLane, RunReference

@@ -6,9 +6,15 @@ What becomes of the leases of killed drivers and executors is in test_cluster.py
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import threading
 import time
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +26,10 @@ from statestore.core.errors import InUseError
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
+from statestore.operations.rescale.rescale import rescale, undo_rescale
+from tests.s3_server import REGION
 
-from .conftest import MakeLane
+from .conftest import PROVIDER, MakeLane
 from .harness import STATE_STORE, Lane, wait_for
 from .processes import descendants, engines
 from .queries import AGGREGATION, one_input
@@ -29,13 +37,15 @@ from .queries import AGGREGATION, one_input
 pytestmark = pytest.mark.ours
 
 INTERVAL_MS = 500
+LEASE_INTERVAL = f"{STATE_STORE}.lease.intervalMs"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def lane(make_lane: MakeLane) -> Lane:
     """A query whose lease is renewed often."""
     query = replace(AGGREGATION, plan=one_input(2, 1, 1))
-    return make_lane(query, conf={f"{STATE_STORE}.lease.intervalMs": str(INTERVAL_MS)})
+    return make_lane(query, conf={LEASE_INTERVAL: str(INTERVAL_MS)})
 
 
 def _leases(lane: Lane) -> Leases:
@@ -120,3 +130,165 @@ def test_lease_is_written_once_an_interval(make_lane: MakeLane, unload: bool) ->
 
     (times,) = seen.values()
     assert 1 <= len(times) <= 1 + num_renewals
+
+
+def test_lease_is_held_until_a_commit_under_way_has_ended(
+    make_lane: MakeLane, s3_server: Any, bucket: str
+) -> None:
+    """Catches an operation that begins while a killed task is still publishing its version."""
+    options = {
+        "checkpointStorage": f"s3://{bucket}/state",
+        "s3.endpoint": s3_server.endpoint,
+        "s3.region": REGION,
+        "s3.pathStyle": "true",
+        "s3.accessKey": "test",
+        "s3.secretKey": "test",
+        "s3.timeoutMs": "60000",
+    }
+    conf = {f"{STATE_STORE}.{key}": value for key, value in options.items()}
+    lane = make_lane(replace(AGGREGATION, plan=one_input(2)), conf=conf)
+    first, second = lane.query.plan[0]
+    entered, gate = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        entered.set()
+        gate.wait(60)
+
+    lane.feed(first)
+    handle = lane.start(available_now=False)
+    try:
+        wait_for(lambda: len(lane.batches) == 1, "the first batch")
+        s3_server.fail("PUT", hold)
+        lane.feed(second)
+        assert entered.wait(60)
+    finally:
+        handle.stop()
+    # The driver forgets the run at once, and its leases are looked at once a second.
+    time.sleep(4)
+    held = _leases(lane).list()
+    gate.set()
+
+    assert held
+    wait_for(lambda: not _leases(lane).list(), "the end of the lease")
+
+
+@pytest.mark.extended
+def test_renewals_go_on_when_one_engine_hangs(make_lane: MakeLane) -> None:
+    """Catches an engine that does not answer and lets the leases of all queries expire."""
+    conf = {LEASE_INTERVAL: str(INTERVAL_MS), f"{STATE_STORE}.engine.processes": "2"}
+    lane = make_lane(replace(AGGREGATION, plan=one_input(1)), conf=conf)
+    before = set(engines(descendants(os.getpid())))
+    lane.feed(*lane.query.plan[0])
+    handle = lane.start(available_now=False)
+    try:
+        wait_for(lambda: len(lane.batches) == 1, "the batch")
+        own = set(engines(descendants(os.getpid()))) - before
+        assert len(own) == 2
+        for pid in own:
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                seen = _renewals(lane)
+                # One may have been under way.
+                wait_for(lambda: len(_renewals(lane) - seen) > 0, "a renewal")  # noqa: B023
+                seen |= _renewals(lane)
+                wait_for(lambda: _renewals(lane) - seen, "another renewal")  # noqa: B023
+            finally:
+                os.kill(pid, signal.SIGCONT)
+    finally:
+        handle.stop()
+
+
+def test_nothing_is_committed_when_the_lease_cannot_be_renewed(make_lane: MakeLane) -> None:
+    """Catches commits under a lease that has expired, which operations do not see."""
+    lane = make_lane(
+        replace(AGGREGATION, plan=one_input(2)),
+        conf={LEASE_INTERVAL: str(INTERVAL_MS)},
+    )
+    first, second = lane.query.plan[0]
+    lane.feed(first)
+    handle = lane.start(available_now=False)
+    try:
+        wait_for(lambda: len(lane.batches) == 1, "the first batch")
+        directory = Path(_leases(lane).directory)
+        shutil.rmtree(directory)
+        directory.touch()
+        time.sleep(4 * INTERVAL_MS / 1000)
+        lane.feed(second)
+        wait_for(lambda: not handle.isActive, "the end of the query", timeout_s=120)
+    finally:
+        handle.stop()
+
+    assert not list((lane.checkpoint / "state").rglob("2*.delta.*"))
+    assert handle.exception() is not None
+    directory.unlink()
+    lane.run()
+    assert len(lane.batches) == 2
+
+
+def test_query_without_a_batch_is_in_use(make_lane: MakeLane) -> None:
+    """Catches an undo under a query that goes on from the logs as it found them."""
+    lane = make_lane(
+        replace(AGGREGATION, plan=one_input(2, 1)),
+        conf={"spark.sql.shuffle.partitions": "2", LEASE_INTERVAL: str(INTERVAL_MS)},
+    )
+    lane.run(*lane.query.plan[0])
+    rescale(str(lane.checkpoint), 4)
+    before = {path.name for path in (lane.checkpoint / "offsets").iterdir()}
+    handle = lane.start(available_now=False)
+    try:
+        wait_for(lambda: _leases(lane).list(), "a lease")
+        for operation in (undo_rescale, partial(rescale, num_partitions=8)):
+            with pytest.raises(InUseError) as caught:
+                operation(str(lane.checkpoint))
+            assert caught.value.kind == "checkpoint-in-use"
+            assert caught.value.fields["run"] == str(handle.runId)
+        assert {path.name for path in (lane.checkpoint / "offsets").iterdir()} == before
+        lane.feed(*lane.query.plan[1])
+        wait_for(lambda: len(lane.batches) == 3, "a batch with four state partitions")
+    finally:
+        handle.stop()
+
+
+IDLE_JOB = """
+import sys
+from pathlib import Path
+from tests.spark.application import start_application
+from tests.spark.harness import Lane
+from tests.spark.queries import AGGREGATION
+
+local, provider, root, *jars = sys.argv[1:]
+spark = start_application(Path(local), [Path(jar) for jar in jars])
+handle = Lane(spark, AGGREGATION, provider, Path(root)).start(available_now=False)
+print("started", handle.runId, flush=True)
+sys.stdin.read()
+handle.stop()
+spark.stop()
+"""
+
+
+@pytest.mark.timeout(240)
+def test_first_query_of_an_application_is_in_use_without_a_batch(
+    make_lane: MakeLane, jars: list[Path], tmp_path: Path
+) -> None:
+    """Catches a driver that looks for queries only when it has planned a batch of one."""
+    lane = make_lane(replace(AGGREGATION, plan=one_input(1)))
+    lane.run(*lane.query.plan[0])
+    wait_for(lambda: not _leases(lane).list(), "the end of the lease")
+    command = [sys.executable, "-c", IDLE_JOB, tmp_path / "job", PROVIDER, lane.root, *jars]
+    (tmp_path / "job").mkdir()
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
+    ) as job:
+        try:
+            assert job.stdout
+            assert job.stdin
+            lines = (line.split() for line in job.stdout)
+            run = next(words[1] for words in lines if words[:1] == ["started"])
+
+            wait_for(lambda: _leases(lane).list(), "a lease")
+            with pytest.raises(InUseError) as caught:
+                _change(lane)
+            assert caught.value.fields["run"] == run
+        finally:
+            job.stdin.close()
+    assert _leases(lane).list() == {}

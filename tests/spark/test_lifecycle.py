@@ -18,10 +18,12 @@ from .harness import (
     HDFS,
     HEAP,
     NUM_PARTITIONS,
+    ROCKSDB,
     ROCKSDB_BACKEND,
     STATE_STORE,
     Lane,
     assert_same,
+    engine_calls,
     run_plan,
     wait_for,
 )
@@ -270,6 +272,38 @@ def test_rows_equal_when_a_sink_computes_each_batch_twice(make_lane: MakeLane) -
 
     assert set(lanes[1].attempts.values()) == {2}
     assert_same(*lanes)
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize("provider", [FILESYSTEM, HEAP, ROCKSDB_BACKEND])
+@pytest.mark.parametrize("conf", [{}, FORMAT_2], ids=["format-1", "format-2"])
+def test_nothing_is_loaded_when_a_sink_computes_each_batch_twice(
+    make_lane: MakeLane, spark: SparkSession, provider: str, conf: dict[str, str]
+) -> None:
+    """Catches a load of all the state in every batch.
+
+    The second action asks for the version before; in format 2 the next batch then asks for the
+    version by the first action's checkpoint ID.
+    """
+    query = replace(AGGREGATION, plan=one_input(5))
+    lanes = [make_lane(query, ROCKSDB, conf), make_lane(query, provider, conf)]
+    loads: list[int] = []
+    for lane in lanes:
+        collect = lane._collect
+        lane._collect = lambda frame, batch_id, collect=collect: (  # type: ignore[method-assign]
+            collect(frame, batch_id),
+            collect(frame, batch_id),
+        )
+    lanes[1].on_batch = lambda batch_id: loads.append(engine_calls(spark)["load"])
+
+    run_plan(*lanes)
+
+    assert set(lanes[1].attempts.values()) == {2}
+    assert_same(*lanes)
+    assert len(set(loads)) == 1, "loads after the first action of the first batch"
+    metrics = lanes[1].custom_metrics()
+    assert {batch["statestoreRollBacks"] for batch in metrics} == {NUM_PARTITIONS}
+    assert {batch["statestoreLoadedFiles"] for batch in metrics} == {0}
 
 
 @pytest.mark.parametrize("after_commit", [False, True], ids=["before-commit", "after-commit"])

@@ -15,7 +15,7 @@ from statestore import driver_memory, plan_rescale, rescale, undo_rescale
 from statestore.codec.partition_key import compute_key_groups
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.rows import read_rows
-from statestore.operations.verify import verify
+from statestore.operations.upkeep.verify import verify
 
 from .conftest import EXTENDED, PROVIDER, MakeLane, RunReference
 from .harness import FILESYSTEM, HEAP, ROCKSDB_BACKEND, STATE_STORE, Lane, Query
@@ -212,5 +212,4 @@ def test_global_aggregation_stays_whole(make_lane: MakeLane) -> None:
     with _memory(lane.spark, PROVIDER) as memory:
         plan = plan_rescale(str(lane.checkpoint), 6, memory=memory)
 
-    assert [(store.way, len(store.partitions)) for store in plan.stores] == [("whole", 1)]
-    assert plan.stores[0].partitions[0].sources == (0,)
+    assert [(store.way, store.partition_rows) for store in plan.stores] == [("whole", (1,))]

@@ -10,7 +10,7 @@ import pytest
 from statestore.codec.state_file import StateFile
 
 from .conftest import EXTENDED, OURS, PROVIDER
-from .harness import FILESYSTEM, HEAP, ROCKSDB, ROCKSDB_BACKEND, STATE_STORE
+from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB, ROCKSDB_BACKEND, STATE_STORE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,6 +115,29 @@ def test_family_that_is_removed_and_made_anew_is_empty(
         "lists c false",
         "committed 3",
     ]
+
+
+@pytest.mark.ours
+@pytest.mark.parametrize(
+    ("provider", "built_in"), [(FILESYSTEM, HDFS), (HEAP, HDFS), (ROCKSDB_BACKEND, ROCKSDB)]
+)
+def test_version_that_is_not_there_is_refused_as_built_in(
+    spark: SparkSession, tmp_path: Path, provider: str, built_in: str
+) -> None:
+    """Catches an error that tools which match on Spark's conditions do not know."""
+    contract = spark._jvm.io.statestore.testing.StoreContract
+    found, expected = (
+        contract.missingVersion(spark._jsparkSession, f"file:{tmp_path}/{used}", used)
+        for used in (provider, built_in)
+    )
+
+    condition, text = found.split("\n", 1)
+    assert condition == expected.split("\n", 1)[0]
+    assert text.startswith(f"[{condition}]")
+    assert f"{tmp_path}/{provider}/0/0/7.delta." in text
+    assert "does not exist" in text
+    assert "[version-not-found]" in text
+    assert "To fix: " in text
 
 
 def test_zombie_is_told_when_its_version_was_replaced(spark: SparkSession, tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from statestore.checkpoint.layout import lease_directory
 from statestore.core.errors import InvalidArgumentError, StorageError
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
-from statestore.operations.branch import plan_branch
-from statestore.operations.rescale import rescale, undo_rescale
-from statestore.operations.restore import plan_restore
-from statestore.operations.savepoint import take_savepoint
+from statestore.operations.rescale.rescale import rescale, undo_rescale
+from statestore.operations.savepoint.branch import plan_branch
+from statestore.operations.savepoint.restore import plan_restore
+from statestore.operations.savepoint.savepoint import take_savepoint
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
 from statestore.testing.fault_io import Fault, FaultFileIO
 
@@ -45,14 +45,17 @@ def attempt(path, operation, fault):
     """Do something, once more after a failure."""
     io = FaultFileIO(LocalFileIO())
     io.arm(fault)
+    has_failed = False
     try:
         operation(io)
     except StorageError:
         assert io.has_failed
-        io.arm(None)
-        directory = lease_directory(f"{path}/state")
-        for info in io.list(directory):  # its holder's end lets a lease go
-            io.delete(f"{directory}/{info.name}")
+        has_failed = True
+    io.arm(None)
+    directory = lease_directory(f"{path}/state")
+    for info in io.list(directory):  # its holder's end lets a lease go, also one that it could not
+        io.delete(f"{directory}/{info.name}")
+    if has_failed:
         operation(io)
 
 

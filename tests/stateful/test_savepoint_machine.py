@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from statestore.operations.branch import plan_branch
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.restore import plan_restore
-from statestore.operations.savepoint import take_savepoint
+from statestore.operations.savepoint.branch import plan_branch
+from statestore.operations.savepoint.restore import plan_restore
+from statestore.operations.savepoint.savepoint import take_savepoint
 from tests.operations.checkpoints import (
     AGGREGATION,
     GLOBAL_LIMIT,

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import statestore
 from statestore.checkpoint.layout import parse_state_file_name
 from statestore.checkpoint.retention import plan_cleanup
+from statestore.checkpoint.summaries import Summaries
 from statestore.checkpoint.trailers import read_delta_trailer, read_trailer
 from statestore.core.errors import StorageError
 from statestore.core.options import StateStoreOptions
@@ -185,7 +186,9 @@ class StoreMachine(RuleBasedStateMachine):
                 location, self.model.version, self.asked_id(self.model.version)
             )
             files = self.io.list(location.directory)
-            assert plan_cleanup(location, head, files, self.options, 0).delete == ()
+            summaries = Summaries(location)
+            plan = plan_cleanup(location, head, files, summaries, self.options, 0)
+            assert plan.delete == ()
         self.store.close()
         shutil.rmtree(self.root)
 

@@ -40,11 +40,27 @@ def test_builder_has_jar_provider_and_options(jar: str) -> None:
     assert builder._options == {
         "spark.jars": jar,
         f"{PREFIX}providerClass": "io.statestore.RocksDBStateStoreProvider",
+        f"{PREFIX}checkpointFormatVersion": "2",
         f"{PREFIX}fsync.enabled": "false",
         "spark.sql.streaming.minBatchesToRetain": "7",
         f"{PREFIX}snapshot.maxChainLength": "8",
         f"{PREFIX}rocksdb.compression": "zstd",
     }
+
+
+def test_checkpoint_format_is_v2_unless_told_otherwise(jar: str) -> None:
+    """Catches new checkpoints in which attempts share files, and a wish that is overruled."""
+    key = f"{PREFIX}checkpointFormatVersion"
+
+    def configured(builder: SparkSession.Builder, **arguments: int) -> object:
+        return statestore.configure(builder, **arguments)._options[key]  # type: ignore[arg-type]
+
+    assert configured(SparkSession.Builder()) == "2"
+    assert configured(SparkSession.Builder(), checkpoint_format=1) == "1"
+    assert configured(SparkSession.Builder().config(key, "1")) == "1"
+    assert configured(SparkSession.Builder().config(key, "1"), checkpoint_format=2) == "2"
+    with pytest.raises(InvalidArgumentError, match="checkpointFormatVersion"):
+        configured(SparkSession.Builder(), checkpoint_format=3)
 
 
 def test_every_ignored_option_of_the_page_is_an_argument(jar: str) -> None:

@@ -16,8 +16,8 @@ from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.io.memory import MemoryFileIO
 from statestore.operations.checkpoint import Checkpoint, open_checkpoint
-from statestore.operations.conversion import plan_conversion
 from statestore.operations.new_directory import metadata_fields
+from statestore.operations.savepoint.conversion import plan_conversion
 from tests.operations.checkpoints import AGGREGATION, GLOBAL_LIMIT, JOIN, QueryCheckpoint
 
 NUM_PARTITIONS = 3

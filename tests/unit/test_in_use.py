@@ -27,7 +27,11 @@ from statestore.testing.fault_io import Fault, FaultFileIO
 
 INTERVAL_MS = 10_000
 ELSEWHERE = Process("elsewhere", "boot namespace", 1, 1)
-OFFSETS = 'v1\n{"batchWatermarkMs":0,"conf":{"spark.sql.shuffle.partitions":"2"}}\n{}'
+OFFSETS = (
+    'v1\n{"batchWatermarkMs":0,"conf":{"spark.sql.shuffle.partitions":"2",'
+    '"spark.sql.streaming.stateStore.providerClass":"io.statestore.FileSystemStateStoreProvider"}}'
+    "\n{}"
+)
 
 
 class Storage:
@@ -152,13 +156,50 @@ def test_living_process_of_this_machine_is_in_use_soon(storage):
     assert storage.elapsed < INTERVAL_MS
 
 
-def test_process_that_is_gone_is_not_waited_for(storage):
-    """Catches a killed driver that locks its checkpoint for half a minute."""
+def test_process_that_is_gone_is_waited_for_as_long_as_its_engines_may_write(storage):
+    """Catches a killed driver that locks its checkpoint for half a minute, or whose engines are
+    overlooked, and an operation taken for a query, which has none."""
     own = find_process()
     held(storage, replace(own, started=own.started - 1))
-
-    assert enter(storage)[0] == 0
+    assert 1_000 <= enter(storage)[0] <= 1_500
     assert leases(storage) == []
+
+    held(storage, replace(own, started=own.started - 1), operation="rescale")
+    assert enter(storage)[0] == 0
+
+
+def test_lease_that_one_listing_misses_is_in_use(storage):
+    """Catches a query that is overlooked while its lease is replaced in two steps."""
+    query = held(storage)
+    path = query.leases.path(query.name)
+    for number in range(1, 9):
+        # Gone when the next listing comes, and there again at the one after it.
+        storage.later(number * 1_500, lambda: storage.io.delete(path))
+        storage.later(number * 1_500 + 250, query.renew)
+
+    with pytest.raises(InUseError, match="renewed"):
+        enter(storage)
+
+
+def test_lease_that_is_being_replaced_at_first_is_in_use(storage):
+    """Catches a query that the first listing overlooks."""
+    query = held(storage)
+    path = query.leases.path(query.name)
+    write = storage.io.write
+
+    def write_later(*arguments, **options):
+        # The renewal's delete comes between the two listings, its rename after them.
+        write(*arguments, **options)
+        if "operation-" in arguments[0]:
+            storage.io.delete(path)
+            storage.later(250, query.renew)
+
+    storage.io.write = write_later
+    for number in range(1, 5):
+        storage.later(number * 3_000, query.renew)
+
+    with pytest.raises(InUseError, match="renewed"):
+        enter(storage)
 
 
 def test_operations_keep_each_other_away(storage):

@@ -76,8 +76,8 @@ def write_run(directory, number, rows, **how):
     append_trailer(
         path,
         Trailer(
-            "delta", "test", store, "filesystem", number + 1, "ab" * 16, 1, None, "", (), blocks,
-            RowCounts(put=len(rows)), 0, G, 1, True, (),
+            "delta", "test", store, "filesystem", number + 1, "ab" * 16, 1, None, "cd" * 16, (),
+            blocks, RowCounts(put=len(rows)), 0, G, 1, True, (),
         ),
     )  # fmt: skip
     return StateFile(path)

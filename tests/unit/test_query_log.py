@@ -55,7 +55,7 @@ def test_operator_metadata_names_stores_in_order() -> None:
         '{"storeName":"left-keyWithIndexToValue","numColsPrefixKey":0,"numPartitions":4}]}'
     )
 
-    operator = parse_operator(text, "metadata")
+    operator = parse_operator(text, "metadata", 1)
 
     assert (operator.id, operator.name) == (1, "symmetricHashJoin")
     assert operator.stores == (

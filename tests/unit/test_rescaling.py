@@ -7,13 +7,11 @@ from itertools import product
 import pytest
 
 import statestore
-from statestore.checkpoint import rescaling, restore
+from statestore.checkpoint import restore
 from statestore.checkpoint.layout import RescaleRefName, StoreLocation
 from statestore.checkpoint.rescaling import (
     contributors,
-    estimate_reads,
     plan_rescale,
-    read_trailers,
     undo_rescaled_version,
     write_rescaled_version,
 )
@@ -228,45 +226,6 @@ def test_column_families_with_other_ids_are_refused(checkpoint):
             rehashed_version(trailers, 3)
         with pytest.raises(IncompatibleError, match="column families"):
             dealt_anew(trailers, 2, G)
-
-
-def test_estimates_come_from_the_block_index(tmp_path):
-    """Catches a plan that says every new partition reads all of the old one's bytes."""
-    made = Checkpoint(tmp_path)
-    io, work = made.location(0), Work(str(tmp_path), OPTIONS, SystemClock(), None)
-    for partition in range(2):
-        rows = [Row(n % G, 0, PUT, b"%08d" % n, b"v" * 90) for n in range(partition, 200_000, 2)]
-        new = new_version(1, None, "0" * 32, rows, 0, max_parallelism=G, num_partitions=2)
-        batch = batch_from_rows(rows, G)
-        write_full_state(io.sibling(partition), new, [batch], work)
-    heads = made.heads(2, 1)
-    size = heads[0].ref.size
-
-    plan = plan_rescale(heads, 4)
-    found = {q: estimate_reads(s, heads, read_trailers(io, s.files)) for q, s in plan.items()}
-
-    assert None not in {of.num_rows for of in found.values()}
-    assert sum(of.num_rows for of in found.values()) == pytest.approx(200_000, rel=0.05)
-    assert max(of.num_rows for of in found.values()) < 60_000
-    assert all(of.num_bytes < 0.75 * size for of in found.values())
-
-
-def test_estimates_hold_when_old_files_are_shared(tmp_path, monkeypatch):
-    """Catches a plan that weighs rows by partitions that have none of them any more."""
-    monkeypatch.setattr(rescaling, "MAX_UNSURE_SHARE", 1)  # each file has one block
-    made = Checkpoint(tmp_path)
-    made.commit(4, range(NUM_KEYS), b"one")
-    for version, (now, then) in enumerate([(4, 8), (8, 2), (2, 6)], 1):
-        made.write(plan_rescale(made.heads(now, 2 * version - 1), then))
-        made.commit(then, range(0, NUM_KEYS, 5), b"two")
-    heads = made.heads(6, 7)
-
-    plan = plan_rescale(heads, 4)
-    files = [ref for store in plan.values() for ref in store.files]
-    trailers = read_trailers(made.location(0), files)
-    found = [estimate_reads(store, heads, trailers) for store in plan.values()]
-
-    assert sum(of.num_rows for of in found) == pytest.approx(NUM_KEYS, rel=0.1)
 
 
 def test_only_the_slices_of_a_large_file_are_fetched(tmp_path, monkeypatch):

@@ -15,12 +15,8 @@ from statestore.core.errors import (
     QueryFailedError,
     StorageError,
 )
-from statestore.core.restart_strategies import (
-    MAX_FAILURES_KEPT,
-    ExponentialDelay,
-    FixedDelay,
-    NoRestart,
-)
+from statestore.core.restart_strategies import ExponentialDelay, FixedDelay, NoRestart
+from statestore.core.restarts import MAX_FAILURES_KEPT
 from statestore.spark.failures import find_obstacle, reason_of
 from statestore.spark.supervision import run
 

@@ -1,13 +1,11 @@
-"""The versions of one store: load, commit, snapshot, clean up; for engine and Python store.
+"""The versions of one store on the filesystem backend: load, commit, snapshot.
 
-Remembers the trailers of the two newest versions and the newest snapshot, which is all that a
-commit needs; everything else is on storage.
+For engine and Python store. Remembers the trailers of the two newest versions and the summaries it
+knows of, which is all that a commit needs; everything else is on storage.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,29 +16,21 @@ from statestore.checkpoint.commit import (
     describe_delta,
     publish_delta,
 )
-from statestore.checkpoint.lineage import files_for_child
-from statestore.checkpoint.recent import RecentVersions
-from statestore.checkpoint.rescale_refs import Cleanup, release
 from statestore.checkpoint.restore import (
     RestoredVersion,
+    chain_from_snapshot,
+    check_first_change,
     check_settings,
     deltas_since,
     open_ref,
-    restore_from_snapshot,
-    restore_version,
+    restore_files,
 )
-from statestore.checkpoint.retention import plan_cleanup
-from statestore.checkpoint.snapshot import SnapshotStatus, SnapshotWriter, is_snapshot_due
-from statestore.checkpoint.trailers import (
-    PublishedFile,
-    other_provider_error,
-    read_delta_trailer,
-    read_trailer,
-)
+from statestore.checkpoint.snapshot import SnapshotWriter, is_snapshot_due
+from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
+from statestore.checkpoint.versions import VersionsBase
 from statestore.codec.state_file import StateFile
 from statestore.codec.trailer import compute_lineage
-from statestore.core.errors import NotFoundError, StorageError
-from statestore.core.key_groups import resolve_max_parallelism
+from statestore.core.errors import StorageError
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
@@ -48,49 +38,19 @@ if TYPE_CHECKING:
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
 
-logger = logging.getLogger(__name__)
-
 BACKEND = "filesystem"
 
 
-class StoreVersions:
-    """The versions of one store. Thread-safe: only memory is locked, never a storage call.
-
-    Commits and loads of one store must be ordered by the caller; snapshots and cleanups may run
-    beside them.
-    """
+class StoreVersions(VersionsBase):
+    """The versions of one store whose rows reach the shim in files; see VersionsBase."""
 
     def __init__(self, location: StoreLocation, clock: Clock, backend: str = BACKEND) -> None:
-        self.location = location
+        super().__init__(location, clock)
         self._backend = backend
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._recent = RecentVersions(location)
-        self._snapshot: tuple[FileRef, VersionRef] | None = None
-        self._status = SnapshotStatus()
         self._pinned: frozenset[str] = frozenset()
         """Paths of the files a caller was told to read; they are not deleted."""
         self._held: tuple[str, ...] = ()
         """Local paths of the same files; holding them keeps the copies."""
-
-    @property
-    def snapshot_status(self) -> SnapshotStatus:
-        """The newest published snapshot known."""
-        with self._lock:
-            return self._status
-
-    def load_empty(self, num_partitions: int, options: StateStoreOptions) -> int:
-        """Open version 0, the empty store, and return the number of key groups it will have.
-
-        Raises:
-            IncompatibleError: The store directory holds another provider's files.
-            InvalidArgumentError: The option maxParallelism does not fit num_partitions.
-        """
-        names = [info.name for info in self.location.io.list(self.location.directory)]
-        refusal = other_provider_error(self.location, names)
-        if refusal is not None:
-            raise refusal
-        return resolve_max_parallelism(options.max_parallelism, num_partitions)
 
     def load(
         self,
@@ -113,21 +73,20 @@ class StoreVersions:
             NotFoundError, IncompatibleError, FencedError, CorruptionError, StorageError: As
                 `restore_version` and `check_settings`.
         """
-        if from_snapshot is None:
-            restored = restore_version(self.location, version, checkpoint_id)
-        else:
-            restored = restore_from_snapshot(self.location, version, checkpoint_id, from_snapshot)
+        head = read_delta_trailer(self.location, version, checkpoint_id)
         check_settings(
-            restored.head.trailer,
+            head.trailer,
             backend=self._backend,
             num_partitions=num_partitions,
             max_parallelism=options.max_parallelism,
         )
-        self._recent.remember(restored.head)
-        # A newer one may be known: taken since this version was committed, and not named by it.
-        if restored.snapshot_version > self.snapshot_status.version:
-            first = restored.files[0].trailer
-            self._adopt(PublishedFile(restored.refs[0], first), duration_ms=0.0, taken=0)
+        if from_snapshot is None:
+            chain = self._chain_to_load(head, options)
+        else:
+            chain = chain_from_snapshot(self.location, head, from_snapshot)
+        restored = restore_files(self.location, head, chain)
+        self._recent.remember(head)
+        self._notice(next((ref for ref in restored.refs if _is_own_snapshot(ref)), None))
         with self._lock:
             self._pinned = frozenset(self.location.path(ref.path) for ref in restored.refs)
             self._held = tuple(file.path for file in restored.files)
@@ -152,17 +111,13 @@ class StoreVersions:
             IncompatibleError: The version does not fit its parent's settings.
             InvalidArgumentError, InternalError: The stream is not what `new` says.
         """
-        done = self._recent.find_done(new, local_path)
+        done = self._recent.find_done(new, local_path, sync=options.fsync_enabled)
         if done is not None:
             self._recent.remember(done)
             return done, CommitTimes()
         parent = self._recent.parent_of(new)
-        with self._lock:
-            snapshot = self._snapshot
         start_ms = self._clock.elapsed_ms()
-        files: tuple[FileRef, ...] = ()
-        if parent is not None:
-            files = files_for_child(parent.trailer, parent.ref, *(snapshot or (None, None)))
+        files = () if parent is None else self._chain(parent)
         blocks = describe_delta(new, local_path, arrow_length)
         body = Body(local_path, blocks, new.rows, compute_lineage(new.parent, blocks))
         described_ms = self._clock.elapsed_ms() - start_ms
@@ -191,14 +146,6 @@ class StoreVersions:
     ) -> None:
         """Return None: rows of this backend reach the shim in files."""
 
-    def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
-        """Return the delta of a version, from memory when it is one of the newest.
-
-        Raises:
-            NotFoundError, CorruptionError, FencedError, StorageError: As `read_delta_trailer`.
-        """
-        return self._recent.read(version, checkpoint_id)
-
     def forget_heads(self) -> None:
         """Forget the newest versions and unpin the loaded one; the newest snapshot stays known."""
         self._recent.forget()
@@ -208,17 +155,9 @@ class StoreVersions:
     def forget_local(self) -> None:
         """Let go of what `forget_heads` leaves on the local disk: nothing, for this backend."""
 
-    def is_snapshot_due(self, head: PublishedFile, options: StateStoreOptions) -> bool:
-        """Return whether a version's restore costs so much that a snapshot should be taken."""
-        with self._lock:
-            snapshot = self._snapshot
-        refs = files_for_child(head.trailer, head.ref, *(snapshot or (None, None)))
-        return is_snapshot_due(refs, head.trailer.num_keys, options)
-
     def has_snapshot_of(self, head: PublishedFile) -> bool:
-        """Return whether the newest known snapshot is the one of this version."""
-        with self._lock:
-            return self._snapshot is not None and self._snapshot[1] == head.trailer.version_ref
+        """Return whether a version is known to have a snapshot of its own."""
+        return len(self._chain(head)) == 1 and self._chain(head)[0].kind == "snapshot"
 
     def take_snapshot(
         self, head: PublishedFile, scratch_directory: str, options: StateStoreOptions
@@ -228,34 +167,23 @@ class StoreVersions:
         Guarantee and errors as `SnapshotWriter.write`.
         """
         start_ms = self._clock.elapsed_ms()
-        trailer = head.trailer
-        checkpoint_id = trailer.checkpoint_id if trailer.checkpoint_format >= 2 else None
-        restored = restore_version(self.location, trailer.version, checkpoint_id)
+        restored = restore_files(self.location, head, self._chain(head))
         published = SnapshotWriter(self.location, scratch_directory, options).write(restored)
-        self._adopt(published, duration_ms=self._clock.elapsed_ms() - start_ms, taken=1)
+        self._announce(published, start_ms)
         return published
 
-    def clean_up(self, head: PublishedFile, options: StateStoreOptions) -> Cleanup:
-        """Delete what retention allows, and learn of snapshots that other processes took.
+    def _is_due(
+        self,
+        chain: tuple[FileRef, ...],
+        head: PublishedFile,
+        options: StateStoreOptions,
+        times: int = 1,
+    ) -> bool:
+        return is_snapshot_due(chain, head.trailer.num_keys, options, times)
 
-        Guarantee: every retained version can still be loaded, also when this raises half way.
-
-        Raises:
-            CorruptionError, IncompatibleError, StorageError: As `plan_cleanup`.
-        """
-        files = self.location.io.list(self.location.directory)
-        plan = plan_cleanup(self.location, head, files, options, self._clock.now_ms())
-        cleaned = release(self.location, plan.release, head.trailer.num_partitions)
-        for info in plan.delete:
-            path = self.location.path(info.name)
-            with self._lock:
-                is_pinned = path in self._pinned
-            if not is_pinned:
-                self.location.io.delete(path)
-                cleaned += Cleanup(1, info.size)
-        if plan.snapshots:
-            self._learn_snapshot(plan.snapshots[-1])
-        return cleaned
+    def _is_read(self, name: str) -> bool:
+        with self._lock:
+            return self.location.path(name) in self._pinned
 
     def changes(
         self, start_version: int, end_version: int, checkpoint_id: str | None
@@ -273,36 +201,13 @@ class StoreVersions:
         """
         head = read_delta_trailer(self.location, end_version, checkpoint_id)
         refs = deltas_since(self.location, head, start_version)
-        if not refs or refs[0].version != start_version:
-            raise NotFoundError(
-                "the first version of the change feed is not there",
-                kind="version-not-found",
-                directory=self.location.directory,
-                start_version=start_version,
-                oldest_version=refs[0].version if refs else None,
-                to_fix="start the change feed at a later batch",
-            )
+        check_first_change(self.location, refs, start_version)
         files = [(ref.version, open_ref(self.location, ref)) for ref in refs]
         with self._lock:
             self._pinned |= {self.location.path(ref.path) for ref in refs}
             self._held += tuple(file.path for _, file in files)
         return head, files
 
-    def _adopt(self, snapshot: PublishedFile, *, duration_ms: float, taken: int) -> None:
-        """Let later commits start from a snapshot when it lies on their lineage."""
-        with self._lock:
-            num_taken = self._status.num_taken + taken
-            self._snapshot = (snapshot.ref, snapshot.trailer.version_ref)
-            self._status = SnapshotStatus(
-                snapshot.ref.version, snapshot.ref.size, duration_ms, num_taken
-            )
 
-    def _learn_snapshot(self, name: str) -> None:
-        with self._lock:
-            known = self._snapshot
-        try:
-            found = read_trailer(self.location, name)
-        except NotFoundError:
-            return
-        if known is None or found.ref.version > known[0].version:
-            self._adopt(found, duration_ms=0.0, taken=0)
+def _is_own_snapshot(ref: FileRef) -> bool:
+    return ref.kind == "snapshot" and not ref.is_foreign

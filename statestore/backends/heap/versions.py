@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from statestore.backends.filesystem.versions import StoreVersions
-from statestore.checkpoint.layout import HEAP_MARKER, HEAP_MARKER_TEXT, parse_state_file_name
+from statestore.checkpoint.layout import HEAP_MARKER, parse_state_file_name
+from statestore.checkpoint.placement import mark_home
 from statestore.checkpoint.restore import check_settings
 from statestore.checkpoint.trailers import other_provider_error, read_trailer
 from statestore.core.errors import NotFoundError, StorageError
@@ -101,9 +102,7 @@ class HeapVersions(StoreVersions):
                 "the driver's machine, or the number of state partitions",
             )
         if new.parent is None:
-            self._home.io.make_directory(self._home.directory)
-            path = self._home.path(HEAP_MARKER)
-            self._home.io.write(path, HEAP_MARKER_TEXT, sync=False, overwrite=True)
+            mark_home(self.location, self._home, BACKEND)
         try:
             return super().commit(new, local_path, arrow_length, options)
         except StorageError as error:

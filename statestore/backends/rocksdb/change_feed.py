@@ -10,22 +10,22 @@ import pyarrow.ipc as ipc
 
 from statestore.backends.rocksdb.database import local_errors
 from statestore.backends.rocksdb.merging import read_rows
-from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
+from statestore.checkpoint.restore import check_first_change
+from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.rows import SCHEMA, batch_from_rows, split_for_blocks
 from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import StateFile, describe_stream
-from statestore.core.errors import IncompatibleError, NotFoundError
+from statestore.core.errors import IncompatibleError
 
 if TYPE_CHECKING:
-    from statestore.backends.rocksdb.lineage import Lineage
     from statestore.backends.rocksdb.sst import Memory
     from statestore.checkpoint.layout import StoreLocation
+    from statestore.codec.trailer import FileRef
 
 
 def write_changes(
     location: StoreLocation,
-    lineage: Lineage,
-    head: PublishedFile,
+    deltas: tuple[FileRef, ...],
     start_version: int,
     directory: str,
     memory: Memory,
@@ -34,8 +34,7 @@ def write_changes(
 
     Args:
         location: The store.
-        lineage: Its versions.
-        head: The delta of the last version.
+        deltas: Those from start_version on, oldest first.
         start_version: First version, at least 1.
         directory: Where the files go, made unless it is there; the caller removes it, also after a
             raise.
@@ -46,30 +45,20 @@ def write_changes(
         IncompatibleError: One was written whole.
         CorruptionError, FencedError, StorageError: A file cannot be read; the local disk failed.
     """
-    found = []
     with local_errors("write to the local disk", directory):
         Path(directory).mkdir(parents=True, exist_ok=True)
-    for version, _ in lineage.walk(head, start_version):
-        file = read_delta_trailer(location, version.version, version.checkpoint_id)
+    files = [read_trailer(location, ref.path) for ref in deltas]
+    for file in files:
         if file.trailer.parent is not None and not file.trailer.files:
             raise IncompatibleError(
                 "a version was written whole: its changes are not known",
                 store=str(location.store),
-                version=version.version,
+                version=file.trailer.version,
                 to_fix="leave out spark.sql.streaming.stateStore.rocksdb.incremental=false for "
                 "a query whose change feed is to be read",
             )
-        found.append((version.version, _write(location, file, directory, memory)))
-    if found[-1][0] != start_version:
-        raise NotFoundError(
-            "the first version of the change feed is not there",
-            kind="version-not-found",
-            directory=location.directory,
-            start_version=start_version,
-            oldest_version=found[-1][0],
-            to_fix="start the change feed at a later batch",
-        )
-    return found[::-1]
+    check_first_change(location, deltas, start_version)
+    return [(file.trailer.version, _write(location, file, directory, memory)) for file in files]
 
 
 def _write(

@@ -4,12 +4,13 @@
     <directory>/view-<version>-<id>/         a version as hard links, immutable; `VERSION` names it
                                              and says whether rows of other state partitions are in
     <directory>/.tmp-view/                   a view being made
-    <directory>/step-<n>.sst                 what a version adds to the one before
+    <directory>/step-<version>-<id>.sst      what a version that waits adds to the one before
 
 Everything here is a cache of durable files: on doubt it is thrown away. Rows come in by ingesting
-SSTs only, one call for one or some versions, so a version is there whole or not at all, and whoever
-opens a view read-only never sees a half of one. A commit leaves its SST as a step; steps are
-ingested when somebody wants to read, or when they have become many.
+SSTs only, so a version is there whole or not at all, and whoever opens a view read-only never sees
+a half of one. A commit leaves its SST as a step; steps are ingested when somebody wants to read, or
+when they have become many. The version before the newest waits, or has a view: a batch that failed
+starts from it again.
 """
 
 from __future__ import annotations
@@ -45,10 +46,23 @@ _VERSION_FILE = "VERSION"
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """A committed version as an SST, None without rows, on top of another; None: the empty one."""
+class LocalView:
+    """A version in a directory of its own, immutable.
 
-    parent: VersionRef | None
+    Attributes:
+        path: The directory.
+        is_mixed: Whether it has rows of other state partitions.
+    """
+
+    path: str
+    is_mixed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A committed version that waits, as an SST on top of the version before; None without rows."""
+
+    version: VersionRef
     path: Path | None
 
 
@@ -65,23 +79,20 @@ class LocalDatabase:
         self._options = options
         self._db: Rdict | None = None
         self._path: Path | None = None
-        self._at: VersionRef | None = None
-        self._is_mixed = False
-        self._views: dict[VersionRef, str] = {}
-        """Least recently used first."""
-        self._mixed: set[VersionRef] = set()
-        self._steps: dict[VersionRef, _Step] = {}
-        """Oldest first: those that wait, and those that lead from the view before to the newest."""
         self._ingested: VersionRef | None = None
-        self._num_steps = 0
+        self._is_mixed = False
+        self._waiting: list[_Step] = []
+        """Oldest first, on top of what is ingested."""
+        self._views: dict[VersionRef, LocalView] = {}
+        """Least recently used first."""
         with local_errors("open the local database", directory):
             self.directory.mkdir(parents=True, exist_ok=True)
             self._adopt()
 
     @property
     def at(self) -> VersionRef | None:
-        """Version the database is at; None when it is at none, and must be loaded."""
-        return self._at
+        """Version the database is at; None when it is at none, and must be brought to one."""
+        return self._waiting[-1].version if self._waiting else self._ingested
 
     @property
     def is_at_mixed(self) -> bool:
@@ -90,23 +101,21 @@ class LocalDatabase:
 
     @property
     def versions(self) -> tuple[VersionRef, ...]:
-        """Versions that `rewind` can go to."""
-        return tuple(v for v in {*self._views, *self._steps} if self._route(v) is not None)
+        """Versions that `go_to` can go to."""
+        waiting = (step.version for step in self._waiting)
+        ingested = () if self._ingested is None else (self._ingested,)
+        return (*self._views, *ingested, *waiting)
 
-    def view(self, version: VersionRef) -> str | None:
-        """Return the directory of a version's view, or None.
+    def view(self, version: VersionRef) -> LocalView | None:
+        """Return a version's view, or None.
 
         It stays at least until three other views were made or returned.
         """
-        path = self._views.pop(version, None)
-        if path is None or not Path(path, _VERSION_FILE).exists():
+        view = self._views.pop(version, None)
+        if view is None or not Path(view.path, _VERSION_FILE).exists():
             return None
-        self._views[version] = path
-        return path
-
-    def is_mixed(self, version: VersionRef) -> bool:
-        """Return whether a version's view has rows of other state partitions."""
-        return version in self._mixed
+        self._views[version] = view
+        return view
 
     def get(self, key: bytes) -> bytes | None:
         """Return the encoded value of an encoded key at the database's version.
@@ -127,68 +136,52 @@ class LocalDatabase:
         with local_errors("read the local database", str(self.directory)):
             yield from self._current().items()
 
-    def begin_empty(self) -> None:
-        """Go to the empty state.
-
-        Raises:
-            StorageError: The local disk failed.
-        """
-        with local_errors("empty the local database", str(self.directory)):
-            self._open(None)
-            self._is_mixed = False
-
-    def rewind(self, version: VersionRef) -> None:
-        """Go to a version that is held.
+    def go_to(self, version: VersionRef | None) -> None:
+        """Go to one of `versions`, None for the empty state.
 
         Raises:
             StorageError: The local disk failed; the database is at no version, and the view it
                 started from is given up.
         """
-        route = self._route(version)
-        if route is None:
-            raise self._not_open()
-        start, steps = route
-        path = self._views.pop(start) if start is not None else None
-        with local_errors("rewind the local database", str(self.directory)):
-            self._open(path)
-            if start is not None and path is not None:
-                self._views[start] = path
-            self._ingested = start
-            self._ingest(steps)
-        self._at = version
-        # Steps are a commit's own rows.
-        self._is_mixed = start in self._mixed
+        waiting = [step.version for step in self._waiting]
+        with local_errors("go to a version of the local database", str(self.directory)):
+            if version is not None and version in (self._ingested, *waiting):
+                stays = waiting.index(version) + 1 if version in waiting else 0
+                self._drop_steps(stays)
+                return
+            self._drop_steps(0)
+            view = None if version is None else self._views.pop(version)
+            self._open(None if view is None else view.path)
+            self._is_mixed = view is not None and view.is_mixed
+            if version is not None and view is not None:
+                self._views[version] = view
+                self._ingested = version
 
-    def follow(self, sst_path: str | None, parent: VersionRef | None, version: VersionRef) -> None:
+    def follow(self, sst_path: str | None, version: VersionRef) -> None:
         """Go to the version that a commit made of the one the database is at.
 
         Args:
             sst_path: What it adds, moved away; None for nothing.
-            parent: Where the database is, None for the empty state.
             version: The version.
 
         Raises:
             StorageError: The local disk failed; the database is at no version.
         """
-        self._at = None
-        with local_errors("keep a version in the local database", str(self.directory)):
+        with self._closed_on_error("keep a version in the local database"):
             step = None
             if sst_path is not None:
-                self._num_steps += 1
-                step = self.directory / f"step-{self._num_steps}.sst"
+                step = self.directory / f"step-{version.version}-{version.checkpoint_id}.sst"
                 Path(sst_path).replace(step)
-            self._steps.pop(version, None)
-            self._steps[version] = _Step(parent, step)
-            self._at = version
-            waiting = self._waiting()
-            size = sum(path.stat().st_size for _, path in waiting if path is not None)
-        if len(waiting) > MAX_WAITING or size > MAX_WAITING_BYTES:
-            self.ingest((), version)
+            self._waiting.append(_Step(version, step))
+            paths = [step.path for step in self._waiting]
+            size = sum(path.stat().st_size for path in paths if path is not None)
+            if len(paths) > MAX_WAITING or size > MAX_WAITING_BYTES:
+                self._take_in(self._waiting[:-1])
 
     def ingest(
         self, sst_paths: Sequence[str], version: VersionRef, *, is_mixed: bool = False
-    ) -> str:
-        """Bring the database to a version and return the directory of its view.
+    ) -> LocalView:
+        """Bring the database to a version and return its view.
 
         Args:
             sst_paths: SSTs that lead there from where the database is, oldest first; moved away.
@@ -199,16 +192,13 @@ class LocalDatabase:
         Raises:
             StorageError: The local disk failed; the database is at no version.
         """
-        self._is_mixed = self._is_mixed or is_mixed
-        with local_errors("ingest into the local database", str(self.directory)):
-            self._ingest(self._waiting())
-            database = self._require()
-            self._at = self._ingested = None
-            if sst_paths:
-                _ingest_files(database, sst_paths)
-            path = self._make_view(database, version)
-            self._at = self._ingested = version
-        return path
+        with self._closed_on_error("ingest into the local database"):
+            # The version before keeps a way back to it: a view.
+            self._take_in(self._waiting[:-1])
+            self._take_in(self._waiting, has_view=self.at == version and not sst_paths)
+            self._is_mixed = self._is_mixed or is_mixed
+            _ingest_files(self._require(), sst_paths)
+            return self._make_view(version)
 
     def compact(self) -> None:
         """Compact the whole database; views are not touched.
@@ -221,20 +211,20 @@ class LocalDatabase:
 
     def shrink(self) -> None:
         """Close the database and keep of what is on disk only the view of its version."""
-        if self._at is not None and self._at not in self._views:
+        if self.at is not None and self.at not in self._views:
             with suppress(StorageError):
-                self.ingest((), self._at)
+                self.ingest((), self.at)
         self.close()
         for version in list(self._views)[:-1]:
-            shutil.rmtree(self._views.pop(version), ignore_errors=True)
+            shutil.rmtree(self._views.pop(version).path, ignore_errors=True)
         if self._path is not None:
             shutil.rmtree(self._path, ignore_errors=True)
-        self._forget_steps()
 
     def close(self) -> None:
-        """Close the database; views stay on disk. Never raises."""
-        database, self._db, self._at = self._db, None, None
-        self._ingested = None
+        """Close the database, which is then at no version; views stay on disk. Never raises."""
+        database, self._db, self._ingested = self._db, None, None
+        with suppress(OSError):
+            self._drop_steps(0)
         if database is not None:
             # An error that RocksDB met before, in a thread of its own, is told once more here.
             with suppress(StorageError), local_errors("close the database", str(self.directory)):
@@ -244,99 +234,69 @@ class LocalDatabase:
         """Close the database and remove everything; readers of a view that is open go on."""
         self.close()
         self._views.clear()
-        self._mixed.clear()
-        self._steps.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _not_open(self) -> StorageError:
-        return StorageError(
-            "the local database is not open",
-            directory=str(self.directory),
-            to_fix="let the batch run again; the local database is built anew",
-        )
+    @contextmanager
+    def _closed_on_error(self, action: str) -> Iterator[None]:
+        try:
+            with local_errors(action, str(self.directory)):
+                yield
+        except StorageError:
+            self.close()
+            raise
 
     def _require(self) -> Rdict:
         if self._db is None:
-            raise self._not_open()
+            raise StorageError(
+                "the local database is not open",
+                directory=str(self.directory),
+                to_fix="let the batch run again; the local database is built anew",
+            )
         return self._db
 
     def _current(self) -> Rdict:
         """Return the database with nothing waiting."""
-        if self._at != self._ingested:
-            with local_errors("ingest into the local database", str(self.directory)):
-                self._ingest(self._waiting())
+        if self._waiting:
+            self.ingest((), self._waiting[-1].version)
         return self._require()
 
-    def _route(
-        self, version: VersionRef
-    ) -> tuple[VersionRef | None, list[tuple[VersionRef, Path | None]]] | None:
-        """Return a view, None for the empty state, and the steps from it to a version."""
-        steps: list[tuple[VersionRef, Path | None]] = []
-        at: VersionRef | None = version
-        while at is not None and at not in self._views:
-            step = self._steps.get(at)
-            if step is None:
-                return None
-            steps.append((at, step.path))
-            at = step.parent
-        return at, steps[::-1]
-
-    def _waiting(self) -> list[tuple[VersionRef, Path | None]]:
-        """Return the steps from what is ingested to where the database is, oldest first."""
-        steps: list[tuple[VersionRef, Path | None]] = []
-        at = self._at
-        while at is not None and at != self._ingested:
-            step = self._steps[at]
-            steps.append((at, step.path))
-            at = step.parent
-        return steps[::-1]
-
-    def _ingest(self, steps: Sequence[tuple[VersionRef, Path | None]]) -> None:
-        """Ingest steps, which stay: there may be a way back to one of them."""
+    def _take_in(self, steps: list[_Step], *, has_view: bool = False) -> None:
+        """Ingest steps that wait, the oldest ones; make a view of the last unless there will be."""
         if not steps:
             return
-        database = self._require()
-        copies = []
-        for number, (_, path) in enumerate(steps):
-            if path is not None:
-                copy = self.directory / f".tmp-step-{number}.sst"
-                copy.unlink(missing_ok=True)
-                copy.hardlink_to(path)
-                copies.append(str(copy))
-        self._ingested, at = None, self._at
-        self._at = None
-        if copies:
-            _ingest_files(database, copies)
-        self._at, self._ingested = at, steps[-1][0]
+        steps = list(steps)
+        _ingest_files(self._require(), [str(step.path) for step in steps if step.path is not None])
+        del self._waiting[: len(steps)]
+        self._ingested = steps[-1].version
+        if not has_view:
+            self._make_view(self._ingested)
 
-    def _forget_steps(self, keep: frozenset[VersionRef] = frozenset()) -> None:
-        for version in [version for version in self._steps if version not in keep]:
-            path = self._steps.pop(version).path
+    def _drop_steps(self, stays: int) -> None:
+        """Forget the steps that wait but for the first ones."""
+        while len(self._waiting) > stays:
+            path = self._waiting.pop().path
             if path is not None:
                 path.unlink(missing_ok=True)
 
     def _adopt(self) -> None:
         """Take over the views of an engine that died; its database may be in any state."""
-        found: list[tuple[VersionRef, str]] = []
+        found: list[tuple[VersionRef, LocalView]] = []
         for path in self.directory.iterdir():
-            is_mixed = False
             try:
                 fields = json.loads((path / _VERSION_FILE).read_text())
-                is_mixed = fields.pop("is_mixed")
+                view = LocalView(str(path), fields.pop("is_mixed"))
                 version = VersionRef(**fields)
             except (OSError, ValueError, TypeError, KeyError, AttributeError):
                 version = None
             if version is not None and path.name.startswith("view-"):
-                found.append((version, str(path)))
-                if is_mixed:
-                    self._mixed.add(version)
+                found.append((version, view))
             elif path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
         self._views = dict(sorted(found, key=lambda view: view[0].version))
 
-    def _open(self, view: str | None) -> Rdict:
+    def _open(self, view: str | None) -> None:
         """Close the database and open a new one: empty, or a clone of a view."""
         old = self._path
         self.close()
@@ -354,33 +314,31 @@ class LocalDatabase:
         self._path = path
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
-        return self._db
 
-    def _make_view(self, database: Rdict, version: VersionRef) -> str:
+    def _make_view(self, version: VersionRef) -> LocalView:
+        """Make a view of what is ingested, which is a version."""
+        self._ingested = version
         temporary = self.directory / ".tmp-view"
         shutil.rmtree(temporary, ignore_errors=True)
-        Checkpoint(database).create_checkpoint(str(temporary))
+        Checkpoint(self._require()).create_checkpoint(str(temporary))
         fields = {**asdict(version), "is_mixed": self._is_mixed}
         (temporary / _VERSION_FILE).write_text(json.dumps(fields))
         path = str(self.directory / f"view-{version.version}-{version.checkpoint_id}")
         shutil.rmtree(path, ignore_errors=True)
         temporary.rename(path)
-        # The version before is still reached, by the steps from the view before.
-        route = self._route(version)
-        self._forget_steps(frozenset(at for at, _ in route[1]) if route else frozenset())
-        self._views.pop(version, None)
-        self._views[version] = path
-        self._mixed.discard(version)
-        if self._is_mixed:
-            self._mixed.add(version)
+        before = self._views.pop(version, None)
+        if before is not None and before.path != path:
+            # Made by another attempt, with the same rows.
+            shutil.rmtree(before.path, ignore_errors=True)
+        self._views[version] = LocalView(path, self._is_mixed)
         while len(self._views) > NUM_VIEWS:
-            oldest = next(iter(self._views))
-            self._mixed.discard(oldest)
-            shutil.rmtree(self._views.pop(oldest), ignore_errors=True)
-        return path
+            shutil.rmtree(self._views.pop(next(iter(self._views))).path, ignore_errors=True)
+        return self._views[version]
 
 
 def _ingest_files(database: Rdict, paths: Sequence[str]) -> None:
+    if not paths:
+        return
     move = IngestExternalFileOptions()
     move.set_move_files(True)
     database.ingest_external_file(list(paths), opts=move)

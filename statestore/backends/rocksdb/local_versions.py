@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.chain import newest_summary
-from statestore.backends.rocksdb.database import LocalDatabase
+from statestore.backends.rocksdb.database import LocalDatabase, LocalView
 from statestore.backends.rocksdb.merging import LaidOut, lay_out, open_sst
 from statestore.checkpoint.restore import PARALLEL_FETCHES
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
@@ -80,18 +80,26 @@ class LocalVersions:
         """Return the local database at the version that a commit is built on."""
         database = self._open(options)
         if parent is None:
-            database.begin_empty()
+            database.go_to(None)
         elif database.at != parent.trailer.version_ref:
-            self._advance(database, parent)
+            self._advance(database, parent, (*parent.trailer.files, parent.ref))
         return database
 
-    def bring_to(self, head: PublishedFile, options: StateStoreOptions) -> LocalVersion:
-        """Make a view of a version, from the nearest state that is there."""
+    def bring_to(
+        self, head: PublishedFile, chain: tuple[FileRef, ...], options: StateStoreOptions
+    ) -> LocalVersion:
+        """Make a view of a version, from the nearest state that is there.
+
+        Args:
+            head: The delta of the version.
+            chain: The files that make it.
+            options: Of the database.
+        """
         database = self._open(options)
         view = database.view(head.trailer.version_ref)
         if view is not None:
-            return self._version(database, head, view, ())
-        return self._advance(database, head)
+            return self._version(head, chain, view, ())
+        return self._advance(database, head, chain)
 
     def shrink(self) -> None:
         """Let go of memory; the newest view stays on disk for a later load."""
@@ -109,40 +117,44 @@ class LocalVersions:
             self._database = LocalDatabase(self._directory, self._memory.options(options))
         return self._database
 
-    def _advance(self, database: LocalDatabase, head: PublishedFile) -> LocalVersion:
+    def _advance(
+        self, database: LocalDatabase, head: PublishedFile, chain: tuple[FileRef, ...]
+    ) -> LocalVersion:
         """Bring the database itself to a version, from the nearest state that is there."""
         target = head.trailer.version_ref
-        refs = (*head.trailer.files, head.ref)
         owned = head.trailer.key_groups
-        near, start = self._find_near(database, refs)
+        near, start = self._find_near(database, chain)
         # Before anything changes: that the storage fails is no reason to doubt the local disk.
-        files = self._open_files(refs[start:])
+        files = self._open_files(chain[start:])
         try:
-            _go_to(database, near)
+            database.go_to(near)
             view = self._ingest(database, files, target, owned)
         except StorageError as error:
             logger.warning(
                 "local database is built anew: store=%s, error=%s", self._location.store, error
             )
-            files = [*self._open_files(refs[:start]), *files]
+            files = [*self._open_files(chain[:start]), *files]
             database.forget()
-            database.begin_empty()
+            database.go_to(None)
             view = self._ingest(database, files, target, owned)
-        return self._version(database, head, view, tuple(ref for ref, _ in files))
+        return self._version(head, chain, view, tuple(ref for ref, _ in files))
 
     def _version(
-        self, database: LocalDatabase, head: PublishedFile, view: str, read: tuple[FileRef, ...]
+        self,
+        head: PublishedFile,
+        chain: tuple[FileRef, ...],
+        view: LocalView,
+        read: tuple[FileRef, ...],
     ) -> LocalVersion:
-        trailer = head.trailer
         return LocalVersion(
             head,
-            view,
-            (*trailer.files, head.ref),
+            view.path,
+            chain,
             files_read=len(read),
             bytes_read=sum(ref.size for ref in read),
-            has_foreign_rows=database.is_mixed(trailer.version_ref),
-            num_keys=trailer.num_keys,
-            num_internal_keys=trailer.num_internal_keys,
+            has_foreign_rows=view.is_mixed,
+            num_keys=head.trailer.num_keys,
+            num_internal_keys=head.trailer.num_internal_keys,
         )
 
     def _find_near(
@@ -155,14 +167,14 @@ class LocalVersions:
         Returns:
             The version, None for the empty state, and which file of the chain comes after it.
         """
-        held = {*database.versions, database.at}
+        held = set(database.versions)
         for index in range(len(refs) - 1, -1, -1):
             ref = refs[index]
             if ref.is_foreign:
                 break
             version = VersionRef(ref.version, ref.checkpoint_id, ref.lineage)
             if ref.kind != "delta":
-                if not any(at is not None and at.version == ref.version for at in held):
+                if ref.version not in {at.version for at in held}:
                     continue
                 version = read_trailer(self._location, ref.path).trailer.version_ref
             if version in held:
@@ -181,7 +193,7 @@ class LocalVersions:
         files: list[tuple[FileRef, SealedFile]],
         target: VersionRef,
         owned: KeyGroupSet,
-    ) -> str:
+    ) -> LocalView:
         """Bring the database to a version by files that lead there; a file may have no SST."""
         options = self._memory.options(StateStoreOptions())
 
@@ -193,10 +205,3 @@ class LocalVersions:
             copies = list(pool.map(copy, enumerate(files)))
         paths = [copy.path for copy in copies if copy.path is not None]
         return database.ingest(paths, target, is_mixed=any(copy.is_mixed for copy in copies))
-
-
-def _go_to(database: LocalDatabase, version: VersionRef | None) -> None:
-    if version is None:
-        database.begin_empty()
-    elif version != database.at:
-        database.rewind(version)

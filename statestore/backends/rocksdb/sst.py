@@ -32,6 +32,7 @@ from rocksdict import (
     WriteBufferManager,
 )
 
+from statestore.codec.arrow_batch import read_stream
 from statestore.codec.rows import (
     MAX_BLOCK_BYTES,
     MAX_BLOCK_ROWS,
@@ -342,12 +343,16 @@ def extract_sst(file: SealedFile, path: str) -> str | None:
 
 
 def read_deletes(file: SealedFile) -> Iterator[bytes]:
-    """Yield the keys that a durable file deletes, in key order."""
+    """Yield the keys that a durable file deletes, in key order.
+
+    Raises:
+        CorruptionError: The block is not a stream of keys.
+    """
     if len(file.trailer.blocks) < 2:
         return
-    with ipc.open_stream(pa.BufferReader(file.block_bytes(1))) as stream:
-        for batch in stream:
-            yield from (key.as_py() for key in batch.column(0))
+    offset = file.trailer.blocks[1].offset
+    for batch in read_stream(file.block_bytes(1), _DELETES, file.path, offset):
+        yield from (key.as_py() for key in batch.column(0))
 
 
 def encode_key(column_family: int, key: bytes) -> bytes:

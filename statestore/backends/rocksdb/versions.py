@@ -7,23 +7,15 @@ merged files. The local database follows.
 from __future__ import annotations
 
 import logging
-import threading
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.backends.rocksdb import sst
-from statestore.backends.rocksdb.chain import (
-    Merge,
-    files_to_delete,
-    files_to_merge,
-    merges_left,
-    newest_summary,
-    with_merges,
-)
+from statestore.backends.rocksdb.chain import files_to_merge, newest_summary
 from statestore.backends.rocksdb.change_feed import write_changes
 from statestore.backends.rocksdb.database import LocalDatabase, local_errors
-from statestore.backends.rocksdb.lineage import Lineage
 from statestore.backends.rocksdb.local_versions import LocalVersion, LocalVersions
 from statestore.backends.rocksdb.merging import merge_files
 from statestore.checkpoint.commit import (
@@ -36,19 +28,12 @@ from statestore.checkpoint.commit import (
     publish_delta,
 )
 from statestore.checkpoint.lineage import check_parent
-from statestore.checkpoint.pins import oldest_to_retain
-from statestore.checkpoint.recent import RecentVersions
-from statestore.checkpoint.rescale_refs import Cleanup, find_refs, plan_release, release
-from statestore.checkpoint.restore import check_settings
-from statestore.checkpoint.snapshot import SnapshotStatus
-from statestore.checkpoint.trailers import (
-    PublishedFile,
-    other_provider_error,
-    read_delta_trailer,
-)
+from statestore.checkpoint.restore import chain_from_snapshot, check_settings, deltas_since
+from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
+from statestore.checkpoint.versions import VersionsBase
 from statestore.codec.trailer import Block, VersionRef, compute_lineage
-from statestore.core.errors import FencedError, NotFoundError, StorageError
-from statestore.core.key_groups import KeyGroupSet, resolve_max_parallelism
+from statestore.core.errors import CorruptionError, FencedError, NotFoundError, StorageError
+from statestore.core.key_groups import KeyGroupSet
 from statestore.core.options import StateStoreOptions
 
 if TYPE_CHECKING:
@@ -72,11 +57,8 @@ class _Written:
     rows_checksum: int
 
 
-class RocksDBVersions:
-    """The versions of one store. Thread-safe for what Session runs side by side.
-
-    Commits and loads take turns, which the caller sees to; a merge, called a snapshot there, and a
-    cleanup run beside them. Same calls as `StoreVersions` of the filesystem backend.
+class RocksDBVersions(VersionsBase):
+    """The versions of one store whose rows are in a local database; see VersionsBase.
 
     Args:
         location: The store; its body is sst.
@@ -88,34 +70,10 @@ class RocksDBVersions:
     def __init__(
         self, location: StoreLocation, clock: Clock, local_directory: str, memory: sst.Memory
     ) -> None:
-        self.location = location
-        self._clock = clock
+        super().__init__(location, clock)
         self._local_directory = local_directory
         self._memory = memory
         self._local = LocalVersions(location, local_directory, memory)
-        self._lock = threading.Lock()
-        self._cleanup_turn = threading.Lock()
-        self._recent = RecentVersions(location)
-        self._lineage = Lineage(location)
-        self._merges: tuple[Merge, ...] = ()
-        self._num_loads = 0
-        self._announced: frozenset[str] = frozenset()
-        """Names that a merge under way may publish."""
-        self._status = SnapshotStatus()
-
-    @property
-    def snapshot_status(self) -> SnapshotStatus:
-        """The newest merged file known; a version that is one file is its own."""
-        with self._lock:
-            return self._status
-
-    def load_empty(self, num_partitions: int, options: StateStoreOptions) -> int:
-        """Open version 0; as StoreVersions.load_empty."""
-        names = [info.name for info in self.location.io.list(self.location.directory)]
-        refusal = other_provider_error(self.location, names)
-        if refusal is not None:
-            raise refusal
-        return resolve_max_parallelism(options.max_parallelism, num_partitions)
 
     def load(
         self,
@@ -132,7 +90,7 @@ class RocksDBVersions:
             checkpoint_id: The attempt in checkpoint format v2, None in v1.
             num_partitions: The query's, None to take the checkpoint's.
             options: max_parallelism is checked against the checkpoint.
-            from_snapshot: A version on the lineage that must be there; the rows are the same.
+            from_snapshot: Version of the snapshot to start at, None for whatever is nearest.
 
         Raises:
             NotFoundError, IncompatibleError, FencedError, CorruptionError, StorageError: As
@@ -146,14 +104,42 @@ class RocksDBVersions:
             max_parallelism=options.max_parallelism,
         )
         if from_snapshot is not None:
-            for _ in self._lineage.walk(head, from_snapshot):
-                pass
-        loaded = self._local.bring_to(head, options)
+            return self._replay(head, from_snapshot, options)
+        chain = self._chain_to_load(head, options)
+        loaded = self._bring_to(head, chain, options)
         self._remember(head)
-        with self._lock:
-            # Whoever had the store in between may have deleted what was merged here, or is now.
-            self._merges = ()
-            self._num_loads += 1
+        return loaded
+
+    def _bring_to(
+        self, head: PublishedFile, chain: tuple[FileRef, ...], options: StateStoreOptions
+    ) -> LocalVersion:
+        """Bring a version into the local database by a chain, or else by the one it names."""
+        named = (*head.trailer.files, head.ref)
+        try:
+            return self._local.bring_to(head, chain, options)
+        except (NotFoundError, CorruptionError, FencedError) as error:
+            if chain == named:
+                raise
+            logger.warning(
+                "a merged file cannot be used: store=%s, error=%s", self.location.store, error
+            )
+            self._summaries.reject(set(chain).difference(named))
+            return self._local.bring_to(head, named, options)
+
+    def _replay(
+        self, head: PublishedFile, snapshot_version: int, options: StateStoreOptions
+    ) -> LocalVersion:
+        """Make a view of a version by exactly one snapshot, in a database of its own.
+
+        The store's may hold the version by another way. Of the replay before, what is open stays
+        readable.
+        """
+        chain = chain_from_snapshot(self.location, head, snapshot_version)
+        directory = f"{self._local_directory}-replay"
+        shutil.rmtree(directory, ignore_errors=True)
+        local = LocalVersions(self.location, directory, self._memory)
+        loaded = local.bring_to(head, chain, options)
+        local.shrink()
         return loaded
 
     def commit(
@@ -176,7 +162,7 @@ class RocksDBVersions:
             IncompatibleError: The version does not fit its parent's settings.
             InvalidArgumentError, InternalError: The stream is not what `new` says.
         """
-        done = self._recent.find_done(new, local_path)
+        done = self._recent.find_done(new, local_path, sync=options.fsync_enabled)
         if done is not None:
             self._remember(done)
             return done, CommitTimes()
@@ -214,8 +200,7 @@ class RocksDBVersions:
         lineage = compute_lineage(new.parent, (rows,))
         files: tuple[FileRef, ...] = ()
         if parent is not None and options.rocksdb_incremental:
-            with self._lock:
-                files = with_merges((*parent.trailer.files, parent.ref), self._merges)
+            files = self._chain(parent)
         encoded_ms = self._clock.elapsed_ms() - start_ms
         published, times = publish_delta(
             self.location,
@@ -227,11 +212,7 @@ class RocksDBVersions:
             clock=self._clock,
         )
         try:
-            database.follow(
-                delta.sst_path,
-                parent.trailer.version_ref if parent else None,
-                published.trailer.version_ref,
-            )
+            database.follow(delta.sst_path, published.trailer.version_ref)
             if options.rocksdb_compact_on_commit:
                 database.compact()
         except StorageError as error:
@@ -243,8 +224,6 @@ class RocksDBVersions:
             database.close()
         Path(local_path).unlink(missing_ok=True)
         self._remember(published)
-        with self._lock:
-            self._merges = merges_left((*files, published.ref), self._merges)
         return published, replace(times, checksum_ms=times.checksum_ms + encoded_ms)
 
     def _write(
@@ -299,15 +278,7 @@ class RocksDBVersions:
             checkpoint_id = version.checkpoint_id if checkpoint_format >= 2 else None
             head = read_delta_trailer(self.location, version.version, checkpoint_id)
         check_parent(head.trailer, version, self.location.path(head.ref.path))
-        return self._local.bring_to(head, options)
-
-    def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
-        """Return the delta of a version, from memory when it is one of the newest.
-
-        Raises:
-            NotFoundError, CorruptionError, FencedError, StorageError: As `read_delta_trailer`.
-        """
-        return self._recent.read(version, checkpoint_id)
+        return self._bring_to(head, self._chain(head), options)
 
     def forget_heads(self) -> None:
         """Let go of memory; the newest view stays on disk for a later load."""
@@ -315,16 +286,8 @@ class RocksDBVersions:
         self._local.shrink()
 
     def forget_local(self) -> None:
-        """Let go of what `forget_heads` leaves: the view, and what cleanups know of versions."""
+        """Let go of what `forget_heads` leaves on the local disk."""
         self._local.forget()
-        # A cleanup under way goes by what it finds there.
-        if self._cleanup_turn.acquire(blocking=False):
-            self._lineage.forget()
-            self._cleanup_turn.release()
-
-    def is_snapshot_due(self, head: PublishedFile, options: StateStoreOptions) -> bool:
-        """Return whether files of a version should be merged."""
-        return bool(files_to_merge(self._chain(head), options.rocksdb_merge_min_files))
 
     def has_snapshot_of(self, head: PublishedFile) -> bool:
         """Return whether the version is a single file already, with nothing to merge."""
@@ -347,13 +310,6 @@ class RocksDBVersions:
         start_ms = self._clock.elapsed_ms()
         chain = self._chain(head)
         sources = files_to_merge(chain, options.rocksdb_merge_min_files) or chain
-        at = head.trailer.version_ref
-        with self._lock:
-            num_loads = self._num_loads
-            self._announced = frozenset(
-                self.location.summary_name(kind, at.version, at.checkpoint_id)
-                for kind in ("snapshot", "merged")
-            )
         merged = merge_files(
             self.location,
             head,
@@ -363,64 +319,17 @@ class RocksDBVersions:
             sst_options=self._memory.options(options),
             sync=options.fsync_enabled,
         )
-        with self._lock:
-            if num_loads == self._num_loads:
-                self._merges = (*self._merges, Merge(sources, merged.ref))
-            self._status = SnapshotStatus(
-                merged.ref.version,
-                merged.ref.size,
-                self._clock.elapsed_ms() - start_ms,
-                self._status.num_taken + 1,
-            )
+        self._announce(merged, start_ms)
         return merged
 
-    def clean_up(self, head: PublishedFile, options: StateStoreOptions) -> Cleanup:
-        """Delete what retention allows.
-
-        Guarantee: every retained version can still be loaded, also when this raises half way.
-
-        Raises:
-            CorruptionError, IncompatibleError, StorageError: A trailer on the lineage cannot be
-                read; nothing is deleted then.
-        """
-        with self._cleanup_turn:
-            return self._clean_up(head, options)
-
-    def _clean_up(self, head: PublishedFile, options: StateStoreOptions) -> Cleanup:
-        files = self.location.io.list(self.location.directory)
-        now_ms = self._clock.now_ms()
-        num_retained = options.min_versions_to_retain
-        oldest, expired_pins = oldest_to_retain(head.trailer.version, num_retained, files, now_ms)
-        needed: dict[int, frozenset[str]] = {}
-        has_hole = False
-        try:
-            for ref, entry in self._lineage.walk(head, oldest):
-                needed[ref.version] = entry.paths
-        except (NotFoundError, FencedError) as error:
-            # Expired before, or replaced in format v1. What lies behind may be retained.
-            logger.info("lineage ends early: store=%s, error=%s", self.location.store, error)
-            has_hole = True
-        self._lineage.forget_below(oldest)
-        # A file of the listing is in one of these: a merge becomes one that a commit may take in,
-        # and then a file of the version that did.
-        with self._lock:
-            pending = self._announced.union(merge.result.path for merge in self._merges)
-        pending |= self._lineage.paths_above(head.trailer.version)
-        is_foreign = any("/" in path for paths in needed.values() for path in paths)
-        done, held_below = plan_release(
-            find_refs(files),
-            self.location.store.partition,
-            head.trailer.num_partitions,
-            0 if is_foreign or has_hole else min(needed),
-        )
-        cleaned = release(self.location, done, head.trailer.num_partitions)
-        if has_hole:
-            held_below = max(held_below, min(needed))
-        unneeded = files_to_delete(files, needed, pending, held_below, options, now_ms)
-        for info in (*expired_pins, *unneeded):
-            self.location.io.delete(self.location.path(info.name))
-            cleaned += Cleanup(1, info.size)
-        return cleaned
+    def _is_due(
+        self,
+        chain: tuple[FileRef, ...],
+        _head: PublishedFile,
+        options: StateStoreOptions,
+        times: int = 1,
+    ) -> bool:
+        return bool(files_to_merge(chain, times * options.rocksdb_merge_min_files))
 
     def changes(
         self, start_version: int, end_version: int, checkpoint_id: str | None, directory: str
@@ -439,19 +348,9 @@ class RocksDBVersions:
             CorruptionError, FencedError, StorageError: As `load`.
         """
         head = read_delta_trailer(self.location, end_version, checkpoint_id)
-        return head, write_changes(
-            self.location, self._lineage, head, start_version, directory, self._memory
-        )
-
-    def _chain(self, head: PublishedFile) -> tuple[FileRef, ...]:
-        with self._lock:
-            return with_merges((*head.trailer.files, head.ref), self._merges)
+        deltas = deltas_since(self.location, head, start_version)
+        return head, write_changes(self.location, deltas, start_version, directory, self._memory)
 
     def _remember(self, head: PublishedFile) -> None:
-        summary = newest_summary((*head.trailer.files, head.ref))
-        with self._lock:
-            if summary is not None and summary.version > self._status.version:
-                num_taken = self._status.num_taken
-                self._status = SnapshotStatus(summary.version, summary.size, 0.0, num_taken)
-        self._lineage.add(head)
+        self._notice(newest_summary((*head.trailer.files, head.ref)))
         self._recent.remember(head)

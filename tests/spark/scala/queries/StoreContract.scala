@@ -293,6 +293,19 @@ object StoreContract {
     lines.mkString("\n")
   }
 
+  /** The condition, and the text, with which version 7 of a store is refused that has one. */
+  def missingVersion(spark: SparkSession, root: String, providerClass: String): String = {
+    val conf = newHadoopConf(spark)
+    val provider = open(spark, root, providerClass, conf, useColumnFamilies = false)
+    provider.getStore(0).commit()
+    val lines = Try(provider.getStore(7)) match {
+      case Failure(e: SparkThrowable) => Seq(String.valueOf(e.getCondition), e.getMessage)
+      case other => Seq(other.toString)
+    }
+    provider.close()
+    lines.mkString("\n")
+  }
+
   /** What a store that was opened to be read says to calls that write. */
   def writesToReadStore(spark: SparkSession, root: String, providerClass: String): String = {
     val provider = open(spark, root, providerClass, newHadoopConf(spark))
@@ -343,7 +356,8 @@ object StoreContract {
       root: String,
       providerClass: String,
       hadoopConf: Configuration,
-      checkpointFormat: Int = 1): StateStoreProvider = {
+      checkpointFormat: Int = 1,
+      useColumnFamilies: Boolean = true): StateStoreProvider = {
     val conf = spark.sessionState.conf.clone()
     conf.setConfString("spark.sql.streaming.stateStore.providerClass", providerClass)
     conf.setConfString(
@@ -353,7 +367,7 @@ object StoreContract {
       text,
       text,
       NoPrefixKeyStateEncoderSpec(text),
-      useColumnFamilies = true,
+      useColumnFamilies,
       StateStoreConf(conf),
       hadoopConf,
       useMultipleValuesPerKey = false,

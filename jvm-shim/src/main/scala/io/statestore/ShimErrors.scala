@@ -4,9 +4,11 @@ import java.io.{File, IOException}
 import java.nio.channels.ClosedByInterruptException
 
 import com.fasterxml.jackson.databind.node.ObjectNode
+import io.statestore.view.ColumnFamily
 import org.rocksdb.{RocksDBException, Status}
 
-import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.SparkThrowable
+import org.apache.spark.sql.execution.streaming.state.{StateStoreId, StateStoreInternals}
 
 /**
  * A failure that an engine reported.
@@ -81,23 +83,111 @@ object ShimErrors {
   }
 
   /**
-   * What a store raises when it cannot be loaded: `CANNOT_LOAD_STATE_STORE`, except for an argument
-   * that the user has to change, which stays an IllegalArgumentException.
+   * What a store raises when it cannot be loaded: the condition of Spark's table that the kind of
+   * error means, and after Spark's text ours. An argument that the user has to change stays an
+   * IllegalArgumentException.
    */
-  def cannotLoad(cause: Throwable): Throwable = cause match {
-    case argument: IllegalArgumentException => argument
-    case interrupted: InterruptedException => interrupted
-    case other => StateStoreErrors.cannotLoadStore(other)
+  def cannotLoad(backend: String, store: StateStoreId, cause: Throwable): Throwable = cause match {
+    case _: IllegalArgumentException | _: InterruptedException => cause
+    case spark: SparkThrowable if spark.getCondition != null => cause
+    case reported: EngineReportedException =>
+      val own = if (backend == "rocksdb") RocksDBConditions else Map.empty
+      val condition = (LoadConditions ++ own).getOrElse(reported.kind, Uncategorized)
+      raised(condition, parameters(store, reported), cause)
+    case _ => raised(Uncategorized, Map.empty, cause)
   }
+
+  /** What a store raises for a column family that is not laid out as the checkpoint's. */
+  def schemaChanged(store: StateStoreId, stored: ColumnFamily, query: ColumnFamily): Throwable =
+    raised(
+      "STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE",
+      Map(
+        "colFamilyName" -> stored.name,
+        "oldSchema" -> stored.describe,
+        "newSchema" -> query.describe),
+      new IllegalStateException(
+        s"[schema-changed] the state schema differs from the checkpoint's: ${describe(store)}. " +
+          "To fix: restore the old query, give a new state variable another name, or start with " +
+          "a new checkpoint location"))
 
   /** What a store raises when its commit failed: Spark's error for a state file not written. */
   def cannotCommit(store: StateStoreId, version: Long, cause: Throwable): Throwable = cause match {
-    case interrupted: InterruptedException => interrupted
-    case other =>
-      StateStoreInternals.failedToCommitStateFileError(
-        s"${store.storeCheckpointLocation()} at version $version",
-        other)
+    case _: InterruptedException => cause
+    case _ =>
+      raised(
+        "CANNOT_WRITE_STATE_STORE.CANNOT_COMMIT",
+        Map("providerClass" -> s"${describe(store)} at version $version"),
+        cause)
   }
+
+  private def raised(condition: String, values: Map[String, String], cause: Throwable): Throwable =
+    StateStoreInternals.error(condition, values.withDefaultValue("unknown"), cause)
+
+  private val Load = "CANNOT_LOAD_STATE_STORE."
+  private val Uncategorized = s"${Load}UNCATEGORIZED"
+  private val Damaged = "CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED"
+  private val Changed = "STATE_STORE_INVALID_CONFIG_AFTER_RESTART"
+  private val Conf = "spark.sql.streaming.stateStore."
+
+  /** Spark's condition by kind of error; docs/spark.md shows this table. */
+  private val LoadConditions = Map(
+    "version-not-found" -> s"${Load}CANNOT_READ_DELTA_FILE_NOT_EXISTS",
+    "file-not-found" -> s"${Load}CANNOT_READ_DELTA_FILE_NOT_EXISTS",
+    "snapshot-not-found" -> s"${Load}CANNOT_READ_MISSING_SNAPSHOT_FILE",
+    "driver-lost" -> s"${Load}CANNOT_READ_STREAMING_STATE_FILE",
+    "fenced" -> s"${Load}INVALID_CHECKPOINT_LINEAGE",
+    "lineage-broken" -> s"${Load}INVALID_CHECKPOINT_LINEAGE",
+    "newer-format" -> s"${Load}INVALID_CHANGE_LOG_READER_VERSION",
+    "checksum-mismatch" -> Damaged,
+    "truncated" -> Damaged,
+    "corruption" -> Damaged,
+    "backend-changed" -> Changed,
+    "other-provider" -> Changed,
+    "max-parallelism-changed" -> Changed,
+    "num-partitions-changed" -> Changed,
+    "storage-changed" -> Changed)
+
+  /** Where Spark's RocksDB provider has another one for the same thing. */
+  private val RocksDBConditions = Map(
+    "version-not-found" -> s"${Load}CANNOT_READ_STREAMING_STATE_FILE",
+    "file-not-found" -> s"${Load}CANNOT_READ_STREAMING_STATE_FILE")
+
+  /** The setting that a kind of error is about. */
+  private val Settings = Map(
+    "backend-changed" -> s"${Conf}providerClass",
+    "other-provider" -> s"${Conf}providerClass",
+    "max-parallelism-changed" -> s"${Conf}maxParallelism",
+    "num-partitions-changed" -> "spark.sql.shuffle.partitions",
+    "storage-changed" -> s"${Conf}checkpointStorage")
+
+  private val Providers = Map(
+    "filesystem" -> classOf[FileSystemStateStoreProvider].getName,
+    "heap" -> classOf[HeapStateStoreProvider].getName,
+    "rocksdb" -> classOf[RocksDBStateStoreProvider].getName)
+
+  /** What the conditions above name, from the fields of an error. */
+  private def parameters(
+      store: StateStoreId,
+      error: EngineReportedException): Map[String, String] = {
+    def field(names: String*): String = names.map(error.fields.path(_)).find(!_.isMissingNode)
+      .fold("unknown")(value => Providers.getOrElse(value.asText, value.asText))
+    Map(
+      "fileToRead" -> field("file", "directory", "store"),
+      "fileName" -> field("file", "directory"),
+      "clazz" -> describe(store),
+      "lineage" -> field("found"),
+      "message" -> s"expected=${field("expected")}",
+      "version" -> field("format_version", "found"),
+      "expectedChecksum" -> field("expected"),
+      "computedChecksum" -> field("found"),
+      "configName" -> Settings.getOrElse(error.kind, "unknown"),
+      "oldConfig" -> field("checkpoint", "found"),
+      "newConfig" -> field("query", "expected"))
+  }
+
+  private def describe(store: StateStoreId): String =
+    s"StateStore[id=(op=${store.operatorId},part=${store.partitionId}),name=${store.storeName}," +
+      s"dir=${store.storeCheckpointLocation()}]"
 }
 
 /** A Python traceback, for people who read logs. It has no Java stack of its own. */

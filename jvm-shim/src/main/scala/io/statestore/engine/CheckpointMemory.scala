@@ -125,7 +125,7 @@ object CheckpointMemory {
       val launch = EngineLaunch.prepare(enginePackage, scratch.path)
         .copy(arguments = Seq("-m", Module, listeningHost(env)))
       new Running(
-        EngineProcess.start(ProcessName, launch, scratch.path, None, NoCallTimeoutMs), scratch)
+        EngineProcess.start(ProcessName, launch, scratch.path, NoCallTimeoutMs), scratch)
     } catch {
       case e: Throwable =>
         scratch.remove()

@@ -28,19 +28,23 @@ private[engine] final class Engine(index: Int, start: () => EngineProcess) {
   /**
    * Send a request and return the reply.
    *
+   * @param timeoutMs milliseconds to wait for the reply, after which the call is given up and the
+   *        process lives on; None for the call timeout, after which the process is killed
    * @throws EngineUnavailableException no process could be started, or process after process died
    * @throws EngineFailedException the engine failed outside its own error handling
    * @throws java.lang.InterruptedException the task was killed while it waited for a start
    */
-  def call(request: String): String = {
+  def call(request: String, timeoutMs: Option[Long] = None): String = {
     var lost = 0
     var hung = 0
     var reply: String = null
     while (reply == null) {
       try {
         val engine = await(process())
-        try reply = engine.call(request)
+        try reply = engine.call(request, timeoutMs)
         catch {
+          case e: EngineHungException if timeoutMs.nonEmpty =>
+            throw giveUp("engine did not answer in time", e)
           case e: EngineHungException =>
             log.warn(
               s"engine did not answer in time and is killed: engine=$index pid=${engine.pid}")

@@ -30,7 +30,17 @@ private[engine] final class EngineClient(port: Int, token: String, callTimeoutMs
 
   private[this] val readTimeoutMs = math.min(callTimeoutMs, Int.MaxValue.toLong).toInt
   private[this] val idle = new ConcurrentLinkedDeque[Connection]()
+  private[this] val shorterTimeout = new ThreadLocal[Option[Int]] {
+    override def initialValue(): Option[Int] = None
+  }
   @volatile private[this] var closed = false
+
+  /** Makes this thread's calls wait at most so many milliseconds for a reply, at least 1. */
+  def within[T](timeoutMs: Long)(calls: => T): T = {
+    shorterTimeout.set(Some(math.min(timeoutMs, readTimeoutMs.toLong).toInt))
+    try calls
+    finally shorterTimeout.remove()
+  }
 
   override def sendCommand(command: String): String = sendCommand(command, blocking = true)
 
@@ -42,7 +52,7 @@ private[engine] final class EngineClient(port: Int, token: String, callTimeoutMs
     var connection: Connection = null
     try {
       connection = Option(idle.pollLast()).getOrElse(new Connection(port, token, readTimeoutMs))
-      val reply = connection.send(command)
+      val reply = connection.send(command, shorterTimeout.get.getOrElse(readTimeoutMs))
       idle.addLast(connection)
       if (closed) closeIdle()
       reply
@@ -107,7 +117,8 @@ private object EngineClient {
       (reader, writer)
     }
 
-    def send(command: String): String = {
+    def send(command: String, timeoutMs: Int): String = {
+      socket.setSoTimeout(timeoutMs)
       writer.write(command)
       writer.flush()
       val reply = reader.readLine()

@@ -4,10 +4,12 @@ import java.io.File
 import java.util.concurrent.{ConcurrentHashMap, TimeUnit}
 import java.util.concurrent.atomic.LongAdder
 
+import scala.annotation.tailrec
 import scala.jdk.CollectionConverters._
+import scala.util.{Failure, Try}
 
 import com.fasterxml.jackson.databind.node.ObjectNode
-import io.statestore.{Json, ShimErrors}
+import io.statestore.{EngineUnavailableException, Json, ShimErrors}
 import org.apache.hadoop.conf.Configuration
 
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
@@ -28,8 +30,7 @@ final class EnginePool private[engine] (settings: EngineSettings) {
     new Engine(
       index,
       () =>
-        EngineProcess.start(
-          index.toString, launch, scratch.path, Some(files), settings.callTimeoutMs)))
+        EngineProcess.start(index.toString, launch, scratch.path, settings.callTimeoutMs)))
 
   private[this] val counts = new ConcurrentHashMap[String, LongAdder]()
 
@@ -57,16 +58,38 @@ final class EnginePool private[engine] (settings: EngineSettings) {
    * @throws io.statestore.EngineUnavailableException no engine could be started or kept alive
    * @throws java.lang.InterruptedException the task was killed while an engine was starting
    */
-  def call(storeKey: String, request: ObjectNode): ObjectNode = {
+  def call(storeKey: String, request: ObjectNode): ObjectNode =
+    replyOf(storeKey, request)(engineOf(storeKey).call(_))
+
+  /**
+   * Call the engine of a store or, where it does not answer in time, any other that does: for what
+   * every engine can do. No engine is taken for hung because of it.
+   *
+   * @param timeoutMs milliseconds to wait for each
+   * @throws io.statestore.EngineUnavailableException none answered; otherwise as `call`
+   */
+  def callAny(storeKey: String, request: ObjectNode, timeoutMs: Long): ObjectNode =
+    replyOf(storeKey, request) { text =>
+      val first = engineOf(storeKey)
+      @tailrec
+      def ask(engine: Engine, others: Seq[Engine]): String =
+        Try(engine.call(text, Some(timeoutMs))) match {
+          case Failure(_: EngineUnavailableException) if others.nonEmpty =>
+            ask(others.head, others.tail)
+          case answer => answer.get
+        }
+      ask(first, engines.toSeq.filter(engine => (engine ne first) && engine.isRunning))
+    }
+
+  private def replyOf(storeKey: String, request: ObjectNode)(ask: String => String): ObjectNode = {
     val op = request.path("op").asText
     counts.computeIfAbsent(op, _ => new LongAdder()).increment()
-    val engine = engineOf(storeKey)
-    val reply =
-      try Json.readObject(engine.call(Json.write(request)))
-      catch {
-        case e: EngineFailedException => internalError(e.getCause.getMessage)
-        case e: IllegalArgumentException => internalError(e.getMessage)
-      }
+    var reply = answer(ask, request)
+    if (reply.path("error").path("kind").asText == "files-not-offered") {
+      // The first call of this engine that needs a file system of Hadoop's.
+      request.set[ObjectNode]("files", files.address)
+      reply = answer(ask, request)
+    }
     (reply.get("ok"), reply.get("error")) match {
       case (ok: ObjectNode, _) => ok
       case (_, error: ObjectNode) => throw ShimErrors.fromEngine(error, op, storeKey)
@@ -75,6 +98,13 @@ final class EnginePool private[engine] (settings: EngineSettings) {
         throw ShimErrors.fromEngine(error.asInstanceOf[ObjectNode], op, storeKey)
     }
   }
+
+  private def answer(ask: String => String, request: ObjectNode): ObjectNode =
+    try Json.readObject(ask(Json.write(request)))
+    catch {
+      case e: EngineFailedException => internalError(e.getCause.getMessage)
+      case e: IllegalArgumentException => internalError(e.getMessage)
+    }
 
   /** Call the engine of a store unless none is running: for what a lost engine need not be told. */
   def callIfRunning(storeKey: String, request: ObjectNode): Unit =

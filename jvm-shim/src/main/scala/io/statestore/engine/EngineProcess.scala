@@ -43,14 +43,14 @@ private[engine] final class EngineProcess private (
   def isUsable: Boolean = !discarded && process.isAlive
 
   /**
-   * Call the engine, waiting at most the call timeout.
+   * Call the engine, waiting at most the call timeout, or so many milliseconds.
    *
    * @throws EngineHungException no reply came in time
    * @throws EngineLostException the engine died or cannot be reached
    * @throws EngineFailedException the engine is alive but failed outside its own error handling
    */
-  def call(request: String): String =
-    try api.call(request)
+  def call(request: String, timeoutMs: Option[Long]): String =
+    try timeoutMs.fold(api.call(request))(client.within(_)(api.call(request)))
     catch { case e: Py4JException => throw new EngineFailedException(e) }
 
   /** End the process at once. Its running calls fail. */
@@ -94,7 +94,6 @@ private[engine] object EngineProcess {
    *
    * @param name the engine's among those that share `scratch`, also for logs and threads
    * @param scratch directory that the engine may use and removes when its JVM is gone
-   * @param files what serves it the files of Hadoop's file systems, if it needs them
    * @param callTimeoutMs milliseconds a call may take, at least 1
    * @throws EngineUnavailableException it cannot be started, or is of another version; says why
    * @throws EngineKilledAtStartException a signal ended it before it was ready
@@ -103,7 +102,6 @@ private[engine] object EngineProcess {
       name: String,
       launch: EngineLaunch,
       scratch: File,
-      files: Option[FileServer],
       callTimeoutMs: Long): EngineProcess = {
     val startNanos = System.nanoTime()
     val process =
@@ -135,7 +133,7 @@ private[engine] object EngineProcess {
         ()
       }
       val token = newToken()
-      val ready = handshake(name, process, token, scratch, files, answer, launch, stderr)
+      val ready = handshake(name, process, token, scratch, answer, launch, stderr)
       val port = ready.get("port").asInt
       val client = new EngineClient(port, token, callTimeoutMs)
       val pid = ready.path("pid").asLong(process.pid())
@@ -154,7 +152,6 @@ private[engine] object EngineProcess {
       process: Process,
       token: String,
       scratch: File,
-      files: Option[FileServer],
       answer: CompletableFuture[String],
       launch: EngineLaunch,
       stderr: LineTail): ObjectNode = {
@@ -164,9 +161,6 @@ private[engine] object EngineProcess {
 
     val hello = Json.obj().put("version", Resources.version).put("protocol", ProtocolVersion)
       .put("scratch", scratch.getPath).put("engine", name)
-    files.foreach { offer =>
-      hello.putObject("files").put("port", offer.port).put("token", offer.token)
-    }
     try {
       process.getOutputStream.write(s"$token\n${Json.write(hello)}\n".getBytes(UTF_8))
       process.getOutputStream.flush()

@@ -4,15 +4,22 @@ import java.io.{BufferedReader, BufferedWriter, IOException, InputStreamReader, 
 import java.net.{InetAddress, ServerSocket, Socket}
 import java.nio.charset.StandardCharsets.UTF_8
 import java.security.MessageDigest
-import java.util.concurrent.ConcurrentHashMap
+import java.util.concurrent.atomic.AtomicBoolean
 
+import scala.collection.mutable
+
+import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.Json
 import org.apache.hadoop.conf.Configuration
 import org.slf4j.LoggerFactory
 
 /**
  * Serves engines, or an operation, files of Hadoop's file systems, on a loopback port: one JSON
- * object a line each way, after a line with the token. It offers nothing but `HadoopFiles`.
+ * object a line each way, after a line with the token. It offers nothing but `HadoopFiles`, and
+ * listens once somebody asks where.
+ *
+ * Every user of the machine can connect. Who has not shown the token yet, the strangers, costs a
+ * bounded number of threads, and no memory; whoever has is an engine.
  */
 private[engine] final class FileServer {
   import FileServer._
@@ -20,65 +27,106 @@ private[engine] final class FileServer {
   val token: String = EngineProcess.newToken()
 
   private[this] val files = new HadoopFiles
-  private[this] val server = new ServerSocket(0, Backlog, InetAddress.getByName("127.0.0.1"))
-  private[this] val connections = ConcurrentHashMap.newKeySet[Socket]()
 
-  start("statestore-files") {
-    while (!server.isClosed) {
-      // Without a listener engines would wait for ever: out of file descriptors, it tries again.
-      try accept()
-      catch {
-        case e: Throwable if !server.isClosed =>
-          log.warn("a connection of an engine cannot be accepted, it is tried again", e)
-          Thread.sleep(PauseMs)
-      }
+  // Guarded by this; strangers in the order they came in.
+  private[this] var server: ServerSocket = _
+  private[this] val strangers = mutable.LinkedHashSet.empty[Socket]
+  private[this] val known = mutable.HashSet.empty[Socket]
+
+  private[this] val hasWarned = new AtomicBoolean
+
+  def port: Int = synchronized {
+    if (server == null) {
+      val listening = new ServerSocket(0, Backlog, InetAddress.getByName("127.0.0.1"))
+      start("statestore-files")(acceptFrom(listening))
+      server = listening
     }
+    server.getLocalPort
   }
 
-  def port: Int = server.getLocalPort
+  /** Where it listens, as an engine or an operation is told. */
+  def address: ObjectNode = Json.obj().put("port", port).put("token", token)
 
   /** Use the Hadoop configuration of the query that has this checkpoint. */
   def register(checkpoint: String, configuration: Configuration): Unit =
     files.register(checkpoint, configuration)
 
   /** End all connections. Requests under way may still take effect. */
-  def close(): Unit = {
-    server.close()
-    connections.forEach(_.close())
+  def close(): Unit = synchronized {
+    if (server != null) server.close()
+    (strangers ++ known).foreach(_.close())
   }
 
-  private def accept(): Unit = {
-    val connection = server.accept()
-    connections.add(connection)
-    try start("statestore-files-connection")(serve(connection))
-    catch {
-      case e: Throwable =>
-        end(connection)
-        throw e
+  private def acceptFrom(listening: ServerSocket): Unit =
+    while (!listening.isClosed) {
+      // Without a listener engines would wait for ever: out of file descriptors, it tries again.
+      try {
+        val connection = listening.accept()
+        admit(connection)
+        try start("statestore-connection")(serve(connection))
+        catch {
+          case e: Throwable =>
+            end(connection)
+            throw e
+        }
+      } catch {
+        case e: Throwable if !listening.isClosed =>
+          log.warn("a connection of an engine cannot be accepted, it is tried again", e)
+          Thread.sleep(PauseMs)
+      }
     }
+
+  /** The stranger that came in first makes room: an engine shows the token at once. */
+  private def admit(connection: Socket): Unit = synchronized {
+    if (strangers.size == MostStrangers) end(strangers.head)
+    strangers += connection
   }
 
   private def serve(connection: Socket): Unit =
     try {
-      connection.setTcpNoDelay(true)
-      val reader = new BufferedReader(new InputStreamReader(connection.getInputStream, UTF_8))
-      val writer = new BufferedWriter(new OutputStreamWriter(connection.getOutputStream, UTF_8))
-      if (isToken(reader.readLine())) {
+      if (showsToken(connection)) {
+        synchronized {
+          if (strangers.remove(connection)) known += connection
+        }
+        connection.setTcpNoDelay(true)
+        val reader = new BufferedReader(new InputStreamReader(connection.getInputStream, UTF_8))
+        val writer = new BufferedWriter(new OutputStreamWriter(connection.getOutputStream, UTF_8))
         Iterator.continually(reader.readLine()).takeWhile(_ != null).foreach { line =>
           writer.write(Json.write(files.answer(Json.readObject(line))))
           writer.write('\n')
           writer.flush()
         }
-      } else log.warn("a connection without the token was refused")
+      } else if (!hasWarned.getAndSet(true)) {
+        log.warn("a connection without the token was refused; later ones are, without a word")
+      }
     } finally end(connection)
 
-  private def end(connection: Socket): Unit = {
-    connections.remove(connection)
+  private def end(connection: Socket): Unit = synchronized {
+    strangers -= connection
+    known -= connection
     connection.close()
   }
 
-  private def isToken(line: String): Boolean =
-    line != null && MessageDigest.isEqual(line.getBytes(UTF_8), token.getBytes(UTF_8))
+  /** Reads as many bytes as the token's line has, and waits no longer than an engine needs. */
+  private def showsToken(connection: Socket): Boolean = {
+    val wanted = s"$token\n".getBytes(UTF_8)
+    val deadlineNanos = System.nanoTime() + TokenTimeoutMs * 1000000L
+    def read(found: Array[Byte]): Boolean = {
+      val leftMs = (deadlineNanos - System.nanoTime()) / 1000000L
+      if (found.length == wanted.length) {
+        MessageDigest.isEqual(found, wanted)
+      } else if (leftMs <= 0L) {
+        false
+      } else {
+        connection.setSoTimeout(leftMs.toInt)
+        val next = connection.getInputStream.readNBytes(1)
+        next.nonEmpty && read(found ++ next)
+      }
+    }
+    val isShown = read(Array.emptyByteArray)
+    connection.setSoTimeout(0)
+    isShown
+  }
 
   private def start(name: String)(body: => Unit): Unit = {
     val run: Runnable = () =>
@@ -99,4 +147,6 @@ private object FileServer {
   private val log = LoggerFactory.getLogger(classOf[FileServer])
   private val Backlog = 128
   private val PauseMs = 200L
+  private val MostStrangers = 32
+  private val TokenTimeoutMs = 5000L
 }

@@ -1,7 +1,8 @@
 package io.statestore.engine
 
 import java.io.{EOFException, File, FileNotFoundException, IOException, InputStream, OutputStream}
-import java.nio.file.Files
+import java.nio.channels.{Channels, FileChannel}
+import java.nio.file.{Files, StandardOpenOption}
 import java.util.LinkedHashMap
 import java.util.Map.Entry
 import java.util.concurrent.ConcurrentHashMap
@@ -78,9 +79,14 @@ final class HadoopFiles {
           request.get("offset").asLong,
           request.get("length").asLong,
           new File(request.get("local_path").asText),
+          request.path("in_place").asBoolean,
           reply)
       case "stat" => describe(fileSystem, path, reply)
       case "delete" => delete(fileSystem, path, isTree = false)
+      case "delete_files" =>
+        request.get("names").forEach { name =>
+          delete(fileSystem, new Path(s"$path/${name.asText}"), isTree = false)
+        }
       case "delete_tree" => delete(fileSystem, path, isTree = true)
       case "list" => listFiles(fileSystem, path, "", isTree = false, reply.putArray("files"))
       case "list_tree" => listFiles(fileSystem, path, "", isTree = true, reply.putArray("files"))
@@ -142,20 +148,28 @@ final class HadoopFiles {
     ()
   }
 
-  /** Copies `length` bytes from `offset`, fewer at the end; a negative offset is from the end. */
+  /**
+   * Copies `length` bytes from `offset`, fewer at the end; a negative offset is from the end. In
+   * place: to the same offset of a local file that is there, of which all else stays.
+   */
   private def read(
       fileSystem: FileSystem,
       path: Path,
       offset: Long,
       length: Long,
       local: File,
+      inPlace: Boolean,
       reply: ObjectNode): Unit = {
     val size = describe(fileSystem, path, reply)
     val start = if (offset < 0) math.max(size + offset, 0L) else math.min(offset, size)
     val wanted = math.min(length, size - start)
     val in = fileSystem.open(path)
     try {
-      val out = Files.newOutputStream(local.toPath)
+      val out =
+        if (inPlace) {
+          val channel = FileChannel.open(local.toPath, StandardOpenOption.WRITE)
+          Channels.newOutputStream(channel.position(start))
+        } else Files.newOutputStream(local.toPath)
       try {
         if (wanted > 0) in.seek(start)
         copy(in, out, wanted)

@@ -43,8 +43,7 @@ object HadoopProcess {
     UserGroupInformation.setConfiguration(configuration)
     val server = new FileServer
     server.register("", configuration)
-    val ready = Json.obj().put("port", server.port).put("token", server.token)
-    System.out.write(s"READY ${Json.write(ready)}\n".getBytes(UTF_8))
+    System.out.write(s"READY ${Json.write(server.address)}\n".getBytes(UTF_8))
     System.out.flush()
     // It lives as long as who started it.
     while (stdin.readLine() != null) {}

@@ -5,6 +5,7 @@ import java.nio.charset.StandardCharsets.UTF_8
 import org.slf4j.LoggerFactory
 
 import org.apache.spark.{SparkEnv, SparkException}
+import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 
 /** Which query runs are active: the driver knows, executors ask it. */
@@ -15,14 +16,18 @@ object QueryRuns {
   // Guarded by this.
   private[this] var application: SparkEnv = _
 
+  /** On the driver, takes the queries of a session for runs that may be asked for. */
+  def note(session: SparkSession): Unit = StateStoreInternals.noteSession(session)
+
   /**
    * On the driver, lets executors ask from now on for runs of this thread's session, and warns
-   * where the session asks for a number of state partitions in vain.
+   * where the session asks for a number of state partitions in vain. False on executors.
    */
-  def offer(): Unit = {
+  def offer(): Boolean = {
     val env = SparkEnv.get
-    if (env != null && StateStoreInternals.isDriver(env)) {
-      StateStoreInternals.noteSession()
+    val isDriver = env != null && StateStoreInternals.isDriver(env)
+    if (isDriver) {
+      SparkSession.getActiveSession.foreach(note)
       StateStoreInternals.partitionsAskedInVain.foreach { case (checkpoint, pinned, asked) =>
         log.warn(
           "spark.sql.shuffle.partitions does not change the number of state partitions of a " +
@@ -39,6 +44,7 @@ object QueryRuns {
         }
       }
     }
+    isDriver
   }
 
   /** Those of some runs that are active; all of them where the driver does not answer. */

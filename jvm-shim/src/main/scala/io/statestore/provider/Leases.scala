@@ -1,42 +1,54 @@
 package io.statestore.provider
 
 import java.util.UUID
-import java.util.concurrent.{ConcurrentHashMap, Future, ScheduledThreadPoolExecutor, TimeUnit}
+import java.util.concurrent.{ConcurrentHashMap, CountDownLatch}
+import java.util.concurrent.{ScheduledThreadPoolExecutor, TimeUnit}
 
 import scala.annotation.tailrec
 import scala.jdk.CollectionConverters._
+import scala.util.Try
 import scala.util.control.NonFatal
 
-import io.statestore.{EngineReportedException, EngineUnavailableException}
+import io.statestore.{EngineReportedException, EngineUnavailableException, ShimOptions}
 import io.statestore.engine.QueryRuns
 import org.apache.spark.SparkEnv
 import org.apache.spark.internal.Logging
+import org.apache.spark.sql.execution.streaming.state.{StatefulQuery, StateStoreId}
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 
 /**
- * The leases of this JVM, one for each query run with stores here: while there is one, operations
- * leave the checkpoint alone. A lease is taken when the run's first store is opened, and dropped
- * when the driver no longer knows the run. Whatever becomes of its engine, a lease is renewed from
- * here; the engine drops those of a JVM that died.
+ * The leases of this JVM, one for each query run that it has stores of, on the driver for each that
+ * is active: while there is one, operations leave the checkpoint alone. A lease is dropped when the
+ * driver no longer knows the run and no commit is under way. Whatever becomes of its engine, a
+ * lease is renewed from here; the engine drops those of a JVM that died.
  */
 private[statestore] object Leases extends Logging {
   private val CheckEveryMs = 1000L
 
+  /** An engine may be as busy as that without being passed over. */
+  private val MinCallTimeoutMs = 5000L
+
+  /** A lease lasts so many intervals, as `statestore/checkpoint/lease.py` says. */
+  private val Intervals = 3L
+
   private val held = new ConcurrentHashMap[(String, String), Lease]()
 
-  // One renews while the other waits for the driver.
   private lazy val timer: ScheduledThreadPoolExecutor = {
-    val made = new ScheduledThreadPoolExecutor(
-      2,
-      (work: Runnable) => {
-        val thread = new Thread(work, "statestore-leases")
-        thread.setDaemon(true)
-        thread
-      })
-    made.setRemoveOnCancelPolicy(true)
-    made.scheduleWithFixedDelay(
-      () => dropEnded(), CheckEveryMs, CheckEveryMs, TimeUnit.MILLISECONDS)
+    val made = new ScheduledThreadPoolExecutor(1, daemon(_))
+    made.scheduleWithFixedDelay(() => check(), 0L, CheckEveryMs, TimeUnit.MILLISECONDS)
     made
+  }
+
+  private def daemon(work: Runnable): Thread = {
+    val thread = new Thread(work, "statestore-leases")
+    thread.setDaemon(true)
+    thread
+  }
+
+  /** On the driver, holds a lease of each stateful query from now on, before its first task. */
+  def watch(): Unit = {
+    timer
+    ()
   }
 
   /**
@@ -44,89 +56,126 @@ private[statestore] object Leases extends Logging {
    *
    * @throws io.statestore.EngineReportedException an operation is changing the checkpoint
    */
+  def hold(context: StoreContext): Unit =
+    if (context.isOfQuery) begin(context, isCommit = false).end()
+
+  /**
+   * Commits while the lease of the store's run is held: it is not dropped before the end.
+   *
+   * @throws io.statestore.EngineReportedException an operation is changing the checkpoint, or the
+   *         lease cannot be taken again
+   */
+  def committing[T](context: StoreContext)(commit: => T): T =
+    if (!context.isOfQuery) commit
+    else {
+      val lease = begin(context, isCommit = true)
+      try commit
+      finally lease.end()
+    }
+
   @tailrec
-  def hold(context: StoreContext): Unit = if (context.isOfQuery) {
-    val key = (context.storeId.checkpointRootLocation, context.run)
-    val lease = held.computeIfAbsent(key, _ => new Lease(context))
-    if (!lease.ensureTaken()) {
-      held.remove(key, lease)
-      hold(context)
+  private def begin(context: StoreContext, isCommit: Boolean): Lease = {
+    val lease = leaseOf(context)
+    if (lease.begin()) {
+      try lease.ensureHeld(isCommit)
+      catch {
+        case e: Throwable =>
+          lease.end()
+          throw e
+      }
+      lease
+    } else {
+      held.remove(keyOf(context), lease)
+      begin(context, isCommit)
     }
   }
 
-  private def every(intervalMs: Long)(work: => Unit): Future[_] =
-    timer.scheduleWithFixedDelay(() => work, intervalMs, intervalMs, TimeUnit.MILLISECONDS)
+  private def keyOf(context: StoreContext): (String, String) =
+    (context.storeId.checkpointRootLocation, context.run)
 
-  private def dropEnded(): Unit =
+  private def leaseOf(context: StoreContext): Lease = {
+    watch()
+    held.computeIfAbsent(keyOf(context), _ => new Lease(context))
+  }
+
+  /** Begins to hold the leases of new runs, on the driver, and lets go of those that ended. */
+  private def check(): Unit =
     try {
+      StateStoreInternals.statefulQueries(_.startsWith(ProviderPackage))
+        .filterNot(query => held.containsKey((query.stateDirectory, query.run)))
+        .foreach { query =>
+          // An option that is out of range fails the query's first task, by name.
+          Try(contextOf(query)).foreach(leaseOf)
+        }
       val runs = held.keySet.asScala.map(_._2).toSet
       if (runs.nonEmpty) {
         val active = QueryRuns.active(runs)
         held.asScala.foreach { case (key, lease) =>
-          if (!active(key._2) && held.remove(key, lease)) lease.drop()
+          if (!active(key._2) && lease.endIfIdle()) held.remove(key, lease)
         }
       }
-    } catch { case NonFatal(e) => logWarning("leases of ended runs were not dropped", e) }
+    } catch { case NonFatal(e) => logWarning("leases were not looked after", e) }
 
-  /** One lease; `context` is that of any store of the run. */
+  private def contextOf(query: StatefulQuery): StoreContext = new StoreContext(
+    query.providerClass.stripPrefix(ProviderPackage).stripSuffix("StateStoreProvider").toLowerCase,
+    StateStoreId(query.stateDirectory, 0L, 0),
+    defaultFamily = null, // of no store
+    useColumnFamilies = false,
+    query.storeConf,
+    query.hadoopConf,
+    ShimOptions.parse(query.storeConf.sqlConfs))
+
+  private val ProviderPackage = "io.statestore."
+
+  /**
+   * One lease; `context` is that of any store of the run. A thread of its own renews it, so that an
+   * engine that hangs holds up no other.
+   */
   private final class Lease(context: StoreContext) {
     private val id = UUID.randomUUID().toString.replace("-", "")
     private val intervalMs = context.options.leaseIntervalMs
+    private val lastsNanos = TimeUnit.MILLISECONDS.toNanos(Intervals * intervalMs)
+    private val over = new CountDownLatch(1)
 
-    // Changed under the lease's lock, as its calls are made.
-    @volatile private var isTaken = false
+    // Guarded by this.
+    private var users = 0
+
+    // Changed under the lock of `calling`, as its calls are made.
+    private val calling = new Object
+    @volatile private var renewedAt: Option[Long] = None // nanoseconds, when the call was made
     @volatile private var refusal: EngineReportedException = _
-    private var isOver = false
-    private var renewedAt = 0L // nanoseconds
-    private var renewals: Future[_] = _
 
-    /** Takes the lease unless that was done; false when it is over, and a new one is needed. */
-    def ensureTaken(): Boolean = {
+    daemon(() => keep()).start()
+
+    /** Begins a use of the lease; false when it is over, and a new one is needed. */
+    def begin(): Boolean = synchronized {
+      if (over.getCount > 0) users += 1
+      over.getCount > 0
+    }
+
+    def end(): Unit = synchronized(users -= 1)
+
+    /** Lets go of the lease, which its thread drops, unless it is in use. */
+    def endIfIdle(): Boolean = synchronized {
+      if (users == 0) over.countDown()
+      users == 0
+    }
+
+    /** Takes the lease unless it is held; only a commit fails where the storage does. */
+    def ensureHeld(isCommit: Boolean): Unit = {
+      if (hasExpired) calling.synchronized {
+        try if (hasExpired && refusal == null) take()
+        catch {
+          case e: EngineReportedException if e.errorClass == "StorageError" && !isCommit =>
+            logWarning(s"lease was not taken: $describe", e)
+        }
+      }
       if (refusal != null) throw refusal
-      isTaken || synchronized {
-        if (!isTaken && !isOver) {
-          take()
-          renewals = every(intervalMs)(renew())
-        }
-        !isOver
-      }
     }
 
-    private def take(): Unit = {
-      try {
-        call("take")
-        renewedAt = System.nanoTime()
-      } catch {
-        // Not worth a failed task: the next renewal tries again.
-        case e: EngineReportedException if e.errorClass == "StorageError" =>
-          logWarning(s"lease was not taken: $describe", e)
-          renewedAt = System.nanoTime() - lastsNanos
-      }
-      isTaken = true
-    }
-
-    private def renew(): Unit = synchronized {
-      if (!isOver && refusal == null) {
-        try {
-          // One that expired may have let an operation begin.
-          val hasExpired = System.nanoTime() - renewedAt >= lastsNanos
-          call(if (hasExpired) "take" else "renew")
-          renewedAt = System.nanoTime()
-        } catch {
-          case e: EngineReportedException if e.errorClass == "InUseError" =>
-            logWarning(s"lease is lost, the query run writes no more: $describe", e)
-            refusal = e
-          case e: EngineUnavailableException =>
-            logInfo(s"no engine to renew a lease: $describe, error=${e.getMessage}")
-          case NonFatal(e) => logWarning(s"lease was not renewed: $describe", e)
-        }
-      }
-    }
-
-    def drop(): Unit = synchronized {
-      isOver = true
-      isTaken = false
-      if (renewals != null) renewals.cancel(false)
+    private def keep(): Unit = {
+      renew()
+      while (!over.await(intervalMs, TimeUnit.MILLISECONDS)) renew()
       try call("drop")
       catch {
         // Its engines dropped it at the end of the application.
@@ -136,21 +185,51 @@ private[statestore] object Leases extends Logging {
       }
     }
 
+    private def renew(): Unit = calling.synchronized {
+      if (refusal == null) {
+        try {
+          // One that expired may have let an operation begin.
+          if (hasExpired) take() else renewWith("renew")
+        } catch {
+          case e: EngineUnavailableException =>
+            logInfo(s"no engine to renew a lease: $describe, error=${e.getMessage}")
+          case NonFatal(e) => logWarning(s"lease was not renewed: $describe", e)
+        }
+      }
+    }
+
+    private def take(): Unit =
+      try renewWith("take")
+      catch {
+        case e: EngineReportedException if e.errorClass == "InUseError" =>
+          logWarning(s"lease is refused, the query run writes no more: $describe")
+          refusal = e
+      }
+
+    private def renewWith(action: String): Unit = {
+      val began = System.nanoTime()
+      call(action)
+      renewedAt = Some(began)
+    }
+
+    private def hasExpired: Boolean =
+      renewedAt.forall(System.nanoTime() - _ >= lastsNanos)
+
     private def call(action: String): Unit = {
       val request = context.request("lease")
       request.put("action", action).put("id", id).put("pid", ProcessHandle.current().pid())
       request.put("application", StateStoreInternals.sparkConf.get("spark.app.id", ""))
       request.put("executor", Option(SparkEnv.get).fold("")(_.executorId))
-      context.call(request)
+      // The first call may have to wait for the start of an engine.
+      if (renewedAt.isEmpty) context.call(request)
+      else {
+        val timeoutMs = math.max(intervalMs, MinCallTimeoutMs)
+        context.engines.callAny(context.directory, request, timeoutMs)
+      }
       ()
     }
-
-    private def lastsNanos: Long = TimeUnit.MILLISECONDS.toNanos(Intervals * intervalMs)
 
     private def describe: String =
       s"checkpoint=${context.storeId.checkpointRootLocation}, run=${context.run}, lease=$id"
   }
-
-  /** A lease lasts so many intervals, as `statestore/checkpoint/lease.py` says. */
-  private val Intervals = 3L
 }

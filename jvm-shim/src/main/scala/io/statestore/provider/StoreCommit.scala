@@ -40,8 +40,7 @@ private[statestore] final class StoreCommit(
   private val keyGroupGrowth = new Array[Long](StoreCommit.KeyGroupClasses)
 
   /** Makes the next version durable, or raises what the engine said. */
-  def run(): Committed = {
-    Leases.hold(context)
+  def run(): Committed = Leases.committing(context) {
     // Also the attempt's identity: a call that is repeated is recognised by it.
     val checkpointId = UUID.randomUUID().toString.replace("-", "")
     val file = context.engines.scratchFile("delta")

@@ -1,5 +1,6 @@
 package io.statestore.provider
 
+import java.util.UUID
 import java.util.concurrent.{ConcurrentHashMap, ConcurrentLinkedQueue}
 
 import com.fasterxml.jackson.databind.node.ObjectNode
@@ -28,6 +29,9 @@ private[statestore] final class StoreContext(
 
   /** ID of the query run; where no query runs (the state data source), empty or of no meaning. */
   val run: String = hadoopConf.get("sql.streaming.runId", "")
+
+  /** Tells this provider instance from others of the same store, which may outlive their query. */
+  private val provider = UUID.randomUUID().toString
 
   /** Whether a query runs, and not the state data source or a conversion. */
   val isOfQuery: Boolean = hadoopConf.get(StoreContext.PartitionsOfQueryKey) != null
@@ -84,6 +88,7 @@ private[statestore] final class StoreContext(
       .put("partition", storeId.partitionId)
       .put("name", storeId.storeName)
       .put("run", run)
+      .put("provider", provider)
     // Not to close: nobody is asked, and nothing started, for a store that is given up. A lease is
     // in the checkpoint directory.
     if (isInDriversMemory && op != "close" && op != "lease") {

@@ -163,11 +163,7 @@ private[statestore] final class StoreHandle(
       useMultipleValuesPerKey,
       isInternal)
     known.filterNot(_.sameLayout(wanted)).foreach { stored =>
-      throw new IncompatibleStateException(
-        "[schema-changed] a column family differs from the checkpoint's: " +
-          s"store='${context.directory}', column_family='$colFamilyName', " +
-          s"checkpoint='${stored.describe}', query='${wanted.describe}'. " +
-          "To fix: restore the old state variable, or give the new one another name")
+      throw ShimErrors.schemaChanged(id, stored, wanted)
     }
     if (!families.contains(colFamilyName)) {
       removed.remove(colFamilyName)
@@ -390,9 +386,11 @@ private[statestore] final class StoreHandle(
   }
 
   private def closed(operation: String): Throwable =
-    StateStoreInternals.failedToCommitStateFileError(
-      s"$operation on $this",
-      new IllegalStateException("the state store was committed or aborted already"))
+    ShimErrors.cannotCommit(
+      id,
+      base.number + 1,
+      new IllegalStateException(
+        s"the state store was committed or aborted already: operation=$operation"))
 
   /** Whoever keeps the handle must not keep the batch. */
   private def endOfTask(): Unit = {

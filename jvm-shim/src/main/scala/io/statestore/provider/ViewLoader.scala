@@ -6,6 +6,7 @@ import scala.jdk.CollectionConverters._
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
+import io.statestore.ShimErrors
 import io.statestore.delta.{StateFileOp, StateFileReader}
 import io.statestore.view._
 
@@ -51,6 +52,18 @@ private[statestore] abstract class ViewLoader(context: StoreContext) {
       counters)
   }
 
+  /** Whether another attempt of the version that a view is of has the same rows. */
+  def isSame(version: ViewVersion, checkpointId: String, counters: HandleCounters): Boolean =
+    counters.timed(StoreMetrics.LoadMs) {
+      val request = context.request("same")
+      request.putObject("version")
+        .put("version", version.number)
+        .put("checkpoint_id", checkpointId)
+        .put("lineage", version.lineage)
+      counters.add(StoreMetrics.EngineCalls, 1L)
+      context.call(request).get("same").asBoolean
+    }
+
   /** Engine calls that views of this loader have made since the last time this was asked. */
   def takeCalls(): Long = 0L
 
@@ -70,11 +83,7 @@ private[statestore] abstract class ViewLoader(context: StoreContext) {
       stored
     } else {
       if (!stored.sameLayout(context.defaultFamily)) {
-        throw new IncompatibleStateException(
-          "[schema-changed] the state schema differs from the checkpoint's: " +
-            s"store='${context.directory}', checkpoint='${stored.describe}', " +
-            s"query='${context.defaultFamily.describe}'. " +
-            "To fix: restore the old query, or start with a new checkpoint location")
+        throw ShimErrors.schemaChanged(context.storeId, stored, context.defaultFamily)
       }
       context.defaultFamily
     }
@@ -173,7 +182,3 @@ private[statestore] final class HeapViewLoader(context: StoreContext) extends Vi
           append = op == StateFileOp.Merge)
     }
 }
-
-/** The checkpoint cannot serve the query as it is now. */
-private[statestore] final class IncompatibleStateException(message: String)
-    extends RuntimeException(message)

@@ -26,7 +26,7 @@ abstract class ViewStateStoreProvider(backend: String)
     with Logging {
 
   // The driver makes an instance to ask for metric names while it plans, before any task runs.
-  QueryRuns.offer()
+  if (QueryRuns.offer()) Leases.watch()
 
   // Everything below is set by init; the driver makes instances only to ask for metric names.
   private var context: StoreContext = _
@@ -292,7 +292,10 @@ abstract class ViewStateStoreProvider(backend: String)
     new StoreHandle(this, context, view, counters, loadedEmpty, readOnly)
   }
 
-  /** The view of a version: the cached one, the cached one rolled back, or a loaded one. */
+  /**
+   * The view of a version: the cached one, which may be of another attempt with the same rows, the
+   * cached one rolled back, or a loaded one.
+   */
   private def acquire(
       version: Long,
       checkpointId: Option[String],
@@ -310,6 +313,10 @@ abstract class ViewStateStoreProvider(backend: String)
       cached.rollBack()
       counters.add(StoreMetrics.RollBacks, 1L)
       cached
+    } else if (cached != null && cached.openHandles == 0 && cached.version.number == version &&
+      cached.version.lineage != null && loader.isSame(cached.version, checkpointId.get, counters)) {
+      cached.becomeAttempt(checkpointId.get)
+      cached
     } else {
       drop() // give the memory back before the next view is built
       current = loader.load(version, checkpointId, None, counters)
@@ -325,7 +332,7 @@ abstract class ViewStateStoreProvider(backend: String)
     catch {
       case NonFatal(e) =>
         logWarning(s"state store was not loaded: store=${context.directory}, version=$version", e)
-        throw ShimErrors.cannotLoad(e)
+        throw ShimErrors.cannotLoad(backend, context.storeId, e)
     }
 
   /** Maintenance must not raise: Spark would close the provider. */
@@ -341,7 +348,8 @@ abstract class ViewStateStoreProvider(backend: String)
         // Snapshots of all stores take turns: an engine with many of them does not hang.
         request.put("wait_ms", context.options.engineCallTimeoutMs / 2)
         val reply = context.call(request)
-        done(version)
+        // A cleanup whose time was up goes on with the next maintenance.
+        if (reply.get("files_left").asLong == 0) done(version)
         noteSnapshot(reply.get("snapshot"))
       } catch {
         // Spark's maintenance threads outlive the application, and with it the engines, a little.

@@ -37,15 +37,29 @@ private[statestore] final class RocksDBView(
   private var reader: VersionReader = if (path == null) null else new VersionReader(path, settings)
   private var isReaderBehind = false
   private var wasRead = false // RocksDB, at this version
+  private var before: Before = _ // the version before
   private val byName = mutable.LinkedHashMap.empty[String, Family]
   stored.foreach(add)
 
   override def version: ViewVersion = current
 
-  /** Null: the engine keeps the view of the version before. */
-  override def previous: ViewVersion = null
+  override def previous: ViewVersion = if (before == null) null else before.version
 
-  override def rollBack(): Unit = throw new UnsupportedOperationException("rollBack")
+  /** Without the cache, whose rows are those of the version that is left. */
+  override def rollBack(): Unit = synchronized {
+    closeReader()
+    byName.valuesIterator.foreach(_.cache.close())
+    byName.clear()
+    before.families.foreach(family => byName.put(family.family.name, family))
+    current = before.version
+    rows = Some(before.rows)
+    before = null
+    isReaderBehind = current.number > 0L // version 0 has no rows and no directory
+    wasRead = false
+  }
+
+  override def becomeAttempt(checkpointId: String): Unit =
+    current = current.copy(checkpointId = checkpointId)
 
   override def families: Iterable[ColumnFamily] = byName.values.map(_.family)
 
@@ -58,11 +72,11 @@ private[statestore] final class RocksDBView(
   override def heapBytes: Long = synchronized(byName.valuesIterator.map(_.cache.heapBytes).sum)
 
   override def advance(to: ViewAdvance): Unit = synchronized {
-    val before = counts
+    before = new Before(current, byName.values.toSeq, counts)
     closeReader()
     to.families.foreach(family => if (!byName.contains(family.name)) add(family))
     to.changes.foreach(change => byName(change.overlay.family.name).cache.write(change))
-    rows = Some(before + to.changes)
+    rows = Some(before.rows + to.changes)
     val names = to.families.map(_.name).toSet
     byName.keys.filterNot(names).toList.foreach(byName.remove(_).foreach(_.cache.close()))
     current = to.version
@@ -108,6 +122,11 @@ private[statestore] final class RocksDBView(
     wasRead = reader != null
     reader
   }
+
+  private final class Before(
+      val version: ViewVersion,
+      val families: Seq[Family],
+      val rows: NumRows)
 
   private final class Family(val family: ColumnFamily) extends CommittedFamily {
 

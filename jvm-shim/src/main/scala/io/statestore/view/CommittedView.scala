@@ -2,8 +2,8 @@ package io.statestore.view
 
 /**
  * The rows of one store at one version: a cache of durable state that can be dropped at any time
- * and loaded again. `advance` and `rollBack` change it in place and are only allowed while no
- * handle is open on it (`StateStoreProvider` sees to it).
+ * and loaded again. `advance`, `rollBack` and `becomeAttempt` change it in place and are only
+ * allowed while no handle is open on it (`ViewStateStoreProvider` sees to it).
  */
 private[statestore] trait CommittedView {
   def version: ViewVersion
@@ -59,6 +59,9 @@ private[statestore] trait CommittedView {
 
   /** Goes back to the version before the last `advance`. */
   def rollBack(): Unit
+
+  /** Becomes the view of another attempt of its version, with the same rows. */
+  def becomeAttempt(checkpointId: String): Unit
 }
 
 /** The committed rows of one column family. Bytes it shows stay valid until the task ends. */

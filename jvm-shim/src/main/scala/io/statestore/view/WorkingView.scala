@@ -62,6 +62,9 @@ private[statestore] final class WorkingView(
     log.entries.foreach(_.rollBack())
   }
 
+  override def becomeAttempt(checkpointId: String): Unit =
+    current = current.copy(checkpointId = checkpointId)
+
   /** Gives up the way back and the space it holds. */
   private def forget(): Unit = if (undo != null) {
     undo.entries.foreach(_.forget())

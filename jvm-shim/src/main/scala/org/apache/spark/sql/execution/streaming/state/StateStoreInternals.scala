@@ -7,16 +7,21 @@ import scala.jdk.CollectionConverters._
 import scala.util.control.NonFatal
 
 import org.apache.hadoop.conf.Configuration
+import org.apache.hadoop.fs.Path
 
-import org.apache.spark.{SparkConf, SparkContext, SparkEnv, SparkException}
+import org.apache.spark.{QueryContext, SparkConf, SparkContext, SparkEnv, SparkException}
+import org.apache.spark.SparkThrowableHelper
 import org.apache.spark.api.python.PythonUtils
 import org.apache.spark.deploy.SparkHadoopUtil
 import org.apache.spark.rpc.{IsolatedThreadSafeRpcEndpoint, RpcCallContext, RpcEnv}
 import org.apache.spark.scheduler.{SparkListener, SparkListenerApplicationEnd}
+import org.apache.spark.sql
+import org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.errors.QueryExecutionErrors
-import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
+import org.apache.spark.sql.execution.streaming.runtime.{
+  StreamExecution, StreamingCheckpointConstants}
 import org.apache.spark.sql.internal.{SQLConf, SharedState}
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.util.{NextIterator, RpcUtils, Utils}
@@ -40,9 +45,18 @@ object StateStoreInternals {
   def reportSnapshot(provider: StateStoreProviderId, version: Long, timestampMs: Long): Unit =
     StateStoreProvider.coordinatorRef.foreach(_.snapshotUploaded(provider, version, timestampMs))
 
-  /** Spark's error for a commit that failed; `file` names what could not be written. */
-  def failedToCommitStateFileError(file: String, cause: Throwable): Throwable =
-    QueryExecutionErrors.failedToCommitStateFileError(file, cause)
+  /**
+   * An error of one of Spark's conditions. Its text is Spark's, and then the cause's.
+   *
+   * @param values parameters of the condition by their names; others are left out
+   */
+  def error(condition: String, values: Map[String, String], cause: Throwable): SparkException = {
+    val wanted = SparkThrowableHelper.getMessageParameters(condition)
+    val parameters = wanted.map(name => name -> values(name)).toMap
+    val text = SparkThrowableHelper.getMessage(condition, parameters)
+    new SparkException(
+      s"$text ${cause.getMessage}", cause, Some(condition), parameters, Array.empty[QueryContext])
+  }
 
   /** Spark's error for a version below 0. */
   def unexpectedStateStoreVersion(version: Long): Throwable =
@@ -114,13 +128,37 @@ object StateStoreInternals {
     Iterator.iterate(e)(_.getCause).takeWhile(_ != null)
       .exists(_.getClass.getSimpleName == "RpcEndpointNotFoundException")
 
-  /** On the driver: let `activeRuns` look at the queries of this thread's session, if any. */
-  def noteSession(): Unit =
-    SparkSession.getActiveSession.foreach(session => sharedStates.add(session.sharedState))
+  /** On the driver: let `activeRuns` and `statefulQueries` look at the queries of a session. */
+  def noteSession(session: sql.SparkSession): Unit = session match {
+    case classic: SparkSession =>
+      sharedStates.add(classic.sharedState)
+      ()
+    case _ => ()
+  }
 
   /** On the driver: run IDs of the active queries of all sessions noted. */
-  def activeRuns: Set[String] = sharedStates.synchronized(sharedStates.asScala.toSet)
-    .flatMap(_.activeStreamingQueries.values.asScala).map(_.runId.toString)
+  def activeRuns: Set[String] = activeQueries.map(_.runId.toString)
+
+  /** On the driver: the active stateful queries of those sessions over some providers' classes. */
+  def statefulQueries(isWanted: String => Boolean): Set[StatefulQuery] = for {
+    query <- activeQueries
+    conf = query.sparkSessionForStream.sessionState.conf
+    if isWanted(conf.stateStoreProviderClass)
+    if query.analyzedPlan.exists(UnsupportedOperationChecker.isStatefulOperation)
+  } yield {
+    val hadoopConf = query.sparkSessionForStream.sessionState.newHadoopConf()
+    hadoopConf.set(StreamExecution.RUN_ID_KEY, query.runId.toString)
+    StatefulQuery(
+      query.runId.toString,
+      new Path(query.resolvedCheckpointRoot, StreamingCheckpointConstants.DIR_NAME_STATE).toString,
+      conf.stateStoreProviderClass,
+      new StateStoreConf(conf),
+      hadoopConf)
+  }
+
+  private def activeQueries: Set[StreamExecution] =
+    sharedStates.synchronized(sharedStates.asScala.toSet)
+      .flatMap(_.activeStreamingQueries.values.asScala)
 
   /**
    * On the driver, where a query is planned on this thread whose session asks for another number of
@@ -163,6 +201,14 @@ object StateStoreInternals {
   lazy val sqlConfKeys: Set[String] =
     SQLConf.getConfigEntries().asScala.flatMap(entry => entry.key :: entry.alternatives).toSet
 }
+
+/** An active query with state; `stateDirectory` is the `state` directory of its checkpoint. */
+final case class StatefulQuery(
+    run: String,
+    stateDirectory: String,
+    providerClass: String,
+    storeConf: StateStoreConf,
+    hadoopConf: Configuration)
 
 /** Spark's iterator over the changes of a version range, open to implementations outside Spark. */
 abstract class ChangeDataReader

@@ -1,0 +1,130 @@
+"""Whether leases of others count: who may still write into a checkpoint.
+
+The lease of a process of this machine says soon whether it counts: a process that is gone writes
+nothing, nor do the engines of a JVM that is gone. Others are watched until they are dropped or
+expire, or were renewed meanwhile. One that a listing does not show may be about to be replaced: two
+listings tell.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import parse_lease_name
+from statestore.core.errors import InUseError
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.lease import FoundLease, Leases
+    from statestore.core.clock import Clock
+    from statestore.io.file_io import FileInfo
+
+_POLL_MS = 250
+_MISSING_LISTINGS = 2
+"""So many listings in a row without a lease say that it was dropped."""
+_ENGINES_END_MS = 1_000
+"""How long engines may write when their JVM is gone, at most; twice what they take."""
+_DROP_MS = 4_000
+"""How long the lease of a query that was just stopped may stay."""
+
+
+def await_end(
+    leases: Leases, files: dict[str, FileInfo], now_ms: int, checkpoint: str, clock: Clock
+) -> list[str]:
+    """Return the names of the leases that count no more, when there are no others.
+
+    Args:
+        leases: Those of the checkpoint.
+        files: The files that count; who came later has seen the caller's own lease.
+        now_ms: The storage's time, 0 where no lease of our own tells it.
+        checkpoint: The checkpoint directory, for errors.
+        clock: Source of time.
+
+    Raises:
+        InUseError: One is in use.
+    """
+    watch = [_Watch(leases, name, info) for name, info in files.items()]
+    began_ms = clock.elapsed_ms()
+    present = files
+    while watch:
+        waited_ms = clock.elapsed_ms() - began_ms
+        still = [one for one in watch if one.may_count(present, now_ms, waited_ms)]
+        for one in still:
+            one.require_end(checkpoint, waited_ms)
+        if not still:
+            break
+        clock.sleep_ms(_POLL_MS)
+        present = leases.list()
+    return [one.name for one in watch if one.is_dead]
+
+
+class _Watch:
+    """A lease that is watched, and what was seen of it."""
+
+    def __init__(self, leases: Leases, name: str, info: FileInfo) -> None:
+        self.name = name
+        self.is_dead = False
+        self._leases = leases
+        self._last, self._last_ms = info, 0.0
+        self._found: FoundLease | None = None
+        self._suspect_since_ms: float | None = None
+        self._gone_since_ms: float | None = None
+        self._num_missing = 0
+        self._known_by = ""
+
+    def may_count(self, present: dict[str, FileInfo], now_ms: int, waited_ms: float) -> bool:
+        """Return whether its holder may still be at it, by what is there after a time."""
+        if self.is_dead:
+            return False
+        if self.name not in present:
+            self._num_missing += 1
+            return self._num_missing < _MISSING_LISTINGS
+        self._num_missing = 0
+        if present[self.name].modified_ms != self._last.modified_ms:
+            self._last, self._last_ms = present[self.name], waited_ms
+        if self._found is None:
+            self._found = self._leases.read(self.name)
+        if self._found is None:
+            return True  # the next listing tells whether it was dropped
+        state = self._found.holder.process.state()
+        # What was watched counts also where nobody knows what time it is for the storage.
+        age_ms = max(now_ms + waited_ms - self._last.modified_ms, waited_ms - self._last_ms)
+        if state == "gone" and self._gone_since_ms is None:
+            self._gone_since_ms = waited_ms
+        end_ms = _ENGINES_END_MS if self._found.holder.kind == "query" else 0
+        has_ended = self._gone_since_ms is not None and waited_ms - self._gone_since_ms >= end_ms
+        if has_ended or self._found.has_expired(age_ms):
+            self.is_dead = True
+            return False
+        if self._suspect_since_ms is None:
+            if state == "alive":
+                self._suspect(waited_ms, "its process is alive on this machine")
+            elif self._last_ms > 0:
+                self._suspect(waited_ms, "its lease was renewed while it was watched")
+        return True
+
+    def _suspect(self, since_ms: float, known_by: str) -> None:
+        self._suspect_since_ms, self._known_by = since_ms, known_by
+
+    def require_end(self, checkpoint: str, waited_ms: float) -> None:
+        """Raise when it had the time to be dropped and was not."""
+        if (
+            self._found is None
+            or self._suspect_since_ms is None
+            or waited_ms - self._suspect_since_ms < _DROP_MS
+        ):
+            return
+        is_query = parse_lease_name(self.name) == "query"
+        raise InUseError(
+            "a query is writing the checkpoint"
+            if is_query
+            else "an operation is changing the checkpoint",
+            kind="checkpoint-in-use" if is_query else "checkpoint-under-operation",
+            checkpoint=checkpoint,
+            **self._found.holder.describe(),
+            known_by=self._known_by,
+            watched_ms=int(waited_ms),
+            lease=self._found.path,
+            to_fix="stop the query, and try again when it has ended"
+            if is_query
+            else "wait for its end",
+        )

@@ -1,0 +1,199 @@
+"""Summaries of a store, its snapshots and merged files: found on storage, put where they may stand.
+
+A snapshot stands for all files of a version's chain, a merged file for a run of them. It is
+published beside the commits, under a name that is written once; the next commit that knows of it
+names it in place of what it stands for. Which there are tells the listing, and what each stands for
+tells its trailer, so whoever has the store next finds them as well. What is kept here is a cache of
+that: it may be lost at any moment.
+
+A summary stays as long as a version could name it (`nameable`), so one that fits a chain which is
+to be committed on, or loaded, is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import parse_state_file_name
+from statestore.checkpoint.restore import files_before_summary, reach_back
+from statestore.checkpoint.trailers import PublishedFile, read_trailer
+from statestore.codec.trailer import VersionRef
+from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from statestore.checkpoint.layout import StateFileName, StoreLocation
+    from statestore.codec.trailer import FileRef
+
+logger = logging.getLogger(__name__)
+
+Chain = tuple["FileRef", ...]
+
+
+class Summaries:
+    """The summaries of one store as far as they are known. Thread-safe: only memory is locked."""
+
+    def __init__(self, location: StoreLocation) -> None:
+        self._location = location
+        self._lock = threading.Lock()
+        self._known: dict[str, PublishedFile | None] = {}
+        """By name; None for one that cannot be read."""
+        self._chains: dict[str, Chain] = {}
+        """What stands for a summary, by its name."""
+
+    @property
+    def newest(self) -> FileRef | None:
+        """The summary of the newest version that is known, None without one."""
+        with self._lock:
+            known = [file.ref for file in self._known.values() if file is not None]
+        return max(known, key=lambda ref: ref.version, default=None)
+
+    def reject(self, refs: Iterable[FileRef]) -> None:
+        """Stand no longer for anything by some summaries: their files cannot be read."""
+        with self._lock:
+            self._known.update((ref.path, None) for ref in refs)
+
+    def add(self, summary: PublishedFile) -> None:
+        """Take in a summary that was published."""
+        with self._lock:
+            self._known[summary.ref.path] = summary
+
+    def forget(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._known.clear()
+            self._chains.clear()
+
+    def learn(self, names: Iterable[str], chain: Chain) -> None:
+        """Take in the summaries of a listing that may stand for files of a chain.
+
+        Args:
+            names: Names of the files in the store directory; summaries that are not among them are
+                forgotten.
+            chain: The files of a version.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        listed = self._parse(names)
+        with self._lock:
+            self._known = {name: file for name, file in self._known.items() if name in listed}
+            self._chains = {name: before for name, before in self._chains.items() if name in listed}
+        own = {ref.version for ref in chain if not ref.is_foreign}
+        named = {ref.path for ref in chain}
+        for name, parsed in listed.items():
+            if parsed.version in own and name not in named:
+                self._find(name)
+
+    def shorten(self, chain: Chain) -> Chain:
+        """Return a chain with known summaries in the place of what they stand for."""
+        with self._lock:
+            found = [file for file in self._known.values() if file is not None]
+        # The newest stands for most. One that is made of others fits only where those stand.
+        found.sort(key=lambda file: (file.ref.version, file.ref.kind == "snapshot"), reverse=True)
+        while True:
+            shorter = next((s for s in (_put(file, chain) for file in found) if s), None)
+            if shorter is None:
+                return chain
+            chain = shorter
+
+    def reach_back(self, chain: Chain, oldest: int) -> Chain:
+        """Return a chain without the store's own summaries of version `oldest` and later ones.
+
+        Raises:
+            NotFoundError, CorruptionError, StorageError: As `deltas_since`.
+        """
+        return reach_back(self._location, chain, oldest, self.files_before)
+
+    def files_before(self, chain: Chain, index: int) -> Chain:
+        """Return what stands for the summary at an index of a chain, and for all before it.
+
+        Raises:
+            NotFoundError, CorruptionError, StorageError: As `files_before_summary`.
+        """
+        name = chain[index].path
+        with self._lock:
+            known = self._chains.get(name)
+        if known is None:
+            known = files_before_summary(self._location, chain, index, None)
+            with self._lock:
+                self._chains[name] = known
+        return known
+
+    def nameable(self, names: Iterable[str], paths: Iterable[str]) -> set[str]:
+        """Return the summaries that a version made of some files, or built on it, could name.
+
+        Args:
+            names: Names of the files in the store directory.
+            paths: Paths of the files, deltas and summaries.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        given = set(paths)
+        parsed_given = [parsed for parsed in map(parse_state_file_name, given) if parsed]
+        oldest = min((parsed.version for parsed in parsed_given), default=0)
+        deltas = {
+            (parsed.version, parsed.checkpoint_id)
+            for parsed in parsed_given
+            if parsed.kind == "delta"
+        }
+        reached = set(given)
+        for name, parsed in sorted(self._parse(names).items(), key=lambda item: item[1].version):
+            if name in given or parsed.version < oldest:
+                continue
+            if parsed.kind == "snapshot":
+                of = {(parsed.version, parsed.checkpoint_id), (parsed.version, None)}
+                if not deltas.isdisjoint(of):
+                    reached.add(name)
+                continue
+            file = self._find(name)
+            # Nobody can tell what an unreadable one stands for.
+            if file is None or reached.issuperset(ref.path for ref in file.trailer.files):
+                reached.add(name)
+        return reached - given
+
+    def _parse(self, names: Iterable[str]) -> dict[str, StateFileName]:
+        parsed = ((name, parse_state_file_name(name)) for name in names)
+        return {
+            name: state_file
+            for name, state_file in parsed
+            if state_file and state_file.kind != "delta" and state_file.body == self._location.body
+        }
+
+    def _find(self, name: str) -> PublishedFile | None:
+        with self._lock:
+            if name in self._known:
+                return self._known[name]
+        try:
+            found = read_trailer(self._location, name)
+        except NotFoundError:
+            return None
+        except (CorruptionError, IncompatibleError) as error:
+            logger.warning(
+                "a summary cannot be read: store=%s, error=%s", self._location.store, error
+            )
+            found = None
+        with self._lock:
+            self._known[name] = found
+        return found
+
+
+def _put(summary: PublishedFile, chain: Chain) -> Chain | None:
+    """Return a chain with a summary in it, None where it does not fit or is there."""
+    if summary.trailer.kind == "snapshot":
+        of = summary.trailer.parent
+        for index, ref in enumerate(chain):
+            is_of = VersionRef(ref.version, ref.checkpoint_id, ref.lineage) == of
+            # What a rescale took over is another partition's version, even where it is the one.
+            if ref.kind == "delta" and not ref.is_foreign and is_of:
+                return (summary.ref, *chain[index + 1 :])
+        return None
+    sources = summary.trailer.files
+    for start in range(len(chain) - len(sources) + 1):
+        if sources and chain[start : start + len(sources)] == sources:
+            return (*chain[:start], summary.ref, *chain[start + len(sources) :])
+    return None

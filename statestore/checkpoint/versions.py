@@ -1,0 +1,186 @@
+"""What the versions of a store have in common on every state backend."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.cleanup import Cleanup, Deadline, delete_files
+from statestore.checkpoint.recent import RecentVersions
+from statestore.checkpoint.rescale_refs import release
+from statestore.checkpoint.retention import plan_cleanup
+from statestore.checkpoint.snapshot import SnapshotStatus
+from statestore.checkpoint.summaries import Summaries
+from statestore.checkpoint.trailers import other_provider_error
+from statestore.core.key_groups import resolve_max_parallelism
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.trailer import FileRef, VersionRef
+    from statestore.core.clock import Clock
+    from statestore.core.options import StateStoreOptions
+    from statestore.io.file_io import FileInfo
+
+
+class VersionsBase(ABC):
+    """The versions of one store: what is known of them, their summaries, and what may go.
+
+    Thread-safe: only memory is locked, never a storage call. Commits and loads of one store must be
+    ordered by the caller, and so must cleanups; a snapshot and a cleanup may run beside commits.
+
+    Args:
+        location: The store.
+        clock: Source of time.
+    """
+
+    def __init__(self, location: StoreLocation, clock: Clock) -> None:
+        self.location = location
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._recent = RecentVersions(location)
+        self._summaries = Summaries(location)
+        self._status = SnapshotStatus()
+
+    @property
+    def snapshot_status(self) -> SnapshotStatus:
+        """The newest published summary known: a snapshot or a merged file."""
+        with self._lock:
+            return self._status
+
+    def load_empty(self, num_partitions: int, options: StateStoreOptions) -> int:
+        """Open version 0, the empty store, and return the number of key groups it will have.
+
+        Raises:
+            IncompatibleError: The store directory holds another provider's files.
+            InvalidArgumentError: The option maxParallelism does not fit num_partitions.
+        """
+        names = [info.name for info in self.location.io.list(self.location.directory)]
+        refusal = other_provider_error(self.location, names)
+        if refusal is not None:
+            raise refusal
+        return resolve_max_parallelism(options.max_parallelism, num_partitions)
+
+    def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
+        """Return the delta of a version, from memory when it is one of the newest.
+
+        Raises:
+            NotFoundError, CorruptionError, FencedError, StorageError: As `read_delta_trailer`.
+        """
+        return self._recent.read(version, checkpoint_id)
+
+    def has_lineage(self, version: VersionRef) -> bool:
+        """Return whether an attempt of a version has a lineage; if so, it is the newest version.
+
+        Raises:
+            NotFoundError, CorruptionError, FencedError, StorageError: As `head`.
+        """
+        head = self.head(version.version, version.checkpoint_id)
+        if head.trailer.lineage != version.lineage:
+            return False
+        self._recent.remember(head)
+        return True
+
+    def is_snapshot_due(self, head: PublishedFile, options: StateStoreOptions) -> bool:
+        """Return whether files of a version should be summarised."""
+        return self._is_due(self._chain(head), head, options)
+
+    def is_behind(self, head: PublishedFile, options: StateStoreOptions) -> bool:
+        """Return whether a version has twice the files at which they should be summarised."""
+        return self._is_due(self._chain(head), head, options, times=2)
+
+    @abstractmethod
+    def take_snapshot(
+        self, head: PublishedFile, scratch_directory: str, options: StateStoreOptions
+    ) -> PublishedFile:
+        """Write and publish a summary of a version, which later commits name.
+
+        Guarantee: on return it is durable. After a raise nothing of the store changed; at worst an
+        orphan is left that maintenance deletes.
+        """
+
+    def clean_up(
+        self, head: PublishedFile, options: StateStoreOptions, time_limit_s: float | None = None
+    ) -> Cleanup:
+        """Delete what retention allows, and learn of summaries that other processes made.
+
+        Args:
+            head: The newest version.
+            options: Say what is retained.
+            time_limit_s: Seconds after which it stops, and the next one goes on; None for never.
+
+        Guarantee: every retained version can still be loaded, also when this stops or raises half
+        way.
+
+        Raises:
+            CorruptionError, IncompatibleError, StorageError: As `plan_cleanup`.
+        """
+        deadline = Deadline(self._clock, time_limit_s)
+        files = self._learn(head)
+        now_ms = self._clock.now_ms()
+        plan = plan_cleanup(self.location, head, files, self._summaries, options, now_ms)
+        cleaned = release(self.location, plan.release, head.trailer.num_partitions, deadline)
+        unneeded = [info for info in plan.delete if not self._is_read(info.name)]
+        return cleaned + delete_files(self.location, unneeded, deadline)
+
+    @abstractmethod
+    def _is_due(
+        self,
+        chain: tuple[FileRef, ...],
+        head: PublishedFile,
+        options: StateStoreOptions,
+        times: int = 1,
+    ) -> bool:
+        """Return whether files of a version should be summarised.
+
+        Args:
+            chain: The files that make it.
+            head: Its delta.
+            options: Say at how many files that is.
+            times: So many times as many files have to be there.
+        """
+
+    def _is_read(self, _name: str) -> bool:
+        """Return whether somebody was told to read a file, which then stays for a while."""
+        return False
+
+    def _chain(self, head: PublishedFile) -> tuple[FileRef, ...]:
+        """Return the files that make a version, as few as are known."""
+        return self._summaries.shorten((*head.trailer.files, head.ref))
+
+    def _chain_to_load(
+        self, head: PublishedFile, options: StateStoreOptions
+    ) -> tuple[FileRef, ...]:
+        """Return the files to load a version from: where they are many, storage is asked first."""
+        self._summaries.forget()
+        chain = (*head.trailer.files, head.ref)
+        if self._is_due(chain, head, options):
+            self._learn(head)
+            chain = self._chain(head)
+        return chain
+
+    def _learn(self, head: PublishedFile) -> list[FileInfo]:
+        files = self.location.io.list(self.location.directory)
+        chain = (*head.trailer.files, head.ref)
+        self._summaries.learn((info.name for info in files), chain)
+        self._notice(self._summaries.newest)
+        return files
+
+    def _announce(self, summary: PublishedFile, start_ms: float) -> None:
+        """Let later commits name a summary that was published just now."""
+        self._summaries.add(summary)
+        with self._lock:
+            self._status = SnapshotStatus(
+                summary.ref.version,
+                summary.ref.size,
+                self._clock.elapsed_ms() - start_ms,
+                self._status.num_taken + 1,
+            )
+
+    def _notice(self, summary: FileRef | None) -> None:
+        """Take note of a summary that a version names."""
+        with self._lock:
+            if summary is not None and summary.version > self._status.version:
+                num_taken = self._status.num_taken
+                self._status = SnapshotStatus(summary.version, summary.size, 0.0, num_taken)

@@ -1,0 +1,224 @@
+"""Spark's logs of a query's checkpoint: which batches it has, and what they pin."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.query_log import (
+    NUM_PARTITIONS_KEY,
+    PROVIDER_KEY,
+    CommitEntry,
+    OffsetsEntry,
+    QueryLog,
+)
+from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
+from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
+from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from statestore.checkpoint.layout import FileBody
+    from statestore.io.file_io import TreeFileIO
+
+_KNOWN_PROVIDERS = {*PROVIDERS.values(), *SPARK_PROVIDERS.values()}
+
+
+@dataclass(frozen=True)
+class QueryLogs:
+    """The logs of a query, as they were when they were first asked; open another to see changes.
+
+    Attributes:
+        uri: The checkpoint directory as the caller named it.
+        io: Its storage.
+        path: The directory there.
+    """
+
+    uri: str
+    io: TreeFileIO
+    path: str
+
+    @property
+    def offsets(self) -> QueryLog:
+        """The offset log."""
+        return QueryLog(self.io, self.path, "offsets")
+
+    @property
+    def commits(self) -> QueryLog:
+        """The commit log."""
+        return QueryLog(self.io, self.path, "commits")
+
+    @cached_property
+    def planned_batches(self) -> tuple[int, ...]:
+        """Batches of the offset log, ascending."""
+        return tuple(self.offsets.batches())
+
+    @cached_property
+    def committed_batches(self) -> tuple[int, ...]:
+        """Batches of the commit log, ascending."""
+        return tuple(self.commits.batches())
+
+    @property
+    def newest_planned(self) -> int | None:
+        """Newest batch of the offset log."""
+        return self.planned_batches[-1] if self.planned_batches else None
+
+    @property
+    def newest_committed(self) -> int | None:
+        """Newest batch of the commit log."""
+        return self.committed_batches[-1] if self.committed_batches else None
+
+    @cached_property
+    def done_batches(self) -> tuple[int, ...]:
+        """Batches that were committed, ascending, also those whose commit entry was lost.
+
+        A batch is planned when the one before it is committed. Where the commit log is empty, only
+        the last of them is known.
+        """
+        # In this order: a batch that is committed in between is no lost one.
+        last_but_one = self.planned_batches[-1] - 1 if self.planned_batches else -1
+        newest = max((last_but_one, *self.committed_batches[-1:]))
+        return tuple(range(min((*self.committed_batches, max(newest, 0))), newest + 1))
+
+    @property
+    def newest_version(self) -> int:
+        """State version of the newest of `done_batches`, 0 when there is none."""
+        return self.done_batches[-1] + 1 if self.done_batches else 0
+
+    @property
+    def is_between_batches(self) -> bool:
+        """Whether every planned batch is committed, so that the next one starts from all state."""
+        return self.newest_planned == self.newest_committed
+
+    def offsets_entry(self, batch: int) -> OffsetsEntry:
+        """Return an entry of the offset log.
+
+        Raises:
+            NotFoundError, CorruptionError, StorageError: It is not there or cannot be read.
+        """
+        if batch not in self._offsets_entries:
+            text = self._read(self.offsets, batch)
+            self._offsets_entries[batch] = OffsetsEntry.parse(text, self.offsets.path(batch))
+        return self._offsets_entries[batch]
+
+    def commit_entry(self, batch: int) -> CommitEntry:
+        """Return an entry of the commit log; errors as `offsets_entry`."""
+        if batch not in self._commit_entries:
+            text = self._read(self.commits, batch)
+            self._commit_entries[batch] = CommitEntry.parse(text, self.commits.path(batch))
+        return self._commit_entries[batch]
+
+    @cached_property
+    def _offsets_entries(self) -> dict[int, OffsetsEntry]:
+        return {}
+
+    @cached_property
+    def _commit_entries(self) -> dict[int, CommitEntry]:
+        return {}
+
+    def _read(self, log: QueryLog, batch: int) -> str:
+        try:
+            return log.read(batch)
+        except NotFoundError as error:
+            raise NotFoundError(
+                "a log of the query lacks the entry of a batch",
+                kind="file-not-found",
+                checkpoint=self.uri,
+                file=log.path(batch),
+                to_fix="put the file back where the checkpoint was copied without it; else go back "
+                "to an older version with `statestore repair`",
+            ) from error
+
+    @cached_property
+    def conf(self) -> dict[str, str]:
+        """Configuration pinned by the newest committed batch, by the first one where none is.
+
+        Of the newest before it where that one's entry is damaged: versions before it stay readable.
+        """
+        batches = self.done_batches or self.planned_batches[:1]
+        newest = None
+        for batch in reversed(batches):
+            with suppress(CorruptionError, NotFoundError):
+                entry = self.offsets_entry(batch)
+                if entry.conf.get(PROVIDER_KEY) in _KNOWN_PROVIDERS:
+                    return dict(entry.conf)
+                newest = newest or entry
+        return dict((newest or self.offsets_entry(batches[-1])).conf)
+
+    @cached_property
+    def num_partitions(self) -> int:
+        """Number of state partitions of the newest committed batch."""
+        return int(self.conf[NUM_PARTITIONS_KEY])
+
+    @property
+    def provider(self) -> str:
+        """Provider class of the query."""
+        return _provider_of(self.conf)
+
+    @property
+    def backend(self) -> str:
+        """State backend of the checkpoint.
+
+        Raises:
+            IncompatibleError: Another provider than this package's wrote it.
+        """
+        for name, provider in PROVIDERS.items():
+            if provider == self.provider:
+                return name
+        raise IncompatibleError(
+            "the checkpoint was written by another state store provider",
+            kind="other-provider",
+            checkpoint=self.uri,
+            found=self.provider,
+            expected=", ".join(PROVIDERS.values()),
+            to_fix="bring it over with `statestore convert`",
+        )
+
+    @property
+    def body(self) -> FileBody:
+        """How the state files keep rows."""
+        return "sst" if self.backend == "rocksdb" else "arrows"
+
+    def num_partitions_at(self, version: int) -> int:
+        """Return the number of state partitions of a committed version.
+
+        Raises:
+            NotFoundError, CorruptionError, StorageError: Its batch has no entry in the offset log.
+        """
+        return self.offsets_entry(version - 1).num_partitions
+
+    def num_own_partitions(self, version: int) -> int:
+        """Return the number of state partitions of a version of this package's.
+
+        Raises:
+            IncompatibleError: Another provider's.
+            CorruptionError: The entry of the offset log says what no entry of the query can.
+        """
+        _ = self.backend
+        conf = self.offsets_entry(version - 1).conf
+        if _provider_of(conf) != self.provider:
+            raise self.not_pinned(version, PROVIDER_KEY, self.provider)
+        num_partitions = int(conf[NUM_PARTITIONS_KEY])
+        if num_partitions > MAX_PARALLELISM_LIMIT:
+            raise self.not_pinned(version, NUM_PARTITIONS_KEY, f"at most {MAX_PARALLELISM_LIMIT}")
+        return num_partitions
+
+    def not_pinned(self, version: int, key: str, expected: object) -> CorruptionError:
+        """Return the error for a version's entry of the offset log that says something else."""
+        return CorruptionError(
+            "an entry of the offset log does not fit the state of the query",
+            file=self.offsets.path(version - 1),
+            offset=0,
+            conf=key,
+            expected=expected,
+            found=self.offsets_entry(version - 1).conf.get(key),
+            to_fix="put the file back from a copy, or go back to an older version with "
+            "`statestore repair`",
+        )
+
+
+def _provider_of(conf: Mapping[str, str]) -> str:
+    return conf.get(PROVIDER_KEY, SPARK_PROVIDERS["spark-hdfs"])

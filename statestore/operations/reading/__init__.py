@@ -1,0 +1,1 @@
+"""Reads rows of a version, without Spark."""

@@ -1,0 +1,226 @@
+"""Diff: rows added, removed and changed between two versions of a store, typed.
+
+The versions may be of one checkpoint, or of two: a savepoint, a branch, the same query elsewhere,
+another state backend or number of state partitions. Values are compared byte by byte.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statestore.codec.byte_ranges import index_with_nulls, unpack
+from statestore.codec.key_bytes import decode_keys, key_type, value_type
+from statestore.codec.rows import from_numpy
+from statestore.codec.sorting import join_batches
+from statestore.operations.reading.ordering import Side, side_by_side
+from statestore.operations.reading.read import decode_values
+from statestore.operations.rows import find_family, find_heads, opened, try_find_family
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    import numpy.typing as npt
+
+    from statestore.codec.trailer import ColumnFamily
+    from statestore.core.options import StateStoreOptions
+    from statestore.operations.checkpoint import Checkpoint
+
+_RAW = pa.schema({"key": pa.binary(), "old_value": pa.binary(), "new_value": pa.binary()})
+
+
+@dataclass(frozen=True, slots=True)
+class DiffCounts:
+    """Keys by what happened to them; those that are equal are not counted."""
+
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+
+
+def diff(
+    old: str | Checkpoint,
+    new: str | Checkpoint,
+    *,
+    old_version: int | None = None,
+    new_version: int | None = None,
+    operator: int = 0,
+    store: str = "default",
+    column_family: str = "default",
+    options: StateStoreOptions | None = None,
+) -> pa.Table:
+    """Compare two versions of a column family.
+
+    Takes what `read` takes, for both sides; `old` and `new` are checkpoint directories or open
+    checkpoints, the same one or two, with a version each.
+
+    Returns:
+        A row a key that differs, in no order. Columns: `change` (added, removed or changed), `key`,
+        `old_value` and `new_value`, null where there is none. A multi-value column family has lists
+        of values. Both values are of their own version's schema, the key of the new one's.
+
+    Raises:
+        NotFoundError, InvalidArgumentError, IncompatibleError, CorruptionError, FencedError,
+            StorageError: As `read`, for either.
+    """
+    return pa.Table.from_batches(
+        list(
+            diff_batches(
+                old,
+                new,
+                old_version=old_version,
+                new_version=new_version,
+                operator=operator,
+                store=store,
+                column_family=column_family,
+                options=options,
+            )
+        )
+    )
+
+
+def diff_batches(
+    old: str | Checkpoint,
+    new: str | Checkpoint,
+    *,
+    old_version: int | None = None,
+    new_version: int | None = None,
+    operator: int = 0,
+    store: str = "default",
+    column_family: str = "default",
+    options: StateStoreOptions | None = None,
+) -> Generator[pa.RecordBatch, None, None]:
+    """Compare two versions batch by batch, in bounded memory.
+
+    Yields:
+        Record batches of the columns of `diff`, the first one always, if empty.
+
+    Arguments and errors as `diff`.
+    """
+    with ExitStack() as stack:
+        sides, families = _open_sides(
+            stack, (old, old_version), (new, new_version), operator, store, column_family, options
+        )
+        yield _decode(pa.RecordBatch.from_pylist([], schema=_RAW), *families)
+        for raw in _differences(*sides):
+            yield _decode(raw, *families)
+
+
+def count_differences(
+    old: str | Checkpoint,
+    new: str | Checkpoint,
+    *,
+    old_version: int | None = None,
+    new_version: int | None = None,
+    operator: int = 0,
+    store: str = "default",
+    column_family: str = "default",
+    options: StateStoreOptions | None = None,
+) -> DiffCounts:
+    """Count what `diff` would return, in bounded memory; arguments and errors as there."""
+    added = removed = changed = 0
+    with ExitStack() as stack:
+        sides, _ = _open_sides(
+            stack, (old, old_version), (new, new_version), operator, store, column_family, options
+        )
+        for raw in _differences(*sides):
+            added += raw.column(1).null_count
+            removed += raw.column(2).null_count
+            changed += raw.num_rows - raw.column(1).null_count - raw.column(2).null_count
+    return DiffCounts(added, removed, changed)
+
+
+def _open_sides(
+    stack: ExitStack,
+    old: tuple[str | Checkpoint, int | None],
+    new: tuple[str | Checkpoint, int | None],
+    operator: int,
+    store: str,
+    column_family: str,
+    options: StateStoreOptions | None,
+) -> tuple[tuple[Side, Side], tuple[ColumnFamily, ColumnFamily]]:
+    sides = []
+    for checkpoint, version in (old, new):
+        source = stack.enter_context(opened(checkpoint, options))
+        heads = find_heads(source, operator, store, version)
+        sides.append(Side(source, heads, column_family))
+    # One of the versions may be from before the column family was made.
+    old_family, new_family = (try_find_family(side.heads, column_family) for side in sides)
+    either = new_family or old_family or find_family(sides[1].heads, column_family)
+    return (sides[0], sides[1]), (old_family or either, new_family or either)
+
+
+def _differences(old: Side, new: Side) -> Iterator[pa.RecordBatch]:
+    """Yield (key, old value or null, new value or null) of the keys that differ."""
+    for old_rows, new_rows, groups in side_by_side(old, new):
+        if not old_rows.select(["key", "value"]).equals(new_rows.select(["key", "value"])):
+            raw = _compare(old_rows, new_rows, groups)
+            if raw.num_rows:
+                yield raw
+
+
+def _compare(
+    old_rows: pa.RecordBatch, new_rows: pa.RecordBatch, groups: npt.NDArray[np.uint32]
+) -> pa.RecordBatch:
+    """Sort the rows of both, an old one before the new one of its key, and compare neighbours."""
+    rows = join_batches([old_rows, new_rows])
+    num_rows = rows.num_rows
+    is_new = np.arange(num_rows) >= old_rows.num_rows
+    columns = [from_numpy(groups, pa.uint32()), rows.column(3), pa.array(is_new.view(np.uint8))]
+    order = pc.sort_indices(
+        pa.table(columns, names=["group", "key", "is_new"]),
+        sort_keys=[("group", "ascending"), ("key", "ascending"), ("is_new", "ascending")],
+    )
+    rows = rows.take(order)
+    is_new = is_new[order.to_numpy()]
+    keys, values = rows.column(3), rows.column(4)
+    is_pair = np.zeros(num_rows, bool)  # true at the old one of two rows of a key
+    is_same = np.zeros(num_rows, bool)
+    if num_rows > 1:
+        is_pair[:-1] = unpack(pc.equal(keys.slice(1), keys.slice(0, num_rows - 1)))
+        is_pair[:-1] &= ~is_new[:-1] & is_new[1:]
+        is_same[:-1] = unpack(pc.equal(values.slice(1), values.slice(0, num_rows - 1)))
+    is_second = np.append(False, is_pair[:-1])
+    wanted = np.flatnonzero(~is_second & ~(is_pair & is_same))
+    # Where each key's old and new value are; -1 for nowhere.
+    old_at = np.where(is_new[wanted], -1, wanted)
+    new_at = np.where(is_new[wanted], wanted, np.where(is_pair[wanted], wanted + 1, -1))
+    return pa.RecordBatch.from_arrays(
+        [
+            keys.take(from_numpy(wanted, pa.int64())),
+            values.take(index_with_nulls(old_at, old_at < 0)),
+            values.take(index_with_nulls(new_at, new_at < 0)),
+        ],
+        schema=_RAW,
+    )
+
+
+def _decode(raw: pa.RecordBatch, old: ColumnFamily, new: ColumnFamily) -> pa.RecordBatch:
+    keys, old_values, new_values = raw.columns
+    is_added, is_removed = unpack(old_values.is_null()), unpack(new_values.is_null())
+    change = np.where(is_added, "added", np.where(is_removed, "removed", "changed"))
+    columns: list[pa.Array[Any]] = [
+        pa.array(change.tolist(), pa.string()),
+        decode_keys(keys, new),
+        decode_values(old_values, old),
+        decode_values(new_values, new),
+    ]
+    types = [value_type(old).arrow, value_type(new).arrow]
+    old_type, new_type = (
+        pa.list_(kind) if family.multi_values else kind
+        for kind, family in zip(types, (old, new), strict=True)
+    )
+    schema = pa.schema(
+        {
+            "change": pa.string(),
+            "key": key_type(new).arrow,
+            "old_value": old_type,
+            "new_value": new_type,
+        }
+    )
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,317 @@
+"""Looking into a checkpoint: what it holds, rows by key, the largest keys, rows by key group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statestore.codec.byte_ranges import ByteRanges, child, unpack
+from statestore.codec.key_bytes import decode_keys, key_type, value_type
+from statestore.codec.murmur3 import hash_columns, key_groups
+from statestore.codec.partition_key import field_type, partition_key_columns
+from statestore.codec.rows import from_numpy, to_numpy
+from statestore.core.errors import InvalidArgumentError
+from statestore.operations.reading.read import decode_batch, row_schema
+from statestore.operations.rows import Heads, find_family, find_heads, opened, read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from statestore.codec.spark_types import SparkType
+    from statestore.codec.trailer import ColumnFamily
+    from statestore.core.options import StateStoreOptions
+    from statestore.operations.checkpoint import Checkpoint
+
+_NOT_OF_TYPE = (pa.ArrowException, OverflowError, UnicodeError)
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyDescription:
+    """A column family: its name, the structs of its keys and values, how keys are encoded."""
+
+    name: str
+    key: pa.DataType
+    value: pa.DataType
+    encoder: str
+    multi_values: bool
+    internal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDescription:
+    """A store of a stateful operator at a version.
+
+    Attributes:
+        operator, operator_name: ID and Spark's short name of the operator.
+        name: Store name.
+        num_partitions, max_parallelism: Numbers of state partitions and of key groups.
+        rescalable: Whether every row's key group belongs to its state partition.
+        num_keys: Rows by state partition, of those that hold state; None where only reading them
+            tells.
+        column_families: With their schemas.
+    """
+
+    operator: int
+    operator_name: str
+    name: str
+    num_partitions: int
+    max_parallelism: int
+    rescalable: bool
+    num_keys: dict[int, int | None]
+    column_families: tuple[FamilyDescription, ...]
+
+
+def describe(
+    checkpoint: str | Checkpoint,
+    *,
+    version: int | None = None,
+    options: StateStoreOptions | None = None,
+) -> tuple[StoreDescription, ...]:
+    """Describe every store of a checkpoint, from the trailers of one version alone.
+
+    Takes what `read` takes.
+
+    Raises:
+        NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As `read`.
+    """
+    with opened(checkpoint, options) as source:
+        return tuple(
+            _describe(operator.id, operator.name, heads)
+            for operator in source.operators
+            for store in operator.stores
+            if (heads := find_heads(source, operator.id, store.name, version))
+        )
+
+
+def _describe(operator: int, operator_name: str, heads: Heads) -> StoreDescription:
+    trailers = [head.trailer for head in heads.values()]
+    families = tuple(
+        FamilyDescription(
+            family.name,
+            key_type(family).arrow,
+            value_type(family).arrow,
+            family.encoder,
+            family.multi_values,
+            family.internal,
+        )
+        for family in trailers[0].column_families
+    )
+    return StoreDescription(
+        operator,
+        operator_name,
+        trailers[0].store.name,
+        trailers[0].num_partitions,
+        trailers[0].max_parallelism,
+        all(trailer.rescalable for trailer in trailers),
+        {trailer.store.partition: trailer.num_keys for trailer in trailers},
+        families,
+    )
+
+
+def find_rows(
+    checkpoint: str | Checkpoint,
+    key: Sequence[Any],
+    *,
+    operator: int = 0,
+    store: str = "default",
+    version: int | None = None,
+    column_family: str = "default",
+    options: StateStoreOptions | None = None,
+) -> pa.Table:
+    """Read the rows of a key, or of all keys that begin with some columns.
+
+    Only one state partition is read where the columns given decide on it.
+
+    Takes what `read` takes, and `key`: values of the first key columns, in order: Python values, a
+    dict for a struct, or text that Arrow can read as the column's type; None for null.
+
+    Returns:
+        Columns as `read`.
+
+    Raises:
+        InvalidArgumentError: A value is not of its column's type, there are more values than
+            columns, or as `read`.
+        NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As `read`.
+    """
+    with opened(checkpoint, options) as source:
+        heads = find_heads(source, operator, store, version)
+        family = find_family(heads, column_family)
+        schema = key_type(family)
+        if len(key) > len(schema.fields):
+            raise InvalidArgumentError(
+                "more values than the key has columns",
+                values=len(key),
+                columns=", ".join(schema.names),
+                to_fix="give values of the first columns, in order",
+            )
+        wanted = [_literal(*pair) for pair in zip(key, schema.types, schema.names, strict=False)]
+        found = [pa.RecordBatch.from_pylist([], schema=row_schema(family))]
+        partition = _partition_of(wanted, heads, family)
+        for name, head in heads.items():
+            if partition in (None, name.partition):
+                for batch in read_rows(source, head, family.name):
+                    decoded = decode_batch(batch, family, name.partition)
+                    keys = decoded.column("key")
+                    mask = np.ones(decoded.num_rows, bool)
+                    for ordinal, value in enumerate(wanted):
+                        mask &= _equals(child(keys, ordinal), value)
+                    found.append(decoded.take(from_numpy(np.flatnonzero(mask), pa.int64())))
+    return pa.Table.from_batches(found)
+
+
+def _literal(value: Any, kind: SparkType, name: str) -> pa.Array[Any]:
+    try:
+        # As text, because Arrow cuts numbers for columns of whole ones.
+        if isinstance(value, float) and not pa.types.is_floating(kind.arrow):
+            return pa.array([str(value)]).cast(kind.arrow)
+        try:
+            return pa.array([value], kind.arrow)
+        except _NOT_OF_TYPE:
+            if isinstance(value, bool | dict | list):
+                raise
+            return pa.array([str(value)]).cast(kind.arrow)
+    except _NOT_OF_TYPE as error:
+        raise InvalidArgumentError(
+            "a value is not of the type of its key column",
+            column=name,
+            type=str(kind.arrow),
+            to_fix="give a value of that type; timestamps as 2024-01-31T12:00:00Z",
+        ) from error
+
+
+def _equals(column: pa.Array[Any], value: pa.Array[Any]) -> npt.NDArray[np.bool_]:
+    if value.null_count:
+        return unpack(column.is_null())
+    if pa.types.is_struct(column.type):
+        mask = ~unpack(column.is_null())
+        for ordinal in range(column.type.num_fields):
+            mask &= _equals(child(column, ordinal), child(value, ordinal))
+        return mask
+    if pa.types.is_nested(column.type) or pa.types.is_interval(column.type):
+        wanted = value[0].as_py()
+        return np.fromiter((item.as_py() == wanted for item in column), bool, len(column))
+    return unpack(pc.equal(column, value[0])) & ~unpack(column.is_null())
+
+
+def _partition_of(wanted: list[pa.Array[Any]], heads: Heads, family: ColumnFamily) -> int | None:
+    """Return the state partition of the keys that begin with some columns, None if many."""
+    trailer = next(iter(heads.values())).trailer
+    paths = partition_key_columns(trailer.store.name, family)
+    is_decided = all(path[0] < len(wanted) for path in paths)
+    if not paths or not is_decided or not all(head.trailer.rescalable for head in heads.values()):
+        return None
+    schema = key_type(family)
+    columns = []
+    for path in paths:
+        column = wanted[path[0]]
+        for ordinal in path[1:]:
+            column = child(column, ordinal)
+        columns.append((column, field_type(schema, path)))
+    group = key_groups(hash_columns(columns, 1), trailer.max_parallelism)[0]
+    return int(group) % trailer.num_partitions
+
+
+def largest_keys(
+    checkpoint: str | Checkpoint,
+    num_keys: int = 10,
+    *,
+    operator: int = 0,
+    store: str = "default",
+    version: int | None = None,
+    column_family: str = "default",
+    options: StateStoreOptions | None = None,
+) -> pa.Table:
+    """Find the keys with the most bytes of values.
+
+    Takes what `read` takes, and `num_keys`, how many, at least 1.
+
+    Returns:
+        Largest first; columns `key`, `partition_id`, `key_bytes` and `value_bytes`.
+
+    Raises:
+        As `read`.
+    """
+    with opened(checkpoint, options) as source:
+        heads = find_heads(source, operator, store, version)
+        family = find_family(heads, column_family)
+        fields: list[pa.Field[Any]] = [
+            pa.field("key", pa.binary()),
+            pa.field("partition_id", pa.int32()),
+            pa.field("key_bytes", pa.int64()),
+            pa.field("value_bytes", pa.int64()),
+        ]
+        schema = pa.schema(fields)
+        best = pa.Table.from_pylist([], schema=schema)
+        for batch, partition in _batches(source, heads, family):
+            key_bytes, value_bytes = (ByteRanges.of_column(batch.column(n)).sizes for n in (3, 4))
+            order = np.argsort(-value_bytes, kind="stable")[:num_keys]
+            index = from_numpy(order, pa.int64())
+            columns = [
+                batch.column("key").take(index),
+                pa.array(np.full(len(order), partition, np.int32)),
+                pa.array(key_bytes[order]),
+                pa.array(value_bytes[order]),
+            ]
+            candidates = pa.concat_tables([best, pa.Table.from_arrays(columns, schema=schema)])
+            best = candidates.sort_by([("value_bytes", "descending")]).slice(0, num_keys)
+        keys = best.column("key").combine_chunks()
+        return best.set_column(0, "key", decode_keys(keys, family))
+
+
+def key_group_histogram(
+    checkpoint: str | Checkpoint,
+    *,
+    operator: int = 0,
+    store: str = "default",
+    version: int | None = None,
+    column_family: str = "default",
+    options: StateStoreOptions | None = None,
+) -> pa.Table:
+    """Count the rows of every key group: how state would spread over more state partitions.
+
+    Takes what `read` takes.
+
+    Returns:
+        Key groups that have rows, ascending; columns `key_group`, `partition_id`, `num_rows`,
+        `key_bytes` and `value_bytes`.
+
+    Raises:
+        As `read`.
+    """
+    with opened(checkpoint, options) as source:
+        heads = find_heads(source, operator, store, version)
+        family = find_family(heads, column_family)
+        trailer = next(iter(heads.values())).trailer
+        sums = np.zeros((3, trailer.max_parallelism), np.int64)
+        partitions = np.zeros(trailer.max_parallelism, np.int32)
+        for batch, partition in _batches(source, heads, family):
+            groups = to_numpy(batch.column(0), np.uint16)
+            partitions[groups] = partition
+            sums[0] += np.bincount(groups, minlength=trailer.max_parallelism)
+            for place in (1, 2):
+                sizes = ByteRanges.of_column(batch.column(place + 2)).sizes
+                np.add.at(sums[place], groups, sizes)
+        used = np.flatnonzero(sums[0])
+        return pa.table(
+            {
+                "key_group": used.astype(np.uint16),
+                "partition_id": partitions[used],
+                "num_rows": sums[0][used],
+                "key_bytes": sums[1][used],
+                "value_bytes": sums[2][used],
+            }
+        )
+
+
+def _batches(
+    checkpoint: Checkpoint, heads: Heads, family: ColumnFamily
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    for store, head in heads.items():
+        for batch in read_rows(checkpoint, head, family.name):
+            yield batch, store.partition

@@ -1,0 +1,176 @@
+"""Rows of versions in one order, so that two of them can be walked side by side.
+
+Within a state partition the rows of a state file are in file order already, and those of the
+rocksdb backend in order of column family and key. Where two versions are not in the same order, or
+not split into the same state partitions, both are sorted by column family and key: in pieces, on
+the local disk.
+"""
+
+from __future__ import annotations
+
+import bisect
+import tempfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from statestore.codec.merge import merge_runs
+from statestore.codec.rows import SCHEMA, from_numpy, sort_group
+from statestore.codec.sorting import sort_into_runs
+from statestore.io.local import named_errors
+from statestore.operations.rows import Heads, read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.operations.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A version of a store.
+
+    Attributes:
+        checkpoint: The checkpoint, open.
+        heads: The deltas that make the version, one a state partition.
+        column_family: Name of the column family wanted; the version may have none of it.
+    """
+
+    checkpoint: Checkpoint
+    heads: Heads
+    column_family: str
+
+    @property
+    def num_partitions(self) -> int:
+        """Number of state partitions."""
+        return self._first.trailer.num_partitions
+
+    @property
+    def max_parallelism(self) -> int:
+        """Number of key groups."""
+        return self._first.trailer.max_parallelism
+
+    @property
+    def is_by_key(self) -> bool:
+        """Whether rows of a state partition are in order of column family and key."""
+        return self.checkpoint.body == "sst"
+
+    @property
+    def _first(self) -> PublishedFile:
+        return next(iter(self.heads.values()))
+
+    def contents(self, partition: int) -> tuple[object, ...] | None:
+        """Return what a state partition is made of, None for no state; equal is equal rows."""
+        for store, head in self.heads.items():
+            if store.partition == partition:
+                return head.trailer.lineage, head.trailer.files
+        return None
+
+    def rows(self, partition: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one state partition."""
+        for store, head in self.heads.items():
+            if store.partition == partition:
+                yield from read_rows(self.checkpoint, head, self.column_family)
+
+    def all_rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of all state partitions."""
+        for store in self.heads:
+            yield from self.rows(store.partition)
+
+
+def side_by_side(
+    old: Side, new: Side
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch, npt.NDArray[np.uint32]]]:
+    """Walk two versions side by side, passing over state partitions made of the same files.
+
+    Yields:
+        Rows of the old version and of the new one such that a key of either is only here, and the
+        order of all of them, the old ones first: by (group, key), where the group is the third.
+    """
+    if old.num_partitions != new.num_partitions:
+        yield from _aligned(_by_key(old, None), _by_key(new, None), 1)
+        return
+    in_file_order = (
+        not old.is_by_key and not new.is_by_key and old.max_parallelism == new.max_parallelism
+    )
+    for partition in range(new.num_partitions):
+        if old.contents(partition) == new.contents(partition):
+            continue
+        if in_file_order:
+            yield from _aligned(old.rows(partition), new.rows(partition), new.max_parallelism)
+        else:
+            yield from _aligned(_by_key(old, partition), _by_key(new, partition), 1)
+
+
+def _by_key(side: Side, partition: int | None) -> Iterator[pa.RecordBatch]:
+    """Yield rows in order of column family and key, their key groups all 0."""
+    rows = side.all_rows() if partition is None else side.rows(partition)
+    without_groups = (_without_group(batch) for batch in rows)
+    if side.is_by_key and partition is not None:
+        yield from without_groups
+        return
+    with tempfile.TemporaryDirectory(
+        prefix="sort-", dir=side.checkpoint.scratch_directory
+    ) as directory:
+        with named_errors("sort rows in the scratch directory", directory):
+            runs = sort_into_runs(without_groups, 1, directory)
+        yield from merge_runs(runs, 1)
+
+
+def _without_group(batch: pa.RecordBatch) -> pa.RecordBatch:
+    groups = from_numpy(np.zeros(batch.num_rows, np.uint16), pa.uint16())
+    return pa.RecordBatch.from_arrays([groups, *batch.columns[1:]], schema=SCHEMA)
+
+
+class _Stream:
+    """Sorted rows, read as far as asked for."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], max_parallelism: int) -> None:
+        self._batches = batches
+        self._max_parallelism = max_parallelism
+        self._batch = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+        self._groups: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+
+    def fill(self) -> bool:
+        """Have rows at hand unless there are no more."""
+        while self._batch.num_rows == 0:
+            batch = next(self._batches, None)
+            if batch is None:
+                return False
+            self._batch, self._groups = batch, sort_group(batch, self._max_parallelism)
+        return True
+
+    def last(self) -> tuple[int, bytes]:
+        """Return group and key of the last row at hand."""
+        return int(self._groups[-1]), self._batch.column(3)[-1].as_py()
+
+    def take_through(self, end: tuple[int, bytes]) -> tuple[pa.RecordBatch, npt.NDArray[np.uint32]]:
+        """Return the rows at hand up to a key and with it, and their groups."""
+        group, key = end
+        low = int(np.searchsorted(self._groups, group, "left"))
+        high = int(np.searchsorted(self._groups, group, "right"))
+        keys = self._batch.column(3)
+        stop = low + bisect.bisect_right(range(low, high), key, key=lambda row: keys[row].as_py())
+        taken = self._batch.slice(0, stop), self._groups[:stop]
+        self._batch, self._groups = self._batch.slice(stop), self._groups[stop:]
+        return taken
+
+
+def _aligned(
+    old: Iterator[pa.RecordBatch], new: Iterator[pa.RecordBatch], max_parallelism: int
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch, npt.NDArray[np.uint32]]]:
+    streams = [_Stream(rows, max_parallelism) for rows in (old, new)]
+    while True:
+        ends = [stream.last() for stream in streams if stream.fill()]
+        if not ends:
+            return
+        end = min(ends)
+        (old_rows, old_groups), (new_rows, new_groups) = (
+            stream.take_through(end) for stream in streams
+        )
+        yield old_rows, new_rows, np.concatenate([old_groups, new_groups])

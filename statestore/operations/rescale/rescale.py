@@ -1,0 +1,359 @@
+"""Rescale: change the number of state partitions of a query that is stopped, or go back.
+
+State first, Spark's logs last: `commits/<batch>` is the moment from which the new state partitions
+count. A crash leaves, by how far it came,
+
+    rescaled versions, no entry of a log     the old state; the query starts on it
+    `offsets/<batch>`                        Spark refuses to start: finish or undo the rescale
+    `commits/<batch>`                        the new state; the query starts on it
+
+and to do the rescale again finishes it. An undo goes the same way back and takes the rescaled
+versions away while Spark still refuses to start.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from statestore.checkpoint import rescaling
+from statestore.codec.joined_trailers import add_counts
+from statestore.codec.partition_key import is_single
+from statestore.codec.rows import to_numpy
+from statestore.codec.trailer import StoreName
+from statestore.core.errors import InvalidArgumentError
+from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
+from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint, open_checkpoint
+from statestore.operations.in_use import ExclusiveUse, exclusive_use
+from statestore.operations.rehashing import rehash, rehash_effort, rehash_store
+from statestore.operations.rescale.plan import RescalePlan, StoreRescale, UndoPlan, Way
+from statestore.operations.rescale.undo import Undo
+from statestore.operations.rescale_log import (
+    CheckpointIds,
+    RescaleBatch,
+    add_commit,
+    add_offsets,
+    check_rescalable,
+    find_rescale_batch,
+    write_operators,
+)
+from statestore.operations.rows import read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.core.options import StateStoreOptions
+    from statestore.io.file_io import FileIO, TreeFileIO
+
+
+def plan_rescale(
+    uri: str,
+    num_partitions: int,
+    *,
+    count_rows: bool = False,
+    options: StateStoreOptions | None = None,
+    io: TreeFileIO | None = None,
+    memory: FileIO | None = None,
+) -> RescalePlan:
+    """Return what a rescale would do; reads logs and trailers, changes nothing.
+
+    Args:
+        uri: Checkpoint directory: a path, or a URI of any scheme.
+        num_partitions: Number of state partitions to have, 1 to 32768.
+        count_rows: Whether to read every row, so that the rows of the new state partitions are
+            known where trailers do not tell them.
+        options: Options of the query, for its storage; defaults when None.
+        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+        memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
+
+    Raises:
+        InvalidArgumentError: The number is out of range; a batch is planned but not committed (kind
+            unfinished-batch); another rescale is (kind unfinished-operation); or the query has no
+            state.
+        IncompatibleError: Another provider's checkpoint, or state that does not follow its keys
+            (kind not-rescalable).
+        NotFoundError: There is no checkpoint, or a version of a store is not there; of the heap
+            backend also when memory is None (kind driver-lost).
+        CorruptionError, FencedError, StorageError: A file cannot be read.
+    """
+    with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
+        return _Rescale(checkpoint, num_partitions).plan(count_rows=count_rows)
+
+
+def rescale(
+    uri: str,
+    num_partitions: int,
+    *,
+    options: StateStoreOptions | None = None,
+    io: TreeFileIO | None = None,
+    memory: FileIO | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> RescalePlan:
+    """Change the number of state partitions of a query that does not run.
+
+    Args:
+        uri: Checkpoint directory, as `plan_rescale` takes it.
+        num_partitions: Number of state partitions to have, 1 to 32768.
+        options: Options of the query, for its storage; defaults when None.
+        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+        memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
+        report: Called with what is done and the total: a new state partition of a store counts 1,
+            or where every row is hashed anew each row that is read and each that is written.
+
+    Returns:
+        What was done.
+
+    Guarantee: on return the query goes on from the same rows in the new state partitions. After a
+    raise, or a kill at any moment, it either starts on the old or new ones, whole, or Spark refuses
+    to start it because the rescale is unfinished; the same call again finishes it, `undo_rescale`
+    takes it back.
+
+    Raises:
+        InUseError: A query, or another operation, is writing the checkpoint; or as `plan_rescale`.
+    """
+    with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
+        planned = _Rescale(checkpoint, num_partitions)
+        with exclusive_use(checkpoint, "rescale") as use:
+            return planned.run(use, report or (lambda _done, _total: None))
+
+
+def plan_undo(
+    uri: str,
+    *,
+    options: StateStoreOptions | None = None,
+    io: TreeFileIO | None = None,
+    memory: FileIO | None = None,
+) -> UndoPlan:
+    """Return what the undo of the newest rescale would do; changes nothing.
+
+    Args:
+        uri: Checkpoint directory, as `plan_rescale` takes it.
+        options: Options of the query, for its storage; defaults when None.
+        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+        memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
+
+    Raises:
+        InvalidArgumentError: The newest batch is not a rescale's: nothing can be undone, or no more
+            since a batch has run; or what the rescale was made of is not all here.
+        NotFoundError, IncompatibleError, CorruptionError, StorageError: As `plan_rescale`.
+    """
+    with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
+        return Undo(checkpoint).plan
+
+
+def undo_rescale(
+    uri: str,
+    *,
+    options: StateStoreOptions | None = None,
+    io: TreeFileIO | None = None,
+    memory: FileIO | None = None,
+) -> UndoPlan:
+    """Go back to the state partitions before the newest rescale, finished or not.
+
+    Args:
+        uri: Checkpoint directory, as `plan_rescale` takes it.
+        options: Options of the query, for its storage; defaults when None.
+        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+        memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
+
+    Returns:
+        What was done.
+
+    Guarantee: on return the checkpoint is as it was before the rescale. After a raise or a kill
+    Spark refuses to start the query, and the same call again goes on; so does `rescale`.
+
+    Raises:
+        InUseError: A query, or another operation, is writing the checkpoint; or as `plan_undo`.
+    """
+    with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
+        undo = Undo(checkpoint)
+        with exclusive_use(checkpoint, "undo of a rescale") as use:
+            undo.run(use)
+        return undo.plan
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreChange:
+    """A store with what it is made of now and then; `made_of` is None where it is re-hashed."""
+
+    operator: int
+    operator_name: str
+    name: str
+    heads: Mapping[int, PublishedFile]
+    way: Way
+    max_parallelism: int
+    made_of: Mapping[int, rescaling.RescaledStore] | None
+
+
+class _Rescale:
+    """One rescale of an open checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, num_partitions: int) -> None:
+        self._checkpoint = checkpoint
+        self._num_partitions = num_partitions
+        check_range("num_partitions", num_partitions)
+        self._backend = checkpoint.backend
+        found = find_rescale_batch(checkpoint)
+        check_rescalable(checkpoint)
+        self._begun = None if found is None or found.is_committed else found
+        if self._begun is not None and self._begun.num_partitions != num_partitions:
+            raise _begun_with_another(checkpoint, self._begun, num_partitions)
+        self._is_done = self._begun is None and checkpoint.num_partitions == num_partitions
+        self._batch = checkpoint.newest_version
+        if self._is_done:
+            self._batch -= 1
+
+    def plan(self, *, count_rows: bool) -> RescalePlan:
+        """Return what is to be done."""
+        changes = [] if self._is_done else self._changes()
+        stores = list(map(self._describe, changes))
+        if count_rows:
+            stores = list(map(self._counted, stores, changes))
+        return self._as_plan(stores)
+
+    def run(self, use: ExclusiveUse, report: Callable[[int, int], None]) -> RescalePlan:
+        """Do it."""
+        if self._is_done:
+            return self._as_plan([])
+        changes = self._changes()
+        ids = self._write_state(changes, report)
+        use.require_held()
+        if self._begun is None:
+            add_offsets(self._checkpoint, self._batch, self._num_partitions)
+        write_operators(self._checkpoint, self._num_partitions)
+        add_commit(self._checkpoint, self._batch, ids)
+        return self._as_plan(map(self._describe, changes))
+
+    def _as_plan(self, stores: Iterable[StoreRescale]) -> RescalePlan:
+        return RescalePlan(
+            checkpoint=self._checkpoint.uri,
+            backend=self._backend,
+            batch=self._batch,
+            num_partitions_before=self._checkpoint.num_partitions,
+            num_partitions=self._num_partitions,
+            is_begun=self._begun is not None,
+            is_done=self._is_done,
+            stores=tuple(stores),
+        )
+
+    def _changes(self) -> list[_StoreChange]:
+        heads: dict[tuple[int, str], dict[int, PublishedFile]] = {}
+        for store, head in self._checkpoint.heads(self._checkpoint.newest_version).items():
+            heads.setdefault((store.operator, store.name), {})[store.partition] = head
+        return [self._change(*key, of) for key, of in heads.items()]
+
+    def _change(self, operator: int, name: str, heads: dict[int, PublishedFile]) -> _StoreChange:
+        trailer = heads[min(heads)].trailer
+        is_whole = is_single(name, trailer.column_families, heads)
+        way: Way = "whole" if is_whole else "key-groups"
+        max_parallelism = trailer.max_parallelism
+        made_of = None
+        if not is_whole and max_parallelism % self._num_partitions:
+            way, max_parallelism = "rehash", default_max_parallelism(self._num_partitions)
+        else:
+            made_of = rescaling.plan_rescale(heads, self._num_partitions, is_whole=is_whole)
+        check_not_chosen(self._checkpoint.options.max_parallelism, max_parallelism)
+        operator_name = self._checkpoint.operator(operator).name
+        return _StoreChange(operator, operator_name, name, heads, way, max_parallelism, made_of)
+
+    def _describe(self, change: _StoreChange) -> StoreRescale:
+        files: dict[str, int] = {}
+        for head in change.heads.values():
+            location = self._checkpoint.location(head.trailer.store)
+            refs = (ref for ref in (*head.trailer.files, head.ref) if ref.rows)
+            files |= {location.path(ref.path): ref.size for ref in refs}
+        made_of = (change.made_of or {}).values()
+        rows = [store.new.num_keys for store in made_of if store.new.num_keys is not None]
+        return StoreRescale(
+            change.operator,
+            change.operator_name,
+            change.name,
+            change.way,
+            change.max_parallelism,
+            num_files=len(files),
+            num_bytes=sum(files.values()),
+            num_rows=add_counts(head.trailer.num_keys for head in change.heads.values()),
+            partition_rows=tuple(rows) if rows and len(rows) == len(made_of) else None,
+        )
+
+    def _counted(self, store: StoreRescale, change: _StoreChange) -> StoreRescale:
+        """Return it with the rows of every new state partition, after reading them all."""
+        num_partitions = 1 if change.way == "whole" else self._num_partitions
+        num_rows = np.zeros(num_partitions, np.int64)
+        for head in change.heads.values():
+            for batch in read_rows(self._checkpoint, head):
+                if change.way == "rehash":
+                    batch = rehash(batch, head.trailer, change.max_parallelism)
+                owners = to_numpy(batch.column(0), np.uint16) % num_partitions
+                num_rows += np.bincount(owners, minlength=num_partitions)
+        rows = tuple(num_rows.tolist())
+        return replace(store, num_rows=sum(rows), partition_rows=rows)
+
+    def _write_state(
+        self, changes: Sequence[_StoreChange], report: Callable[[int, int], None]
+    ) -> CheckpointIds:
+        """Make the rescaled version of every store; return its checkpoint IDs in format v2."""
+        made: dict[StoreName, PublishedFile] = {}
+        jobs = [
+            (StoreName(change.operator, partition, change.name), made_of)
+            for change in changes
+            for partition, made_of in (change.made_of or {}).items()
+        ]
+        to_rehash = [change for change in changes if change.made_of is None]
+        total = len(jobs) + sum(rehash_effort(change.heads.values()) for change in to_rehash)
+        with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
+            for published in pool.map(self._write, *zip(*jobs, strict=True)) if jobs else ():
+                made[published.trailer.store] = published
+                report(len(made), total)
+        done = len(jobs)
+        for change in to_rehash:
+
+            def report_rows(num_rows: int, before: int = done) -> None:
+                report(before + num_rows, total)
+
+            made |= rehash_store(self._checkpoint, change.heads, self._num_partitions, report_rows)
+            done += rehash_effort(change.heads.values())
+        return self._checkpoint_ids(made)
+
+    def _write(self, store: StoreName, made_of: rescaling.RescaledStore) -> PublishedFile:
+        return rescaling.write_rescaled_version(
+            self._checkpoint.location(store),
+            made_of,
+            self._checkpoint.scratch_directory,
+            sync=True,
+            clock=self._checkpoint.clock,
+            home=self._checkpoint.home(store),
+        )
+
+    def _checkpoint_ids(self, made: Mapping[StoreName, PublishedFile]) -> CheckpointIds:
+        before = self._checkpoint.commit_entry(self._batch - 1).checkpoint_ids
+        ids: CheckpointIds = {}
+        for operator in self._checkpoint.operators if before else ():
+            partitions = {store.partition for store in made if store.operator == operator.id}
+            ids[str(operator.id)] = [
+                [
+                    made[StoreName(operator.id, partition, info.name)].trailer.checkpoint_id
+                    for info in operator.stores
+                ]
+                for partition in sorted(partitions)
+            ]
+        return ids
+
+
+def _begun_with_another(
+    checkpoint: Checkpoint, begun: RescaleBatch, num_partitions: int
+) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "a rescale to another number of state partitions was begun and not finished",
+        kind="unfinished-operation",
+        checkpoint=checkpoint.uri,
+        batch=begun.batch,
+        begun=begun.num_partitions,
+        asked=num_partitions,
+        to_fix=f"finish it with --partitions {begun.num_partitions}, or take it back with --undo, "
+        "before you rescale again",
+    )

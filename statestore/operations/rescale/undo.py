@@ -1,0 +1,164 @@
+"""The undo of a rescale: the way back, from wherever the rescale ended.
+
+The state before the rescale is looked at first, whole: what an undo deletes may be all that a
+checkpoint has, where it was converted or copied from another one after the rescale. Then the entry
+of the commit log goes, so that Spark refuses to start, the rescaled versions, and the entry of the
+offset log last.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import compress
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import RescaleRefName, parse_state_file_name
+from statestore.checkpoint.rescale_refs import find_refs
+from statestore.checkpoint.rescaling import undo_rescaled_version
+from statestore.codec.trailer import StoreName
+from statestore.core.errors import InvalidArgumentError
+from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
+from statestore.operations.rescale.plan import UndoPlan
+from statestore.operations.rescale_log import find_rescale_batch, write_operators
+from statestore.operations.upkeep.verify import verify
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.in_use import ExclusiveUse
+
+
+class Undo:
+    """The undo of the newest rescale of an open checkpoint; making it changes nothing.
+
+    Args:
+        checkpoint: The checkpoint.
+
+    Attributes:
+        plan: What it does.
+
+    Raises:
+        InvalidArgumentError, NotFoundError, IncompatibleError, CorruptionError, StorageError: As
+            `plan_undo`.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._found = found = find_rescale_batch(checkpoint)
+        if found is None:
+            self._version = checkpoint.newest_version + 1
+            self._locations = self._left_over()
+            if not self._locations:
+                raise _nothing_to_undo(checkpoint, "the newest batch is the query's own")
+            now = before = checkpoint.num_partitions
+        else:
+            self._version = found.version
+            before, now = found.num_partitions_before, found.num_partitions
+            self._locations = _locations(checkpoint, now)
+            if found.is_committed:
+                self._check_rescaled()
+            self._check_state_before()
+        self.plan = UndoPlan(
+            checkpoint=checkpoint.uri,
+            batch=None if found is None else found.batch,
+            was_committed=found is not None and found.is_committed,
+            num_partitions_before=now,
+            num_partitions=before,
+        )
+
+    def run(self, use: ExclusiveUse) -> None:
+        """Do it."""
+        checkpoint, found = self._checkpoint, self._found
+        use.require_held()
+        if found is not None:
+            checkpoint.commits.delete(found.batch)
+        with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
+            list(pool.map(self._take_away, self._locations))
+        if found is not None:
+            write_operators(checkpoint, found.num_partitions_before)
+            checkpoint.offsets.delete(found.batch)
+
+    def _take_away(self, location: StoreLocation) -> None:
+        undo_rescaled_version(location, self._version)
+
+    def _check_rescaled(self) -> None:
+        """Check that a rescale made the committed version: its reference file is beside it.
+
+        Raises:
+            InvalidArgumentError: Something else did, such as a conversion or a restore.
+        """
+
+        def is_other(location: StoreLocation) -> bool:
+            files = location.io.list(location.directory)
+            names = (parse_state_file_name(info.name) for info in files)
+            is_there = any(name is not None and name.version == self._version for name in names)
+            own = RescaleRefName(self._version, location.store.partition)
+            return is_there and own not in find_refs(files)
+
+        with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
+            others = list(pool.map(is_other, self._locations))
+        for location in compress(self._locations, others):
+            raise _nothing_to_undo(
+                self._checkpoint,
+                "its newest state was not made by one",
+                store=str(location.store),
+            )
+
+    def _check_state_before(self) -> None:
+        """Check that the version before the rescale can be read, from every state partition.
+
+        Raises:
+            InvalidArgumentError: It cannot.
+        """
+        found = verify(self._checkpoint, versions=[self._version - 1]).findings
+        for finding in (finding for finding in found if not finding.is_recoverable):
+            raise _nothing_to_undo(
+                self._checkpoint,
+                "the state before the rescale is not all here",
+                store=str(finding.store),
+                found=finding.problem,
+            )
+
+    def _left_over(self) -> list[StoreLocation]:
+        """Return the stores of a rescale that was killed before it planned its batch.
+
+        Every rescaled version has a reference file in a state partition of those before it.
+        """
+        checkpoint = self._checkpoint
+
+        def refs_in(source: StoreLocation) -> set[StoreName]:
+            return {
+                StoreName(source.store.operator, ref.partition, source.store.name)
+                for ref in find_refs(source.io.list(source.directory))
+                if ref.version == self._version
+            }
+
+        sources = _locations(checkpoint, checkpoint.num_partitions)
+        with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
+            found: set[StoreName] = set().union(*pool.map(refs_in, sources))
+        return [checkpoint.location(store) for store in sorted(found, key=str)]
+
+
+def _locations(checkpoint: Checkpoint, num_partitions: int) -> list[StoreLocation]:
+    """Return the place of every store in as many state partitions.
+
+    Raises:
+        IncompatibleError, NotFoundError: As `Checkpoint.location`.
+    """
+    return [
+        checkpoint.location(StoreName(operator.id, partition, info.name))
+        for operator in checkpoint.operators
+        for info in operator.stores
+        for partition in range(num_partitions)
+    ]
+
+
+def _nothing_to_undo(checkpoint: Checkpoint, reason: str, **fields: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"there is no rescale to undo: {reason}",
+        checkpoint=checkpoint.uri,
+        batch=checkpoint.newest_planned,
+        num_partitions=checkpoint.num_partitions,
+        **fields,
+        to_fix="rescale to the former number of state partitions instead",
+    )

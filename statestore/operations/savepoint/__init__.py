@@ -1,0 +1,1 @@
+"""Savepoints, and the checkpoints made of savepoints and of other checkpoints."""

@@ -1,0 +1,338 @@
+"""Savepoints: a committed version of a query, copied whole to a directory that is the user's.
+
+A savepoint is laid out as a checkpoint of one version is. Its `metadata` is the descriptor, written
+last: no query starts from a savepoint, and half a savepoint is never taken for one. Nothing in it
+leads out of it, so it can be moved and copied; nothing of this package ever deletes it, but a
+restore that is told to claim it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from statestore.checkpoint.layout import StoreLocation
+from statestore.checkpoint.query_log import PROVIDER_KEY
+from statestore.codec.joined_trailers import add_counts
+from statestore.core.errors import (
+    CorruptionError,
+    IncompatibleError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from statestore.core.json_fields import Fields, MalformedError, to_text
+from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
+from statestore.core.options import StateStoreOptions
+from statestore.core.providers import PROVIDERS
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.committed_version import (
+    copy_spark_files,
+    copy_state,
+    find_version,
+    no_report,
+    write_logs,
+)
+from statestore.operations.full_state import MAX_STATES_AT_ONCE, Work, open_memory, write_states
+from statestore.operations.new_directory import (
+    begin_directory,
+    check_finished,
+    metadata_fields,
+    read_metadata,
+)
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.trailer import StoreName
+    from statestore.core.clock import Clock
+    from statestore.core.ids import IdSource
+    from statestore.io.file_io import FileIO, TreeFileIO
+    from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.committed_version import CommittedVersion, Report
+    from statestore.operations.new_directory import NewDirectory
+
+SavepointForm = Literal["canonical", "native"]
+
+FORMAT_VERSION = 1
+CANONICAL_BACKEND = "filesystem"
+"""State backend whose full-state deltas a canonical savepoint is made of: Arrow streams."""
+_FIELD = "savepoint"
+_FORM = re.compile("canonical|native")
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """What a savepoint says about itself.
+
+    Attributes:
+        form: canonical, full states in the one form that every state backend can be restored from;
+            or native, the files of the version as the state backend wrote them.
+        backend: State backend of the checkpoint it was taken of.
+        query_id: ID of the query; empty where the checkpoint had lost it, and a restore gives it
+            a new one.
+        version: State version, at least 1.
+        num_partitions: Number of state partitions.
+        checkpoint_format: 1 or 2.
+        created_ms: When it was finished, milliseconds since the Unix epoch.
+        num_stores: Number of state stores, each of one state partition.
+        num_rows: Rows in all of them; None where only reading them tells.
+        state_bytes: Bytes of all state files.
+        operators: Short name of every stateful operator, in the order of their IDs.
+    """
+
+    form: SavepointForm
+    backend: str
+    query_id: str
+    version: int
+    num_partitions: int
+    checkpoint_format: int
+    created_ms: int
+    num_stores: int
+    num_rows: int | None
+    state_bytes: int
+    operators: tuple[str, ...]
+
+
+def take_savepoint(
+    checkpoint: str,
+    destination: str,
+    *,
+    version: int | None = None,
+    form: SavepointForm = "canonical",
+    options: StateStoreOptions | None = None,
+    io: TreeFileIO | None = None,
+    destination_io: TreeFileIO | None = None,
+    memory: FileIO | None = None,
+    ids: IdSource | None = None,
+    clock: Clock | None = None,
+    report: Report = no_report,
+) -> Savepoint:
+    """Copy a committed version of a query, with all that a restart needs, to a new directory.
+
+    The query may run meanwhile. Where its retention deletes a file that is being copied, a newer
+    version is copied instead, unless one was asked for.
+
+    Args:
+        checkpoint: Checkpoint directory: a path, or a URI of any scheme.
+        destination: Directory of the savepoint, which must not be there; of any such storage.
+        version: State version, None for the newest committed one.
+        form: canonical can be restored on every state backend; native is copied faster.
+        options: Of the query, for its storage (`s3.*`) and the form of files; defaults when None.
+        io: Storage of `checkpoint`, which is then a path of it; what the URI names when None.
+        destination_io: The same of `destination`.
+        memory: The driver's memory, for a query of the heap backend.
+        ids: Source of IDs, random when None.
+        clock: Source of time, the machine's when None.
+        report: Called with bytes done and the total.
+
+    Guarantee: on return the savepoint is whole and durable, and refers to nothing outside of it.
+    After a raise, or when the process is killed, the destination is not taken for a savepoint, and
+    the same call may be repeated; the checkpoint is as it was, but for pins that expire.
+
+    Raises:
+        InvalidArgumentError: The destination has files (kind checkpoint-exists).
+        NotFoundError: The version was not committed, or is being expired faster than it is copied.
+        IncompatibleError: Another provider wrote the checkpoint, or a newer version of this.
+        CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
+    """
+    options = options or StateStoreOptions()
+    for attempt in range(_ATTEMPTS):
+        try:
+            with open_checkpoint(
+                checkpoint, options=options, io=io, memory=memory, clock=clock
+            ) as source:
+                _check_form(source, form)
+                found = find_version(source, version)
+                with found.pinned(ids), begin_directory(
+                    destination, "savepoint", checkpoint, options=options, io=destination_io,
+                    ids=ids, clock=clock,
+                ) as target:  # fmt: skip
+                    return _copy(found, target, form, options, report)
+        except NotFoundError as error:
+            is_expiring = error.kind in ("file-not-found", "version-not-found")
+            if version is not None or not is_expiring or attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _check_form(checkpoint: Checkpoint, form: SavepointForm) -> None:
+    if checkpoint.backend == "heap" and form == "native":
+        raise InvalidArgumentError(
+            "a checkpoint of the heap backend has no files of its own to copy",
+            checkpoint=checkpoint.uri,
+            to_fix="take a canonical savepoint",
+        )
+
+
+def _copy(
+    version: CommittedVersion,
+    target: NewDirectory,
+    form: SavepointForm,
+    options: StateStoreOptions,
+    report: Report,
+) -> Savepoint:
+    checkpoint = version.checkpoint
+    offsets = version.offsets
+    copy_spark_files(version, target)  # first: nothing pins those
+    if form == "native":
+        copy_state(version, version.heads, target, f"{target.path}/state", report)
+        num_rows = add_counts(head.trailer.num_keys for head in version.heads.values())
+        state_bytes = version.state_bytes()
+    else:
+        num_rows, state_bytes = _write_canonical(version, target, options, report)
+        provider = {PROVIDER_KEY: PROVIDERS[CANONICAL_BACKEND]}
+        offsets = {batch: entry.with_conf(provider) for batch, entry in offsets.items()}
+    version.copy_operators(target)
+    write_logs(target, offsets, version.commits)
+    savepoint = Savepoint(
+        form=form,
+        backend=checkpoint.backend,
+        query_id=version.query_id or "",
+        version=version.version,
+        num_partitions=version.num_partitions,
+        checkpoint_format=2 if version.has_checkpoint_ids else 1,
+        created_ms=target.clock.now_ms(),
+        num_stores=len(version.heads),
+        num_rows=num_rows,
+        state_bytes=state_bytes,
+        operators=tuple(operator.name for operator in checkpoint.operators),
+    )
+    fields = {"format_version": FORMAT_VERSION, **asdict(savepoint)}
+    target.finish(metadata_fields(**{_FIELD: fields}))
+    return savepoint
+
+
+def _write_canonical(
+    version: CommittedVersion, target: NewDirectory, options: StateStoreOptions, report: Report
+) -> tuple[int, int]:
+    """Write the full state of every store; return the rows and the bytes of all."""
+    checkpoint = version.checkpoint
+    memory = open_memory(options) if checkpoint.body == "sst" else None
+    work = Work(target.scratch_directory, options, target.clock, memory)
+
+    def write(store: StoreName) -> PublishedFile:
+        head = version.heads[store]
+        # The checkpoint ID stays: it is the same version, and the commit log names it.
+        taker = StoreLocation(target.io, f"{target.path}/state", store)
+        written = write_states(
+            [(checkpoint.location(store), head)],
+            {taker: head.trailer.checkpoint_id},
+            head.trailer.num_partitions,
+            CANONICAL_BACKEND,
+            work,
+        )
+        return written[taker]
+
+    num_rows = num_bytes = done = 0
+    total = version.state_bytes()
+    with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
+        for store, file in zip(version.heads, pool.map(write, version.heads), strict=True):
+            num_rows += file.trailer.rows.put
+            num_bytes += file.ref.size
+            done += version.state_bytes([store])
+            report(min(done, total), total)
+    return num_rows, num_bytes
+
+
+def read_savepoint(io: FileIO, directory: str, uri: str) -> Savepoint:
+    """Read what a savepoint says about itself.
+
+    Args:
+        io: Storage of the savepoint.
+        directory: The savepoint there.
+        uri: As the caller named it, for errors.
+
+    Raises:
+        NotFoundError: There is no savepoint (kind savepoint-not-found), or one that was begun and
+            not finished.
+        CorruptionError, IncompatibleError: It is damaged, or of a newer format.
+        StorageError: The storage failed.
+    """
+    query_id, fields = read_metadata(io, directory)
+    check_finished(fields, uri)
+    if fields is None or _FIELD not in fields:
+        raise _no_savepoint(uri, is_checkpoint=query_id is not None)
+    return _parse(fields, uri)
+
+
+def _no_savepoint(uri: str, *, is_checkpoint: bool) -> NotFoundError:
+    return NotFoundError(
+        "there is no savepoint",
+        kind="savepoint-not-found",
+        directory=uri,
+        is_checkpoint=is_checkpoint,
+        to_fix="name the directory of a savepoint, as `statestore savepoint` takes them",
+    )
+
+
+def _parse(fields: dict[str, Any], uri: str) -> Savepoint:
+    try:
+        found = Fields(fields).object(_FIELD)
+        format_version = found.integer("format_version", 1)
+        if format_version > FORMAT_VERSION:
+            raise IncompatibleError(
+                "the savepoint was taken in a newer format",
+                kind="newer-format",
+                directory=uri,
+                found=format_version,
+                known=FORMAT_VERSION,
+                to_fix="use the version of statestore that took it, or a later one",
+            )
+        return Savepoint(
+            form=cast("SavepointForm", found.text("form", _FORM)),
+            backend=found.text("backend"),
+            query_id=found.text("query_id"),
+            version=found.integer("version", 1),
+            num_partitions=found.integer("num_partitions", 1, MAX_PARALLELISM_LIMIT),
+            checkpoint_format=found.integer("checkpoint_format", 1),
+            created_ms=found.integer("created_ms"),
+            num_stores=found.integer("num_stores"),
+            num_rows=found.integer("num_rows") if found.has("num_rows") else None,
+            state_bytes=found.integer("state_bytes"),
+            operators=tuple(map(to_text, found.items("operators"))),
+        )
+    except MalformedError as error:
+        raise CorruptionError(
+            "the descriptor of a savepoint is damaged",
+            file=f"{uri}/metadata",
+            offset=0,
+            expected=f"the fields {', '.join(Savepoint.__slots__)}",
+            found=str(error),
+            to_fix="restore the file from a copy of the savepoint",
+        ) from error
+
+
+@contextmanager
+def open_savepoint(
+    uri: str,
+    *,
+    options: StateStoreOptions | None = None,
+    io: TreeFileIO | None = None,
+    clock: Clock | None = None,
+) -> Iterator[tuple[Savepoint, Checkpoint]]:
+    """Open a savepoint: what it says about itself, and its files, laid out as a checkpoint's.
+
+    Args:
+        uri: The savepoint: a path, or a URI of any scheme.
+        options: How to reach its storage (`s3.*`); defaults when None.
+        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+        clock: Source of time, the machine's when None.
+
+    Raises:
+        NotFoundError, CorruptionError, IncompatibleError, StorageError: As `read_savepoint`.
+        InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
+    """
+    with ExitStack() as stack:
+        try:
+            checkpoint = stack.enter_context(
+                open_checkpoint(uri, options=options, io=io, clock=clock)
+            )
+        except NotFoundError as error:
+            if error.kind != "checkpoint-not-found":
+                raise
+            raise _no_savepoint(uri, is_checkpoint=False) from error
+        yield read_savepoint(checkpoint.io, checkpoint.path, uri), checkpoint

@@ -1,0 +1,1 @@
+"""Lists, verifies, repairs and expires the versions of a checkpoint."""

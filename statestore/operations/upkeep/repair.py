@@ -1,0 +1,217 @@
+"""Repair: take a checkpoint back to its newest version that can be read, and say what that means.
+
+Spark's logs decide from which version a query starts. A repair takes the entries after that version
+out of them and keeps them aside; state files stay where they are, and a batch that runs again
+replaces its own. The first batch to run again is planned as it was, so it reads the same input;
+later ones are planned anew from there. A rescale after that version is taken back, finished or not.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
+from statestore.core.errors import CorruptionError, NotFoundError
+from statestore.operations.committed_version import no_report
+from statestore.operations.in_use import exclusive_use
+from statestore.operations.rescale_log import write_operators
+from statestore.operations.rows import opened
+from statestore.operations.upkeep.verify import Finding, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from statestore.core.options import StateStoreOptions
+    from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.committed_version import Report
+
+ASIDE = "statestore-repair"
+"""Directory of the checkpoint where entries that a repair takes out are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """What a repair does, or did.
+
+    Attributes:
+        checkpoint: URI of the checkpoint.
+        newest_version: Newest committed version, which the query would start from.
+        version: Newest version that can be read; the query starts from it afterwards.
+        findings: What is wrong with the newer ones, and what is wrong with it and recoverable.
+        replayed_batch: The batch that runs again exactly as it was planned, None where nothing is
+            taken back and no batch was under way.
+        replanned_batches: Committed batches after it, and one under way whose entry is damaged;
+            their input is planned anew, so their results come again in batches that may be cut
+            otherwise.
+        undone_rescales: Batches of rescales after the version, which have to be done again.
+        uncommits, unplans: Entries that the commit and the offset log lose.
+        aside: Directory that keeps them, also those that a repair took out before it was killed.
+    """
+
+    checkpoint: str
+    newest_version: int
+    version: int
+    findings: tuple[Finding, ...]
+    replayed_batch: int | None
+    replanned_batches: tuple[int, ...]
+    undone_rescales: tuple[int, ...]
+    uncommits: tuple[int, ...]
+    unplans: tuple[int, ...]
+    aside: str
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to repair."""
+        return bool(self.uncommits or self.unplans)
+
+
+def plan_repair(
+    checkpoint: str | Checkpoint,
+    *,
+    deep: bool = True,
+    options: StateStoreOptions | None = None,
+    report: Report = no_report,
+) -> RepairPlan:
+    """Find the newest version that can be read; nothing is changed.
+
+    Args:
+        checkpoint: Checkpoint directory of the query, a path or a URI of any scheme; or
+            one that is open.
+        deep: Whether a version counts as readable only after every byte of it was read.
+        options: How to reach the storage (`s3.*`); defaults when None.
+        report: As `verify`, once for each version that is tried.
+
+    Raises:
+        NotFoundError: No checkpoint, or no version that can be read (kind version-not-found).
+        InvalidArgumentError: A savepoint, which is never changed; or as `verify`.
+        IncompatibleError, StorageError: As `verify`: what cannot be reached is not taken for
+            damaged.
+    """
+    with opened(checkpoint, options) as source:
+        source.check_of_query()
+        findings: list[Finding] = []
+        for batch in reversed(source.done_batches):
+            found = verify(source, versions=[batch + 1], deep=deep, report=report)
+            findings += found.findings
+            if found.is_readable(batch + 1):
+                return _plan(source, batch + 1, findings)
+        raise NotFoundError(
+            "no version of the checkpoint can be read",
+            kind="version-not-found",
+            checkpoint=source.uri,
+            tried=", ".join(str(batch + 1) for batch in source.done_batches) or None,
+            newest_problem=findings[0].problem if findings else None,
+            to_fix="restore a savepoint, or start the query with a new checkpoint directory",
+        )
+
+
+def _plan(checkpoint: Checkpoint, version: int, findings: list[Finding]) -> RepairPlan:
+    # Batch `version` makes the version after it. Later ones are planned where a repair was killed
+    # after it took out their commits, too.
+    planned = [batch for batch in checkpoint.planned_batches if batch >= version]
+    rescales: list[int] = []
+    damaged: list[int] = []
+    num_partitions = checkpoint.num_partitions_at(version)
+    for batch in planned:
+        try:
+            before, num_partitions = num_partitions, checkpoint.num_partitions_at(batch + 1)
+        except CorruptionError:
+            damaged.append(batch)
+            continue
+        if num_partitions != before:
+            rescales.append(batch)
+    # A rescale reads no input, so nothing is planned by it that could run again.
+    replayed = version if version in {*planned} - {*rescales, *damaged} else None
+    unplans = tuple(batch for batch in planned if batch != replayed)
+    uncommits = tuple(batch for batch in checkpoint.committed_batches if batch >= version)
+    return RepairPlan(
+        checkpoint=checkpoint.uri,
+        newest_version=checkpoint.newest_version,
+        version=version,
+        findings=tuple(findings),
+        replayed_batch=replayed,
+        replanned_batches=tuple(
+            batch for batch in sorted({*uncommits, *damaged}) if batch not in (replayed, *rescales)
+        ),
+        undone_rescales=tuple(rescales),
+        uncommits=uncommits,
+        unplans=unplans,
+        aside=_find_aside(
+            checkpoint, version, ((checkpoint.commits, uncommits), (checkpoint.offsets, unplans))
+        ),
+    )
+
+
+def _find_aside(
+    checkpoint: Checkpoint, version: int, entries: Iterable[tuple[QueryLog, tuple[int, ...]]]
+) -> str:
+    """Return the directory for entries: the same one as before the repair was killed."""
+    wanted = [
+        (log, batch, read_bytes(log.io, log.path(batch)))
+        for log, batches in entries
+        for batch in batches
+    ]
+    root = f"{checkpoint.path}/{ASIDE}/{version}"
+    for number in count(1):
+        directory = root if number == 1 else f"{root}-{number}"
+        # Entries of an earlier repair, which went back to the same version, stay as they are.
+        if all(_try_read(log, batch, directory) in (None, data) for log, batch, data in wanted):
+            return directory
+    raise AssertionError("unreachable")
+
+
+def repair(
+    checkpoint: str | Checkpoint,
+    *,
+    deep: bool = True,
+    options: StateStoreOptions | None = None,
+    report: Report = no_report,
+) -> RepairPlan:
+    """Take a checkpoint back to its newest version that can be read.
+
+    Arguments and errors as `plan_repair`.
+
+    Guarantee: on return the query starts from `RepairPlan.version`, and every entry that was taken
+    out of Spark's logs is in `RepairPlan.aside`. After a raise or a kill a query starts from that
+    version, from the one it would have started from before, or Spark refuses; doing it again
+    finishes it.
+
+    Raises:
+        InUseError: A query is writing the checkpoint, or may be, since this process stood still for
+            longer than its lease lasts; what is left is done by doing it again.
+    """
+    with opened(checkpoint, options) as source, exclusive_use(source, "repair") as use:
+        plan = plan_repair(source, deep=deep, report=report)
+        # Newest first, commits before offsets: whatever is left at a kill are logs without a gap.
+        for batch in reversed(plan.uncommits):
+            use.require_held()
+            _set_aside(source.commits, batch, plan.aside)
+        num_partitions = source.num_partitions_at(plan.version)
+        stores = (store for operator in source.operators for store in operator.stores)
+        if plan.unplans and any(store.num_partitions != num_partitions for store in stores):
+            use.require_held()
+            write_operators(source, num_partitions)
+        for batch in reversed(plan.unplans):
+            use.require_held()
+            _set_aside(source.offsets, batch, plan.aside)
+        return plan
+
+
+def _aside_path(log: QueryLog, batch: int, directory: str) -> str:
+    return posixpath.join(directory, log.name, str(batch))
+
+
+def _try_read(log: QueryLog, batch: int, directory: str) -> bytes | None:
+    try:
+        return read_bytes(log.io, _aside_path(log, batch, directory))
+    except NotFoundError:
+        return None
+
+
+def _set_aside(log: QueryLog, batch: int, directory: str) -> None:
+    path = _aside_path(log, batch, directory)
+    write_bytes(log.io, path, read_bytes(log.io, log.path(batch)), overwrite=True)
+    log.delete(batch)

@@ -1,0 +1,334 @@
+"""Verify: prove that versions of a checkpoint are whole, by their trailers or by every row.
+
+Fast reads the trailer of every file that a version is made of: each is there, of the right size,
+and the one its reference names. Deep reads every byte as well: the checksum of every block, every
+row in the key group and the state partition that its key belongs to, and as many rows as the
+version says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from statestore.checkpoint.key_group_rows import NUM_CLASSES, count_classes, folded
+from statestore.checkpoint.layout import parse_state_file_name, store_of_path
+from statestore.checkpoint.lineage import check_ref
+from statestore.checkpoint.trailers import read_trailer
+from statestore.codec.partition_key import compute_key_groups
+from statestore.codec.rows import from_numpy, to_numpy
+from statestore.codec.sealed_file import SealedFile
+from statestore.core.errors import (
+    CorruptionError,
+    FencedError,
+    IncompatibleError,
+    NotFoundError,
+    StateStoreError,
+)
+from statestore.io.local import named_errors
+from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
+from statestore.operations.committed_version import no_report
+from statestore.operations.new_directory import read_query_id
+from statestore.operations.rows import check_committed, opened, read_rows
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.trailer import FileRef, StoreName, Trailer
+    from statestore.core.options import StateStoreOptions
+    from statestore.operations.committed_version import Report
+
+_DAMAGE = (CorruptionError, FencedError, IncompatibleError, NotFoundError)
+"""What is wrong with files. Every other error is about reaching them, and tells nothing of them."""
+_ABOUT_THE_READER = ("driver-lost", "newer-format", "other-provider")
+"""Kinds of them that say who cannot read the files."""
+
+NUM_READERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong.
+
+    Attributes:
+        version: The version that cannot be trusted.
+        store: The store of it, None where all are concerned.
+        kind: Kind of the error, as in statestore.core.errors.KINDS.
+        problem: The error's text.
+        is_recoverable: Whether all rows of the version are there all the same: in the files that a
+            damaged snapshot or merged file was made of, or since only the entry of the batch after
+            it is damaged.
+    """
+
+    version: int
+    store: StoreName | None
+    kind: str
+    problem: str
+    is_recoverable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was verified.
+
+    Attributes:
+        versions: The versions, newest first, without those that were expired.
+        expired: Versions that were left out, since a store keeps later ones only; newest first.
+        is_deep: Whether every row was read.
+        num_files, num_bytes: Files they are made of, each counted once.
+        num_rows: Rows read, 0 unless deep.
+        findings: What is wrong; empty when all is well.
+    """
+
+    versions: tuple[int, ...]
+    expired: tuple[int, ...]
+    is_deep: bool
+    num_files: int
+    num_bytes: int
+    num_rows: int
+    findings: tuple[Finding, ...]
+
+    def is_readable(self, version: int) -> bool:
+        """Return whether every row of a version can be read, also where something is wrong."""
+        return version in self.versions and all(
+            finding.is_recoverable for finding in self.findings if finding.version == version
+        )
+
+    def is_sound(self, version: int) -> bool:
+        """Return whether nothing is wrong with a version."""
+        return version in self.versions and all(
+            finding.version != version for finding in self.findings
+        )
+
+
+def verify(
+    checkpoint: str | Checkpoint,
+    *,
+    versions: Iterable[int] | Literal["all"] | None = None,
+    deep: bool = False,
+    options: StateStoreOptions | None = None,
+    report: Report = no_report,
+) -> Verification:
+    """Verify versions of a checkpoint; nothing is changed.
+
+    Args:
+        checkpoint: Checkpoint directory of the query, a path or a URI of any scheme; or
+            one that is open. A savepoint is one as well.
+        versions: State versions, None for the newest committed; all for every one that was
+            committed, from the oldest entry of the commit log on, and that was not expired.
+        deep: Whether to read every row.
+        options: How to reach the storage (`s3.*`); defaults when None.
+        report: Called with the stores done and their number, from any thread.
+
+    Returns:
+        What was found. Damage is a finding, not an error.
+
+    Raises:
+        NotFoundError: There is no checkpoint, or a version is not committed; of the heap backend
+            also where its driver's memory cannot be reached (kind driver-lost).
+        InvalidArgumentError: The package that the state backend needs is not installed.
+        IncompatibleError: Another provider's (kind other-provider), or written in a newer format
+            than this release knows (kind newer-format).
+        StorageError: The storage, or the local disk, failed; nothing is known of the rest then.
+    """
+    with opened(checkpoint, options) as source:
+        verifier = _Verifier(source, deep=deep, skips_expired=versions == "all")
+        if versions == "all":
+            versions = (batch + 1 for batch in source.done_batches)
+        wanted = {source.newest_version} - {0} if versions is None else {*versions}
+        for version in wanted:
+            check_committed(source, version)
+        if source.newest_version in {*wanted} | {0}:
+            verifier.verify_batch_under_way()
+        return verifier.run(sorted(wanted, reverse=True), report)
+
+
+class _Verifier:
+    """One verification; remembers the files it has seen."""
+
+    def __init__(self, checkpoint: Checkpoint, *, deep: bool, skips_expired: bool) -> None:
+        self._checkpoint = checkpoint
+        self._deep = deep
+        self._skips_expired = skips_expired
+        self._lock = Lock()
+        self._sizes: dict[str, int] = {}
+        self._errors: dict[str, StateStoreError | None] = {}
+        self._num_rows = 0
+        self._findings: list[Finding] = []
+        self._expired: set[int] = set()
+
+    def verify_batch_under_way(self) -> None:
+        """Read the entry that a restart runs again, which no version is made of."""
+        newest = self._checkpoint.newest_version
+        if newest in self._checkpoint.planned_batches:
+            try:
+                self._checkpoint.offsets_entry(newest)
+            except _DAMAGE as error:
+                self._find(newest, None, error, is_recoverable=True)
+
+    def run(self, versions: list[int], report: Report) -> Verification:
+        work: list[tuple[int, PublishedFile]] = []
+        try:
+            read_query_id(self._checkpoint.io, self._checkpoint.path)
+        except (CorruptionError, NotFoundError) as error:
+            if versions:
+                self._find(versions[0], None, error, is_recoverable=True)
+        for version in versions:
+            try:
+                heads = self._checkpoint.heads(version)
+            except _DAMAGE as error:
+                oldest = error.fields.get("oldest_version")
+                is_expiry = isinstance(oldest, int) and version < oldest
+                self._find(version, None, error, is_expiry=is_expiry)
+                continue
+            work += [(version, head) for head in heads.values()]
+        done = 0
+        with ThreadPoolExecutor(NUM_READERS if self._deep else MAX_REQUESTS_AT_ONCE) as pool:
+            for _ in pool.map(lambda item: self._verify_store(*item), work):
+                done += 1
+                report(done, len(work))
+        return Verification(
+            versions=tuple(version for version in versions if version not in self._expired),
+            expired=tuple(version for version in versions if version in self._expired),
+            is_deep=self._deep,
+            num_files=len(self._sizes),
+            num_bytes=sum(self._sizes.values()),
+            num_rows=self._num_rows,
+            findings=tuple(
+                finding for finding in self._findings if finding.version not in self._expired
+            ),
+        )
+
+    def _is_before_all(self, store: StoreName, ref: FileRef) -> bool:
+        """Whether a file is of a version before all that its store has: retention took it."""
+        location = self._checkpoint.location(store_of_path(store, ref.path))
+        names = (info.name for info in location.io.list(location.directory))
+        versions = [name.version for name in map(parse_state_file_name, names) if name is not None]
+        return ref.version < min(versions, default=0)
+
+    def _verify_store(self, version: int, head: PublishedFile) -> None:
+        store = head.trailer.store
+        errors = {
+            ref: error
+            for ref in (*head.trailer.files, head.ref)
+            if (error := self._verify_file(store, ref)) is not None
+        }
+        # Nothing stands for a delta: its rows would only raise the same again.
+        has_deltas = all(ref.kind != "delta" for ref in errors)
+        damage = None
+        if has_deltas and (self._deep or errors):
+            try:
+                self._verify_rows(head)
+            except _DAMAGE as error:
+                damage = error
+        for ref, found in errors.items():
+            self._find(
+                version,
+                store,
+                found,
+                is_recoverable=has_deltas and damage is None,
+                is_expiry=found.kind == "file-not-found" and self._is_before_all(store, ref),
+            )
+        if damage is not None and not errors:
+            self._find(version, store, damage)
+
+    def _verify_file(self, store: StoreName, ref: FileRef) -> StateStoreError | None:
+        location = self._checkpoint.location(store)
+        path = location.path(ref.path)
+        with self._lock:
+            if path in self._errors:
+                return self._errors[path]
+        found: StateStoreError | None = None
+        try:
+            published = read_trailer(location, ref.path)
+            check_ref(published.trailer, published.ref.size, ref, path)
+            if self._deep:
+                local_path = location.io.fetch(path)
+                with named_errors("open a file", local_path):
+                    SealedFile(local_path).verify()
+        except _DAMAGE as error:
+            found = error
+        with self._lock:
+            self._errors[path] = found
+            self._sizes[path] = ref.size
+        return found
+
+    def _verify_rows(self, head: PublishedFile) -> None:
+        trailer = head.trailer
+        num_rows = 0
+        by_class = np.zeros(NUM_CLASSES, np.int64)
+        for batch in read_rows(self._checkpoint, head):
+            num_rows += batch.num_rows
+            if trailer.rescalable:
+                _check_key_groups(batch, trailer)
+            groups = to_numpy(batch.column(0), np.uint16)
+            by_class += count_classes(groups, trailer.num_partitions)
+        with self._lock:
+            self._num_rows += num_rows
+        told = trailer.key_group_rows
+        by_class_told = () if told is None else folded(by_class.tolist(), len(told))
+        for name, expected, found in (
+            ("num_keys", trailer.num_keys, num_rows),
+            ("key_group_rows", told, by_class_told),
+        ):
+            if expected not in (None, found):
+                raise CorruptionError(
+                    "the rows of a version are not as many as its trailer says",
+                    file=head.ref.path,
+                    offset=0,
+                    field=name,
+                    expected=expected,
+                    found=found,
+                    to_fix="go back to an older version with `statestore repair`",
+                )
+
+    def _find(
+        self,
+        version: int,
+        store: StoreName | None,
+        error: StateStoreError,
+        *,
+        is_recoverable: bool = False,
+        is_expiry: bool = False,
+    ) -> None:
+        if error.kind in _ABOUT_THE_READER:
+            raise error
+        with self._lock:
+            if self._skips_expired and is_expiry and version < self._checkpoint.newest_version:
+                self._expired.add(version)
+            self._findings.append(Finding(version, store, error.kind, str(error), is_recoverable))
+
+
+def _check_key_groups(batch: pa.RecordBatch, trailer: Trailer) -> None:
+    """Check that the rows of a store are where their keys belong.
+
+    Raises:
+        CorruptionError: One is not.
+    """
+    groups = to_numpy(batch.column(0), np.uint16)
+    families = to_numpy(batch.column(1), np.uint16)
+    is_wrong = groups % np.uint32(trailer.num_partitions) != trailer.store.partition
+    for family in trailer.column_families:
+        rows = np.flatnonzero(families == family.id)
+        if not len(rows) or family.key_schema is None:
+            continue
+        keys = batch.column(3)
+        if len(rows) < batch.num_rows:
+            keys = keys.take(from_numpy(rows, pa.int64()))
+        computed = compute_key_groups(keys, trailer.store.name, family, trailer.max_parallelism)
+        is_wrong[rows] |= computed != groups[rows]
+    if is_wrong.any():
+        raise CorruptionError(
+            "a row is not in the key group or the state partition that its key belongs to",
+            file=str(trailer.store),
+            offset=int(np.flatnonzero(is_wrong)[0]),
+            expected=f"key groups of state partition {trailer.store.partition} of "
+            f"{trailer.num_partitions}",
+            found=f"{int(is_wrong.sum())} other rows of {batch.num_rows}",
+            to_fix="go back to an older version with `statestore repair`",
+        )

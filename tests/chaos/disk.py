@@ -1,0 +1,39 @@
+"""A small disk of the run's own, which may be filled without harm to anybody."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+DISK_BYTES = 1 << 30
+_IN_NAMESPACE = "STATESTORE_CHAOS_DISK"
+_WAYS = (["--mount"], ["--user", "--map-root-user", "--mount"])
+
+
+def enter_namespace() -> None:
+    """Start this program anew where its mounts are its own, and end with it, if that is allowed."""
+    if _IN_NAMESPACE in os.environ or shutil.which("unshare") is None:
+        return
+    for way in _WAYS:
+        command = ["unshare", *way]
+        if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
+            os.environ[_IN_NAMESPACE] = "1"
+            program = [sys.executable, "-m", "tests.chaos", *sys.argv[1:]]
+            os.execvp("unshare", [*command, *program])  # noqa: S606 - it takes our place
+
+
+@contextmanager
+def own_disk(directory: Path) -> Iterator[bool]:
+    """Mount a tmpfs at a directory while a block runs; say whether that was possible."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", directory]
+    is_mounted = _IN_NAMESPACE in os.environ and not subprocess.run(mount, check=False).returncode
+    try:
+        yield is_mounted
+    finally:
+        if is_mounted:
+            subprocess.run(["umount", "--lazy", directory], check=False)

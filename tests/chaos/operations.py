@@ -1,0 +1,164 @@
+"""What is done to a lane's checkpoint between two runs of its query, in the driver's program.
+
+An operation takes a lane that stands still and returns the lane as it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import statestore
+from statestore.operations.upkeep.expire import expire
+from statestore.spark.convert import convert
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.random import Generator
+    from pyspark.sql import SparkSession
+
+    from .lane import LaneSpec
+
+SPARK_PROVIDER = {
+    "spark-hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+    "spark-rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+}
+FILE_BACKENDS = ("filesystem", "rocksdb")
+NUM_PARTITIONS = (1, 2, 3, 4, 6)
+
+
+class Operator:
+    """Operates on the lanes of one life.
+
+    Args:
+        spark: The application.
+        root: Folder of the life.
+        rng: Decides the details.
+    """
+
+    def __init__(self, spark: SparkSession, root: Path, rng: Generator) -> None:
+        self._spark = spark
+        self._root = root
+        self._rng = rng
+
+    def run(self, name: str, spec: LaneSpec) -> LaneSpec:
+        """Do an operation of OPERATIONS and return the lane as it goes on."""
+        return OPERATIONS[name](self, spec)
+
+    def _path(self, spec: LaneSpec) -> str:
+        return str(self._root / spec.name / spec.checkpoint)
+
+    def _next(self, spec: LaneSpec) -> LaneSpec:
+        """Return the lane with a new checkpoint directory, which is not there yet."""
+        number = int(spec.checkpoint.rpartition("-")[2]) + 1
+        return replace(spec, checkpoint=f"checkpoint-{number}")
+
+    def _memory(self, stack: ExitStack, spec: LaneSpec) -> Any:
+        if spec.backend != "heap":
+            return None
+        return stack.enter_context(statestore.driver_memory(self._spark))
+
+    def _rescale(self, spec: LaneSpec) -> LaneSpec:
+        number = int(self._rng.choice([n for n in NUM_PARTITIONS if n != spec.num_partitions]))
+        with ExitStack() as stack:
+            memory = self._memory(stack, spec)
+            statestore.rescale(self._path(spec), number, options=spec.options(), memory=memory)
+        return replace(spec, num_partitions=number)
+
+    def _undo(self, spec: LaneSpec) -> LaneSpec:
+        self._rescale(spec)
+        with ExitStack() as stack:
+            memory = self._memory(stack, spec)
+            statestore.undo_rescale(self._path(spec), options=spec.options(), memory=memory)
+        return spec
+
+    def _restore(self, spec: LaneSpec) -> LaneSpec:
+        """Take a canonical savepoint; go on from it with another state backend."""
+        backend = "rocksdb" if spec.backend == "filesystem" else "filesystem"
+        new = replace(self._next(spec), backend=backend)
+        number = int(self._rng.choice(NUM_PARTITIONS))
+        return self._by_savepoint(spec, replace(new, num_partitions=number), "canonical")
+
+    def _savepoint(self, spec: LaneSpec) -> LaneSpec:
+        """Take a native savepoint; go on from it as it was."""
+        form = "canonical" if spec.backend == "heap" else "native"
+        return self._by_savepoint(spec, self._next(spec), form)
+
+    def _by_savepoint(self, spec: LaneSpec, new: LaneSpec, form: Any) -> LaneSpec:
+        savepoint = f"{self._path(new)}-savepoint"
+        with ExitStack() as stack:
+            memory = self._memory(stack, spec)
+            taken = statestore.take_savepoint(
+                self._path(spec), savepoint, form=form, options=spec.options(), memory=memory
+            )
+            plan = stack.enter_context(
+                statestore.plan_restore(
+                    savepoint, self._path(new), backend=new.backend,
+                    num_partitions=new.num_partitions, options=new.options(),
+                    memory=self._memory(stack, new),
+                )
+            )  # fmt: skip
+            plan.run()
+        self._cut_sink(spec, taken.version)
+        return new
+
+    def _cut_sink(self, spec: LaneSpec, version: int) -> None:
+        """Put the sink back to a version: what came after it comes again."""
+        for path in (self._root / spec.name / "sink").glob("*.json"):
+            if int(path.stem) >= version:
+                path.unlink()
+
+    def _branch(self, spec: LaneSpec) -> LaneSpec:
+        # A branch has its state beside Spark's files, on whatever storage the checkpoint's is.
+        new = replace(self._next(spec), checkpoint_storage="")
+        options = spec.options()
+        with statestore.plan_branch(self._path(spec), self._path(new), options=options) as plan:
+            plan.run()
+        return new
+
+    def _expire(self, spec: LaneSpec) -> LaneSpec:
+        expire(self._path(spec), 2, options=spec.options())
+        return spec
+
+    def _to_spark(self, spec: LaneSpec) -> LaneSpec:
+        choices = ["spark-rocksdb"] if spec.checkpoint_format == 2 else [*SPARK_PROVIDER]
+        to = str(self._rng.choice(choices))
+        new = replace(self._next(spec), backend=SPARK_PROVIDER[to])
+        self._convert(spec, new, to)
+        return new
+
+    def _from_spark(self, spec: LaneSpec) -> LaneSpec:
+        to = str(self._rng.choice(FILE_BACKENDS))
+        new = replace(self._next(spec), backend=to)
+        self._convert(spec, new, to)
+        return new
+
+    def _convert(self, spec: LaneSpec, new: LaneSpec, to: str) -> None:
+        path, target, options = self._path(spec), self._path(new), spec.options()
+        convert(path, target, to, spark=self._spark, options=options)
+
+
+OPERATIONS: dict[str, Callable[[Operator, LaneSpec], LaneSpec]] = {
+    "rescale": Operator._rescale,
+    "rescale and undo": Operator._undo,
+    "savepoint, restore to another backend": Operator._restore,
+    "savepoint, restore as it was": Operator._savepoint,
+    "branch": Operator._branch,
+    "expire": Operator._expire,
+    "convert to Spark's provider": Operator._to_spark,
+    "convert from Spark's provider": Operator._from_spark,
+}
+
+
+def allowed(spec: LaneSpec) -> list[str]:
+    """Return the operations that a lane can have, of which a conversion is one and its way back."""
+    names = ["rescale", "rescale and undo", "savepoint, restore to another backend",
+             "savepoint, restore as it was"]  # fmt: skip
+    if spec.backend != "heap":
+        names += ["branch", "expire"]
+        if not spec.checkpoint_storage:
+            names.append("convert to Spark's provider")
+    return names

@@ -1,0 +1,62 @@
+"""How directories are named on the command line, and what is said where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import statestore
+from statestore.cli.commands import cli
+from tests.operations.checkpoints import QueryCheckpoint, read_rows
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> QueryCheckpoint:
+    """A query's checkpoint after one batch."""
+    made = QueryCheckpoint(tmp_path / "query", num_partitions=2)
+    made.run({f"key-{number}": "value" for number in range(10)})
+    return made
+
+
+def run(*arguments: Any, exit_code: int = 0) -> str:
+    """Run a command; return what it prints."""
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    assert result.exit_code == exit_code, result.output
+    return result.output
+
+
+def test_paths_may_be_relative_or_below_home(
+    tmp_path: Path, query: QueryCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches an operation that refuses what every shell completes, or makes it elsewhere."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    run("savepoint", "../query", "saved")
+    run("restore", "saved", "./again", "--yes")
+    run("branch", "~/query", "fork", "--yes")
+    assert "all is well" in run("verify", "../query/")
+    assert str(tmp_path / "work/saved") in run("list", "~/query", "--savepoints", ".")
+    assert "nothing to repair" in run("repair", "./fork")
+
+    assert read_rows(tmp_path / "work/again") == query.model
+    assert read_rows(tmp_path / "work/fork") == query.model
+    with statestore.open_store("../query", 0, 1) as store:
+        assert store.version == 1
+    assert "not apart" in run("restore", "saved", "saved/in", "--yes", exit_code=1)
+    assert not Path("~").exists()
+
+
+def test_storage_of_a_query_is_absolute(tmp_path: Path, query: QueryCheckpoint) -> None:
+    """Catches state put below the directory of a command, where no executor looks."""
+    run("savepoint", query.path, tmp_path / "saved")
+    conf = ("--conf", "spark.sql.streaming.stateStore.checkpointStorage=state", "--yes")
+
+    assert "[unsupported-scheme]" in run(
+        "restore", tmp_path / "saved", tmp_path / "again", *conf, exit_code=1
+    )
+    assert not (tmp_path / "again").exists()

@@ -1,0 +1,187 @@
+"""What the commands refuse: how, at once, and with the way out in the text."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from statestore.cli.commands import cli
+from statestore.io.hadoop_process import find_spark_submit
+from tests.operations.checkpoints import QueryCheckpoint, read_rows
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> QueryCheckpoint:
+    """A query's checkpoint after one batch."""
+    made = QueryCheckpoint(tmp_path / "query", num_partitions=2)
+    made.run({f"key-{number}": "value" for number in range(10)})
+    return made
+
+
+@pytest.fixture
+def savepoint(tmp_path: Path, query: QueryCheckpoint) -> Path:
+    """A savepoint of it."""
+    run("savepoint", query.path, tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def run(*arguments: Any, exit_code: int = 0) -> str:
+    """Run a command; return what it prints."""
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    assert result.exit_code == exit_code, result.output
+    return result.output
+
+
+def test_a_file_is_no_checkpoint(tmp_path: Path, query: QueryCheckpoint) -> None:
+    """Catches advice about a batch where a name was mistyped."""
+    file = tmp_path / "file"
+    file.write_text("x")
+
+    for path in (file, "/dev/null"):
+        text = run("verify", path, exit_code=1)
+        assert "[checkpoint-not-found]" in text
+        assert "name the directory" in text
+        text = run("savepoint", query.path, path, exit_code=1)
+        assert "[invalid-argument] no directory can be made at this place" in text
+    assert file.read_text() == "x"
+
+
+@pytest.mark.parametrize("command", ["savepoint", "branch", "restore", "convert"])
+def test_place_where_nothing_can_be_made_is_refused_at_once(
+    tmp_path: Path, query: QueryCheckpoint, savepoint: Path, command: str
+) -> None:
+    """Catches a plan that cannot be done, and blame for files that nobody deleted."""
+    source = savepoint if command == "restore" else query.path
+    how = ("--to", "spark-hdfs") if command == "convert" else ()
+    (tmp_path / "empty").mkdir()
+    if command == "convert":
+        schema = tmp_path / "query/state/0/0/_metadata/schema"
+        schema.parent.mkdir(exist_ok=True)
+        schema.write_text("")
+
+    text = run(command, source, "/proc/new", *how, exit_code=1)
+
+    assert "[invalid-argument] no directory can be made at this place" in text
+    assert "existing='/proc'" in text
+    run(command, source, tmp_path / "empty", *how, exit_code=0)
+    assert command == "savepoint" or not list((tmp_path / "empty").iterdir())
+
+
+def test_place_in_another_checkpoint_is_refused(
+    tmp_path: Path, query: QueryCheckpoint, savepoint: Path
+) -> None:
+    """Catches a checkpoint among the state files of another query's, deleted with them."""
+    other = QueryCheckpoint(tmp_path / "other", num_partitions=2)
+    other.run({"key": "value"})
+
+    for target in (tmp_path / "other/new", tmp_path / "other/state/0/new", savepoint / "new"):
+        for command in (("restore", savepoint), ("branch", query.path), ("savepoint", query.path)):
+            assert "not apart" in run(*command, target, exit_code=1)
+        assert not target.exists()
+
+
+def test_operators_of_a_restore_are_checked_one_by_one(tmp_path: Path, savepoint: Path) -> None:
+    """Catches a message that does not name what is wrong, and state for an unknown operator."""
+    how = ("restore", savepoint, tmp_path / "new")
+
+    text = run(*how, "--map-operator", "5:1", exit_code=1)
+    assert "the savepoint has no such operator: operator='5', savepoint='0'" in text
+    text = run(*how, "--drop-operator", "7", exit_code=1)
+    assert "the savepoint has no such operator: operator='7'" in text
+    text = run(*how, "--map-operator", "0:1", "--drop-operator", "0", exit_code=1)
+    assert "an operator is mapped and dropped: operator='0'" in text
+    text = run(*how, "--add-operator", "1:foo", exit_code=1)
+    assert "no operator of Spark has this short name: operator=1, name='foo'" in text
+    assert "use one of stateStoreSave, " in text
+    assert "new operator 1     dedupe, empty" in run(*how, "--add-operator", "1:dedupe")
+
+
+def test_key_groups_that_nobody_makes_are_refused(tmp_path: Path, savepoint: Path) -> None:
+    """Catches an option that is taken and does nothing."""
+    how = ("restore", savepoint, tmp_path / "new", "--conf")
+    key = "spark.sql.streaming.stateStore.maxParallelism"
+
+    text = run(*how, f"{key}=7", exit_code=1)
+
+    assert f"key='{key}', value=7, max_parallelism=32768" in text
+    assert "leave the option out" in text
+    run(*how, f"{key}=32768")
+    assert "max_parallelism=24576" in run(*how, f"{key}=32768", "--partitions", 3, exit_code=1)
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 32769])
+def test_state_partitions_out_of_range_are_a_usage_error(
+    tmp_path: Path, query: QueryCheckpoint, savepoint: Path, partitions: int
+) -> None:
+    """Catches two commands with two opinions on the same option."""
+    run("rescale", query.path, "--partitions", partitions, exit_code=2)
+    run("restore", savepoint, tmp_path / "new", "--partitions", partitions, exit_code=2)
+
+
+def test_web_address_is_refused_without_a_jvm(
+    query: QueryCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a JVM that is started to learn what everybody knows."""
+    monkeypatch.setenv("SPARK_HOME", "/nowhere")
+    with pytest.raises(LookupError):
+        find_spark_submit()
+
+    assert "[unsupported-scheme]" in run("verify", "http://host/checkpoint", exit_code=1)
+    assert "[unsupported-scheme]" in run("savepoint", query.path, "https://h/x", exit_code=1)
+
+
+def test_lost_query_id_is_a_finding(tmp_path: Path, query: QueryCheckpoint) -> None:
+    """Catches a backup that is called well and starts as another query, or with no ID."""
+    (tmp_path / "query/metadata").unlink()
+
+    text = run("verify", query.path, exit_code=1)
+    assert "[file-not-found]" in text
+    assert "/query/metadata" in text
+    assert "query id           -" in run("savepoint", query.path, tmp_path / "saved")
+    assert "query id           new" in run("restore", tmp_path / "saved", tmp_path / "new", "--yes")
+    assert read_rows(tmp_path / "new") == query.model
+    assert "all is well" in run("verify", tmp_path / "new")
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"id":7', "[]", "{}", "\x00\x01"])
+def test_damaged_query_id_is_named(tmp_path: Path, query: QueryCheckpoint, text: str) -> None:
+    """Catches an operation that goes on from what Spark does not start from."""
+    (tmp_path / "query/metadata").write_text(text)
+
+    assert "[corruption]" in run("verify", query.path, exit_code=1)
+    for command in ("savepoint", "branch"):
+        said = run(command, query.path, tmp_path / "new", exit_code=1)
+        assert "[corruption] the file with the ID of the query is damaged" in said
+        assert "/query/metadata" in said
+    assert not (tmp_path / "new").exists()
+
+
+def test_nothing_stays_of_a_command_that_is_terminated(tmp_path: Path) -> None:
+    """Catches scratch directories that pile up where a scheduler stops commands."""
+    checkpoint, scratch = tmp_path / "checkpoint", tmp_path / "scratch"
+    checkpoint.mkdir()
+    scratch.mkdir()
+    os.mkfifo(checkpoint / "metadata")  # what reads it waits for ever
+    command = [sys.executable, "-c", "from statestore.cli.commands import cli; cli()"]
+    process = subprocess.Popen(
+        [*command, "verify", str(checkpoint)], env={**os.environ, "TMPDIR": str(scratch)}
+    )
+    try:
+        while not list(scratch.glob("statestore-operation-*/fetched-state")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(30) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+    assert not list(scratch.iterdir())

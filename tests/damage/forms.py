@@ -1,0 +1,264 @@
+"""What is damaged: for each state backend every form of file, and what reads it.
+
+All is made once, through the engine and the store; a trial writes one damaged file, reads, and puts
+the whole one back.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import statestore
+from statestore.checkpoint.layout import StoreLocation, lease_directory, pin_name
+from statestore.checkpoint.lease import Holder, Lease
+from statestore.checkpoint.pins import oldest_to_retain
+from statestore.checkpoint.rescale_refs import find_refs, release
+from statestore.codec.trailer import StoreName
+from statestore.core.clock import ManualClock
+from statestore.core.errors import InUseError
+from statestore.core.options import StateStoreOptions
+from statestore.core.process import Process
+from statestore.io.local import LocalFileIO
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.in_use import require_not_in_use
+from statestore.operations.rescale.rescale import rescale
+from statestore.operations.rows import read_rows
+from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
+from statestore.operations.upkeep.listing import list_versions
+from statestore.operations.upkeep.repair import plan_repair
+from statestore.operations.upkeep.verify import verify
+from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint
+
+OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=3)
+ID = "0123456789abcdef" * 2
+NUM_VERSIONS = 6
+_PLACE = re.compile("/state/([0-9]+)/([0-9]+)/")
+
+
+@dataclass
+class Form:
+    """Files of one form.
+
+    Attributes:
+        files: Those that are damaged, one at a time.
+        others: Bytes that may stand in their place.
+        read: Reads what the files are for, given a `random.Random` and which of them is damaged;
+            returns a part of what there is, by name; None where damage was reported.
+    """
+
+    files: list[Path]
+    others: list[bytes]
+    read: Callable
+
+
+def _store(root, backend, salt):
+    """A checkpoint of one store: versions 1 to 6, 2 in a snapshot, 3 to 5 in a merged file."""
+    with statestore.open_store(str(root), options=OPTIONS, backend=backend) as store:
+        for number in range(1, NUM_VERSIONS + 1):
+            batch = store.begin()
+            for key in range(12):
+                batch.put(b"%d" % key, b"%s %d %d" % (salt, key, number))
+            # The first is large and the others grow, so that 3 to 5 are merged by themselves.
+            if number == 1:
+                batch.put(b"large", os.urandom(20_000))
+            batch.put(b"%d" % (100 + number), os.urandom(100 * number))
+            batch.delete(b"%d" % (99 + number))
+            batch.commit()
+            if number in (2, 5):
+                store.snapshot()
+
+
+def _of_store(directory, backend, pattern):
+    for name in ("one", "two"):
+        if not (directory / name).exists():
+            _store(directory / name, backend, name.encode())
+    root = directory / "one"
+    files = sorted((root / "state/0/0").glob(pattern))
+    pool = [path for path in directory.rglob("*.*") if path.is_file() and "state" in path.parts]
+
+    def read(_rng, _path):
+        with statestore.open_store(str(root), version=NUM_VERSIONS, options=OPTIONS) as store:
+            return dict(store.scan())
+
+    return Form(files, [path.read_bytes() for path in pool], read)
+
+
+def _checkpoint(directory, backend, checkpoint_format, **options):
+    """A checkpoint of an aggregation and a join in two state partitions."""
+    scratch = Path(f"{directory}-scratch")
+    scratch.mkdir(parents=True)
+    made = MadeCheckpoint(
+        str(directory), scratch, 2, backend, checkpoint_format, OPERATORS[: 1 if options else 2],
+        options={"fsync_enabled": False, "rocksdb_merge_min_files": 100, **options},
+    )  # fmt: skip
+    for batch in range(3):
+        made.run_batch({key: 100 * batch + key for key in range(4 * batch, 4 * batch + 12)})
+    return made
+
+
+def _of_checkpoint(root, files, read):
+    pool = [path for path in root.rglob("*") if path.is_file()]
+    kept = {path.suffix for path in files}
+    others = [path.read_bytes() for path in pool if path.suffix in kept]
+    return Form(files, others, read)
+
+
+def _read_whole(root, rng, path):
+    """Read as every operation does, each now and then; always one store that the file may be of.
+
+    Returns:
+        Which rows the version is made of, by store; and the rows of that store. None where
+        `verify` found something.
+    """
+    if rng.random() < 0.05:
+        list_versions(str(root))
+    if rng.random() < 0.05:
+        plan_repair(str(root))
+    if rng.random() < 0.05 and verify(str(root), versions="all", deep=True).findings:
+        return None
+    with open_checkpoint(str(root)) as checkpoint:
+        heads = checkpoint.heads(checkpoint.newest_version)
+        found = {"heads": {store: head.trailer.lineage for store, head in heads.items()}}
+        place = _PLACE.search(str(path))
+        of = [
+            store
+            for store in heads
+            if place
+            and str(store.operator) == place[1]
+            # After a rescale from 2, a state partition is made of files of the one it is mod 2.
+            and store.partition % 2 == int(place[2]) % 2
+        ]
+        for store in rng.sample(of, min(len(of), 1)):
+            found[store, "rows"] = {
+                row["key"]: row["value"]
+                for batch in read_rows(checkpoint, heads[store])
+                for row in batch.to_pylist()
+            }
+    return found
+
+
+def _rescaled(directory, backend):
+    root = directory / "rescaled"
+    made = _checkpoint(root, backend, 2)
+    rescale(str(root), 4)
+    made.run_batch({key: -key for key in range(5, 15)})
+    files = sorted(root.glob("state/*/*/**/*.delta.*"))
+    return _of_checkpoint(root, files, lambda rng, path: _read_whole(root, rng, path))
+
+
+def _savepoint(form):
+    def make(directory, backend):
+        _checkpoint(directory / form, backend, 2)
+        root = directory / f"savepoint-{form}"
+        take_savepoint(str(directory / form), str(root), form=form, options=OPTIONS)
+        files = [root / "metadata", *sorted(root.glob("state/*/*/**/*.delta.*"))]
+
+        def read(rng, path):
+            with open_savepoint(str(root)):
+                return _read_whole(root, rng, path)
+
+        return _of_checkpoint(root, files, read)
+
+    return make
+
+
+def _placement(directory, backend):
+    root = directory / "placed"
+    _checkpoint(root, backend, 2, checkpoint_storage=str(directory / "storage"))
+    return _of_checkpoint(
+        root, [root / "statestore.json"], lambda rng, path: _read_whole(root, rng, path)
+    )
+
+
+def _lease(directory, backend):
+    root = directory / "leased"
+    _checkpoint(root, backend, 1)
+    holder = Holder(Process("elsewhere", "", 7, 0), "app", "1", "run")
+    Lease(LocalFileIO(), f"{root}/state", ID, holder, 10_000, ManualClock()).take()
+    (file,) = Path(lease_directory(f"{root}/state")).iterdir()
+
+    def read(rng, path):
+        clock = ManualClock()
+        with open_checkpoint(str(root), clock=clock) as checkpoint, suppress(InUseError):
+            require_not_in_use(checkpoint)
+        return _read_whole(root, rng, path)
+
+    return _of_checkpoint(root, [file], read)
+
+
+def _pin(directory, backend):
+    root = directory / "pinned"
+    _checkpoint(root, backend, 1)
+    store = root / "state/0/0"
+    (store / pin_name(2, ID)).touch()
+
+    def read(_rng, _path):
+        files = LocalFileIO().list(str(store))
+        return {"oldest": oldest_to_retain(3, 1, files, files[0].modified_ms)[0]}
+
+    # A pin is empty, and so are all others.
+    anything = [path.read_bytes() for path in store.iterdir()]
+    return Form([store / pin_name(2, ID)], anything, read)
+
+
+def _ref(directory, backend):
+    """Maintenance lets go of what the rescaled version was made of, by its reference files."""
+    root, copy = directory / "released", directory / "copy"
+    made = _checkpoint(root, backend, 2)
+    rescale(str(root), 4)
+    made.run_batch(dict.fromkeys(range(12), 7))
+    made.take_snapshots()
+    made.run_batch(dict.fromkeys(range(12), 8))
+    shutil.copytree(root, copy)
+
+    def read(_rng, path):
+        """Let go of all, in a copy, then see what the newest version is made of."""
+        source = path.parent
+        partition = int(source.name)
+        for before in source.parent.iterdir():
+            if before.name.isdigit():
+                shutil.rmtree(copy / "state/0" / before.name)
+                shutil.copytree(before, copy / "state/0" / before.name)
+        location = StoreLocation(LocalFileIO(), f"{copy}/state", StoreName(0, partition), body)
+        refs = find_refs(location.io.list(location.directory))
+        release(location, [ref for ref in refs if ref.partition == partition], 4)
+        # The partitions are more than before, and all need what is there.
+        return {
+            "files": {
+                str(file): file.read_bytes()
+                for file in (copy / "state/0").rglob("*")
+                if file.is_file() and file.suffix != ".ref"
+            }
+        }
+
+    body = "sst" if backend == "rocksdb" else "arrows"
+    files = sorted(root.glob("state/0/*/*.ref"))
+    return _of_checkpoint(root, files, read)
+
+
+def _snapshot(directory, backend):
+    return _of_store(directory, backend, "*.snapshot.*")
+
+
+FORMS = {
+    "delta": lambda directory, backend: _of_store(directory, backend, "*.delta.*"),
+    "snapshot": _snapshot,
+    "merged": lambda directory, backend: _of_store(directory, backend, "*.merged.*"),
+    "rescaled": _rescaled,
+    "savepoint-native": _savepoint("native"),
+    "savepoint-canonical": _savepoint("canonical"),
+    "placement": _placement,
+    "lease": _lease,
+    "pin": _pin,
+    "ref": _ref,
+}
+ALL = [
+    (backend, form)
+    for backend in ("filesystem", "rocksdb")
+    for form in FORMS
+    if (backend, form) != ("filesystem", "merged")  # it has none
+]

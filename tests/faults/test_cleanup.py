@@ -1,0 +1,175 @@
+"""Cleanups with very many files to delete: requests, time, and what is left when it is up."""
+
+from dataclasses import replace
+
+import pytest
+
+import statestore
+from statestore.checkpoint.layout import StoreLocation
+from statestore.checkpoint.rescaling import plan_rescale, write_rescaled_version
+from statestore.checkpoint.trailers import read_delta_trailer
+from statestore.codec.trailer import StoreName
+from statestore.core.clock import SystemClock
+from statestore.core.errors import StorageError
+from statestore.core.options import StateStoreOptions
+from statestore.io.driver_memory import DriverMemoryFileIO
+from statestore.io.local import LocalFileIO
+from statestore.io.memory import MemoryFileIO
+from statestore.io.s3 import S3FileIO
+from statestore.testing.engine_process import CheckpointMemory, EngineProcess
+
+OPTIONS = StateStoreOptions(min_versions_to_retain=2, orphan_age_ms=0, fsync_enabled=False)
+NUM_EXPIRED = 2_500
+BODIES = {"filesystem": "arrows", "rocksdb": "sst"}
+
+
+def expired_names(backend):
+    """Deltas of attempts of version 1, by the names that checkpoint format v2 gives them."""
+    return [f"1_{number:032x}.delta.{BODIES[backend]}" for number in range(1, NUM_EXPIRED + 1)]
+
+
+def write_all(io, directory, names):
+    """Write a file under each name."""
+    for name in names:
+        io.write(f"{directory}/{name}", b"x", sync=False, overwrite=True)
+
+
+def commit_with_snapshots(store, newest):
+    """Commit versions 1 to `newest`, each with a snapshot."""
+    for number in range(1, newest + 1):
+        batch = store.begin()
+        batch.put(b"k", b"%d" % number)
+        batch.commit()
+        store.snapshot()
+
+
+@pytest.fixture(params=["local", "memory", "driver", "s3"])
+def place(request, tmp_path):
+    """A storage and a directory of it."""
+    if request.param == "local":
+        yield LocalFileIO(), str(tmp_path)
+    elif request.param == "memory":
+        yield MemoryFileIO(str(tmp_path)), "/ck"
+    elif request.param == "driver":
+        with CheckpointMemory(str(tmp_path / "memory")) as memory:
+            yield DriverMemoryFileIO(memory.address, str(tmp_path)), "/ck"
+    else:
+        server, bucket = (request.getfixturevalue(name) for name in ("s3_server", "bucket"))
+        yield S3FileIO(str(tmp_path), server.settings()), f"/{bucket}/ck"
+
+
+def test_named_files_go_together_and_no_other_does(place):
+    """Catches a neighbour that is deleted too, or an error for a file that is gone already."""
+    io, directory = place
+    io.make_directory(f"{directory}/b")
+    write_all(io, directory, ["a", "b/c", "d", "e"])
+
+    io.delete_files(directory, ["a", "b/c", "gone"])
+
+    assert sorted(info.name for info in io.list(directory)) == ["d", "e"]
+    assert io.list(f"{directory}/b") == []
+
+
+@pytest.mark.parametrize("backend", BODIES)
+def test_cleanup_deletes_a_thousand_files_a_request(s3_server, bucket, tmp_path, backend):
+    """Catches one request a file: 2,500 of them take a minute and more from S3."""
+    io = S3FileIO(str(tmp_path), s3_server.settings(timeout_s=60.0))
+    with statestore.open_store(f"/{bucket}/ck", io=io, backend=backend, options=OPTIONS) as store:
+        commit_with_snapshots(store, 6)
+        directory = f"/{bucket}/ck/state/0/0"
+        s3_server.put_many(bucket, [f"ck/state/0/0/{name}" for name in expired_names(backend)])
+        s3_server.requests.clear()
+
+        cleaned = store.clean_up()
+
+        assert cleaned.num_files >= NUM_EXPIRED
+        assert (s3_server.requests["POST"], s3_server.requests["DELETE"]) == (3, 0)
+        assert {info.name for info in io.list(directory)}.isdisjoint(expired_names(backend))
+        assert dict(store.scan()) == {b"k": b"6"}
+
+
+def test_file_that_must_not_be_deleted_is_named(s3_server, bucket, tmp_path):
+    """Catches a refusal that a reply of status 200 holds, and that nobody looks for."""
+    io = S3FileIO(str(tmp_path), s3_server.settings())
+    write_all(io, f"/{bucket}/ck", ["a", "b", "c"])
+    s3_server.fail("POST", "one-refused")
+
+    with pytest.raises(StorageError) as raised:
+        io.delete_files(f"/{bucket}/ck", ["b", "a", "c"])
+
+    assert raised.value.kind == "permission-denied"
+    assert raised.value.fields["file"] == f"/{bucket}/ck/b"
+    assert s3_server.keys(bucket) == ["ck/b"]
+
+
+@pytest.mark.parametrize("backend", BODIES)
+def test_cleanup_goes_on_with_the_next_maintenance_when_its_time_is_up(tmp_path, backend):
+    """Catches an engine that is taken for hung, and killed, since it has much to delete."""
+    root = tmp_path / "ck"
+    directory = root / "state" / "0" / "0"
+    with statestore.open_store(str(root), backend=backend, options=OPTIONS) as store:
+        commit_with_snapshots(store, 8)
+    for name in expired_names(backend)[:1_250]:
+        (directory / name).write_bytes(b"x")
+        (directory / name.replace("1_", "2_", 1)).write_bytes(b"x")
+
+    with EngineProcess(str(tmp_path / "statestore-scratch-1")) as engine:
+        asked = {
+            "store": {"root": f"file:{root}/state", "operator": 0, "partition": 0},
+            "backend": backend,
+            "version": 8,
+            "checkpoint_id": None,
+            "options": {"min_versions_to_retain": 2, "fsync_enabled": False},
+            "snapshot": False,
+            "cleanup": True,
+            "wait_ms": 0,
+        }
+        replies = [engine.call("maintain", **asked)]
+        assert len(list(directory.glob("2_*"))) >= 1_250
+        for version in (7, 8):
+            with statestore.open_store(str(root), version=version, backend=backend) as store:
+                assert dict(store.scan()) == {b"k": b"%d" % version}
+        replies += [engine.call("maintain", **asked) for _ in range(5)]
+
+    left = [reply["files_left"] for reply in replies]
+    assert replies[0]["files_deleted"] == 1_000
+    assert left[0] >= 1_500
+    assert left == [max(0, left[0] - 1_000 * number) for number in range(6)]
+    assert not list(directory.glob("[12]_*"))
+    for version in (7, 8):
+        with statestore.open_store(str(root), version=version, backend=backend) as store:
+            assert dict(store.scan()) == {b"k": b"%d" % version}
+
+
+def test_state_partition_that_is_no_more_goes_bit_by_bit_when_time_is_up(tmp_path, caplog):
+    """Catches references let go of before the files that they are for: those stay for ever."""
+    io = MemoryFileIO(str(tmp_path))
+
+    def opened(partition, num_partitions):
+        return statestore.open_store(
+            "/ck", 0, partition, io=io, num_partitions=num_partitions,
+            options=replace(OPTIONS, max_parallelism=8),
+        )  # fmt: skip
+
+    for partition in range(2):
+        with opened(partition, 2) as store:
+            batch = store.begin()
+            batch.put(b"k%d" % partition, b"", key_group=partition)
+            batch.commit()
+    locations = [StoreLocation(io, "/ck/state", StoreName(0, p)) for p in range(2)]
+    heads = {p: read_delta_trailer(locations[p], 1, None) for p in range(2)}
+    (plan,) = plan_rescale(heads, 1).values()
+    write_rescaled_version(locations[0], plan, str(tmp_path), sync=False, clock=SystemClock())
+    write_all(io, "/ck/state/0/1", expired_names("filesystem"))
+
+    left = []
+    with opened(0, 1) as store:
+        commit_with_snapshots(store, 6)
+        while not left or left[-1]:
+            left.append(store._versions.clean_up(store._head, OPTIONS, time_limit_s=0).num_left)
+            assert dict(store.scan()).keys() == {b"k", b"k0", b"k1"}
+            has_ref = any(info.name.endswith(".ref") for info in io.list("/ck/state/0/0"))
+            assert has_ref == bool(left[-1])
+    assert len(left) == 3
+    assert io.list("/ck/state/0/1") == []
+    assert f"files_left={left[0]}" in caplog.text

@@ -1,0 +1,157 @@
+"""Damage to Spark's own files of a checkpoint: named, found, and gone back over."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import statestore
+from statestore.core.errors import StateStoreError
+from statestore.operations.rescale.rescale import plan_rescale
+from statestore.operations.savepoint.branch import plan_branch
+from statestore.operations.savepoint.savepoint import take_savepoint
+from statestore.operations.upkeep.listing import list_versions
+from statestore.operations.upkeep.repair import plan_repair, repair
+from statestore.operations.upkeep.verify import verify
+from statestore.testing.checkpoints import read_checkpoint
+from tests.damaged import make_small, run
+
+NO_TEXT = 0xEC
+"""Begins a letter of three bytes in UTF-8, so that it is none before a letter of one."""
+LOGS = ("offsets/2", "commits/2")
+FILES = (*LOGS, "state/0/_metadata/metadata", "metadata")
+"""The last is the query's, which no row depends on."""
+
+
+def make(tmp_path, checkpoint_format=2, num_batches=3):
+    return make_small(tmp_path, num_batches, num_partitions=1, checkpoint_format=checkpoint_format)
+
+
+def operations(made, tmp_path):
+    """What reads the logs and the metadata, by its name."""
+    path, new = made.path, str(tmp_path / "new")
+    return {
+        "list": lambda: list_versions(path),
+        "verify": lambda: verify(path),
+        "read": lambda: statestore.read(path, operator=0),
+        "savepoint": lambda: take_savepoint(path, new),
+        "branch": lambda: plan_branch(path, new).__enter__(),
+        "rescale": lambda: plan_rescale(path, 2),
+        "repair": lambda: plan_repair(path),
+    }
+
+
+@pytest.mark.parametrize("name", FILES[:3])
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_byte_that_is_no_text_is_named_with_its_file(tmp_path, checkpoint_format, name):
+    """Catches an error of Python's that says neither what is damaged nor where it is."""
+    made = make(tmp_path, checkpoint_format)
+    path = Path(made.path, name)
+    data = path.read_bytes()
+    path.write_bytes(bytes([*data[:11], NO_TEXT, *data[12:]]))
+    answers = {}
+    for operation, call in operations(made, tmp_path).items():
+        try:
+            answers[operation] = call()
+        except StateStoreError as error:
+            answers[operation] = error
+
+    for operation in ("savepoint", "branch", "rescale"):
+        assert answers[operation].kind == "corruption"
+        assert name in str(answers[operation])
+        assert "offset=11" in str(answers[operation])
+    if name in LOGS:
+        (finding,) = answers["verify"].findings
+        assert (finding.kind, finding.version, finding.is_recoverable) == ("corruption", 3, False)
+        assert answers["list"].versions[0].kind == "unreadable"
+        assert name in answers["list"].versions[0].problem
+        assert answers["repair"].version == 2
+    else:
+        assert name in str(answers["repair"])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_any_byte_may_be_damaged(tmp_path, name):
+    """Catches an error that is not ours, and damage that repair does not go back over."""
+    made = make(tmp_path)
+    rows = read_checkpoint(made.path)
+    path = Path(made.path, name)
+    data = path.read_bytes()
+    for offset in range(len(data)):
+        byte = (NO_TEXT, data[offset] ^ 1, data[offset] ^ 0x10)[offset % 3]
+        path.write_bytes(bytes([*data[:offset], byte, *data[offset + 1 :]]))
+        for call in (
+            lambda: list_versions(made.path),
+            lambda: plan_rescale(made.path, 2),
+            lambda: plan_branch(made.path, str(tmp_path / "new")).__enter__(),
+        ):
+            with suppress(StateStoreError):
+                call()
+        try:
+            is_sound = verify(made.path).is_sound(3)
+            plan = plan_repair(made.path)
+        except StateStoreError:
+            assert name not in LOGS
+            continue
+        if is_sound:
+            assert read_checkpoint(made.path) == rows
+            assert not plan.is_needed
+        elif name == "metadata":
+            assert (plan.version, plan.is_needed) == (3, False)
+        else:
+            assert (plan.version, plan.is_needed) == (2, True)
+
+
+@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_repair_goes_back_over_a_damaged_entry(tmp_path, checkpoint_format, name):
+    """Catches a repair that needs the entry it is to take out, or does not keep it."""
+    made = make(tmp_path, checkpoint_format, num_batches=2)
+    rows = read_checkpoint(made.path)
+    made.run_batch({1: 7})
+    path = Path(made.path, name)
+    damaged = path.read_bytes()[:20] + bytes([NO_TEXT])
+    path.write_bytes(damaged)
+
+    plan = repair(made.path)
+
+    assert (plan.newest_version, plan.version) == (3, 2)
+    again = (2, ()) if name == "commits/2" else (None, (2,))
+    assert (plan.replayed_batch, plan.replanned_batches) == again
+    assert Path(plan.aside, name).read_bytes() == damaged
+    assert verify(made.path, versions="all", deep=True).findings == ()
+    assert read_checkpoint(made.path) == rows
+
+
+def test_entry_of_the_batch_under_way_is_found_and_planned_anew(tmp_path):
+    """Catches "all is well" for a checkpoint that Spark cannot start from."""
+    made = make(tmp_path)
+    rows = read_checkpoint(made.path)
+    under_way = Path(made.path, "offsets/3")
+    under_way.write_bytes(b"v1\n{\xec")
+
+    code, printed = run("verify", made.path)
+
+    assert (code, printed["ok"]) == (1, False)
+    assert "offsets/3" in printed["findings"][0]["problem"]
+    plan = repair(made.path)
+    assert (plan.version, plan.replayed_batch, plan.replanned_batches) == (3, None, (3,))
+    assert not under_way.exists()
+    assert verify(made.path).findings == ()
+    assert read_checkpoint(made.path) == rows
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_repair_takes_back_a_rescale_whose_entry_is_damaged(tmp_path, finished):
+    """Catches operator metadata that names the state partitions of a rescale taken back."""
+    made = make(tmp_path)
+    statestore.rescale(made.path, 2)
+    Path(made.path, "offsets/3").write_bytes(b"v1\n\xec")
+    if not finished:
+        Path(made.path, "commits/3").unlink()
+
+    plan = repair(made.path)
+
+    assert (plan.version, plan.replayed_batch) == (3, None)
+    assert list_versions(made.path).operators[0].stores[0].num_partitions == 1
+    assert verify(made.path, deep=True).findings == ()

@@ -1,0 +1,192 @@
+"""What is fuzzed: each takes any bytes and raises nothing but a named error of ours.
+
+Checksums are put right first: they keep accidents out, not what somebody wrote on purpose.
+"""
+
+import json
+import struct
+from contextlib import suppress
+from itertools import pairwise
+
+import google_crc32c
+import pyarrow as pa
+
+from statestore.checkpoint.layout import StoreLocation, store_of_path
+from statestore.checkpoint.lease import Leases
+from statestore.checkpoint.placement import read_placement
+from statestore.checkpoint.query_log import (
+    operator_metadata_path,
+)
+from statestore.checkpoint.rescale_refs import RescaleRefName, release
+from statestore.codec.arrow_batch import read_batch, read_stream
+from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
+from statestore.codec.merge import merge_runs
+from statestore.codec.partition_key import compute_key_groups
+from statestore.codec.rows import SCHEMA, rows_in, to_numpy
+from statestore.codec.spark_types import parse_schema
+from statestore.codec.state_file import blocks_of, slices_of
+from statestore.codec.trailer import (
+    MAGIC,
+    ColumnFamily,
+    StoreName,
+    Trailer,
+    decode_trailer,
+    encode_trailer,
+)
+from statestore.codec.unsafe_row import decode_column
+from statestore.core.errors import InternalError, StateStoreError
+from statestore.core.key_groups import KeyGroupSet
+from statestore.io.memory import MemoryFileIO
+from tests.golden.row_cases import ROWS_PATH
+
+GOLDEN = json.loads(ROWS_PATH.read_text())
+_SCHEMAS = [golden["schema"] for golden in GOLDEN["rows"].values()]
+_PAIR = json.loads(GOLDEN["rows"]["long"]["schema"])["fields"]
+_TWO = json.dumps({"type": "struct", "fields": [*_PAIR, {**_PAIR[0], "name": "d"}]})
+_FAMILIES = [
+    ColumnFamily(0, "default", _TWO, _TWO, *more)
+    for more in (
+        ("no-prefix",), ("prefix", 1), ("range", None, (1,)), ("timestamp-prefix",),
+        ("timestamp-postfix",), ("prefix", 9), ("range", None, (0, 7)),
+    )
+]  # fmt: skip
+_STORES = (StoreName(0, 0), StoreName(1, 3, "left-keyToNumValues"))
+G = 8
+
+
+class _Named(suppress):
+    """Suppresses the named errors of a block; a bug of ours is none."""
+
+    def __init__(self):
+        super().__init__(StateStoreError)
+
+    def __exit__(self, kind, error, trace):
+        return not isinstance(error, InternalError) and super().__exit__(kind, error, trace)
+
+
+def fuzz_trailer(data):
+    """The bytes are the JSON of a trailer; what is decoded is used as a load does."""
+    sealed = data + struct.pack("<II", len(data), google_crc32c.value(data)) + MAGIC
+    with _Named():
+        decode_trailer(data, len(data), "file")
+    try:
+        blocks = json.loads(data)["blocks"]
+        size = sum(block[1] for block in blocks) + len(sealed)
+    except (ValueError, TypeError, LookupError, RecursionError):
+        size = len(sealed)
+    with _Named():
+        trailer = decode_trailer(sealed, size, "file")
+        again = encode_trailer(trailer)
+        assert decode_trailer(again, trailer.body_length + len(again), "file") == trailer
+        _use_trailer(trailer)
+
+
+def _use_trailer(trailer: Trailer):
+    for ref in trailer.files:
+        with _Named():
+            found = store_of_path(trailer.store, ref.path)
+            assert (found.operator, found.name) == (trailer.store.operator, trailer.store.name)
+        location = StoreLocation(MemoryFileIO(""), "/ck/state", trailer.store)
+        with _Named():
+            path = location.path(ref.path)
+            assert path.startswith(f"/ck/state/{trailer.store.operator}/")
+            assert ".." not in path.split("/")
+    assert trailer.version_ref.version >= 0
+    for clip in (None, trailer.key_groups, *(ref.clip for ref in trailer.files)):
+        blocks_of(trailer, clip)
+        assert len(slices_of(trailer, clip)) <= 16
+        assert clip is None or (clip & clip) == clip
+    for family in trailer.column_families:
+        with _Named():
+            key_type(family)
+            value_type(family)
+        with _Named():
+            compute_key_groups(
+                pa.array([bytes(16), bytes(8)], pa.binary()),
+                trailer.store.name,
+                family,
+                trailer.max_parallelism,
+            )
+
+
+class _Run:
+    def __init__(self, batches):
+        self._batches = [batch for batch in batches if batch.num_rows]
+        self.num_batches = len(self._batches)
+
+    def batch(self, index):
+        return self._batches[index]
+
+
+def fuzz_arrow(data):
+    """The bytes are a block of a state file, one record batch; or a whole stream of them."""
+    whole = pa.py_buffer(data)
+    for read in (lambda: [read_batch(whole, SCHEMA, "file", 0)], lambda: [*_stream(whole)]):
+        with _Named():
+            batches = read()
+            if all(int(to_numpy(batch.column(0), "u2").max(initial=0)) < G for batch in batches):
+                for merged in merge_runs([_Run(batches), _Run(batches)], G):
+                    merged.validate(full=True)
+            for batch in batches:
+                rows_in(batch, KeyGroupSet(2, 1)).to_pylist()
+
+
+def _stream(whole):
+    return read_stream(whole, SCHEMA, "file", 0)
+
+
+def fuzz_rows(data):
+    """A byte says which schema and how many rows, the others are the rows, or keys or values."""
+    if len(data) < 2:
+        return
+    number, count, body = data[0], data[1] % 4 + 1, data[2:]
+    ends = [len(body) * part // count for part in range(count + 1)]
+    rows = pa.array([body[start:end] for start, end in pairwise(ends)], pa.binary())
+    schema = parse_schema(_SCHEMAS[number % len(_SCHEMAS)])
+    with _Named():
+        found = decode_column(rows, schema)
+        found.validate()
+        assert found.nbytes <= 64 * (len(data) + 1024)
+    family = _FAMILIES[number % len(_FAMILIES)]
+    with _Named():
+        decode_keys(rows, family).validate(full=True)
+    with _Named():
+        compute_key_groups(rows, "default", family, G)
+    with _Named():
+        ranges, owners = split_values(rows)
+        assert len(ranges) == len(owners)
+
+
+def fuzz_json(data):
+    """The bytes are every JSON document of a checkpoint there is."""
+    io = MemoryFileIO("")
+    root = "/ck/state"
+
+    def write(path):
+        io.write(path, data, sync=False, overwrite=True)
+
+    for path in (
+        "/ck/statestore.json", f"/ck/statestore-leases/query-{'a' * 32}.json",
+        f"{root}/0/0/3.0.ref", "/ck/offsets/0", "/ck/commits/0", "/ck/metadata",
+        operator_metadata_path(root, 0),
+    ):  # fmt: skip
+        write(path)
+    with _Named():
+        read_placement(io, root)
+    with _Named():
+        lease = Leases(io, root).read(f"query-{'a' * 32}.json")
+        lease.holder.process.state()
+        lease.has_expired(1)
+        lease.holder.describe()
+    with _Named():
+        release(StoreLocation(io, root, StoreName(0, 0)), [RescaleRefName(3, 0)], 1)
+    with _Named():
+        parse_schema(data.decode(errors="replace"))
+
+
+TARGETS = {
+    "trailer": fuzz_trailer,
+    "arrow": fuzz_arrow,
+    "rows": fuzz_rows,
+    "json": fuzz_json,
+}

@@ -1,0 +1,57 @@
+"""A store of a query's checkpoint, opened without Spark: which version, and who may change it."""
+
+import pytest
+
+from statestore import open_store
+from statestore.checkpoint.lease import Holder, Lease
+from statestore.core.clock import SystemClock
+from statestore.core.errors import InUseError
+from statestore.core.process import find_process
+from statestore.io.local import LocalFileIO
+
+from .checkpoints import OPTIONS, files_below, make_query
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_newest_version_is_the_one_that_a_batch_committed(tmp_path, backend):
+    """Catches a version of a batch that may yet run again, with other rows."""
+    query = make_query(tmp_path / "ck", backend=backend, num_partitions=1)
+    query.plan()
+    with open_store(query.path, options=OPTIONS) as store:
+        store.begin().commit()
+        assert store.version == 4
+
+    with open_store(query.path, options=OPTIONS) as store:
+        assert store.version == 3
+
+
+def test_store_is_empty_when_the_first_batch_is_not_committed(tmp_path):
+    """Catches a first version that counts before its batch does."""
+    query = make_query(tmp_path / "ck", num_batches=0, num_partitions=1)
+    query.plan()
+    with open_store(query.path, options=OPTIONS) as store:
+        store.begin().commit()
+
+    with open_store(query.path, options=OPTIONS) as store:
+        assert store.version == 0
+
+
+def test_store_is_not_changed_when_a_query_runs(tmp_path):
+    """Catches a commit or a cleanup under a query that goes on from another version."""
+    query = make_query(tmp_path / "ck", num_partitions=1)
+    holder = Holder(find_process(), application="app", run="run-1")
+    lease = Lease(LocalFileIO(), f"{query.path}/state", f"{1:032x}", holder, 10_000, SystemClock())
+    lease.take()
+    before = files_below(query.path)
+
+    with open_store(query.path, options=OPTIONS) as store:
+        batch = store.begin()
+        batch.put(b"key", b"value")
+        for change in (batch.commit, store.clean_up):
+            with pytest.raises(InUseError, match="run-1") as caught:
+                change()
+            assert caught.value.kind == "checkpoint-in-use"
+        assert files_below(query.path) == before
+
+        lease.drop()
+        assert batch.commit() == 4

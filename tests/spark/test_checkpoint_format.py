@@ -1,0 +1,43 @@
+"""A checkpoint keeps the format it began with: what `configure` sets is for new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from .conftest import PROVIDER, MakeLane
+from .harness import HDFS, STATE_STORE, Lane, Query, assert_same
+from .queries import AGGREGATION, JOIN
+
+FORMAT = f"{STATE_STORE}.checkpointFormatVersion"
+
+
+@pytest.mark.parametrize(
+    ("query", "provider", "first", "then"),
+    [
+        pytest.param(AGGREGATION, PROVIDER, "1", "2", marks=pytest.mark.ours, id="v1"),
+        pytest.param(JOIN, PROVIDER, "1", "2", marks=pytest.mark.ours, id="v1-join"),
+        pytest.param(AGGREGATION, PROVIDER, "2", "1", marks=pytest.mark.ours, id="v2"),
+        # Which refuses format v2 where a checkpoint begins with it.
+        pytest.param(AGGREGATION, HDFS, "1", "2", id="v1-of-hdfs-provider"),
+    ],
+)
+def test_checkpoint_keeps_its_format_when_another_is_asked_for(
+    make_lane: MakeLane,
+    run_reference: Callable[[Query], Lane],
+    query: Query,
+    provider: str,
+    first: str,
+    then: str,
+) -> None:
+    """Catches a checkpoint that cannot go on, or loses rows, in a session for new ones."""
+    lane = make_lane(query, provider, conf={FORMAT: first})
+    lane.run(*query.plan[0])
+    lane.conf[FORMAT] = then
+    for batches in query.plan[1:]:
+        lane.run(*batches)
+
+    assert_same(run_reference(query), lane)
+    commits = lane.checkpoint.glob("commits/[0-9]*")
+    assert {path.read_text().split("\n")[0] for path in commits} == {f"v{first}"}
