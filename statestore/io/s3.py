@@ -46,7 +46,7 @@ U = TypeVar("U")
 
 PART_BYTES = 8 * 1024 * 1024
 PARALLEL_PARTS = 8
-_COPY_BYTES = 1 << 20
+_COPY_BYTES = 128 * 1024
 READ_ATTEMPTS = 4
 _MAX_ETAGS = 10_000
 """Fetched objects of which the ETag is remembered; one that is forgotten is sent again."""

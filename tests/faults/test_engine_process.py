@@ -105,8 +105,8 @@ def test_attempt_of_equal_rows_is_known_and_built_on_without_a_load(tmp_path, ma
 
     with EngineProcess(shim.scratch) as engine:
         shim.commit(engine, rows(1))
-        first, second = attempt("a", [2]), attempt("b", [2])
         other = attempt("c", [3])
+        first, second = attempt("a", [2]), attempt("b", [2])
         assert same(first, second["lineage"])
         assert not same(other, second["lineage"])
         gone = {**first, "checkpoint_id": "d" * 32}
