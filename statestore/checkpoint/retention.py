@@ -12,8 +12,9 @@ be such an attempt, so nothing from there on is judged. A clock that is wrong lo
 decides only about files that no version can need.
 
 A lineage begins with version 1, a full state, or a rescaled version, whose files are other
-partitions': reference files keep those. Behind a hole in the lineage nothing goes. A pinned version
-is retained as well.
+partitions': reference files keep those. As long as one does, no version expires: what is left of a
+store is always its newest versions, so a version that is missing between two others is a lost one.
+Behind a hole in the lineage nothing goes. A pinned version is retained as well.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ def plan_cleanup(
         head.trailer.num_partitions,
         0 if is_made_of_foreign or retained.has_hole else retained.oldest,
     )
-    if retained.has_hole:
-        held_below = max(held_below, retained.oldest)
+    expired_below = 0 if held_below or retained.has_hole else retained.oldest
+    judged_from = max(held_below, retained.oldest)
     needed = {ref.path for ref in retained.files}
     delete = list(expired_pins)
     stays: list[str] = []
@@ -112,9 +113,9 @@ def plan_cleanup(
         if name is None:
             if is_temporary(info.name) and is_old:
                 delete.append(info)
-        elif info.name not in needed and name.version >= held_below:
-            may_go = name.version < retained.oldest or (is_old and name.version < newest)
-            if may_go:
+        elif info.name not in needed:
+            is_lost = is_old and judged_from <= name.version < newest
+            if is_lost or name.version < expired_below:
                 unnamed.append((name.version, info))
             elif name.kind == "delta":
                 stays.append(info.name)

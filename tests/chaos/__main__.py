@@ -57,7 +57,7 @@ def main() -> int:
         lives = read_lines(arguments.record)
         _say(make_table(lives))
         if arguments.write:
-            write_table(lives, arguments.seed, arguments.faults)
+            write_table(lives)
         return int(any(life["failure"] for life in lives[num_before:]))
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .lane import LaneSpec
     from .stream import Event
 
-MOST_FILES = 120
-"""Files of a store: more than those of the retained versions and of a minute of lost attempts."""
+MOST_FILES = 45
+"""Files of a store that are older than a minute: those of ten versions and what these build on."""
 
 
 class NeedsAHandError(Exception):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from statestore import driver_memory
 from statestore.checkpoint.layout import is_temporary, parse_state_file_name
+from statestore.checkpoint.trailers import read_trailer
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.reading.read import read
 from statestore.operations.upkeep.verify import verify
@@ -20,6 +21,7 @@ from .lane import ORPHAN_AGE_MS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from statestore.checkpoint.layout import StoreLocation
     from statestore.operations.checkpoint import Checkpoint
 
     from .lane import LaneSpec
@@ -47,7 +49,8 @@ def inspect(spark: SparkSession, directory: Path, spec: LaneSpec) -> dict[str, A
 
     Returns:
         `batch`, the newest committed; `findings`, of every version, deep; `state`, rows of the
-        state as `Expected` has them, None of a join; `orphans`; `files`, the most of any store.
+        state as `Expected` has them, None of a join; `orphans`; `files`, the most
+        old ones of any store.
     """
     with ExitStack() as stack:
         memory = None
@@ -87,9 +90,10 @@ def _counts(value: dict[str, Any]) -> tuple[int, int]:
 
 
 def _orphans(checkpoint: Checkpoint, retained: int) -> tuple[list[str], int]:
-    """Return deltas of attempts that lost, and temporary files, that should be gone by now.
+    """Return files that should be gone by now, and the most old files of any store.
 
-    And the most files of any store.
+    Those are temporary files, deltas of attempts that lost, and summaries - snapshots and merged
+    files - that no version names and none could: not all that they stand for is there.
     """
     newest = checkpoint.newest_version
     first = max(min(checkpoint.committed_batches) + 1, newest - retained + 1)
@@ -103,11 +107,28 @@ def _orphans(checkpoint: Checkpoint, retained: int) -> tuple[list[str], int]:
     for store in checkpoint.heads(newest):
         location = checkpoint.location(store)
         files = list(location.io.list(location.directory))
-        most = max(most, len(files))
-        for info in files:
+        names = {info.name for info in files}
+        old = [info for info in files if now_ms - info.modified_ms > ORPHAN_AGE_MS + SLACK_MS]
+        most = max(most, len(old))
+        for info in old:
             name, path = parse_state_file_name(info.name), location.path(info.name)
-            is_old = now_ms - info.modified_ms > ORPHAN_AGE_MS + SLACK_MS
-            lost = name is not None and name.kind == "delta" and first <= name.version < newest
-            if is_old and path not in kept and (lost or is_temporary(info.name)):
+            if path in kept:
+                continue
+            is_of_use = not is_temporary(info.name)
+            if name is not None and name.kind == "delta":
+                is_of_use = not first <= name.version < newest
+            elif name is not None and name.version < newest:
+                is_of_use = _could_be_named(location, info.name, names)
+            if not is_of_use:
                 orphans.append(path)
     return orphans, most
+
+
+def _could_be_named(location: StoreLocation, name: str, names: set[str]) -> bool:
+    """Return whether all that a summary stands for is in the store directory."""
+    trailer = read_trailer(location, name).trailer
+    if trailer.kind == "snapshot":
+        assert trailer.parent is not None
+        made_of = location.delta_names(trailer.parent.version, trailer.parent.checkpoint_id)
+        return not names.isdisjoint(made_of)
+    return names.issuperset(ref.path for ref in trailer.files if not ref.is_foreign)

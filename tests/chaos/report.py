@@ -88,16 +88,16 @@ def make_table(lives: list[dict[str, Any]]) -> str:
     lines += [f"| {name} | {number} |" for name, number in sorted(operations.items())]
     lines += ["", "| lane | times |", "|---|---:|"]
     lines += [f"| {name} | {number} |" for name, number in sorted(lanes.items())]
-    seeds = sorted({life["seed"] for life in lives})
     most = {name: max((life[name] for life in lives), default=0) for name in (
         "engine_mib", "store_files")}  # fmt: skip
     lines += [
         "",
-        f"Seeds {', '.join(map(str, seeds))}; {len(lives)} applications, "
+        f"Seeds {', '.join(map(str, _seeds(lives)))}; {len(lives)} applications, "
         f"{sum(life['audits'] for life in lives)} audits, "
         f"{sum(life['batches'] for life in lives):,} batches, "
         f"{sum(life['rows'] for life in lives):,} events counted; largest engine "
-        f"{most['engine_mib']} MiB, most files of a store {most['store_files']}.",
+        f"{most['engine_mib']} MiB, most files of a store that are older than a minute "
+        f"{most['store_files']}.",
         "",
         f"Failures: {len(failures)}.",
     ]
@@ -105,7 +105,14 @@ def make_table(lives: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_table(lives: list[dict[str, Any]], seed: int, faults: int) -> None:
+def write_table(lives: list[dict[str, Any]]) -> None:
     """Write the table where results are kept."""
-    command = f"./build.sh chaos --seed {seed} --faults {faults} --write"
-    (RESULTS / "chaos.md").write_text(f"{HEAD}\n```\n{command}\n```\n\n{make_table(lives)}")
+    seeds = {seed: [life for life in lives if life["seed"] == seed] for seed in _seeds(lives)}
+    commands = "\n".join(
+        f"./build.sh chaos --seed {seed} --faults {num_faults(own)}" for seed, own in seeds.items()
+    )
+    (RESULTS / "chaos.md").write_text(f"{HEAD}\n```\n{commands}\n```\n\n{make_table(lives)}")
+
+
+def _seeds(lives: list[dict[str, Any]]) -> list[int]:
+    return sorted({life["seed"] for life in lives})

@@ -1,6 +1,7 @@
 """List, verify, repair and expire: damage is found, and nothing that is needed goes."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,29 @@ def test_verify_of_all_versions_leaves_expired_ones_out(tmp_path, backend):
             assert not verify(checkpoint, versions=[version]).is_readable(version)
     deltas(query, 9)[0].unlink()
     assert run("verify", query.path, "--all")[0] == 1
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_versions_of_a_rescaled_store_expire_oldest_first(tmp_path, backend):
+    """Catches expired versions that look lost, as those before the rescale are still there.
+
+    Those are held for other state partitions, which let go of them one after the other.
+    """
+    query, _ = make_with_snapshots(tmp_path, backend)
+    rescale(query.path, 4)
+    query.num_partitions, query.version = 4, 5
+    query.options = replace(query.options, rocksdb_merge_min_files=2)
+    for number in range(9):
+        query.run({f"more {number}": number}, snapshot=number in (3, 6))
+
+    for _ in range(3):
+        expire(query.path, 2, options=NOW)
+        code, printed = run("verify", query.path, "--all", "--deep")
+        assert (code, printed["findings"]) == (0, [])
+        assert {13, 14} <= {*printed["versions"]}
+
+    assert {*range(1, 8)} <= {*printed["expired"]}
+    assert not [file for version in range(1, 8) for file in deltas(query, version)]
 
 
 @pytest.mark.parametrize("version", [0, -1, 9])

@@ -117,6 +117,7 @@ class QueryCheckpoint:
         conf = {
             "spark.sql.shuffle.partitions": str(self.num_partitions),
             "spark.sql.streaming.stateStore.providerClass": PROVIDERS[self.backend],
+            "spark.sql.streaming.statefulOperator.useStrictDistribution": "true",
         }
         metadata = {"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": conf}
         text = f'v1\n{json.dumps(metadata)}\n{{"logOffset":{self.version}}}'

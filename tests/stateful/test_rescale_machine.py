@@ -248,6 +248,7 @@ class RescaleMachine(RuleBasedStateMachine):
         self.rescale(num_partitions, None, happens=False)
 
     def write(self, plan):
+        self.settle()
         return {
             partition: write_rescaled_version(
                 self.location(partition), store, self.directory, sync=False, clock=SystemClock()
@@ -306,10 +307,13 @@ class RescaleMachine(RuleBasedStateMachine):
         some = data.draw(st.sets(st.integers(0, num_partitions - 1), min_size=1))
         self.maintain_some(some)
 
-    def maintain_some(self, partitions):
-        # A snapshot that a commit began is not waited for, and this engine is in a hurry.
+    def settle(self):
+        """Wait for what runs beside the calls: to this engine every file of no use is old."""
         while json.loads(self.engine.call('{"op": "status"}'))["ok"]["snapshots_in_flight"]:
             time.sleep(0.001)
+
+    def maintain_some(self, partitions):
+        self.settle()
         for partition in sorted(partitions):
             self.call(
                 "maintain",
