@@ -1,0 +1,235 @@
+"""The local databases of the rocksdb backend: full, failing, closed, removed, gone back to."""
+
+import gc
+import os
+import resource
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+import statestore
+from statestore.backends.rocksdb.database import MAX_WAITING
+from statestore.backends.rocksdb.view import View
+from statestore.codec.rows import PUT, Row
+from statestore.core.errors import StorageError
+from statestore.core.options import StateStoreOptions
+from statestore.engine.service import MAX_CLOSED_STORES
+from statestore.io.counting import CountingFileIO
+from statestore.io.local import LocalFileIO
+from statestore.testing.engine_process import EngineProcess
+from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.shim import Engine, G, RocksDBShim, Shim, in_view, rows
+
+OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=4)
+
+
+def load(root, version):
+    """Rows of a version by a handle that has nothing on its local disk."""
+    with statestore.open_store(str(root), version=version, options=OPTIONS) as store:
+        return list(store.scan())
+
+
+def put(store, number):
+    """Commit a version of one row and return its delta."""
+    batch = store.begin()
+    batch.put(b"%d" % number, b"")
+    batch.commit()
+    return store._head
+
+
+def test_local_disk_that_is_full_is_named_and_left(tmp_path):
+    """Catches a full disk of the executor taking a version with it, or ending the engine."""
+    shim = RocksDBShim(tmp_path)
+    with EngineProcess(shim.scratch) as engine:
+        shim.commit(engine, rows(*range(10)))
+        big = [Row(n % G, 0, PUT, b"k%08d" % n, os.urandom(200)) for n in range(5000)]
+        request = shim.request(big)
+        # No file of the engine may grow beyond this: what a disk without space does to it.
+        pid = engine.process.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (100_000, limits[1]))
+
+        with pytest.raises(AssertionError, match=r"\[storage\]|\[storage-full\]"):
+            engine.call("commit", **request)
+
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+        assert len(in_view(engine.call("load", **shim.load(1)))) == 10
+        shim.committed(request, engine.call("commit", **request))
+        assert len(in_view(engine.call("load", **shim.load()))) == 5010
+
+
+def test_commit_is_answered_when_the_local_database_cannot_follow(tmp_path):
+    """Catches a version that is durable and reported as failed, for the sake of a cache."""
+    shim = RocksDBShim(tmp_path, rocksdb_compact_on_commit=True)
+
+    def commit(engine, number):
+        keys = range(number, 2400, 8)
+        shim.commit(engine, [Row(n % G, 0, PUT, b"%08d" % n, os.urandom(200)) for n in keys])
+
+    with EngineProcess(shim.scratch) as engine:
+        for number in range(4):
+            commit(engine, number)
+        # Room for what a commit writes, and not for the whole state.
+        pid = engine.process.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (150_000, limits[1]))
+        commit(engine, 4)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+        commit(engine, 5)
+        shutil.rmtree(tmp_path / "statestore-scratch-1/rocksdb")
+        commit(engine, 6)
+        commit(engine, 7)
+
+        assert len(in_view(shim.view(engine))) == 2400
+    assert len(load(tmp_path / "ck", 7)) == 2100
+
+
+def test_load_fetches_only_what_the_local_disk_does_not_hold(tmp_path):
+    """Catches a whole download after a failed batch, a restarted engine or a moved store."""
+    here, there = RocksDBShim(tmp_path), RocksDBShim(tmp_path)
+    other_scratch = str(tmp_path / "statestore-scratch-2")
+    with EngineProcess(here.scratch) as engine:
+        for number in range(4):
+            here.commit(engine, rows(number))
+        assert engine.call("load", **here.load())["files_read"] == 0
+        before = engine.call("load", **here.load(3))
+        assert (before["files_read"], len(in_view(before))) == (0, 3)
+
+        engine.process.kill()
+        engine.process.wait()
+
+    with EngineProcess(here.scratch) as engine, EngineProcess(other_scratch) as other:
+        assert engine.call("load", **here.load())["files_read"] == 0
+        there.parent, there.num_keys = here.parent, here.num_keys
+        assert other.call("load", **here.load())["files_read"] == 4
+        for number in (4, 5):
+            there.commit(other, rows(number))
+        moved = engine.call("load", **there.load())
+
+        assert (moved["files_read"], len(in_view(moved))) == (2, 6)
+
+
+def test_store_closed_beside_its_commits_keeps_every_row(tmp_path):
+    """Catches a provider of an older run closing the database under a commit of the next one."""
+    shim = RocksDBShim(tmp_path)
+    is_over = threading.Event()
+    num_closed = []
+
+    def close():
+        while not is_over.wait(0.001):
+            engine.call("close", store=shim.store, backend="rocksdb")
+            num_closed.append(1)
+
+    with EngineProcess(shim.scratch) as engine:
+        shim.commit(engine, rows(*range(100)))
+        closer = threading.Thread(target=close)
+        closer.start()
+        try:
+            for number in range(100, 140):
+                shim.commit(engine, rows(number))
+                assert len(in_view(shim.view(engine))) == number + 1
+        finally:
+            is_over.set()
+            closer.join()
+        assert num_closed
+
+
+@pytest.mark.parametrize("fault", [Fault(1, calls=("read_tail",)), Fault(0, calls=("fetch",))])
+def test_outage_of_the_storage_leaves_the_local_database(tmp_path, fault):
+    """Catches a whole download after a request that failed."""
+    io = FaultFileIO(LocalFileIO())
+    how = {"backend": "rocksdb", "options": OPTIONS, "io": io}
+    with (
+        statestore.open_store(str(tmp_path), **how) as there,
+        statestore.open_store(str(tmp_path), **how) as here,
+    ):
+        for number in range(1, 4):
+            put(there, number)
+        held = here._versions.load(3, None, None, OPTIONS)
+        there.snapshot()
+        put(there, 4)
+
+        io.arm(fault)
+        with pytest.raises(StorageError, match="injected"):
+            here._versions.load(4, None, None, OPTIONS)
+        io.arm(None)
+
+        assert Path(held.view).exists()
+        assert here._versions.load(4, None, None, OPTIONS).files_read == 1
+        here.load(4)
+        assert list(here.scan()) == list(there.scan())
+
+
+def test_closed_stores_do_not_fill_the_local_disk(tmp_path):
+    """Catches the copies of state partitions that moved away, kept for ever and counted as open."""
+    shims = [RocksDBShim(tmp_path, partition=n) for n in range(MAX_CLOSED_STORES + 4)]
+    closed = shims[1:]
+    with EngineProcess(shims[0].scratch) as engine:
+        for shim in shims:
+            shim.commit(engine, rows(1, 2))
+        for shim in closed:
+            engine.call("close", store=shim.store, backend="rocksdb")
+
+        reply = shims[0].commit(engine, rows(3))
+        status = engine.call("status")
+        assert status["stores"] == 1
+        assert reply["rss_share_bytes"] > status["rss_bytes"] / 2
+        assert 0 < reply["rocksdb_share_bytes"] < reply["rss_share_bytes"]
+        views = list(Path(shims[0].scratch).glob("rocksdb/*/view-*"))
+        assert len(views) == MAX_CLOSED_STORES
+        reads = [engine.call("load", **shim.load())["files_read"] for shim in closed]
+        assert reads == [1] * 3 + [0] * MAX_CLOSED_STORES
+
+
+def test_closed_stores_are_forgotten(tmp_path):
+    """Catches a long-lived application that remembers every checkpoint it ever ran."""
+    service = Engine(str(tmp_path / "scratch"))
+    for number in range(3 * MAX_CLOSED_STORES):
+        (tmp_path / str(number)).mkdir()
+        shim = Shim(tmp_path / str(number), checkpoint_storage=f"file:{tmp_path}/elsewhere")
+        Path(shim.scratch).mkdir(parents=True)
+        shim.store["run"] = str(number)
+        shim.commit(service, rows(1))
+        service.call("close", store=shim.store, backend="filesystem", options=shim.options)
+
+    gc.collect()
+    kept = [found for found in gc.get_objects() if isinstance(found, CountingFileIO)]
+    assert len(kept) <= 2 * MAX_CLOSED_STORES
+
+
+def test_view_can_be_read_when_its_directory_is_gone(tmp_path):
+    """Catches a reader of a version that fails when the engine removes it."""
+    shim = RocksDBShim(tmp_path)
+    with EngineProcess(shim.scratch) as engine:
+        shim.commit(engine, rows(*range(1000)))
+        view = View(shim.view(engine)["view"])
+        directories = []
+        for number in range(8):
+            shim.commit(engine, rows(1000 + number))
+            directories.append(shim.view(engine)["view"])
+
+        assert sum(Path(path).exists() for path in directories) < 8
+        assert len(list(view.scan(0, b""))) == 1000
+
+
+def test_versions_that_nobody_read_can_be_gone_back_to(tmp_path):
+    """Catches a commit that the local database took in too late, twice, or on the wrong version."""
+    shim = RocksDBShim(tmp_path)
+    with EngineProcess(shim.scratch) as engine:
+        shim.commit(engine, rows(*range(10)))
+        for number in range(10, 10 + 3 * MAX_WAITING):
+            before = {"parent": shim.parent, "num_keys": shim.num_keys}
+            shim.commit(engine, rows(number, 1000 + number))
+            if number % 4 == 1:
+                # The batch failed elsewhere: it is made again from the version before.
+                loaded = engine.call("load", **shim.load(before["parent"]["version"]))
+                assert loaded["files_read"] == 0
+                assert len(in_view(loaded)) == before["num_keys"]
+                shim.parent, shim.num_keys = before["parent"], before["num_keys"]
+                shim.commit(engine, rows(number, 2000 + number))
+        found = in_view(shim.view(engine))
+        assert len(found) == shim.num_keys
+        redone = {n for n in range(10, 10 + 3 * MAX_WAITING) if n % 4 == 1}
+        assert {int(key) - 2000 for key in found if int(key) >= 2000} == redone
