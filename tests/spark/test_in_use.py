@@ -172,6 +172,8 @@ def test_lease_is_held_until_a_commit_under_way_has_ended(
     wait_for(lambda: not _leases(lane).list(), "the end of the lease")
 
 
+# Each of four renewals waits 5 s for the engine that hangs.
+@pytest.mark.timeout(240)
 @pytest.mark.extended
 def test_renewals_go_on_when_one_engine_hangs(make_lane: MakeLane) -> None:
     """Catches an engine that does not answer and lets the leases of all queries expire."""
