@@ -26,9 +26,13 @@ from tools.option_table import table_json
 from tools.scala import SCALAC_FLAGS, compile_scala
 
 ROOT = Path(__file__).resolve().parents[1]
-SHIM_SOURCES = ROOT / "jvm-shim" / "src" / "main" / "scala"
 JARS = ROOT / "statestore" / "jars"
 SPARK_MINOR = ".".join(pyspark.__version__.split(".")[:2])
+SHIM_SOURCES = (
+    ROOT / "jvm-shim" / "src" / "main" / "scala",
+    ROOT / "jvm-shim" / "src" / "compat" / f"spark-{SPARK_MINOR}",
+)
+"""What every Spark shares, and what is bound to one minor."""
 JAR_NAME = f"statestore-shim_2.13-spark{SPARK_MINOR}-{__version__}.jar"
 
 PACKAGE = "statestore-python"
@@ -37,7 +41,10 @@ ENGINE_LAYERS = ("core", "codec", "io", "checkpoint", "backends", "engine")
 
 MANIFEST = "META-INF/MANIFEST.MF"
 SERVICES = {
-    "org.apache.spark.sql.SparkSessionExtensionsProvider": "io.statestore.provider.QueryStarts",
+    "org.apache.spark.sql.SparkSessionExtensionsProvider": (
+        "io.statestore.plan.OperatorGate",
+        "io.statestore.provider.QueryStarts",
+    ),
 }
 """What Spark finds in the jar by itself: implementations by interface."""
 RESOURCES = (
@@ -60,7 +67,7 @@ def build_jar() -> Path:
     jar = JARS / JAR_NAME
     with (JARS / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        sources = sorted(SHIM_SOURCES.rglob("*.scala"))
+        sources = sorted(path for tree in SHIM_SOURCES for path in tree.rglob("*.scala"))
         shim_digest = _digest([(str(p.relative_to(ROOT)), p.read_bytes()) for p in sources])
         resources = _resources()
         package_digest = _digest(resources.items())
@@ -102,8 +109,8 @@ def _resources() -> dict[str, bytes]:
         version: f"{__version__}\n".encode(),
         options: json.dumps(json.loads(table_json()), indent=1).encode(),
         **{
-            path: f"{implementation}\n".encode()
-            for path, implementation in zip(services, SERVICES.values(), strict=True)
+            path: "".join(f"{implementation}\n" for implementation in implementations).encode()
+            for path, implementations in zip(services, SERVICES.values(), strict=True)
         },
         f"{PACKAGE}/INDEX": "".join(f"{name}\n" for name in sorted(embedded)).encode(),
         **{f"{PACKAGE}/{name}": content for name, content in embedded.items()},

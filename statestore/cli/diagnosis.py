@@ -11,7 +11,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +37,8 @@ PYTHON_VARIABLE = "PYSPARK_PYTHON"
 _TIMEOUT_S = 120.0
 _PACKAGES = {"pyarrow": "pyarrow", "numpy": "numpy", "google_crc32c": "google-crc32c"}
 """What every engine imports: the name for pip by the module's."""
+_PACKAGES_OF_WORKERS = {"pandas": "pandas", "google.protobuf": "protobuf"}
+"""What Spark's Python workers import for `transformWithState`, beside those; likewise."""
 _PACKAGE_PREFIX = "statestore-python/"
 _IMPORT = """
 import importlib, json, sys
@@ -57,9 +59,10 @@ class Check:
 
     Attributes:
         name: What was checked.
-        status: `skip` when it could not be tried, because of a check that failed.
+        status: `skip` when it could not be tried, because of a check that failed, or when what is
+            missing is needed by some queries only.
         detail: What was found.
-        to_fix: What the reader should do; "" unless it failed.
+        to_fix: What the reader should do; "" when there is nothing to do.
     """
 
     name: str
@@ -106,6 +109,7 @@ class Diagnosis:
         yield self._check("spark", self._check_spark)
         yield self._check("jar", check_jar)
         yield self._check("python", self._check_python)
+        yield self._check_workers()
         yield self._check("engine", self._check_engine, needs=("spark", "jar", "python"))
         if self._storage is None:
             return
@@ -174,6 +178,28 @@ class Diagnosis:
             )
         packages = ", ".join(f"{name} {modules[name]['version']}".rstrip() for name in modules)
         return f"{version} with {packages}, {self._python} from {self._python_from}"
+
+    def _check_workers(self) -> Check:
+        """The packages that `transformWithState` in Python needs; no other query does."""
+        name = "transformWithState"
+        done = self._check(name, self._find_packages_of_workers, needs=("python",))
+        return replace(done, status="skip") if done.status == "fail" else done
+
+    def _find_packages_of_workers(self) -> str:
+        modules = _import(self._python, self._python_from, list(_PACKAGES_OF_WORKERS))["modules"]
+        missing = [package for name, package in _PACKAGES_OF_WORKERS.items()
+                   if "error" in modules[name]]  # fmt: skip
+        if missing:
+            raise NotFoundError(
+                "packages that only transformWithState in Python needs are missing",
+                packages=", ".join(missing),
+                to_fix=f"{self._python} -m pip install {' '.join(missing)}, on every executor, for "
+                "such a query",
+            )
+        return ", ".join(
+            f"{package} {modules[name]['version']}"
+            for name, package in _PACKAGES_OF_WORKERS.items()
+        )
 
     def _check_engine(self) -> str:
         """A real engine: the package of the jar, the py4j of Spark, the Python of the engines."""

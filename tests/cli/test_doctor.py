@@ -19,7 +19,7 @@ from statestore.io.shim_jar import JAR_VARIABLE
 from tests.s3_server import REGION, WRONG_KEY
 
 STORAGE = [f"storage {name}" for name in ("write", "read", "conditional write", "list", "delete")]
-ALL = ["java", "spark", "jar", "python", "engine", *STORAGE]
+ALL = ["java", "spark", "jar", "python", "transformWithState", "engine", *STORAGE]
 # Engines that start on a loaded machine take their time.
 pytestmark = pytest.mark.timeout(180)
 
@@ -82,7 +82,7 @@ def test_heap_has_no_storage_to_check() -> None:
     result = doctor("--backend=heap", "--output=json")
 
     assert result.exit_code == 0, result.output
-    assert list(checks(result)) == ALL[:5]
+    assert list(checks(result)) == ALL[:6]
 
 
 def test_storage_on_s3_is_tried(s3_server: Any, bucket: str) -> None:
@@ -163,6 +163,21 @@ def test_python_without_packages_fails_with_the_pip_line(tmp_path: Path) -> None
     install = f"{python} -m pip install pyarrow numpy google-crc32c"
     assert install in checks(result)["python"]["to_fix"]
     assert checks(result)["engine"]["status"] == "skip"
+
+
+def test_packages_that_few_queries_need_are_named_and_do_not_fail(stand_in: Any) -> None:
+    """Catches a query of `transformWithState` that dies with its first Python worker."""
+    hide = 'import sys; sys.modules["google.protobuf"] = None; exec(sys.argv.pop(1))'
+    script = f"[ \"$1\" = -c ] || exec {sys.executable} \"$@\"\nshift\n"
+    python = stand_in("python", f"{script}exec {sys.executable} -c '{hide}' \"$@\"")
+
+    result = doctor("--backend=heap", "--output=json", f"--python={python}")
+
+    assert result.exit_code == 0, result.output
+    check = checks(result)["transformWithState"]
+    assert check["status"] == "skip"
+    assert f"{python} -m pip install protobuf, on every executor" in check["to_fix"]
+    assert checks(doctor("--backend=heap", "--output=json"))["transformWithState"]["status"] == "ok"
 
 
 def test_python_that_is_not_there_fails(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ IGNORED_WARNINGS = [
 ]
 EXTENDED = pytest.mark.extended
 MakeLane = Callable[..., Lane]
+RunOnce = Callable[[Query, str], Lane]
 RunReference = Callable[[Query], Lane]
 state_in_memory = pytest.mark.skipif(
     PROVIDER == ROCKSDB_BACKEND,
@@ -144,21 +145,26 @@ def make_lane(spark: SparkSession, tmp_path: Path) -> MakeLane:
 
 
 @pytest.fixture(scope="session")
-def run_reference(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Query], Lane]:
-    """Returns a function that runs a query's plan on Spark's own provider, once for each query."""
-    lanes: dict[str, Lane] = {}
+def run_once(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> RunOnce:
+    """Returns a function that runs a query's plan on a provider, once for each."""
+    lanes: dict[tuple[str, str], Lane] = {}
 
-    def run(query: Query) -> Lane:
-        if query.name not in lanes:
-            lane = Lane(spark, query, HDFS, tmp_path_factory.mktemp("reference"))
-            run_plan(lane)
-            lanes[query.name] = lane
-        assert lanes[query.name].query == query, "queries of one name must be the same"
-        return lanes[query.name]
+    def run(query: Query, provider: str) -> Lane:
+        found = lanes.get((query.name, provider))
+        if found is None:
+            found = Lane(spark, query, provider, tmp_path_factory.mktemp("once"))
+            run_plan(found)
+            lanes[query.name, provider] = found
+        assert found.query == query, "queries of one name must be the same"
+        return found
 
     return run
+
+
+@pytest.fixture(scope="session")
+def run_reference(run_once: RunOnce) -> RunReference:
+    """Returns a function that runs a query's plan on Spark's own provider, once for each query."""
+    return lambda query: run_once(query, query.built_in)
 
 
 @pytest.fixture

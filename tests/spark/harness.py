@@ -44,6 +44,7 @@ class Query:
         build: Makes the streaming frame from the session and a frame per input.
         schemas: DDL schema per input.
         plan: Runs of a restarted query, each a list of batches, each the rows of a file per input.
+        built_in: Spark's own provider that it is compared with.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Query:
     schemas: Mapping[str, str]
     plan: Plan
     conf: Mapping[str, str] = field(default_factory=dict)
+    built_in: str = HDFS
 
 
 class Lane:

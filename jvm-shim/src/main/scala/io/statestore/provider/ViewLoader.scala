@@ -77,12 +77,16 @@ private[statestore] abstract class ViewLoader(context: StoreContext) {
       reply: ObjectNode,
       counters: HandleCounters): CommittedView
 
-  /** The family as the provider knows it, after a check that the stored bytes are laid out so. */
+  /**
+   * The family as the provider knows it, after a check that the stored bytes are laid out so. With
+   * column families the default one holds nothing, and Spark opens it in several ways: for the batch
+   * with the initial state, and in the state reader, it differs from the query's.
+   */
   private def checked(stored: ColumnFamily): ColumnFamily =
     if (stored.name != context.defaultFamily.name) {
       stored
     } else {
-      if (!stored.sameLayout(context.defaultFamily)) {
+      if (!context.useColumnFamilies && !stored.sameLayout(context.defaultFamily)) {
         throw ShimErrors.schemaChanged(context.storeId, stored, context.defaultFamily)
       }
       context.defaultFamily
