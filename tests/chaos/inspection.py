@@ -110,6 +110,7 @@ def _orphans(checkpoint: Checkpoint, retained: int) -> tuple[list[str], int]:
         names = {info.name for info in files}
         old = [info for info in files if now_ms - info.modified_ms > ORPHAN_AGE_MS + SLACK_MS]
         most = max(most, len(old))
+        spare = _spare_snapshot(names, {path.rpartition("/")[2] for path in kept} & names)
         for info in old:
             name, path = parse_state_file_name(info.name), location.path(info.name)
             if path in kept:
@@ -118,10 +119,22 @@ def _orphans(checkpoint: Checkpoint, retained: int) -> tuple[list[str], int]:
             if name is not None and name.kind == "delta":
                 is_of_use = not first <= name.version < newest
             elif name is not None and name.version < newest:
-                is_of_use = _could_be_named(location, info.name, names)
+                is_of_use = info.name == spare or _could_be_named(location, info.name, names)
             if not is_of_use:
                 orphans.append(path)
     return orphans, most
+
+
+def _spare_snapshot(names: set[str], kept: set[str]) -> str | None:
+    """Return the snapshot that, with the deltas since, stands for the oldest one that is needed."""
+    snapshots = {
+        file.version: name
+        for name in names
+        if (file := parse_state_file_name(name)) and file.kind == "snapshot"
+    }
+    needed = min((version for version, name in snapshots.items() if name in kept), default=0)
+    before = [version for version in snapshots if version < needed]
+    return snapshots[max(before)] if before else None
 
 
 def _could_be_named(location: StoreLocation, name: str, names: set[str]) -> bool:
