@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from statestore.codec.trailer import STORE_NAME
 from statestore.core.errors import CorruptionError, NotFoundError
-from statestore.core.json_fields import Fields, MalformedError, parse_fields
+from statestore.core.json_fields import (
+    Fields,
+    MalformedError,
+    parse_fields,
+    to_integer,
+    to_items,
+    to_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +34,11 @@ PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
 LogName = Literal["offsets", "commits"]
 
 _MAX_BYTES = 64 * 1024 * 1024
+_MAX_INT = (1 << 31) - 1
 _IDS_FIELD = "stateUniqueIds"
+_VERSION = re.compile("v[1-9][0-9]*")
+_NUMBER = re.compile("0|[1-9][0-9]{0,9}")
+_ID = re.compile("[0-9A-Za-z-]+")
 
 
 def read_text(io: FileIO, path: str) -> str:
@@ -160,17 +172,17 @@ class OffsetsEntry:
         Raises:
             CorruptionError: It is not one.
         """
-        lines = text.rstrip("\n").split("\n")
-        if len(lines) < 2 or not lines[0].startswith("v"):
-            raise _damaged(path, text)
-        entry = cls(lines[0], _json_object(lines[1], path), tuple(lines[2:]))
+        version, line, *sources = _lines(text, path)
         try:
-            is_whole = entry.num_partitions > 0
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise _damaged(path, lines[1]) from error
-        if not is_whole:
-            raise _damaged(path, lines[1])
-        return entry
+            fields = parse_fields(line)
+            conf = fields.object("conf")
+            for key in conf.all:
+                conf.text(key)
+            number = conf.text(NUM_PARTITIONS_KEY, _NUMBER)
+            to_integer(int(number), 1, _MAX_INT, NUM_PARTITIONS_KEY)
+        except MalformedError as error:
+            raise _damaged(path, line) from error
+        return cls(version, fields.all, tuple(sources))
 
     @property
     def conf(self) -> Mapping[str, str]:
@@ -211,13 +223,16 @@ class CommitEntry:
         Raises:
             CorruptionError: It is not one.
         """
-        lines = text.rstrip("\n").split("\n")
-        if len(lines) != 2 or not lines[0].startswith("v"):
+        version, line, *others = _lines(text, path)
+        if others:
             raise _damaged(path, text)
-        entry = cls(lines[0], _json_object(lines[1], path))
-        if not _are_ids(entry.checkpoint_ids):
-            raise _damaged(path, lines[1])
-        return entry
+        try:
+            fields = parse_fields(line)
+            if fields.has(_IDS_FIELD):
+                _check_ids(fields.object(_IDS_FIELD))
+        except MalformedError as error:
+            raise _damaged(path, line) from error
+        return cls(version, fields.all)
 
     @property
     def checkpoint_ids(self) -> Mapping[str, list[list[str]]]:
@@ -298,7 +313,7 @@ def parse_operator(text: str, path: str, operator: int) -> OperatorInfo:
         CorruptionError: It is not that, or another operator's.
     """
     try:
-        fields = parse_fields(text.rstrip("\n").split("\n")[-1])
+        fields = parse_fields(_lines(text, path)[-1])
         stores = tuple(
             StoreInfo(
                 store.text("storeName", STORE_NAME),
@@ -342,8 +357,8 @@ def copy_operators(
         path = operator_metadata_path(state_directory, old)
         text = read_text(io, path)
         parse_operator(text, path, old)
-        *head, line = text.rstrip("\n").split("\n")
-        fields = _json_object(line, path)
+        *head, line = _lines(text, path)
+        fields = parse_fields(line).all
         fields["operatorInfo"]["operatorId"] = new
         for store in fields["stateStoreInfo"]:
             store["numPartitions"] = num_partitions
@@ -353,23 +368,23 @@ def copy_operators(
         )
 
 
-def _json_object(line: str, path: str) -> dict[str, Any]:
-    try:
-        return parse_fields(line).all
-    except MalformedError as error:
-        raise _damaged(path, line) from error
+def _lines(text: str, path: str) -> list[str]:
+    """Return the lines of one of Spark's files: the version of its form, and at least one more."""
+    lines = text.rstrip("\n").split("\n")
+    if len(lines) < 2 or _VERSION.fullmatch(lines[0]) is None:
+        raise _damaged(path, text)
+    return lines
 
 
-def _are_ids(found: object) -> bool:
-    """Return whether these are checkpoint IDs: by operator, state partition and store."""
-    return isinstance(found, dict) and all(
-        operator.isascii()
-        and operator.isdigit()
-        and isinstance(partitions, list)
-        and all(isinstance(ids, list) and ids for ids in partitions)
-        and all(isinstance(one, str) for ids in partitions for one in ids)
-        for operator, partitions in found.items()
-    )
+def _check_ids(found: Fields) -> None:
+    """Check that these are checkpoint IDs: by operator, state partition and store."""
+    for operator in found.all:
+        to_integer(int(to_text(operator, _NUMBER)), 0, _MAX_INT)
+        for ids in map(to_items, found.items(operator)):
+            if not ids:
+                raise MalformedError("a state partition without a checkpoint ID")
+            for one in ids:
+                to_text(one, _ID)
 
 
 def _compact(fields: Mapping[str, Any]) -> str:

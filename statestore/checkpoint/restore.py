@@ -162,7 +162,7 @@ def open_ref(location: StoreLocation, ref: FileRef) -> StateFile:
     path = location.path(ref.path)
     local_path = _fetch(location, ref)
     with named_errors("open a file", local_path):
-        file = StateFile(local_path, ref.clip)
+        file = StateFile(local_path, ref.clip, path)
     check_store(file.trailer, store_of_path(location.store, ref.path), path)
     check_ref(file.trailer, file.size, ref, path)
     file.verify()

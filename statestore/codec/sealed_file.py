@@ -60,22 +60,28 @@ class SealedFile:
     thread-safe while blocks are first verified; reads of verified blocks are.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, name: str | None = None) -> None:
         """Map a local file and check its trailer.
+
+        Args:
+            path: The local file.
+            name: What errors call it: the path of the file that this one is a copy of; the path
+                when None.
 
         Raises:
             CorruptionError, IncompatibleError: As `decode_trailer`.
             OSError: The file cannot be read.
         """
         self.path = path
+        self.name = path if name is None else name
         # An empty file cannot be mapped.
         self._whole = map_file(path) if Path(path).stat().st_size else pa.py_buffer(b"")
         self.size = self._whole.size
         end = self._whole.slice(max(self.size - TAIL_BYTES, 0)).to_pybytes()
-        needed = trailer_length(end, self.size, path) + END_LENGTH
+        needed = trailer_length(end, self.size, self.name) + END_LENGTH
         if needed > len(end):
             end = self._whole.slice(self.size - needed).to_pybytes()
-        self.trailer = decode_trailer(end, self.size, path)
+        self.trailer = decode_trailer(end, self.size, self.name)
 
     def verify(self) -> None:
         """Check every block of the file.
@@ -97,7 +103,7 @@ class SealedFile:
             raise CorruptionError(
                 "a block of a state file does not match its checksum",
                 kind="checksum-mismatch",
-                file=self.path,
+                file=self.name,
                 offset=block.offset,
                 expected=f"{block.crc32c:08x}",
                 found=f"{found:08x}",

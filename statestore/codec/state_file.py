@@ -183,11 +183,12 @@ class StateFile(SealedFile):
     Args:
         path: Local file; of its body only the slices of `clip` need to be there.
         clip: Only rows of these key groups are wanted, None for all.
+        name: As `SealedFile`.
     """
 
-    def __init__(self, path: str, clip: KeyGroupSet | None = None) -> None:
+    def __init__(self, path: str, clip: KeyGroupSet | None = None, name: str | None = None) -> None:
         """Map a local file and check its trailer; errors as `SealedFile`."""
-        super().__init__(path)
+        super().__init__(path, name)
         if clip is not None and self.trailer.key_groups & clip == self.trailer.key_groups:
             clip = None
         self.clip = clip
@@ -223,12 +224,12 @@ class StateFile(SealedFile):
             self._verify_block(block)
             self._verified[index] = True
         data = self._whole.slice(block.offset, block.length)
-        batch = read_batch(data, SCHEMA, self.path, block.offset)
+        batch = read_batch(data, SCHEMA, self.name, block.offset)
         groups = to_numpy(batch.column(0), np.uint16)
         if len(groups) != block.rows or int(groups.max()) >= self.trailer.max_parallelism:
             raise CorruptionError(
                 "a block of a state file holds other rows than its trailer says",
-                file=self.path,
+                file=self.name,
                 offset=block.offset,
                 expected=f"{block.rows} rows, key groups below {self.trailer.max_parallelism}",
                 found=f"{len(groups)} rows, key groups up to {groups.max(initial=0)}",

@@ -445,6 +445,7 @@ def _trailer_from_json(fields: Fields) -> Trailer:
     store = StoreName.from_json(fields.object("store"))
     max_parallelism = fields.integer("max_parallelism", 1, MAX_PARALLELISM_LIMIT)
     num_partitions = fields.integer("num_partitions", 1, MAX_PARALLELISM_LIMIT)
+    to_integer(store.partition, 0, num_partitions - 1, "partition")
     num_internal_keys: int | None = 0
     if "num_internal_keys" in fields.all:
         num_internal_keys = _integer_or_none(fields, "num_internal_keys")

@@ -63,10 +63,7 @@ class Fields:
 
     def items(self, name: str) -> list[Any]:
         """Return an array."""
-        found = self.value(name)
-        if not isinstance(found, list):
-            raise _malformed(name, "an array", found)
-        return found
+        return to_items(self.value(name), name)
 
     def object(self, name: str) -> Fields:
         """Return an object."""
@@ -80,7 +77,8 @@ def parse_fields(document: bytes | str) -> Fields:
     """Read a document that is a JSON object.
 
     Raises:
-        MalformedError: It is not JSON in UTF-8, it is nested too deep, or it is no object.
+        MalformedError: It is not JSON in UTF-8, it is nested too deep, a string in it is half a
+            character, or it is no object.
     """
     return Fields(parse_json(document))
 
@@ -89,7 +87,11 @@ def parse_json(document: bytes | str) -> Any:
     """Read a JSON document; errors as `parse_fields`, but of any type."""
     try:
         text = document if isinstance(document, str) else document.decode()
-        return json.loads(text)
+        found = json.loads(text)
+        if "\\u" in text:
+            # An escape may be one half of a character of two, which no file can be written with.
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
     except RecursionError as error:
         raise MalformedError("nested too deep") from error
     except ValueError as error:
@@ -107,6 +109,13 @@ def to_text(found: Any, form: re.Pattern[str] | None = None, name: str = "elemen
     """Return a string, one that the pattern matches; `MalformedError` for anything else."""
     if not isinstance(found, str) or (form is not None and form.fullmatch(found) is None):
         raise _malformed(name, "text" if form is None else f"text like {form.pattern}", found)
+    return found
+
+
+def to_items(found: Any, name: str = "element") -> list[Any]:
+    """Return an array; `MalformedError` for anything else."""
+    if not isinstance(found, list):
+        raise _malformed(name, "an array", found)
     return found
 
 

@@ -28,12 +28,13 @@ from statestore.core.errors import (
     NotFoundError,
 )
 from statestore.core.options import StateStoreOptions
+from statestore.core.providers import PROVIDERS
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import absolute_uri, open_storage
 from statestore.operations.new_directory import (
     check_finished,
     check_of_query,
-    read_metadata,
+    try_read_metadata,
 )
 from statestore.operations.query_logs import QueryLogs
 
@@ -88,7 +89,7 @@ def open_checkpoint(
             uri = absolute_uri(uri)
             io, path = open_storage(uri, fetched, s3, clock)
         path = path.rstrip("/")
-        of_ours = read_metadata(io, path)[1]
+        of_ours = try_read_metadata(io, path)[1]
         check_finished(of_ours, uri)
         state_io, state_root = io, f"{path}/state"
         placement = read_placement(io, state_root)
@@ -146,7 +147,8 @@ class Checkpoint(QueryLogs):
         """Check that this is a query's, to be changed or gone on from: no savepoint.
 
         Raises:
-            InvalidArgumentError, NotFoundError, StorageError: As `new_directory.check_of_query`.
+            InvalidArgumentError, NotFoundError, CorruptionError, StorageError: As
+                `new_directory.check_of_query`.
         """
         check_of_query(self.io, self.path, self.uri)
 
@@ -176,6 +178,7 @@ class Checkpoint(QueryLogs):
     def require_metadata(self, version: int) -> None:
         """Check that every operator that has state has metadata, without which nobody knows of it.
 
+        So has every store of theirs, which has a directory of its own in a state partition.
         Operators are numbered without a gap. In checkpoint format v2 the commit log says which
         there are. In v1 only their directories tell: the last of several is not missed when all of
         it is lost.
@@ -185,7 +188,8 @@ class Checkpoint(QueryLogs):
 
         Raises:
             NotFoundError: One has none; or nothing tells that the query has no state.
-            CorruptionError, StorageError: As `operators` and `commit_entry`.
+            CorruptionError: Metadata does not name a store; or as `operators` and `commit_entry`.
+            StorageError: As those.
         """
         entry = self.commit_entry(version - 1)
         named = {int(operator) for operator in entry.checkpoint_ids} | self._operator_directories
@@ -205,6 +209,29 @@ class Checkpoint(QueryLogs):
                 to_fix="put the directory state back where the checkpoint was copied without it; a "
                 "query without stateful operators has no state to look after",
             )
+
+        for operator in self.operators:
+            unnamed = self._store_directories[operator.id] - {info.name for info in operator.stores}
+            if unnamed:
+                raise CorruptionError(
+                    "the metadata of an operator does not name all of its stores",
+                    file=operator_metadata_path(self.state_directory, operator.id),
+                    offset=0,
+                    expected=", ".join(sorted(unnamed)),
+                    found=", ".join(info.name for info in operator.stores),
+                    to_fix="put the file back from a copy; else delete it and run a batch of the "
+                    "query, which writes it",
+                )
+
+    @cached_property
+    def _store_directories(self) -> dict[int, set[str]]:
+        """Directories of stores in state partition 0, by operator; Spark's begin with _."""
+        found: dict[int, set[str]] = {operator.id: set() for operator in self.operators}
+        # Spark's own providers have other directories there as well.
+        for operator in found if self.provider in PROVIDERS.values() else ():
+            names = self.io.list_directories(f"{self.state_directory}/{operator}/0")
+            found[operator] = {name for name in names if not name.startswith(("_", "."))}
+        return found
 
     @cached_property
     def _operator_directories(self) -> set[int]:
@@ -257,7 +284,13 @@ class Checkpoint(QueryLogs):
             NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
                 `read_delta_trailer`.
         """
-        return read_delta_trailer(self.location(store), version, self.checkpoint_id(store, version))
+        checkpoint_id = self.checkpoint_id(store, version)
+        try:
+            return read_delta_trailer(self.location(store), version, checkpoint_id)
+        except NotFoundError as error:
+            metadata = operator_metadata_path(self.state_directory, store.operator)
+            error.fields["named_by"] = f"{self.commits.path(version - 1)}, {metadata}"
+            raise
 
     def heads(
         self, version: int, *, operator: int | None = None, name: str | None = None

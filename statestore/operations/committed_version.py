@@ -34,7 +34,7 @@ from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import NotFoundError
 from statestore.core.ids import RandomIds
 from statestore.io.local import named_errors
-from statestore.operations.new_directory import METADATA_NAME, read_query_id
+from statestore.operations.new_directory import METADATA_NAME, read_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -200,7 +200,7 @@ def find_version(checkpoint: Checkpoint, version: int | None = None) -> Committe
                 offsets[version] = planned
     query_id = None
     with suppress(NotFoundError):
-        query_id = read_query_id(checkpoint.io, checkpoint.path)
+        query_id, _ = read_metadata(checkpoint.io, checkpoint.path)
     return CommittedVersion(
         checkpoint,
         version,
@@ -254,7 +254,7 @@ def copy_file(source: FileIO, path: str, target: NewDirectory, new_path: str) ->
         ) from error
     if parse_state_file_name(posixpath.basename(path)) is not None:
         with named_errors("check a copy", copy):
-            SealedFile(copy).verify()
+            SealedFile(copy, path).verify()
     target.io.publish(copy, new_path, sync=True, overwrite=True)
 
 

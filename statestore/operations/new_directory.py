@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
 import shutil
 import tempfile
 from contextlib import contextmanager, suppress
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from statestore.io.file_io import FileInfo, FileIO, TreeFileIO
 
 METADATA_NAME = "metadata"
+QUERY_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""A UUID, as Spark writes it."""
 _KEY = "statestore"
 _UNFINISHED = "unfinished"
 _SHOWN_BYTES = 64
@@ -58,42 +61,41 @@ def metadata_fields(**fields: object) -> str:
 
 
 def read_metadata(io: FileIO, directory: str) -> tuple[str | None, dict[str, Any] | None]:
-    """Return the query ID in a directory's `metadata`, and what is there of ours, None for neither.
-
-    Raises:
-        StorageError: The storage failed.
-    """
-    try:
-        data, _ = io.read_tail(f"{directory}/{METADATA_NAME}", _MAX_BYTES)
-        fields = parse_fields(data)
-        query_id = fields.text("id") if fields.has("id") else None
-        return query_id, fields.object(_KEY).all if fields.has(_KEY) else None
-    except (NotFoundError, MalformedError):
-        return None, None
-
-
-def read_query_id(io: FileIO, directory: str) -> str | None:
-    """Return the ID of the query of a checkpoint; None of a savepoint, whose descriptor has it.
+    """Return the query ID in a directory's `metadata`, or what is there of ours.
 
     Raises:
         NotFoundError: There is no `metadata`: Spark starts the query under a new ID.
-        CorruptionError: It is damaged: Spark does not start the query.
+        CorruptionError: It has neither, or no ID that Spark takes.
         StorageError: The storage failed.
     """
-    query_id, fields = read_metadata(io, directory)
-    if query_id is not None or fields is not None:
-        return query_id
     path = f"{directory}/{METADATA_NAME}"
-    text, _ = io.read_tail(path, _SHOWN_BYTES)
-    raise CorruptionError(
-        "the file with the ID of the query is damaged",
-        file=path,
-        offset=0,
-        expected='{"id":"<UUID>"}',
-        found=text,
-        to_fix="put the file back from a copy; or delete it, and the query starts under a new ID, "
-        "as another query to its sinks",
-    )
+    data, _ = io.read_tail(path, _MAX_BYTES)
+    try:
+        fields = parse_fields(data)
+        if fields.has(_KEY):
+            return None, fields.object(_KEY).all
+        return fields.text("id", QUERY_ID), None
+    except MalformedError as error:
+        raise CorruptionError(
+            "the file with the ID of the query, or that describes a savepoint, is damaged",
+            file=path,
+            offset=0,
+            expected='{"id":"<UUID>"}, or the descriptor of a savepoint',
+            found=data[:_SHOWN_BYTES],
+            to_fix="put the file back from a copy; of a query it can also be deleted: it then "
+            "starts under a new ID, as another query to its sinks",
+        ) from error
+
+
+def try_read_metadata(io: FileIO, directory: str) -> tuple[str | None, dict[str, Any] | None]:
+    """Return what `read_metadata` does; None for both where the file is missing or damaged.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    with suppress(NotFoundError, CorruptionError):
+        return read_metadata(io, directory)
+    return None, None
 
 
 def check_finished(fields: dict[str, Any] | None, uri: str) -> None:
@@ -121,9 +123,12 @@ def check_of_query(io: FileIO, directory: str, uri: str) -> None:
     Raises:
         InvalidArgumentError: It is a savepoint.
         NotFoundError: As `check_finished`.
+        CorruptionError: `metadata` is damaged, so nothing tells which it is.
         StorageError: The storage failed.
     """
-    _, fields = read_metadata(io, directory)
+    fields = None
+    with suppress(NotFoundError):
+        _, fields = read_metadata(io, directory)
     check_finished(fields, uri)
     if fields is not None:
         raise InvalidArgumentError(
@@ -324,7 +329,7 @@ def check_new(io: TreeFileIO, path: str, uri: str, operation: str, source: str) 
             source, or in another checkpoint; or no directory can be made there.
         StorageError: The storage failed.
     """
-    _, fields = read_metadata(io, path)
+    _, fields = try_read_metadata(io, path)
     if fields is not None and _UNFINISHED in fields:
         if fields[_UNFINISHED] == operation:
             _check_apart(uri, source)
@@ -367,7 +372,7 @@ def _check_outside(io: TreeFileIO, path: str, uri: str) -> None:
     while above.strip("/"):
         # Who may write a directory need not be able to read those above it.
         with suppress(StorageError):
-            if read_metadata(io, above) != (None, None):
+            if try_read_metadata(io, above) != (None, None):
                 raise not_apart(uri, above)
         above = posixpath.dirname(above)
 

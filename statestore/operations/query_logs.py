@@ -201,7 +201,7 @@ class QueryLogs:
         conf = self.offsets_entry(version - 1).conf
         if _provider_of(conf) != self.provider:
             raise self.not_pinned(version, PROVIDER_KEY, self.provider)
-        num_partitions = int(conf[NUM_PARTITIONS_KEY])
+        num_partitions = self.num_partitions_at(version)
         if num_partitions > MAX_PARALLELISM_LIMIT:
             raise self.not_pinned(version, NUM_PARTITIONS_KEY, f"at most {MAX_PARALLELISM_LIMIT}")
         return num_partitions

@@ -82,7 +82,8 @@ def read_rescale_batch(checkpoint: Checkpoint, batch: int) -> RescaleBatch | Non
     """Return a planned batch where it is a rescale's, else None.
 
     Raises:
-        CorruptionError, StorageError: The offset log cannot be read.
+        IncompatibleError, CorruptionError: As `num_own_partitions`.
+        StorageError: The offset log cannot be read.
     """
     before, after = (_num_partitions(checkpoint, number) for number in (batch - 1, batch))
     if before is None or after is None or before == after:
@@ -94,7 +95,7 @@ def _num_partitions(checkpoint: Checkpoint, batch: int) -> int | None:
     """Return the number of state partitions of a batch, None where its entry is gone."""
     if batch not in checkpoint.planned_batches:
         return None
-    return int(checkpoint.offsets_entry(batch).conf[NUM_PARTITIONS_KEY])
+    return checkpoint.num_own_partitions(batch + 1)
 
 
 def _raise_unfinished(checkpoint: Checkpoint) -> NoReturn:

@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 import statestore
-from statestore.core.errors import StateStoreError
-from statestore.operations.rescale.rescale import plan_rescale
+from statestore.core.errors import CorruptionError, StateStoreError
+from statestore.operations.rescale.rescale import plan_rescale, plan_undo
 from statestore.operations.savepoint.branch import plan_branch
 from statestore.operations.savepoint.savepoint import take_savepoint
 from statestore.operations.upkeep.listing import list_versions
 from statestore.operations.upkeep.repair import plan_repair, repair
 from statestore.operations.upkeep.verify import verify
-from statestore.testing.checkpoints import read_checkpoint
+from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
 from tests.damaged import make_small, run
+from tests.hostile import edit_json
 
 NO_TEXT = 0xEC
 """Begins a letter of three bytes in UTF-8, so that it is none before a letter of one."""
@@ -90,16 +91,88 @@ def test_any_byte_may_be_damaged(tmp_path, name):
         try:
             is_sound = verify(made.path).is_sound(3)
             plan = plan_repair(made.path)
-        except StateStoreError:
+        except StateStoreError as error:
             assert name not in LOGS
+            problem = str(error)
+            assert name in problem
             continue
         if is_sound:
             assert read_checkpoint(made.path) == rows
             assert not plan.is_needed
-        elif name == "metadata":
-            assert (plan.version, plan.is_needed) == (3, False)
         else:
             assert (plan.version, plan.is_needed) == (2, True)
+
+
+NUMBER = '"spark.sql.shuffle.partitions":"1"'
+IDS = '"stateUniqueIds":{"0":'
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("offsets/2", "v1", "vq"),
+        ("offsets/2", NUMBER, '"spark.sql.shuffle.partitions":1'),
+        ("offsets/2", '"true"', "true"),
+        ("offsets/2", '"io.statestore.FileSystemStateStoreProvider"', "[]"),
+        ("offsets/2", '"true"', r'"\ud800"'),
+        ("commits/2", "v2", "v"),
+        ("commits/2", IDS, f'"stateUniqueIds":{{"{"9" * 5000}":'),
+        ("commits/2", '"]]}', r'\u0000"]]}'),
+        ("commits/2", '"]]}', '/../x"]]}'),
+        ("commits/2", IDS, '"stateUniqueIds":"","0":{"0":'),
+        ("commits/2", IDS, '"stateUnkqueIds":{"0":'),
+        ("state/0/_metadata/metadata", "v1\n", ""),
+        ("state/0/_metadata/metadata", '"default"', r'"\ud800"'),
+        ("state/0/_metadata/metadata", '"default"', '"defaelt"'),
+        ("metadata", '"0f0e', '"0f,e'),
+    ],
+)  # fmt: skip
+def test_field_that_spark_does_not_write_is_named_with_its_file(tmp_path, name, old, new):
+    """Catches AttributeError and ValueError out of a log that is JSON, and what Spark refuses."""
+    made = make(tmp_path)
+    path = Path(made.path, name)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+    (finding,) = verify(made.path).findings
+    assert name in finding.problem
+    for operation, call in operations(made, tmp_path).items():
+        if operation in ("savepoint", "branch", "rescale"):
+            with pytest.raises(StateStoreError, match=name):
+                call()
+        else:
+            with suppress(StateStoreError):
+                call()
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_store_that_the_metadata_no_longer_names_is_missed(tmp_path, checkpoint_format):
+    """Catches a savepoint without a store of a join, whose metadata is JSON all the same."""
+    made = MadeCheckpoint(
+        str(tmp_path / "join"), tmp_path, 1, "filesystem", checkpoint_format, OPERATORS[1:2]
+    )
+    made.run_batch({1: 1, 2: 2})
+    edit_json(
+        Path(made.path, "state/0/_metadata/metadata"), lambda fields: fields["stateStoreInfo"].pop()
+    )
+
+    (finding,) = verify(made.path).findings
+    assert "state/0/_metadata/metadata" in finding.problem
+    assert "expected='left-keyWithIndexToValue'" in finding.problem
+    with pytest.raises(CorruptionError, match="does not name all of its stores"):
+        take_savepoint(made.path, str(tmp_path / "new"))
+
+
+def test_rescale_to_more_state_partitions_than_there_can_be_is_named(tmp_path):
+    """Catches an undo that lists as many stores as a damaged number says."""
+    made = make(tmp_path)
+    statestore.rescale(made.path, 2)
+    path = Path(made.path, "offsets/3")
+    path.write_text(path.read_text().replace('partitions":"2"', 'partitions":"2222222"'))
+
+    with pytest.raises(CorruptionError, match="offsets/3"):
+        plan_undo(made.path)
 
 
 @pytest.mark.parametrize("name", LOGS)

@@ -18,6 +18,8 @@ from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import read_checkpoint
 from tests.damaged import NOW, deltas, flip, make_small, make_with_snapshots, run
 
+ONE, OTHER = (f"{number}-0000-4000-8000-000000000000" for number in ("0" * 8, "1" * 8))
+
 
 def test_list_tells_what_each_version_added(made):
     """Catches sizes, or times, of one version taken for another's."""
@@ -55,14 +57,14 @@ def test_list_counts_the_files_of_state_partitions_that_are_no_more(made):
 
 def test_list_finds_the_savepoints_of_the_query_only(made, tmp_path):
     """Catches another query's savepoint, or half of one, taken for the query's own."""
-    Path(made.path, "metadata").write_text('{"id":"one"}')
+    Path(made.path, "metadata").write_text(f'{{"id":"{ONE}"}}')
     retained = tmp_path / "savepoints"
     take_savepoint(made.path, str(retained / "first"))
     made.run_batch({1: 1})
     take_savepoint(made.path, str(retained / "second"), form="native")
-    Path(made.path, "metadata").write_text('{"id":"other"}')
+    Path(made.path, "metadata").write_text(f'{{"id":"{OTHER}"}}')
     take_savepoint(made.path, str(retained / "strange"))
-    Path(made.path, "metadata").write_text('{"id":"one"}')
+    Path(made.path, "metadata").write_text(f'{{"id":"{ONE}"}}')
     (retained / "half").mkdir()
 
     code, printed = run("list", made.path, "--savepoints", str(retained))

@@ -21,6 +21,7 @@ from statestore.operations.new_directory import metadata_fields
 from statestore.operations.operator_map import OperatorMap
 from statestore.operations.rescale.rescale import plan_rescale, plan_undo, rescale, undo_rescale
 from statestore.operations.savepoint.branch import plan_branch
+from statestore.operations.savepoint.restore import plan_restore
 from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
 from statestore.operations.upkeep.expire import expire, plan_expiry
 from statestore.operations.upkeep.repair import plan_repair, repair
@@ -209,6 +210,48 @@ def test_newer_version_is_taken_when_files_are_expired_meanwhile(tmp_path, form)
         pass
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("{", ""),
+        ('"filesystem"', '"filesystan"'),
+        (QUERY_ID, QUERY_ID.replace("-", ",")),
+        ('"statestore"', '"statestorf"'),
+    ],
+)
+def test_damaged_descriptor_is_named_and_nothing_is_changed(tmp_path, old, new):
+    """Catches "there is no savepoint" for one that is, and one that a rescale takes for a query."""
+    make_query(tmp_path / "query")
+    saved = tmp_path / "saved"
+    take_savepoint(str(tmp_path / "query"), str(saved), options=OPTIONS)
+    path = saved / "metadata"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+    before = files_below(saved)
+
+    with (
+        pytest.raises(CorruptionError, match="saved/metadata"),
+        plan_restore(str(saved), str(tmp_path / "new")),
+    ):
+        pass
+    for change in (lambda uri: rescale(uri, 2), lambda uri: expire(uri, 2), repair):
+        with pytest.raises((CorruptionError, InvalidArgumentError), match="saved"):
+            change(str(saved))
+    assert files_below(saved) == before
+
+
+def test_restore_has_as_many_state_partitions_as_the_savepoints_logs_say(tmp_path):
+    """Catches a rescale that nobody asked for, by a digit of the descriptor."""
+    query = make_query(tmp_path / "query")
+    saved = tmp_path / "saved"
+    take_savepoint(query.path, str(saved), options=OPTIONS)
+    path = saved / "metadata"
+    path.write_text(path.read_text().replace('"num_partitions": 4', '"num_partitions": 7'))
+
+    with plan_restore(str(saved), str(tmp_path / "new")) as plan:
+        assert (plan.savepoint.num_partitions, plan.num_partitions) == (7, 4)
+
+
 def test_damaged_file_does_not_become_part_of_a_savepoint(tmp_path):
     """Catches damage that is noticed when the savepoint is needed."""
     query = make_query(tmp_path / "query")
@@ -218,7 +261,7 @@ def test_damaged_file_does_not_become_part_of_a_savepoint(tmp_path):
     damaged.write_bytes(data)
 
     for form in FORMS:
-        with pytest.raises(CorruptionError):
+        with pytest.raises(CorruptionError, match=f"file='{damaged}'"):
             take_savepoint(query.path, str(tmp_path / form), form=form, options=OPTIONS)
         with pytest.raises(NotFoundError, match="begun and not finished"):
             restore(tmp_path / form, tmp_path / "again")

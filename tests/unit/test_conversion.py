@@ -18,7 +18,13 @@ from statestore.io.memory import MemoryFileIO
 from statestore.operations.checkpoint import Checkpoint, open_checkpoint
 from statestore.operations.new_directory import metadata_fields
 from statestore.operations.savepoint.conversion import plan_conversion
-from tests.operations.checkpoints import AGGREGATION, GLOBAL_LIMIT, JOIN, QueryCheckpoint
+from tests.operations.checkpoints import (
+    AGGREGATION,
+    GLOBAL_LIMIT,
+    JOIN,
+    QUERY_ID,
+    QueryCheckpoint,
+)
 
 NUM_PARTITIONS = 3
 
@@ -32,7 +38,7 @@ class Files:
             NUM_PARTITIONS_KEY: str(NUM_PARTITIONS),
             PROVIDER_KEY: SPARK_PROVIDERS["spark-hdfs"],
         }
-        self.write("metadata", '{"id":"1"}')
+        self.write("metadata", json.dumps({"id": QUERY_ID}))
         self.plan_batch(0)
         self.write("commits/0", 'v1\n{"nextBatchWatermarkMs":0}')
         for operator in (0, 1):

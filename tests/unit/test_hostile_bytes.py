@@ -30,7 +30,8 @@ DIGITS = '{"a":' + "9" * 5000 + "}"
 
 
 @pytest.mark.parametrize(
-    "document", [b"\xec", b'\xff\xfe{"a":1}', DEEP, DIGITS, "[]", "1", "", "{"]
+    "document",
+    [b"\xec", b'\xff\xfe{"a":1}', DEEP, DIGITS, r'{"a":"\ud800"}', "[]", "1", "", "{"],
 )
 def test_json_is_refused_by_one_error_when_it_is_no_document(document):
     """Catches UnicodeDecodeError, RecursionError and the limit of digits getting through."""
@@ -67,6 +68,7 @@ def _stream(tmp_path, compression="none", value=b"v"):
         ("rows", {}), ("rows", {"put": 1.5, "delete": 0, "merge": 0}), ("parent", 5),
         ("max_parallelism", 0), ("max_parallelism", 10**9), ("num_partitions", 0),
         ("store", {"operator": 0, "partition": 0, "name": "../x"}), ("store", {}), ("store", None),
+        ("store", {"operator": 0, "partition": 5, "name": "default"}),
         ("checkpoint_id", "../x"), ("lineage", None), ("column_families", [{}]),
         ("column_families", {}), ("key_group_rows", 5), ("rescalable", 1),
         ("format_version", 0), ("checkpoint_format", -1),

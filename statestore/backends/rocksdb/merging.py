@@ -45,7 +45,7 @@ def open_sst(location: StoreLocation, ref: FileRef) -> SealedFile:
     path = location.path(ref.path)
     local_path = location.io.fetch(path)
     with named_errors("open a file", local_path):
-        file = SealedFile(local_path)
+        file = SealedFile(local_path, path)
     check_store(file.trailer, store_of_path(location.store, ref.path), path)
     check_ref(file.trailer, file.size, ref, path)
     file.verify()

@@ -15,7 +15,7 @@ from statestore.codec.trailer import ColumnFamily, StoreName
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
-from statestore.operations.new_directory import check_target, read_query_id
+from statestore.operations.new_directory import check_target, read_metadata
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
@@ -109,7 +109,7 @@ def plan_conversion(
         raise InvalidArgumentError(
             "unknown provider", to=to, to_fix=f"use one of {', '.join(TARGETS)}"
         )
-    read_query_id(checkpoint.io, checkpoint.path)
+    read_metadata(checkpoint.io, checkpoint.path)
     batch = checkpoint.newest_committed
     if batch is None:
         raise NotFoundError(

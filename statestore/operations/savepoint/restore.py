@@ -409,7 +409,7 @@ def plan_restore(
             version=version,
             target=checkpoint,
             backend=backend or found.backend,
-            num_partitions=found.num_partitions if num_partitions is None else num_partitions,
+            num_partitions=version.num_partitions if num_partitions is None else num_partitions,
             operators=(operators or OperatorMap()).resolve(
                 [operator.id for operator in source.operators]
             ),

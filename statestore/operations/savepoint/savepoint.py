@@ -38,6 +38,7 @@ from statestore.operations.committed_version import (
 )
 from statestore.operations.full_state import MAX_STATES_AT_ONCE, Work, open_memory, write_states
 from statestore.operations.new_directory import (
+    QUERY_ID,
     begin_directory,
     check_finished,
     metadata_fields,
@@ -61,6 +62,8 @@ CANONICAL_BACKEND = "filesystem"
 """State backend whose full-state deltas a canonical savepoint is made of: Arrow streams."""
 _FIELD = "savepoint"
 _FORM = re.compile("canonical|native")
+_BACKEND = re.compile("|".join(PROVIDERS))
+_QUERY_ID = re.compile(f"({QUERY_ID.pattern})?")
 _ATTEMPTS = 5
 
 
@@ -252,7 +255,10 @@ def read_savepoint(io: FileIO, directory: str, uri: str) -> Savepoint:
         CorruptionError, IncompatibleError: It is damaged, or of a newer format.
         StorageError: The storage failed.
     """
-    query_id, fields = read_metadata(io, directory)
+    try:
+        query_id, fields = read_metadata(io, directory)
+    except NotFoundError as error:
+        raise _no_savepoint(uri, is_checkpoint=False) from error
     check_finished(fields, uri)
     if fields is None or _FIELD not in fields:
         raise _no_savepoint(uri, is_checkpoint=query_id is not None)
@@ -284,8 +290,8 @@ def _parse(fields: dict[str, Any], uri: str) -> Savepoint:
             )
         return Savepoint(
             form=cast("SavepointForm", found.text("form", _FORM)),
-            backend=found.text("backend"),
-            query_id=found.text("query_id"),
+            backend=found.text("backend", _BACKEND),
+            query_id=found.text("query_id", _QUERY_ID),
             version=found.integer("version", 1),
             num_partitions=found.integer("num_partitions", 1, MAX_PARALLELISM_LIMIT),
             checkpoint_format=found.integer("checkpoint_format", 1),

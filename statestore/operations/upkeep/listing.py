@@ -25,7 +25,7 @@ from statestore.core.errors import (
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import absolute_uri, open_storage
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
-from statestore.operations.new_directory import read_metadata
+from statestore.operations.new_directory import try_read_metadata
 from statestore.operations.rows import opened
 from statestore.operations.savepoint.savepoint import Savepoint, read_savepoint
 
@@ -225,7 +225,7 @@ def find_savepoints(
         StorageError: The storage failed.
     """
     with opened(checkpoint, options) as source:
-        query_id, _ = read_metadata(source.io, source.path)
+        query_id, _ = try_read_metadata(source.io, source.path)
         s3 = S3Settings.from_options(source.options)
         directory = absolute_uri(directory)
         io, path = open_storage(directory, source.scratch_directory, s3, source.clock)

@@ -34,7 +34,7 @@ from statestore.core.errors import (
 from statestore.io.local import named_errors
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
 from statestore.operations.committed_version import no_report
-from statestore.operations.new_directory import read_query_id
+from statestore.operations.new_directory import read_metadata
 from statestore.operations.rows import check_committed, opened, read_rows
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class _Verifier:
     def run(self, versions: list[int], report: Report) -> Verification:
         work: list[tuple[int, PublishedFile]] = []
         try:
-            read_query_id(self._checkpoint.io, self._checkpoint.path)
+            read_metadata(self._checkpoint.io, self._checkpoint.path)
         except (CorruptionError, NotFoundError) as error:
             if versions:
                 self._find(versions[0], None, error, is_recoverable=True)
@@ -250,7 +250,7 @@ class _Verifier:
             if self._deep:
                 local_path = location.io.fetch(path)
                 with named_errors("open a file", local_path):
-                    SealedFile(local_path).verify()
+                    SealedFile(local_path, path).verify()
         except _DAMAGE as error:
             found = error
         with self._lock:
