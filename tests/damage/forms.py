@@ -5,7 +5,6 @@ the whole one back.
 """
 
 import os
-import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,23 +19,32 @@ from statestore.checkpoint.rescale_refs import find_refs, release
 from statestore.codec.trailer import StoreName
 from statestore.core.clock import ManualClock
 from statestore.core.errors import InUseError
-from statestore.core.options import StateStoreOptions
 from statestore.core.process import Process
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import require_not_in_use
 from statestore.operations.rescale.rescale import rescale
-from statestore.operations.rows import read_rows
 from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
-from statestore.operations.upkeep.listing import list_versions
-from statestore.operations.upkeep.repair import plan_repair
-from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint
+from tests.damage.reads import (
+    OPTIONS,
+    branched,
+    described,
+    every_version,
+    expiry_planned,
+    listed,
+    read_checkpoint,
+    repair_planned,
+    repaired,
+    rescale_planned,
+    restored,
+    taken,
+    undo_planned,
+    verified,
+)
 
-OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=3)
 ID = "0123456789abcdef" * 2
 NUM_VERSIONS = 6
-_PLACE = re.compile("/state/([0-9]+)/([0-9]+)/")
 
 
 @dataclass
@@ -47,7 +55,8 @@ class Form:
         files: Those that are damaged, one at a time.
         others: Bytes that may stand in their place.
         read: Reads what the files are for, given a `random.Random` and which of them is damaged;
-            returns a part of what there is, by name; None where damage was reported.
+            returns a part of what there is, by name; None where damage was reported. All there is
+            with `Everything` and None.
     """
 
     files: list[Path]
@@ -87,12 +96,13 @@ def _of_store(directory, backend, pattern):
     return Form(files, [path.read_bytes() for path in pool], read)
 
 
-def _checkpoint(directory, backend, checkpoint_format, **options):
-    """A checkpoint of an aggregation and a join in two state partitions."""
+def _checkpoint(directory, backend, checkpoint_format, num_partitions=2, **options):
+    """A checkpoint of an aggregation and a join, or of the former where there are options."""
     scratch = Path(f"{directory}-scratch")
     scratch.mkdir(parents=True)
     made = MadeCheckpoint(
-        str(directory), scratch, 2, backend, checkpoint_format, OPERATORS[: 1 if options else 2],
+        str(directory), scratch, num_partitions, backend, checkpoint_format,
+        OPERATORS[: 1 if options else 2],
         options={"fsync_enabled": False, "rocksdb_merge_min_files": 100, **options},
     )  # fmt: skip
     for batch in range(3):
@@ -107,38 +117,8 @@ def _of_checkpoint(root, files, read):
     return Form(files, others, read)
 
 
-def _read_whole(root, rng, path):
-    """Read as every operation does, each now and then; always one store that the file may be of.
-
-    Returns:
-        Which rows the version is made of, by store; and the rows of that store. None where
-        `verify` found something.
-    """
-    if rng.random() < 0.05:
-        list_versions(str(root))
-    if rng.random() < 0.05:
-        plan_repair(str(root))
-    if rng.random() < 0.05 and verify(str(root), versions="all", deep=True).findings:
-        return None
-    with open_checkpoint(str(root)) as checkpoint:
-        heads = checkpoint.heads(checkpoint.newest_version)
-        found = {"heads": {store: head.trailer.lineage for store, head in heads.items()}}
-        place = _PLACE.search(str(path))
-        of = [
-            store
-            for store in heads
-            if place
-            and str(store.operator) == place[1]
-            # After a rescale from 2, a state partition is made of files of the one it is mod 2.
-            and store.partition % 2 == int(place[2]) % 2
-        ]
-        for store in rng.sample(of, min(len(of), 1)):
-            found[store, "rows"] = {
-                row["key"]: row["value"]
-                for batch in read_rows(checkpoint, heads[store])
-                for row in batch.to_pylist()
-            }
-    return found
+def _read(root, *operations, share=0.05):
+    return lambda rng, path: read_checkpoint(root, rng, path, operations, share)
 
 
 def _rescaled(directory, backend):
@@ -147,7 +127,33 @@ def _rescaled(directory, backend):
     rescale(str(root), 4)
     made.run_batch({key: -key for key in range(5, 15)})
     files = sorted(root.glob("state/*/*/**/*.delta.*"))
-    return _of_checkpoint(root, files, lambda rng, path: _read_whole(root, rng, path))
+    return _of_checkpoint(root, files, _read(root, listed, repair_planned, verified))
+
+
+def _of_spark(root):
+    """Spark's own files."""
+    logs = [*(root / "offsets").iterdir(), *(root / "commits").iterdir()]
+    return sorted([*logs, *root.glob("state/*/_metadata/metadata"), root / "metadata"])
+
+
+def _logs(directory, backend):
+    """A batch is under way, which a restart would run again."""
+    root = directory / "logs"
+    _checkpoint(root, backend, 1, 1)
+    offsets = root / "offsets"
+    shutil.copy(offsets / "2", offsets / "3")
+    looks = (listed, described, verified, repair_planned, repaired, expiry_planned, taken, branched)
+    return _of_checkpoint(root, _of_spark(root), _read(root, *looks, every_version, share=0.1))
+
+
+def _logs_rescaled(directory, backend):
+    """The newest version is a rescale's, in checkpoint format v2."""
+    root = directory / "logs-rescaled"
+    _checkpoint(root, backend, 2, 1)
+    rescale(str(root), 2)
+    looks = (listed, described, verified, repair_planned, repaired, rescale_planned, undo_planned)
+    looks += (taken, branched, every_version)
+    return _of_checkpoint(root, _of_spark(root), _read(root, *looks, share=0.1))
 
 
 def _savepoint(form):
@@ -155,11 +161,12 @@ def _savepoint(form):
         _checkpoint(directory / form, backend, 2)
         root = directory / f"savepoint-{form}"
         take_savepoint(str(directory / form), str(root), form=form, options=OPTIONS)
-        files = [root / "metadata", *sorted(root.glob("state/*/*/**/*.delta.*"))]
+        files = sorted(path for path in root.rglob("*") if path.is_file())
+        look = _read(root, listed, described, verified, restored)
 
         def read(rng, path):
             with open_savepoint(str(root)):
-                return _read_whole(root, rng, path)
+                return look(rng, path)
 
         return _of_checkpoint(root, files, read)
 
@@ -169,9 +176,8 @@ def _savepoint(form):
 def _placement(directory, backend):
     root = directory / "placed"
     _checkpoint(root, backend, 2, checkpoint_storage=str(directory / "storage"))
-    return _of_checkpoint(
-        root, [root / "statestore.json"], lambda rng, path: _read_whole(root, rng, path)
-    )
+    look = _read(root, listed, repair_planned, verified)
+    return _of_checkpoint(root, [root / "statestore.json"], look)
 
 
 def _lease(directory, backend):
@@ -180,12 +186,13 @@ def _lease(directory, backend):
     holder = Holder(Process("elsewhere", "", 7, 0), "app", "1", "run")
     Lease(LocalFileIO(), f"{root}/state", ID, holder, 10_000, ManualClock()).take()
     (file,) = Path(lease_directory(f"{root}/state")).iterdir()
+    look = _read(root, listed, repair_planned, verified)
 
     def read(rng, path):
         clock = ManualClock()
         with open_checkpoint(str(root), clock=clock) as checkpoint, suppress(InUseError):
             require_not_in_use(checkpoint)
-        return _read_whole(root, rng, path)
+        return look(rng, path)
 
     return _of_checkpoint(root, [file], read)
 
@@ -217,7 +224,7 @@ def _ref(directory, backend):
 
     def read(_rng, path):
         """Let go of all, in a copy, then see what the newest version is made of."""
-        source = path.parent
+        source = (path or files[0]).parent
         partition = int(source.name)
         for before in source.parent.iterdir():
             if before.name.isdigit():
@@ -249,6 +256,8 @@ FORMS = {
     "snapshot": _snapshot,
     "merged": lambda directory, backend: _of_store(directory, backend, "*.merged.*"),
     "rescaled": _rescaled,
+    "logs": _logs,
+    "logs-rescaled": _logs_rescaled,
     "savepoint-native": _savepoint("native"),
     "savepoint-canonical": _savepoint("canonical"),
     "placement": _placement,

@@ -1,0 +1,170 @@
+"""What reads a damaged checkpoint: the operations, each for what must not come out another."""
+
+import re
+import shutil
+from pathlib import Path
+
+from statestore.core.options import StateStoreOptions
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.reading.inspection import describe
+from statestore.operations.rescale.rescale import plan_rescale, plan_undo
+from statestore.operations.rows import read_rows
+from statestore.operations.savepoint.branch import plan_branch
+from statestore.operations.savepoint.restore import plan_restore
+from statestore.operations.savepoint.savepoint import take_savepoint
+from statestore.operations.upkeep.expire import plan_expiry
+from statestore.operations.upkeep.listing import list_versions
+from statestore.operations.upkeep.repair import plan_repair, repair
+from statestore.operations.upkeep.verify import verify
+
+OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=3)
+_PLACE = re.compile("/state/([0-9]+)/([0-9]+)/")
+
+
+class Everything:
+    """Stands where a `random.Random` chooses what is read."""
+
+    def random(self):
+        return 0.0
+
+    def sample(self, found, _num):
+        return found
+
+
+class ReportedError(Exception):
+    """An operation said what is damaged, and did not fail."""
+
+
+def read_checkpoint(root, rng, path, operations, share):
+    """Do some operations, and read the rows of one store.
+
+    Args:
+        root: The checkpoint or savepoint.
+        rng: Chooses.
+        path: A file that may be damaged; the store is one that it may be of.
+        operations: Of this module, with the checkpoint and a new directory for arguments.
+        share: Probability of each.
+
+    Returns:
+        What they found, by whatever names it, and which rows the newest version is made of. None
+        where damage was reported.
+    """
+    found = {}
+    new = Path(f"{root}-new")
+    for operation in operations:
+        if rng.random() < share:
+            try:
+                found |= operation(str(root), str(new))
+            except ReportedError:
+                return None
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+    with open_checkpoint(str(root)) as checkpoint:
+        heads = checkpoint.heads(checkpoint.newest_version)
+        found["heads"] = {store: head.trailer.lineage for store, head in heads.items()}
+        place = _PLACE.search(str(path))
+        of = [
+            store
+            for store in heads
+            if place is None
+            or (
+                str(store.operator) == place[1]
+                # After a rescale from 2, a state partition is made of files of the one it is mod 2.
+                and store.partition % 2 == int(place[2]) % 2
+            )
+        ]
+        for store in rng.sample(of, min(len(of), 1)):
+            found[store] = _rows(checkpoint, heads[store])
+    return found
+
+
+def listed(root, _new):
+    """Versions that have no problem; a savepoint has one."""
+    return {
+        ("list", one.version): (one.kind, one.num_partitions, one.full_bytes)
+        for one in list_versions(root).versions
+        if not one.problem
+    }
+
+
+def described(root, _new):
+    found = describe(root)
+    return {"describe": [(one.operator, one.name, one.num_keys) for one in found]}
+
+
+def verified(root, _new):
+    found = verify(root, versions="all", deep=True)
+    if found.findings:
+        raise ReportedError
+    return {"verify": (found.versions, found.num_rows)}
+
+
+def repair_planned(root, _new):
+    plan = plan_repair(root)
+    if plan.findings:
+        raise ReportedError
+    return {"repair": (plan.version, plan.is_needed)}
+
+
+def repaired(root, new):
+    """Whatever version is gone back to has its rows, and nothing is left to repair."""
+    shutil.copytree(root, new)
+    version = repair(new, deep=False).version
+    assert not plan_repair(new, deep=False).is_needed
+    return _rows_by_version(new, [version])
+
+
+def rescale_planned(root, _new):
+    stores = plan_rescale(root, 8, count_rows=True).stores
+    return {"rescale": [(store.operator, store.name, store.partition_rows) for store in stores]}
+
+
+def undo_planned(root, _new):
+    plan = plan_undo(root)
+    return {"undo": (plan.batch, plan.num_partitions_before, plan.num_partitions)}
+
+
+def expiry_planned(root, _new):
+    return {"expire": plan_expiry(root, 2, options=OPTIONS).oldest_version}
+
+
+def taken(root, new):
+    take_savepoint(root, new, form="native", options=OPTIONS)
+    return _rows_by_version(new)
+
+
+def branched(root, new):
+    with plan_branch(root, new, options=OPTIONS) as plan:
+        plan.run()
+    return _rows_by_version(new)
+
+
+def restored(root, new):
+    with plan_restore(root, new, options=OPTIONS) as plan:
+        plan.run()
+    return _rows_by_version(new)
+
+
+def every_version(root, _new):
+    """Every version that a repair may go back to."""
+    with open_checkpoint(root) as checkpoint:
+        return _rows_by_version(root, [batch + 1 for batch in checkpoint.done_batches])
+
+
+def _rows_by_version(root, versions=None):
+    """The rows of all stores at versions, the newest when None."""
+    found = {}
+    with open_checkpoint(root) as checkpoint:
+        for version in versions or [checkpoint.newest_version]:
+            for store, head in checkpoint.heads(version).items():
+                of = found.setdefault((version, store.operator, store.name), {})
+                of |= _rows(checkpoint, head)
+    return found
+
+
+def _rows(checkpoint, head):
+    return {
+        row["key"]: row["value"]
+        for batch in read_rows(checkpoint, head)
+        for row in batch.to_pylist()
+    }
