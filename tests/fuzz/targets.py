@@ -7,6 +7,7 @@ import json
 import struct
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 
 import google_crc32c
 import pyarrow as pa
@@ -14,9 +15,7 @@ import pyarrow as pa
 from statestore.checkpoint.layout import StoreLocation, store_of_path
 from statestore.checkpoint.lease import Leases
 from statestore.checkpoint.placement import read_placement
-from statestore.checkpoint.query_log import (
-    operator_metadata_path,
-)
+from statestore.checkpoint.query_log import copy_operators, operator_metadata_path, read_operators
 from statestore.checkpoint.rescale_refs import RescaleRefName, release
 from statestore.codec.arrow_batch import read_batch, read_stream
 from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
@@ -34,9 +33,15 @@ from statestore.codec.trailer import (
     encode_trailer,
 )
 from statestore.codec.unsafe_row import decode_column
+from statestore.core.clock import ManualClock
 from statestore.core.errors import InternalError, StateStoreError
-from statestore.core.key_groups import KeyGroupSet
+from statestore.core.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupSet
+from statestore.core.options import StateStoreOptions
 from statestore.io.memory import MemoryFileIO
+from statestore.operations.checkpoint import Checkpoint
+from statestore.operations.new_directory import check_of_query
+from statestore.operations.rescale_log import check_rescalable
+from statestore.operations.savepoint.savepoint import read_savepoint
 from tests.golden.row_cases import ROWS_PATH
 
 GOLDEN = json.loads(ROWS_PATH.read_text())
@@ -52,6 +57,12 @@ _FAMILIES = [
 ]  # fmt: skip
 _STORES = (StoreName(0, 0), StoreName(1, 3, "left-keyToNumValues"))
 G = 8
+_CORPUS = Path(__file__).parent / "corpus/json"
+_SPARKS = {
+    "/ck/offsets/0": (_CORPUS / "offsets.bin").read_bytes(),
+    "/ck/commits/0": (_CORPUS / "commits.bin").read_bytes(),
+    operator_metadata_path("/ck/state", 0): (_CORPUS / "operator.bin").read_bytes(),
+}
 
 
 class _Named(suppress):
@@ -161,16 +172,11 @@ def fuzz_json(data):
     """The bytes are every JSON document of a checkpoint there is."""
     io = MemoryFileIO("")
     root = "/ck/state"
-
-    def write(path):
-        io.write(path, data, sync=False, overwrite=True)
-
     for path in (
         "/ck/statestore.json", f"/ck/statestore-leases/query-{'a' * 32}.json",
-        f"{root}/0/0/3.0.ref", "/ck/offsets/0", "/ck/commits/0", "/ck/metadata",
-        operator_metadata_path(root, 0),
+        f"{root}/0/0/3.0.ref", "/ck/metadata",
     ):  # fmt: skip
-        write(path)
+        io.write(path, data, sync=False, overwrite=True)
     with _Named():
         read_placement(io, root)
     with _Named():
@@ -182,6 +188,38 @@ def fuzz_json(data):
         release(StoreLocation(io, root, StoreName(0, 0)), [RescaleRefName(3, 0)], 1)
     with _Named():
         parse_schema(data.decode(errors="replace"))
+    with _Named():
+        read_savepoint(io, "/ck", "/ck")
+    with _Named():
+        check_of_query(io, "/ck", "/ck")
+    for path in _SPARKS:
+        _use_checkpoint({**_SPARKS, path: data})
+
+
+def _use_checkpoint(files):
+    """Read Spark's files of a checkpoint, and write those that an operation writes again."""
+    io = MemoryFileIO("")
+    for path, data in files.items():
+        io.write(path, data, sync=False, overwrite=True)
+    options, root = StateStoreOptions(), "/ck/state"
+    checkpoint = Checkpoint("/ck", io, "/ck", io, root, None, options, ManualClock(), "")
+    for again in (checkpoint.offsets_entry, checkpoint.commit_entry):
+        with _Named():
+            entry = again(0)
+            assert type(entry).parse(entry.encode().encode().decode(), "file") == entry
+    with _Named():
+        check_rescalable(checkpoint)
+        assert 0 < checkpoint.num_own_partitions(1) <= MAX_PARALLELISM_LIMIT
+        copy_operators(
+            io, root, io, "/new/state", {info.id: info.id for info in checkpoint.operators}, 5
+        )
+        assert [info.id for info in read_operators(io, "/new/state")] == [
+            info.id for info in checkpoint.operators
+        ]
+    with _Named():
+        for info in checkpoint.operators:
+            for store in info.stores:
+                checkpoint.head(StoreName(info.id, 0, store.name), 1)
 
 
 TARGETS = {
