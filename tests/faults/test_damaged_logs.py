@@ -175,6 +175,16 @@ def test_rescale_to_more_state_partitions_than_there_can_be_is_named(tmp_path):
         plan_undo(made.path)
 
 
+def test_rescale_whose_entry_is_that_of_the_batch_before_is_named(tmp_path):
+    """Catches "there is no rescale to undo" where a damaged entry hides it."""
+    made = make(tmp_path)
+    statestore.rescale(made.path, 2)
+    Path(made.path, "offsets/3").write_bytes(Path(made.path, "offsets/2").read_bytes())
+
+    with pytest.raises(CorruptionError, match="offsets/3"):
+        plan_undo(made.path)
+
+
 @pytest.mark.parametrize("name", LOGS)
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
 def test_repair_goes_back_over_a_damaged_entry(tmp_path, checkpoint_format, name):

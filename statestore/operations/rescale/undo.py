@@ -49,6 +49,8 @@ class Undo:
             self._version = checkpoint.newest_version + 1
             self._locations = self._left_over()
             if not self._locations:
+                # A rescale's entry that says what the one before it does, does not fit its state.
+                checkpoint.heads(checkpoint.newest_version)
                 raise _nothing_to_undo(checkpoint, "the newest batch is the query's own")
             now = before = checkpoint.num_partitions
         else:
