@@ -168,7 +168,7 @@ def test_python_without_packages_fails_with_the_pip_line(tmp_path: Path) -> None
 def test_packages_that_few_queries_need_are_named_and_do_not_fail(stand_in: Any) -> None:
     """Catches a query of `transformWithState` that dies with its first Python worker."""
     hide = 'import sys; sys.modules["google.protobuf"] = None; exec(sys.argv.pop(1))'
-    script = f"[ \"$1\" = -c ] || exec {sys.executable} \"$@\"\nshift\n"
+    script = f'[ "$1" = -c ] || exec {sys.executable} "$@"\nshift\n'
     python = stand_in("python", f"{script}exec {sys.executable} -c '{hide}' \"$@\"")
 
     result = doctor("--backend=heap", "--output=json", f"--python={python}")

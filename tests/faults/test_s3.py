@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 import statestore
-from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
+from statestore.core.errors import (
+    CorruptionError,
+    FencedError,
+    InvalidArgumentError,
+    NotFoundError,
+    StorageError,
+)
 from statestore.core.options import StateStoreOptions
 from statestore.io.s3 import PART_BYTES, S3FileIO
 from statestore.io.s3_settings import S3Settings, resolve_s3_path
@@ -321,3 +327,24 @@ def test_uris_resolve():
     assert resolve_s3_path("s3a://bucket") == "/bucket"
     with pytest.raises(InvalidArgumentError):
         resolve_s3_path("s3:/no-host")
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_damaged_file_is_named_as_it_is_in_the_bucket(io, bucket, backend):
+    """Catches an error that names the copy on the local disk, which is gone by then."""
+    uri = f"/{bucket}/checkpoint"
+    with statestore.open_store(uri, io=io, backend=backend) as store:
+        batch = store.begin()
+        batch.put(b"key", b"value")
+        batch.commit()
+    (info,) = io.list(f"{uri}/state/0/0")
+    path = f"{uri}/state/0/0/{info.name}"
+    data = bytearray(Path(io.fetch(path)).read_bytes())
+    data[20] ^= 1
+    io.write(path, bytes(data), sync=True, overwrite=True)
+
+    with (
+        pytest.raises(CorruptionError, match=f"file='{path}'"),
+        statestore.open_store(uri, io=io, version=1) as store,
+    ):
+        store.get(b"key")
