@@ -217,6 +217,7 @@ def test_newer_version_is_taken_when_files_are_expired_meanwhile(tmp_path, form)
         ('"filesystem"', '"filesystan"'),
         (QUERY_ID, QUERY_ID.replace("-", ",")),
         ('"statestore"', '"statestorf"'),
+        ('"savepoint"', '"savepoinu"'),
     ],
 )
 def test_damaged_descriptor_is_named_and_nothing_is_changed(tmp_path, old, new):

@@ -260,7 +260,7 @@ def read_savepoint(io: FileIO, directory: str, uri: str) -> Savepoint:
     except NotFoundError as error:
         raise _no_savepoint(uri, is_checkpoint=False) from error
     check_finished(fields, uri)
-    if fields is None or _FIELD not in fields:
+    if fields is None:
         raise _no_savepoint(uri, is_checkpoint=query_id is not None)
     return _parse(fields, uri)
 
