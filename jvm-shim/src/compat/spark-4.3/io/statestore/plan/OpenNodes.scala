@@ -37,7 +37,10 @@ private[plan] object OpenNodes {
   }
 }
 
-/** The node of Python's transformWithState. Its constructor takes what the base's does, in that order. */
+/**
+ * The node of Python's transformWithState. Its constructor takes what the base's does, in that
+ * order.
+ */
 final class OpenTransformWithStateInPySpark(
     functionExpr: Expression,
     groupingAttributes: Seq[Attribute],
@@ -66,7 +69,8 @@ final class OpenTransformWithStateInPySpark(
 
   override protected def withNewChildrenInternal(
       newLeft: SparkPlan, newRight: SparkPlan): TransformWithStateInPySparkExec =
-    OpenNodes.reopen(copy(child = newLeft, initialState = newRight), classOf[OpenTransformWithStateInPySpark])
+    OpenNodes.reopen(
+      copy(child = newLeft, initialState = newRight), classOf[OpenTransformWithStateInPySpark])
 
   // A rule's result that equals what it was given is taken for that.
   override def canEqual(other: Any): Boolean = other.isInstanceOf[OpenTransformWithStateInPySpark]
@@ -109,7 +113,8 @@ final class OpenTransformWithState(
 
   override protected def withNewChildrenInternal(
       newLeft: SparkPlan, newRight: SparkPlan): TransformWithStateExec =
-    OpenNodes.reopen(copy(child = newLeft, initialState = newRight), classOf[OpenTransformWithState])
+    OpenNodes.reopen(
+      copy(child = newLeft, initialState = newRight), classOf[OpenTransformWithState])
 
   override def canEqual(other: Any): Boolean = other.isInstanceOf[OpenTransformWithState]
   override def equals(other: Any): Boolean = canEqual(other) && super.equals(other)

@@ -6,10 +6,10 @@ import org.apache.spark.sql.execution.{ColumnarRule, SparkPlan}
 import org.apache.spark.sql.internal.SQLConf
 
 /**
- * Lets `transformWithState` run over this package's providers, which Spark 4.2 and 4.3 refuse by the
- * name of their class. Spark finds it by its name in the jar's `META-INF/services`, for every session
- * of an application; a plan over another provider is left as it is, and no class of the plan's own
- * kind is loaded for it.
+ * Lets `transformWithState` run over this package's providers, which Spark 4.2 and 4.3 refuse by
+ * the name of their class. Spark finds it by its name in the jar's `META-INF/services`, for every
+ * session of an application; a plan over another provider is left as it is, and no class of the
+ * plan's own kind is loaded for it.
  */
 final class OperatorGate extends SparkSessionExtensionsProvider {
   override def apply(extensions: SparkSessionExtensions): Unit =

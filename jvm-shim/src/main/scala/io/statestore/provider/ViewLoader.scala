@@ -79,8 +79,8 @@ private[statestore] abstract class ViewLoader(context: StoreContext) {
 
   /**
    * The family as the provider knows it, after a check that the stored bytes are laid out so. With
-   * column families the default one holds nothing, and Spark opens it in several ways: for the batch
-   * with the initial state, and in the state reader, it differs from the query's.
+   * column families the default one holds nothing, and Spark opens it in several ways: for the
+   * batch with the initial state, and in the state reader, it differs from the query's.
    */
   private def checked(stored: ColumnFamily): ColumnFamily =
     if (stored.name != context.defaultFamily.name) {
