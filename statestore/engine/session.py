@@ -146,7 +146,6 @@ class Session:
     def has_lineage(self, version: VersionRef) -> bool:
         """Return whether an attempt of a version has a lineage; see StoreVersions.has_lineage."""
         with self._turn:
-            self.is_open = True
             return self.versions.has_lineage(version)
 
     def maintain(
