@@ -19,6 +19,8 @@ from statestore.operations.upkeep.verify import verify
 from .lane import ORPHAN_AGE_MS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import SparkSession
 
     from statestore.checkpoint.layout import StoreLocation
@@ -60,7 +62,7 @@ def inspect(spark: SparkSession, directory: Path, spec: LaneSpec) -> dict[str, A
             open_checkpoint(str(directory), options=spec.options(), memory=memory)
         )
         found = verify(checkpoint, versions="all", deep=True)
-        orphans, num_files = _orphans(checkpoint, spec.retained)
+        orphans, num_files = _orphans(checkpoint, found.versions[: spec.retained])
         return {
             "batch": checkpoint.newest_committed,
             "findings": [str(finding) for finding in found.findings],
@@ -89,16 +91,19 @@ def _counts(value: dict[str, Any]) -> tuple[int, int]:
     return numbers[-2], numbers[-1]
 
 
-def _orphans(checkpoint: Checkpoint, retained: int) -> tuple[list[str], int]:
+def _orphans(checkpoint: Checkpoint, versions: Sequence[int]) -> tuple[list[str], int]:
     """Return files that should be gone by now, and the most old files of any store.
 
     Those are temporary files, deltas of attempts that lost, and summaries - snapshots and merged
     files - that no version names and none could: not all that they stand for is there.
+
+    Args:
+        checkpoint: The checkpoint.
+        versions: Those that are retained.
     """
-    newest = checkpoint.newest_version
-    first = max(min(checkpoint.committed_batches) + 1, newest - retained + 1)
+    newest, first = checkpoint.newest_version, min(versions, default=0)
     kept: set[str] = set()
-    for version in range(first, newest + 1):
+    for version in versions:
         for store, head in checkpoint.heads(version).items():
             location = checkpoint.location(store)
             kept |= {location.path(ref.path) for ref in (head.ref, *head.trailer.files)}

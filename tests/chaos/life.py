@@ -37,7 +37,7 @@ BACKLOG = 4
 PROGRESS_TIMEOUT_S = 600.0
 """Much longer than every other time-out: what is stuck stays stuck, also on a machine in need."""
 OPERATION_SHARE = 0.3
-MAX_ENGINE_BYTES = 600 << 20
+MAX_ENGINE_BYTES = 300 << 20
 Outcome = str
 BY_ITSELF, BY_RUN, ANEW = "went on", "restarted by run", "started again"
 OUTCOMES = (BY_ITSELF, BY_RUN, ANEW)
@@ -96,7 +96,7 @@ class Life:
         application: The application.
         lanes: The lanes, as they are now.
         tally: What happened so far.
-        abandoned: Scratch directories whose JVM and engine were killed at the same time.
+        abandoned: Scratch directories whose JVM and engine were killed, and the driver as well.
     """
 
     def __init__(self, plan: LifePlan, disk: Path, s3: S3Server, bug: str = "") -> None:
