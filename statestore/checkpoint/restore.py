@@ -25,7 +25,7 @@ from statestore.core.errors import (
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.trailer import FileRef, Trailer
@@ -140,10 +140,12 @@ def restore_files(
             before = files_before_summary(location, refs, index, error)
             refs = (*refs[:index], *before, *refs[index + 1 :])
             opened = open_all(location, refs[index:])
+    # Now, and not when the last that knows of a damaged snapshot's error forgets it.
+    opened.close()
     return RestoredVersion(head, tuple(files), refs)
 
 
-def open_all(location: StoreLocation, refs: Sequence[FileRef]) -> Iterator[StateFile]:
+def open_all(location: StoreLocation, refs: Sequence[FileRef]) -> Generator[StateFile, None, None]:
     """Yield referenced files, opened and verified, several at a time; errors as `open_ref`."""
     if len(refs) == 1:
         yield open_ref(location, refs[0])

@@ -1,6 +1,7 @@
 """Damaged files: a named error, or a fallback to older files; never a wrong row."""
 
 import logging
+import threading
 
 import pytest
 
@@ -63,6 +64,17 @@ def test_damaged_snapshot_falls_back_to_the_files_before_it(checkpoint, caplog, 
 
     assert "falling back" in caplog.text
     assert "snapshot_version=4" in caplog.text
+
+
+def test_fallback_leaves_no_thread(checkpoint, caplog):
+    """Catches threads that live as long as a handler that keeps what was logged."""
+    root, _ = checkpoint
+    flip(the_file(root, "4_*.snapshot.arrows"), 400)
+    before = threading.active_count()
+
+    with statestore.open_store(str(root), version=6, options=OPTIONS):
+        assert "falling back" in caplog.text
+        assert threading.active_count() == before
 
 
 def test_two_damaged_snapshots_fall_back_to_the_deltas(checkpoint):
