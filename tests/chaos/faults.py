@@ -5,16 +5,13 @@ One that finds nothing to hit yields nothing and does not count.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from statestore.engine.scratch import LOCK_NAME
 from tests.spark.processes import descendants, engines, executors, scratch_directories
 
 from .lane import CALL_TIMEOUT_MS
@@ -63,8 +60,6 @@ def kill_executor(life: Life) -> Steps:
 def kill_driver(life: Life) -> Steps:
     """Kill the driver's JVM, its Python, or all that the job has started."""
     which = life.rng.choice(["jvm", "python", "session"])
-    # With the driver goes Spark's worker, which removes what a killed executor has left.
-    life.abandoned |= {path for path in scratch_directories(life.root) if _is_nobodys(path)}
     if which == "session":
         _signal(life.application.pids(), signal.SIGKILL)
     else:
@@ -73,21 +68,11 @@ def kill_driver(life: Life) -> Steps:
     yield 0.0
     # What is left of it ends by itself.
     life.application.await_end()
-    if which == "session":
-        # Nobody was left to remove them; the next engine beside them does, when they are older.
+    if which == "session" or life.plan.is_cluster:
+        # Nobody was left to remove them. In local mode the next engine does, when they are older;
+        # what an executor leaves, where its engine is killed or hangs, Spark's worker removes at
+        # the end of the application. The driver's process has the worker in it.
         life.abandoned |= set(scratch_directories(life.root))
-
-
-def _is_nobodys(scratch: Path) -> bool:
-    """Return whether JVM and engine of a scratch directory are both gone."""
-    try:
-        with (scratch / LOCK_NAME).open("r+b") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False  # somebody removes it
-    except BlockingIOError:
-        return False
-    return True
 
 
 def freeze_engine(life: Life) -> Steps:
