@@ -75,6 +75,11 @@ class Shim:
         self.num_keys = 0
 
     @property
+    def num_partitions(self):
+        """As few state partitions as there can be."""
+        return self.store["partition"] + 1
+
+    @property
     def scratch(self):
         """The scratch directory shared with the engine."""
         return f"{self.directory}/statestore-scratch-1"
@@ -94,7 +99,7 @@ class Shim:
             "delta": {"path": path, "length": length, "put": len(rows), "delete": 0, "merge": 0},
             "num_keys": self.num_keys + len(rows),
             "max_parallelism": G,
-            "num_partitions": 1,
+            "num_partitions": self.num_partitions,
             "rescalable": True,
             "column_families": FAMILIES,
             "force_snapshot": False,
@@ -137,7 +142,7 @@ class Shim:
             "backend": self.backend,
             "version": version,
             "checkpoint_id": known,
-            "num_partitions": 1,
+            "num_partitions": self.num_partitions,
             "checkpoint_format": self.format,
             "options": self.options,
             **changes,
