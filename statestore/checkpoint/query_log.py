@@ -1,8 +1,8 @@
 """Spark's own files of a checkpoint, read and written without Spark.
 
 A batch is planned by `offsets/<batch>` and done by `commits/<batch>`; batch b makes state version
-b + 1. Source: Spark's OffsetSeqLog, CommitLog and OperatorStateMetadata, releases 4.0 to 4.3. Text
-that a newer Spark adds is carried through as it is.
+b + 1. Source: Spark's OffsetSeqLog and CommitLog, releases 4.0 to 4.3. Text that a newer Spark adds
+is carried through as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from statestore.codec.trailer import STORE_NAME
 from statestore.core.errors import CorruptionError, NotFoundError
 from statestore.core.json_fields import (
     Fields,
@@ -53,7 +52,7 @@ def read_text(io: FileIO, path: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise _damaged(path, data.decode(errors="backslashreplace"), error.start) from error
+        raise damaged(path, data.decode(errors="backslashreplace"), error.start) from error
 
 
 def read_bytes(io: FileIO, path: str) -> bytes:
@@ -80,6 +79,12 @@ def write_bytes(io: FileIO, path: str, data: bytes, *, overwrite: bool) -> None:
         io.delete(checksum_path(path))
     io.make_directory(posixpath.dirname(path))
     io.write(path, data, sync=True, overwrite=overwrite)
+
+
+def delete_file(io: FileIO, path: str) -> None:
+    """Delete one of Spark's files, if it is there; its checksum never outlives it."""
+    io.delete(checksum_path(path))
+    io.delete(path)
 
 
 def _exists(io: FileIO, path: str) -> bool:
@@ -146,9 +151,8 @@ class QueryLog:
         write_text(self.io, self.path(batch), text, overwrite=True)
 
     def delete(self, batch: int) -> None:
-        """Delete the entry of a batch, if there is one; its checksum never outlives it."""
-        self.io.delete(checksum_path(self.path(batch)))
-        self.io.delete(self.path(batch))
+        """Delete the entry of a batch, as `delete_file`."""
+        delete_file(self.io, self.path(batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +176,7 @@ class OffsetsEntry:
         Raises:
             CorruptionError: It is not one.
         """
-        version, line, *sources = _lines(text, path)
+        version, line, *sources = lines_of(text, path)
         try:
             fields = parse_fields(line)
             conf = fields.object("conf")
@@ -181,7 +185,7 @@ class OffsetsEntry:
             number = conf.text(NUM_PARTITIONS_KEY, _NUMBER)
             to_integer(int(number), 1, _MAX_INT, NUM_PARTITIONS_KEY)
         except MalformedError as error:
-            raise _damaged(path, line) from error
+            raise damaged(path, line) from error
         return cls(version, fields.all, tuple(sources))
 
     @property
@@ -201,7 +205,7 @@ class OffsetsEntry:
 
     def encode(self) -> str:
         """Return the text of the entry."""
-        return "\n".join([self.version, _compact(self.metadata), *self.sources])
+        return "\n".join([self.version, compact(self.metadata), *self.sources])
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,15 +227,15 @@ class CommitEntry:
         Raises:
             CorruptionError: It is not one.
         """
-        version, line, *others = _lines(text, path)
+        version, line, *others = lines_of(text, path)
         if others:
-            raise _damaged(path, text)
+            raise damaged(path, text)
         try:
             fields = parse_fields(line)
             if fields.has(_IDS_FIELD):
                 _check_ids(fields.object(_IDS_FIELD))
         except MalformedError as error:
-            raise _damaged(path, line) from error
+            raise damaged(path, line) from error
         return cls(version, fields.all)
 
     @property
@@ -253,126 +257,18 @@ class CommitEntry:
 
     def encode(self) -> str:
         """Return the text of the entry."""
-        return f"{self.version}\n{_compact(self.fields)}"
+        return f"{self.version}\n{compact(self.fields)}"
 
 
-@dataclass(frozen=True, slots=True)
-class StoreInfo:
-    """A store of a stateful operator, as Spark's operator metadata has it."""
-
-    name: str
-    num_prefix_columns: int
-    num_partitions: int
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorInfo:
-    """A stateful operator of a query.
-
-    Attributes:
-        id: Number of its directory below `state`.
-        name: Spark's short name, such as `stateStoreSave`.
-        stores: In Spark's order, which is that of the checkpoint IDs.
-    """
-
-    id: int
-    name: str
-    stores: tuple[StoreInfo, ...]
-
-
-def operator_metadata_path(state_directory: str, operator: int) -> str:
-    """Return the path of Spark's metadata of an operator."""
-    return f"{state_directory}/{operator}/_metadata/metadata"
-
-
-def read_operators(io: FileIO, state_directory: str) -> tuple[OperatorInfo, ...]:
-    """Return the stateful operators of a query; a request an operator and one more.
-
-    Args:
-        io: Storage of the checkpoint.
-        state_directory: The checkpoint's `state` directory.
+def lines_of(text: str, path: str) -> list[str]:
+    """Return the lines of one of Spark's files: the version of its form, and at least one more.
 
     Raises:
-        CorruptionError: Metadata is damaged.
-        StorageError: The storage failed.
+        CorruptionError: It has none, or no version.
     """
-    operators: list[OperatorInfo] = []
-    while True:
-        path = operator_metadata_path(state_directory, len(operators))
-        try:
-            text = read_text(io, path)
-        except NotFoundError:
-            return tuple(operators)
-        operators.append(parse_operator(text, path, len(operators)))
-
-
-def parse_operator(text: str, path: str, operator: int) -> OperatorInfo:
-    """Take the metadata of an operator apart.
-
-    Raises:
-        CorruptionError: It is not that, or another operator's.
-    """
-    try:
-        fields = parse_fields(_lines(text, path)[-1])
-        stores = tuple(
-            StoreInfo(
-                store.text("storeName", STORE_NAME),
-                store.integer("numColsPrefixKey"),
-                store.integer("numPartitions", 1),
-            )
-            for store in map(Fields, fields.items("stateStoreInfo"))
-        )
-        info = fields.object("operatorInfo")
-        found = OperatorInfo(info.integer("operatorId"), info.text("operatorName"), stores)
-    except MalformedError as error:
-        raise _damaged(path, text) from error
-    if found.id != operator or not stores:
-        raise _damaged(path, text)
-    return found
-
-
-def copy_operators(
-    io: FileIO,
-    state_directory: str,
-    new_io: FileIO,
-    new_state_directory: str,
-    new_ids: Mapping[int, int],
-    num_partitions: int,
-) -> None:
-    """Write Spark's metadata of operators, with other numbers or another number of partitions.
-
-    Args:
-        io: Storage of the checkpoint.
-        state_directory: Its `state` directory.
-        new_io: Storage of the one to write to, which may be the same.
-        new_state_directory: Its `state` directory.
-        new_ids: The number of each operator there, by the one it has.
-        num_partitions: State partitions of the query there.
-
-    Raises:
-        CorruptionError: Metadata is damaged.
-        NotFoundError, StorageError: It cannot be read or written.
-    """
-    for old, new in new_ids.items():
-        path = operator_metadata_path(state_directory, old)
-        text = read_text(io, path)
-        parse_operator(text, path, old)
-        *head, line = _lines(text, path)
-        fields = parse_fields(line).all
-        fields["operatorInfo"]["operatorId"] = new
-        for store in fields["stateStoreInfo"]:
-            store["numPartitions"] = num_partitions
-        changed = "\n".join([*head, _compact(fields)])
-        write_text(
-            new_io, operator_metadata_path(new_state_directory, new), changed, overwrite=True
-        )
-
-
-def _lines(text: str, path: str) -> list[str]:
-    """Return the lines of one of Spark's files: the version of its form, and at least one more."""
     lines = text.rstrip("\n").split("\n")
     if len(lines) < 2 or _VERSION.fullmatch(lines[0]) is None:
-        raise _damaged(path, text)
+        raise damaged(path, text)
     return lines
 
 
@@ -387,11 +283,13 @@ def _check_ids(found: Fields) -> None:
                 to_text(one, _ID)
 
 
-def _compact(fields: Mapping[str, Any]) -> str:
+def compact(fields: Mapping[str, Any]) -> str:
+    """Return a JSON object as Spark writes it, in one line."""
     return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
 
 
-def _damaged(path: str, text: str, offset: int = 0) -> CorruptionError:
+def damaged(path: str, text: str, offset: int = 0) -> CorruptionError:
+    """Return the error for one of Spark's files that is not what it should be."""
     return CorruptionError(
         "a file of the checkpoint is not what Spark writes",
         file=path,

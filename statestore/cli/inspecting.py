@@ -36,12 +36,25 @@ if TYPE_CHECKING:
     from statestore.operations.reading.inspection import StoreDescription
 
 _SPREAD_BARS = 16
+_VARIABLES: dict[str | None, str] = {
+    "ValueState": "value state",
+    "ListState": "list state",
+    "MapState": "map state",
+    "TimerState": "timers",
+}
 
 
 def _store_options(command: Command) -> Command:
     """Add the options that name a column family of a store."""
     for option in (
-        click.option("--column-family", default="default", show_default=True, metavar="NAME"),
+        click.option(
+            "--variable",
+            "--column-family",
+            "column_family",
+            default="default",
+            help="State variable of transformWithState: a column family of its store.",
+            metavar="NAME",
+        ),
         click.option(
             "--store", default="default", show_default=True, help="A join has four.", metavar="NAME"
         ),
@@ -97,6 +110,7 @@ def read(
     \b
     statestore read /data/checkpoint --limit 5
     statestore read /data/checkpoint --store left-keyToNumValues --output json
+    statestore read /data/checkpoint --operator 1 --variable clicks
     statestore read s3://bucket/checkpoint --version 12 --to state.parquet
     """  # noqa: D301
     from statestore.operations.reading.read import read_batches
@@ -327,7 +341,8 @@ def _print_stores(stores: tuple[StoreDescription, ...], output: str) -> None:
         )
         for family in store.column_families:
             kind = f"{family.encoder} keys" + (", multi-value" if family.multi_values else "")
-            out.print(f"  column family {family.name}: {kind}")
+            kind += ", entries expire" if family.has_ttl else ""
+            out.print(f"  {_VARIABLES.get(family.variable, 'column family')} {family.name}: {kind}")
             out.print(f"    key    {family.key}")
             out.print(f"    value  {family.value}")
 
@@ -350,6 +365,8 @@ def _store_fields(store: StoreDescription) -> dict[str, Any]:
                 "encoder": family.encoder,
                 "multi_values": family.multi_values,
                 "internal": family.internal,
+                "variable": family.variable,
+                "has_ttl": family.has_ttl,
             }
             for family in store.column_families
         ],

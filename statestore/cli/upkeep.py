@@ -68,7 +68,9 @@ def list_command(
     )
     for operator in info.operators:
         stores = ", ".join(store.name for store in operator.stores)
-        click.echo(f"operator {operator.id}: {operator.name}, stores {stores}")
+        names = ", ".join(sorted(variable.name for variable in operator.variables))
+        variables = f", state variables {names}" if names else ""
+        click.echo(f"operator {operator.id}: {operator.name}, stores {stores}{variables}")
     if info.uncommitted_batch is not None:
         click.echo(f"batch {info.uncommitted_batch} is planned and not committed: it runs again")
     columns = ["version", "batch", "kind", "partitions", "rows", "added", "full", "snapshots",

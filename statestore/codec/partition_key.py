@@ -13,6 +13,7 @@ import numpy as np
 from statestore.codec.byte_ranges import child
 from statestore.codec.key_bytes import decode_keys, key_type
 from statestore.codec.murmur3 import hash_columns, key_groups
+from statestore.codec.trailer import DEFAULT_FAMILY
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 _JOIN_INDEXED = "-keyWithIndexToValue"
 _EVENT_TIME = "__event_time"
 _TTL_PREFIX = "$ttl_"
-_DEFAULT = "default"
 
 
 def partition_key_columns(store: str, family: ColumnFamily) -> tuple[tuple[int, ...], ...]:
@@ -45,7 +45,7 @@ def partition_key_columns(store: str, family: ColumnFamily) -> tuple[tuple[int, 
         IncompatibleError: As `key_type`.
     """
     schema = key_type(family)
-    has_families = family.name != _DEFAULT
+    has_families = family.name != DEFAULT_FAMILY
     join_store = family.name if has_families else store
     found: tuple[tuple[int, ...], ...] = tuple((ordinal,) for ordinal in range(len(schema.fields)))
     if family.encoder.startswith("timestamp-"):

@@ -189,6 +189,10 @@ class Block:
         )
 
 
+DEFAULT_FAMILY = "default"
+"""The column family that every store has; where there are others, no operator uses it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnFamily:
     """A named key space in a store; schemas are Spark's JSON."""

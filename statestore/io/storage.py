@@ -45,6 +45,13 @@ def absolute_uri(uri: str) -> str:
     return os.path.abspath(os.path.expanduser(uri))
 
 
+def hadoop_uri(uri: str) -> str:
+    """Return what Hadoop knows a directory by: not encoded, whatever its default file system."""
+    if scheme_of(uri) != "file":
+        return uri.rstrip("/")
+    return f"file:{resolve_path(absolute_uri(uri))}"
+
+
 def resolve_path(uri: str, *, is_encoded: bool = True) -> str:
     """Return the path of a URI on the storage of its scheme.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import StoreLocation, placement_path
-from statestore.checkpoint.placement import read_placement
-from statestore.checkpoint.query_log import (
-    NUM_PARTITIONS_KEY,
+from statestore.checkpoint.operator_metadata import (
     OperatorInfo,
     operator_metadata_path,
     read_operators,
 )
+from statestore.checkpoint.placement import read_placement
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
 from statestore.codec.partition_key import is_single
 from statestore.codec.trailer import StoreName
@@ -187,7 +188,8 @@ class Checkpoint(QueryLogs):
             version: A committed version.
 
         Raises:
-            NotFoundError: One has none; or nothing tells that the query has no state.
+            NotFoundError: One has none, or lacks a file of its state schemas; or nothing tells that
+                the query has no state.
             CorruptionError: Metadata does not name a store; or as `operators` and `commit_entry`.
             StorageError: As those.
         """
@@ -200,6 +202,13 @@ class Checkpoint(QueryLogs):
                 file=operator_metadata_path(self.state_directory, len(self.operators)),
                 to_fix="put the file back where the checkpoint was copied without it; else run a "
                 "batch of the query with Spark 3.5 or later, which writes it",
+            )
+        for file in self._missing_schemas:
+            raise NotFoundError(
+                "an operator lacks a file of its state schemas, and Spark does not start the query",
+                checkpoint=self.uri,
+                file=file,
+                to_fix="put the file back where the checkpoint was copied without it",
             )
         if not self.operators and not entry.names_operators:
             raise NotFoundError(
@@ -232,6 +241,21 @@ class Checkpoint(QueryLogs):
             names = self.io.list_directories(f"{self.state_directory}/{operator}/0")
             found[operator] = {name for name in names if not name.startswith(("_", "."))}
         return found
+
+    @cached_property
+    def _missing_schemas(self) -> tuple[str, ...]:
+        named = {
+            f"{self.state_directory}/{operator.id}/{file}"
+            for operator in self.operators
+            for store in operator.stores
+            for file in store.schema_files
+        }
+        found = {
+            f"{directory}/{info.name}"
+            for directory in set(map(posixpath.dirname, named))
+            for info in self.io.list(directory)
+        }
+        return tuple(sorted(named - found))
 
     @cached_property
     def _operator_directories(self) -> set[int]:

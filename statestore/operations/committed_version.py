@@ -3,7 +3,8 @@
 metadata                       the query's ID; made anew, not copied
 offsets/<b>, commits/<b>       of the version's batch, the one before, and a batch under way
 sources/…, and any other directory beside these
-state/<operator>/_metadata, state/<operator>/0/…/_metadata      Spark's: operators, schemas
+state/<operator>/_metadata      Spark's: operators; the schemas in column families by URIs
+state/<operator>/_stateSchema, state/<operator>/0/…/_metadata      Spark's: schemas
 state/<operator>/<partition>/…  state files: the version's delta and what it names
 """
 
@@ -20,13 +21,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import parse_state_file_name
+from statestore.checkpoint.operator_metadata import OF_OPERATOR, copy_operators
 from statestore.checkpoint.pins import pinned
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
     CommitEntry,
     OffsetsEntry,
-    copy_operators,
-    operator_metadata_path,
     write_text,
 )
 from statestore.codec.partition_key import is_single
@@ -34,6 +34,7 @@ from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import NotFoundError
 from statestore.core.ids import RandomIds
 from statestore.io.local import named_errors
+from statestore.io.storage import hadoop_uri
 from statestore.operations.new_directory import METADATA_NAME, read_metadata
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class CommittedVersion:
                 rescales came after it.
 
         Raises:
-            NotFoundError, CorruptionError, StorageError: As `query_log.copy_operators`.
+            NotFoundError, CorruptionError, StorageError: As `operator_metadata.copy_operators`.
         """
         source = self.checkpoint
         if new_ids is None:
@@ -142,8 +143,10 @@ class CommittedVersion:
             source.state_directory,
             target.io,
             f"{target.path}/state",
+            f"{hadoop_uri(target.uri)}/state",
             new_ids,
             num_partitions or self.num_partitions,
+            max(self.offsets),
         )
 
     def pinned(self, ids: IdSource | None = None) -> AbstractContextManager[None]:
@@ -217,18 +220,15 @@ def _spark_files(checkpoint: Checkpoint) -> Iterable[str]:
 
     The metadata of operators is left out: it is written for the version, not copied.
     """
-    prefix = f"{checkpoint.path}/"
-    operators = {
-        operator_metadata_path(checkpoint.state_directory, operator.id).removeprefix(prefix)
-        for operator in checkpoint.operators
-    }
     for info in checkpoint.io.list_tree(checkpoint.path):
         top = info.name.partition("/")[0]
         is_ours = top.startswith("statestore")
         if is_ours or top in (METADATA_NAME, *_LOGS) or "/." in f"/{info.name}":
             continue
         of_state = _OF_STATE.fullmatch(info.name)
-        if info.name not in operators and (of_state is None or "/_metadata/" in info.name):
+        if OF_OPERATOR.fullmatch(info.name) is None and (
+            of_state is None or "/_metadata/" in info.name
+        ):
             yield info.name
 
 

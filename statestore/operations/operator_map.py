@@ -19,6 +19,8 @@ OPERATOR_NAMES = (
     "flatMapGroupsWithState",
     "applyInPandasWithState",
     "globalLimit",
+    "transformWithStateExec",
+    "transformWithStateInPySparkExec",
 )
 """Spark's short names of the operators whose state these backends keep."""
 JOIN_STORES = tuple(

@@ -12,10 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from statestore.checkpoint.query_log import (
-    NUM_PARTITIONS_KEY,
-    copy_operators,
-)
+from statestore.checkpoint.operator_metadata import write_num_partitions
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.operations.in_use import require_not_in_use
 
@@ -117,8 +115,7 @@ def check_rescalable(checkpoint: Checkpoint) -> None:
     """Check that the rows of every operator are where Spark's partition function puts them.
 
     Raises:
-        IncompatibleError: The query does not pin the strict distribution (kind not-rescalable), or
-            an operator keeps its state in a way this package does not know.
+        IncompatibleError: The query does not pin the strict distribution (kind not-rescalable).
         NotFoundError: An operator has state and no metadata.
         InvalidArgumentError: The query has no stateful operator.
     """
@@ -131,14 +128,6 @@ def check_rescalable(checkpoint: Checkpoint) -> None:
             found=checkpoint.conf.get(STRICT_DISTRIBUTION_KEY),
             to_fix="start the query with a new checkpoint directory and another "
             f"{NUM_PARTITIONS_KEY}: a checkpoint of a Spark before 3.3 cannot be rescaled",
-        )
-    unknown = f"{checkpoint.state_directory}/{len(checkpoint.operators)}/_metadata/v2"
-    if checkpoint.io.list(unknown):
-        raise IncompatibleError(
-            "an operator has metadata of a version that this package does not know",
-            kind="not-rescalable",
-            directory=unknown,
-            to_fix="only operators with metadata of version 1 can be rescaled; see docs/spark.md",
         )
     checkpoint.require_metadata(checkpoint.newest_version)
     if not checkpoint.operators:
@@ -162,15 +151,18 @@ def add_offsets(checkpoint: Checkpoint, batch: int, num_partitions: int) -> None
     checkpoint.offsets.add(batch, changed.encode())
 
 
-def write_operators(checkpoint: Checkpoint, num_partitions: int) -> None:
-    """Write the number of state partitions into every operator's metadata.
+def write_operators(checkpoint: Checkpoint, num_partitions: int, batch: int) -> None:
+    """Write the number of state partitions from a batch on into every operator's metadata.
+
+    What it says of later batches goes.
 
     Raises:
         CorruptionError, StorageError: Metadata cannot be read or written.
     """
-    io, state = checkpoint.io, checkpoint.state_directory
-    same_ids = {operator.id: operator.id for operator in checkpoint.operators}
-    copy_operators(io, state, io, state, same_ids, num_partitions)
+    operators = (operator.id for operator in checkpoint.operators)
+    write_num_partitions(
+        checkpoint.io, checkpoint.state_directory, operators, num_partitions, batch
+    )
 
 
 def add_commit(checkpoint: Checkpoint, batch: int, ids: Mapping[str, list[list[str]]]) -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from statestore.checkpoint.restore import restore_version
 from statestore.codec.merge import merge_runs
 from statestore.codec.rows import from_numpy, to_numpy
+from statestore.codec.trailer import DEFAULT_FAMILY
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.operations.checkpoint import Checkpoint, open_checkpoint
 from statestore.operations.full_state import open_memory
@@ -54,6 +55,7 @@ def find_heads(
     operator: int,
     store: str,
     version: int | None,
+    column_family: str | None = None,
 ) -> Heads:
     """Return the deltas that make a version of a store, one a state partition.
 
@@ -62,13 +64,23 @@ def find_heads(
         operator: Operator ID.
         store: Store name.
         version: State version, which is batch + 1; None for the newest committed.
+        column_family: Whose rows are looked for, None for all.
 
     Raises:
         NotFoundError: No batch is committed, or the version was expired.
-        InvalidArgumentError: There is no such operator or store.
+        InvalidArgumentError: There is no such operator or store; or the operator has its rows in
+            state variables, and none is named.
         IncompatibleError, CorruptionError, FencedError, StorageError: As `Checkpoint.head`.
     """
-    known = [info.name for info in checkpoint.operator(operator).stores]
+    info = checkpoint.operator(operator)
+    known = [found.name for found in info.stores]
+    if column_family == DEFAULT_FAMILY and info.variables:
+        raise InvalidArgumentError(
+            "the operator has its state in variables, and none is named",
+            operator=operator,
+            variables=", ".join(sorted(variable.name for variable in info.variables)),
+            to_fix="name one of these: --variable on the command line, column_family in Python",
+        )
     if store not in known:
         raise InvalidArgumentError(
             "the operator has no such store",

@@ -25,7 +25,7 @@ from statestore.core.errors import InternalError, StorageError
 from statestore.core.options import PREFIX, StateStoreOptions, spark_conf
 from statestore.io.hadoop_process import use
 from statestore.io.shim_jar import find_jar
-from statestore.io.storage import absolute_uri, resolve_path, scheme_of
+from statestore.io.storage import hadoop_uri
 from statestore.operations.checkpoint import Checkpoint, open_checkpoint
 from statestore.operations.committed_version import copy_files
 from statestore.operations.in_use import require_not_in_use, require_same_batches
@@ -123,13 +123,6 @@ def open_conversion(
         yield Conversion(plan_conversion(source, new, to), source, sessions)
 
 
-def _hadoop_uri(uri: str) -> str:
-    """Return what Hadoop knows a directory by: not encoded, whatever its default file system."""
-    if scheme_of(uri) != "file":
-        return uri.rstrip("/")
-    return f"file://{resolve_path(absolute_uri(uri))}"
-
-
 class Conversion:
     """A conversion that was planned; made by `open_conversion`.
 
@@ -141,8 +134,8 @@ class Conversion:
         self.plan = plan
         self._checkpoint = checkpoint
         self._sessions = sessions
-        self._uri = _hadoop_uri(plan.checkpoint)
-        self._new_uri = _hadoop_uri(plan.new)
+        self._uri = hadoop_uri(plan.checkpoint)
+        self._new_uri = hadoop_uri(plan.new)
 
     def run(self, report: Report | None = None) -> dict[tuple[int, str], int]:
         """Make the new checkpoint.

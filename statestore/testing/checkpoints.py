@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
+from statestore.checkpoint.operator_metadata import operator_metadata_path
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
     PROVIDER_KEY,
     QueryLog,
-    operator_metadata_path,
     write_text,
 )
 from statestore.codec.partition_key import compute_key_groups

@@ -353,17 +353,6 @@ def test_heap_backend_without_its_driver_is_refused(tmp_path):
     assert newest(made.path, "offsets") == 2
 
 
-def test_metadata_of_an_unknown_version_is_refused(tmp_path):
-    """Catches an operator whose state would be left behind."""
-    made = make(tmp_path)
-    unknown = Path(made.path, "state/3/_metadata/v2/0")
-    unknown.parent.mkdir(parents=True)
-    unknown.write_text("v2\n{}")
-
-    with pytest.raises(IncompatibleError, match="metadata of a version"):
-        rescale(made.path, 8)
-
-
 @pytest.mark.parametrize("num_partitions", [0, -1, 32_769])
 def test_number_out_of_range_is_refused(tmp_path, num_partitions):
     """Catches a checkpoint without state partitions."""

@@ -14,8 +14,12 @@ import pyarrow as pa
 
 from statestore.checkpoint.layout import StoreLocation, store_of_path
 from statestore.checkpoint.lease import Leases
+from statestore.checkpoint.operator_metadata import (
+    copy_operators,
+    operator_metadata_path,
+    read_operators,
+)
 from statestore.checkpoint.placement import read_placement
-from statestore.checkpoint.query_log import copy_operators, operator_metadata_path, read_operators
 from statestore.checkpoint.rescale_refs import RescaleRefName, release
 from statestore.codec.arrow_batch import read_batch, read_stream
 from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
@@ -210,9 +214,8 @@ def _use_checkpoint(files):
     with _Named():
         check_rescalable(checkpoint)
         assert 0 < checkpoint.num_own_partitions(1) <= MAX_PARALLELISM_LIMIT
-        copy_operators(
-            io, root, io, "/new/state", {info.id: info.id for info in checkpoint.operators}, 5
-        )
+        same = {info.id: info.id for info in checkpoint.operators}
+        copy_operators(io, root, io, "/new/state", "file:/new/state", same, 5, 0)
         assert [info.id for info in read_operators(io, "/new/state")] == [
             info.id for info in checkpoint.operators
         ]

@@ -27,6 +27,11 @@ from tests.operations.checkpoints import (
 )
 
 NUM_PARTITIONS = 3
+WITH_FAMILIES = (
+    'v2\n{"operatorInfo":{"operatorId":2,"operatorName":"transformWithStateExec"},'
+    '"stateStoreInfo":[{"storeName":"default","numColsPrefixKey":0,"numPartitions":3,'
+    '"stateSchemaFilePaths":["file:/ck/state/2/_stateSchema/default/0_1"]}]}'
+)
 
 
 class Files:
@@ -192,15 +197,15 @@ def test_plan_is_refused_when_the_target_has_no_checkpoint_ids(files):
 
 
 @pytest.mark.parametrize(
-    ("path", "error", "match"),
+    ("path", "text", "error", "match"),
     [
-        ("state/2/_metadata/v2/0", IncompatibleError, "transformWithState"),
-        ("state/2/0/1.delta", NotFoundError, "no metadata"),
+        ("state/2/_metadata/v2/0", WITH_FAMILIES, IncompatibleError, "transformWithState"),
+        ("state/2/0/1.delta", "", NotFoundError, "no metadata"),
     ],
 )
-def test_plan_is_refused_when_some_state_would_be_left_behind(files, path, error, match):
+def test_plan_is_refused_when_some_state_would_be_left_behind(files, path, text, error, match):
     """Catches an operator that the new checkpoint would begin without."""
-    files.write(path, "")
+    files.write(path, text)
 
     with pytest.raises(error, match=match):
         files.plan()

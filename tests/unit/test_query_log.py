@@ -10,8 +10,6 @@ from statestore.checkpoint.query_log import (
     CommitEntry,
     OffsetsEntry,
     QueryLog,
-    StoreInfo,
-    parse_operator,
 )
 from statestore.core.errors import CorruptionError, FencedError
 from statestore.io.local import LocalFileIO
@@ -45,23 +43,6 @@ def test_commit_entry_names_checkpoint_ids() -> None:
     assert entry.checkpoint_ids == {"0": [["a", "b"], ["c", "d"]]}
     assert entry.encode() == COMMIT
     assert entry.with_checkpoint_ids({"0": [["x"]]}).checkpoint_ids == {"0": [["x"]]}
-
-
-def test_operator_metadata_names_stores_in_order() -> None:
-    """Catches the stores of a join taken in another order than their checkpoint IDs."""
-    text = (
-        'v1\n{"operatorInfo":{"operatorId":1,"operatorName":"symmetricHashJoin"},"stateStoreInfo":'
-        '[{"storeName":"left-keyToNumValues","numColsPrefixKey":0,"numPartitions":4},'
-        '{"storeName":"left-keyWithIndexToValue","numColsPrefixKey":0,"numPartitions":4}]}'
-    )
-
-    operator = parse_operator(text, "metadata", 1)
-
-    assert (operator.id, operator.name) == (1, "symmetricHashJoin")
-    assert operator.stores == (
-        StoreInfo("left-keyToNumValues", 0, 4),
-        StoreInfo("left-keyWithIndexToValue", 0, 4),
-    )
 
 
 @pytest.mark.parametrize("text", ["", "v1", "v1\nnot json", "v1\n[]", "1\n{}"])

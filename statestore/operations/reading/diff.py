@@ -147,7 +147,7 @@ def _open_sides(
     sides = []
     for checkpoint, version in (old, new):
         source = stack.enter_context(opened(checkpoint, options))
-        heads = find_heads(source, operator, store, version)
+        heads = find_heads(source, operator, store, version, column_family)
         sides.append(Side(source, heads, column_family))
     # One of the versions may be from before the column family was made.
     old_family, new_family = (try_find_family(side.heads, column_family) for side in sides)

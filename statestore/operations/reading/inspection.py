@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from statestore.checkpoint.operator_metadata import OperatorInfo
     from statestore.codec.spark_types import SparkType
     from statestore.codec.trailer import ColumnFamily
     from statestore.core.options import StateStoreOptions
@@ -33,7 +34,18 @@ _NOT_OF_TYPE = (pa.ArrowException, OverflowError, UnicodeError)
 
 @dataclass(frozen=True, slots=True)
 class FamilyDescription:
-    """A column family: its name, the structs of its keys and values, how keys are encoded."""
+    """A column family.
+
+    Attributes:
+        name: Its name.
+        key, value: Structs of its keys and values.
+        encoder: How keys are encoded.
+        multi_values: Whether a key has a list of values.
+        internal: Whether the rows are Spark's own, and not counted by it.
+        variable: What kind of state variable it holds, in Spark's words, such as ListState, or
+            TimerState; None where it holds none.
+        has_ttl: Whether the variable's entries expire.
+    """
 
     name: str
     key: pa.DataType
@@ -41,6 +53,8 @@ class FamilyDescription:
     encoder: str
     multi_values: bool
     internal: bool
+    variable: str | None = None
+    has_ttl: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +96,16 @@ def describe(
     """
     with opened(checkpoint, options) as source:
         return tuple(
-            _describe(operator.id, operator.name, heads)
+            _describe(operator, heads)
             for operator in source.operators
             for store in operator.stores
             if (heads := find_heads(source, operator.id, store.name, version))
         )
 
 
-def _describe(operator: int, operator_name: str, heads: Heads) -> StoreDescription:
+def _describe(operator: OperatorInfo, heads: Heads) -> StoreDescription:
     trailers = [head.trailer for head in heads.values()]
+    variables = {variable.name: variable for variable in operator.variables}
     families = tuple(
         FamilyDescription(
             family.name,
@@ -99,12 +114,14 @@ def _describe(operator: int, operator_name: str, heads: Heads) -> StoreDescripti
             family.encoder,
             family.multi_values,
             family.internal,
+            variables[family.name].kind if family.name in variables else None,
+            family.name in variables and variables[family.name].has_ttl,
         )
         for family in trailers[0].column_families
     )
     return StoreDescription(
-        operator,
-        operator_name,
+        operator.id,
+        operator.name,
         trailers[0].store.name,
         trailers[0].num_partitions,
         trailers[0].max_parallelism,
@@ -140,7 +157,7 @@ def find_rows(
         NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As `read`.
     """
     with opened(checkpoint, options) as source:
-        heads = find_heads(source, operator, store, version)
+        heads = find_heads(source, operator, store, version, column_family)
         family = find_family(heads, column_family)
         schema = key_type(family)
         if len(key) > len(schema.fields):
@@ -238,7 +255,7 @@ def largest_keys(
         As `read`.
     """
     with opened(checkpoint, options) as source:
-        heads = find_heads(source, operator, store, version)
+        heads = find_heads(source, operator, store, version, column_family)
         family = find_family(heads, column_family)
         fields: list[pa.Field[Any]] = [
             pa.field("key", pa.binary()),
@@ -285,7 +302,7 @@ def key_group_histogram(
         As `read`.
     """
     with opened(checkpoint, options) as source:
-        heads = find_heads(source, operator, store, version)
+        heads = find_heads(source, operator, store, version, column_family)
         family = find_family(heads, column_family)
         trailer = next(iter(heads.values())).trailer
         sums = np.zeros((3, trailer.max_parallelism), np.int64)

@@ -57,7 +57,7 @@ def read(
         operator: Operator ID.
         store: Store name; a stream-stream join has four.
         version: State version, which is batch + 1; None for the newest committed.
-        column_family: Name of the column family; all but transformWithState have one.
+        column_family: Name of the column family; of transformWithState that of a state variable.
         partitions: Only these state partitions, None for all.
         options: How to reach the storage (`s3.*`); defaults when None.
 
@@ -108,7 +108,7 @@ def read_batches(
     of all column families of the store.
     """
     with opened(checkpoint, options) as source:
-        heads = find_heads(source, operator, store, version)
+        heads = find_heads(source, operator, store, version, column_family)
         family = find_family(heads, column_family)
         if partitions is not None:
             heads = of_partitions(heads, partitions)

@@ -224,7 +224,7 @@ class _Rescale:
         use.require_held()
         if self._begun is None:
             add_offsets(self._checkpoint, self._batch, self._num_partitions)
-        write_operators(self._checkpoint, self._num_partitions)
+        write_operators(self._checkpoint, self._num_partitions, self._batch)
         add_commit(self._checkpoint, self._batch, ids)
         return self._as_plan(map(self._describe, changes))
 

@@ -77,7 +77,7 @@ class Undo:
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             list(pool.map(self._take_away, self._locations))
         if found is not None:
-            write_operators(checkpoint, found.num_partitions_before)
+            write_operators(checkpoint, found.num_partitions_before, found.batch)
             checkpoint.offsets.delete(found.batch)
 
     def _take_away(self, location: StoreLocation) -> None:

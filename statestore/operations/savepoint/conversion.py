@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.query_log import OperatorInfo
+from statestore.checkpoint.operator_metadata import OperatorInfo
 from statestore.codec.partition_key import is_single
 from statestore.codec.trailer import ColumnFamily, StoreName
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
@@ -170,17 +170,17 @@ def _check_pair(checkpoint: Checkpoint, source: str, to: str) -> None:
 
 def _operators(checkpoint: Checkpoint) -> tuple[OperatorPlan, ...]:
     """Return every operator with state, after a check that no other state is there."""
-    io, state = checkpoint.io, checkpoint.state_directory
     infos = checkpoint.operators
-    after = len(infos)
-    if io.list(f"{state}/{after}/_metadata/v2"):
-        raise IncompatibleError(
-            "an operator keeps its state in column families",
-            checkpoint=checkpoint.uri,
-            operator=after,
-            to_fix="stay with Spark's RocksDB provider: transformWithState and the newer join "
-            "formats are not converted",
-        )
+    for info in infos:
+        if info.has_families:
+            raise IncompatibleError(
+                "an operator keeps its state in column families",
+                checkpoint=checkpoint.uri,
+                operator=info.id,
+                name=info.name,
+                to_fix="stay with the provider that it has: transformWithState and the newer join "
+                "formats are not converted",
+            )
     checkpoint.require_metadata(checkpoint.newest_version)
     if not infos:
         raise InvalidArgumentError(

@@ -31,7 +31,7 @@ from statestore.operations.savepoint.savepoint import Savepoint, read_savepoint
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.checkpoint.query_log import OperatorInfo
+    from statestore.checkpoint.operator_metadata import OperatorInfo
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.core.options import StateStoreOptions
 

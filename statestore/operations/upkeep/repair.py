@@ -190,10 +190,9 @@ def repair(
             use.require_held()
             _set_aside(source.commits, batch, plan.aside)
         num_partitions = source.num_partitions_at(plan.version)
-        stores = (store for operator in source.operators for store in operator.stores)
-        if plan.unplans and any(store.num_partitions != num_partitions for store in stores):
+        if plan.unplans:
             use.require_held()
-            write_operators(source, num_partitions)
+            write_operators(source, num_partitions, plan.version)
         for batch in reversed(plan.unplans):
             use.require_held()
             _set_aside(source.offsets, batch, plan.aside)

@@ -1,0 +1,293 @@
+"""Spark's metadata of stateful operators, read and written without Spark.
+
+Of most operators there is one file, `_metadata/metadata`: version 1. An operator that keeps its
+state in column families, as transformWithState does, has a file for the first batch of every run of
+the query, `_metadata/v2/<batch>`: version 2. It names the operator's state variables, and by
+absolute URIs the files of its schemas in `_stateSchema`. The newest file before a batch holds for
+it. Source: Spark's OperatorStateMetadata, releases 4.0 to 4.3.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from statestore.checkpoint.query_log import (
+    compact,
+    damaged,
+    delete_file,
+    lines_of,
+    read_text,
+    write_text,
+)
+from statestore.codec.trailer import STORE_NAME
+from statestore.core.errors import NotFoundError
+from statestore.core.json_fields import Fields, MalformedError, parse_fields, to_text
+from statestore.io.storage import scheme_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from statestore.io.file_io import FileIO
+
+OF_OPERATOR = re.compile(r"state/[0-9]+/_metadata/.*")
+"""Paths of metadata below a checkpoint."""
+_SCHEMAS = "/_stateSchema/"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInfo:
+    """A store of a stateful operator, as Spark's operator metadata has it.
+
+    Attributes:
+        schema_files: Paths of its schemas below the operator's directory, oldest first; empty in
+            metadata of version 1.
+    """
+
+    name: str
+    num_prefix_columns: int
+    num_partitions: int
+    schema_files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StateVariable:
+    """A state variable of transformWithState, or its timers.
+
+    Attributes:
+        name: As the query names it; timers begin with `$`. It is also that of its column family.
+        kind: Spark's word: ValueState, ListState, MapState or TimerState.
+        has_ttl: Whether its entries expire.
+    """
+
+    name: str
+    kind: str
+    has_ttl: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorInfo:
+    """A stateful operator of a query.
+
+    Attributes:
+        id: Number of its directory below `state`.
+        name: Spark's short name, such as `stateStoreSave`.
+        stores: In Spark's order, which is that of the checkpoint IDs.
+        has_families: Whether its state is in column families: metadata of version 2.
+        variables: State variables, in no order; only transformWithState has any.
+    """
+
+    id: int
+    name: str
+    stores: tuple[StoreInfo, ...]
+    has_families: bool = False
+    variables: tuple[StateVariable, ...] = ()
+
+
+def operator_metadata_path(state_directory: str, operator: int) -> str:
+    """Return the path of Spark's metadata of an operator, in version 1."""
+    return f"{state_directory}/{operator}/_metadata/metadata"
+
+
+def read_operators(io: FileIO, state_directory: str) -> tuple[OperatorInfo, ...]:
+    """Return the stateful operators of a query, by their newest metadata.
+
+    Args:
+        io: Storage of the checkpoint.
+        state_directory: The checkpoint's `state` directory.
+
+    Raises:
+        CorruptionError: Metadata is damaged.
+        StorageError: The storage failed.
+    """
+    operators: list[OperatorInfo] = []
+    while True:
+        try:
+            files = _read_files(io, state_directory, len(operators))
+        except NotFoundError:
+            return tuple(operators)
+        path, text = files[max(files)]
+        operators.append(parse_operator(text, path, len(operators)))
+
+
+def _read_files(io: FileIO, state_directory: str, operator: int) -> dict[int, tuple[str, str]]:
+    """Return path and text of an operator's metadata by first batch, -1 for version 1.
+
+    Raises:
+        NotFoundError: It has none.
+    """
+    path = operator_metadata_path(state_directory, operator)
+    try:
+        return {-1: (path, read_text(io, path))}
+    except NotFoundError:
+        directory = _directory(state_directory, operator)
+        names = [info.name for info in io.list(directory)]
+        batches = sorted(int(name) for name in names if name.isascii() and name.isdigit())
+        if not batches:
+            raise
+        paths = {batch: f"{directory}/{batch}" for batch in batches}
+        return {batch: (paths[batch], read_text(io, paths[batch])) for batch in batches}
+
+
+def _directory(state_directory: str, operator: int) -> str:
+    return f"{state_directory}/{operator}/_metadata/v2"
+
+
+def parse_operator(text: str, path: str, operator: int) -> OperatorInfo:
+    """Take the metadata of an operator apart.
+
+    Raises:
+        CorruptionError: It is not that, or another operator's.
+    """
+    try:
+        fields = parse_fields(lines_of(text, path)[-1])
+        stores = tuple(map(_parse_store, map(Fields, fields.items("stateStoreInfo"))))
+        info = fields.object("operatorInfo")
+        found = OperatorInfo(
+            info.integer("operatorId"),
+            info.text("operatorName"),
+            stores,
+            text.startswith("v2\n"),
+            _parse_variables(fields),
+        )
+    except MalformedError as error:
+        raise damaged(path, text) from error
+    if found.id != operator or not stores:
+        raise damaged(path, text)
+    return found
+
+
+def _parse_variables(fields: Fields) -> tuple[StateVariable, ...]:
+    # Other operators than transformWithState have none, or an empty text.
+    if not fields.has("operatorPropertiesJson") or not fields.text("operatorPropertiesJson"):
+        return ()
+    properties = parse_fields(fields.text("operatorPropertiesJson"))
+    if not properties.has("stateVariables"):
+        return ()
+    return tuple(
+        StateVariable(
+            variable.text("stateName"),
+            variable.text("stateVariableType"),
+            variable.flag("ttlEnabled"),
+        )
+        for variable in map(Fields, properties.items("stateVariables"))
+    )
+
+
+def _parse_store(store: Fields) -> StoreInfo:
+    uris = store.items("stateSchemaFilePaths") if store.has("stateSchemaFilePaths") else []
+    return StoreInfo(
+        store.text("storeName", STORE_NAME),
+        store.integer("numColsPrefixKey"),
+        store.integer("numPartitions", 1),
+        tuple(_schema_file(to_text(uri)) for uri in uris),
+    )
+
+
+def _schema_file(uri: str) -> str:
+    """Return the path of a schema below its operator's directory.
+
+    Raises:
+        MalformedError: It is in no such place.
+    """
+    _, found, below = uri.rpartition(_SCHEMAS)
+    if not found or ".." in below.split("/"):
+        raise MalformedError(f"no file of a state schema: {uri!r:.80}")
+    return f"{_SCHEMAS[1:]}{below}"
+
+
+def copy_operators(
+    io: FileIO,
+    state_directory: str,
+    new_io: FileIO,
+    new_state_directory: str,
+    new_state_uri: str,
+    new_ids: Mapping[int, int],
+    num_partitions: int,
+    newest_batch: int,
+) -> None:
+    """Write Spark's metadata of operators for another checkpoint.
+
+    Args:
+        io: Storage of the checkpoint.
+        state_directory: Its `state` directory.
+        new_io: Storage of the one to write to.
+        new_state_directory: Its `state` directory.
+        new_state_uri: What Hadoop knows that by; schemas are named by it.
+        new_ids: The number of each operator there, by the one it has.
+        num_partitions: State partitions of the query there.
+        newest_batch: Metadata of later batches is left behind.
+
+    Raises:
+        CorruptionError: Metadata is damaged.
+        NotFoundError, StorageError: It cannot be read or written.
+    """
+    for old, new in new_ids.items():
+        files = _read_files(io, state_directory, old)
+        for batch, (path, text) in files.items():
+            parse_operator(text, path, old)
+            if batch > max(newest_batch, min(files)):
+                continue
+            head, fields = _take_apart(text, path)
+            fields["operatorInfo"]["operatorId"] = new
+            for store in fields["stateStoreInfo"]:
+                store["numPartitions"] = num_partitions
+                for number, uri in enumerate(store.get("stateSchemaFilePaths") or ()):
+                    root = _as_written(new_state_uri, uri)
+                    store["stateSchemaFilePaths"][number] = f"{root}/{new}/{_schema_file(uri)}"
+            new_path = operator_metadata_path(new_state_directory, new)
+            if batch >= 0:
+                new_path = f"{_directory(new_state_directory, new)}/{batch}"
+            write_text(new_io, new_path, _put_together(head, fields), overwrite=True)
+
+
+def _as_written(uri: str, old: str) -> str:
+    """Return a URI with the scheme that Spark wrote, where both mean S3: Hadoop opens that one."""
+    if scheme_of(uri) == scheme_of(old) == "s3":
+        return f"{old.partition(':')[0]}:{uri.partition(':')[2]}"
+    return uri
+
+
+def write_num_partitions(
+    io: FileIO, state_directory: str, operators: Iterable[int], num_partitions: int, batch: int
+) -> None:
+    """Let metadata say how many state partitions the query has from a batch on.
+
+    What it says of later batches goes: they are not there any more. Repeating it does no harm.
+
+    Args:
+        io: Storage of the checkpoint.
+        state_directory: Its `state` directory.
+        operators: Their IDs.
+        num_partitions: State partitions.
+        batch: First batch with them.
+
+    Raises:
+        CorruptionError, NotFoundError, StorageError: As `copy_operators`.
+    """
+    for operator in operators:
+        files = _read_files(io, state_directory, operator)
+        holds = max((known for known in files if known < batch), default=min(files))
+        path, text = files.pop(holds)
+        parse_operator(text, path, operator)
+        head, fields = _take_apart(text, path)
+        before = [store["numPartitions"] for store in fields["stateStoreInfo"]]
+        if set(before) != {num_partitions}:
+            for store in fields["stateStoreInfo"]:
+                store["numPartitions"] = num_partitions
+            # Of version 1 there is one file, for all batches.
+            path = path if holds < 0 else f"{_directory(state_directory, operator)}/{batch}"
+            write_text(io, path, _put_together(head, fields), overwrite=True)
+        for later, (other, _) in files.items():
+            if later >= batch and other != path:
+                delete_file(io, other)
+
+
+def _take_apart(text: str, path: str) -> tuple[list[str], dict[str, Any]]:
+    *head, line = lines_of(text, path)
+    return head, parse_fields(line).all
+
+
+def _put_together(head: list[str], fields: Mapping[str, Any]) -> str:
+    return "\n".join([*head, compact(fields)])
