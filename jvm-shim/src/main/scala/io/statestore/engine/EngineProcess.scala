@@ -122,13 +122,14 @@ private[engine] object EngineProcess {
           logLine(name, line)
         }
       val answer = new CompletableFuture[String]()
-      readLines(s"statestore-engine-$name-stdout", process.getInputStream) { line =>
-        val isAnswer = line.startsWith("READY ") || line.startsWith("FAILED ")
-        if (!isAnswer || !answer.complete(line)) logLine(name, line)
-      }
+      val stdoutThread =
+        readLines(s"statestore-engine-$name-stdout", process.getInputStream) { line =>
+          val isAnswer = line.startsWith("READY ") || line.startsWith("FAILED ")
+          if (!isAnswer || !answer.complete(line)) logLine(name, line)
+        }
       process.onExit().thenAccept { ended =>
-        // What it wrote last comes before the news of its end.
-        stderrThread.join(1000L)
+        // What it wrote last, a refusal above all, comes before the news of its end.
+        Seq(stdoutThread, stderrThread).foreach(_.join(1000L))
         answer.completeExceptionally(new ProcessEnded(ended.exitValue()))
         ()
       }
