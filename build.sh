@@ -5,22 +5,25 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 venv=.venv
 python=$venv/bin/python
+release= # of Spark, where it is not that of constraints.txt
 
 usage() {
   cat <<'END'
 usage: ./build.sh TARGET [ARGUMENT...]
 
   setup     make the virtual environment .venv with pinned dependencies
-  jar       compile the shim and pack statestore/jars/*.jar
+  jar       compile the shim for the installed Spark and pack statestore/jars/*.jar
+  jars      the same for every Spark minor
   demo      stream 336,776 real flights, kill the engine and the query, compare every row
   test      run the tests, or pytest with the given arguments
+  test-spark MINOR  run Spark's tests on 4.0, 4.1 or 4.2, or pytest with the given arguments
   test-all  run them with every operator in every combination and on every state backend
   lint      check style, types, layers, the shim and the generated docs
   bench     measure all providers, results under benchmarks/results/
   chaos     kill, freeze and starve real jobs; every row is counted (--seed, --faults, --minutes)
   fuzz      fuzz what decodes files, 10 minutes each; --minutes 1, or the name of a target, is less
   soak      2,000 small batches on each state backend; memory and files must stay flat
-  wheel     build dist/*.whl with the jar inside
+  wheel     build dist/*.whl with the jars inside
 
 Needs Python >= 3.11 and Java >= 17; PYTHON and JAVA_HOME name others than those on PATH.
 END
@@ -52,10 +55,14 @@ find_python() {
   fail "no Python >= 3.11 with its venv module found. To fix: install it, for example apt-get install python3.11 python3.11-venv, or set PYTHON"
 }
 
+pins() {
+  if [ -z "$release" ]; then cat constraints.txt; else sed "s/^pyspark==.*/pyspark==$release/" constraints.txt; fi
+}
+
 setup() {
   require_java
   local wanted interpreter
-  wanted=$(cat constraints.txt pyproject.toml | cksum)
+  wanted=$({ pins && cat pyproject.toml; } | cksum)
   if [ -x $python ] && [ "$(cat $venv/stamp 2>/dev/null)" = "$wanted" ]; then
     return
   fi
@@ -65,7 +72,8 @@ setup() {
     "$interpreter" -m venv $venv
   fi
   echo "installing dependencies into $venv" >&2
-  local install=("$python" -m pip install --quiet --disable-pip-version-check -c constraints.txt)
+  pins >$venv/constraints.txt
+  local install=("$python" -m pip install --quiet --disable-pip-version-check -c $venv/constraints.txt)
   "${install[@]}" pip
   "${install[@]}" --build-constraint constraints.txt --group dev --editable '.[cli,rocksdb,s3,spark]'
   printf '%s\n' "$wanted" >$venv/stamp
@@ -74,6 +82,11 @@ setup() {
 jar() {
   setup
   $python -m tools.shim_jar
+}
+
+jars() {
+  setup
+  $python -m tools.shim_jar --all
 }
 
 run_lint() {
@@ -108,6 +121,14 @@ run_tests() {
   return $failed
 }
 
+# Has everything that follows on another Spark, in an environment of its own.
+use_spark() {
+  release=$(sed -n "/^$1\.[0-9]*$/p" jvm-shim/spark-releases.txt)
+  [ -n "$release" ] || fail "no such Spark: minor=$1. To fix: name 4.0, 4.1, 4.2 or 4.3"
+  venv=.venv-spark-$1
+  python=$venv/bin/python
+}
+
 # Spark's tests, as CI has them, on the other state backends.
 run_other_backends() {
   local failed=0 backend
@@ -123,6 +144,7 @@ target=${1:-help}
 case $target in
   setup) setup ;;
   jar) jar ;;
+  jars) jars ;;
   demo)
     jar
     exec $python examples/demo.py "$@"
@@ -131,6 +153,14 @@ case $target in
     jar
     if [ $# -gt 0 ]; then exec $python -m pytest -p no:benchmark "$@"; fi
     run_tests "not extended"
+    ;;
+  test-spark)
+    use_spark "${1:-}"
+    shift
+    jar
+    use_memory_for_scratch
+    if [ $# -eq 0 ]; then set -- -m "not extended" -n 2 --dist loadgroup --no-loadscope-reorder tests/spark; fi
+    $python -m pytest -p no:benchmark "$@"
     ;;
   test-all)
     jar
@@ -166,7 +196,7 @@ case $target in
     exec $python -m tests.fuzz "$@"
     ;;
   wheel)
-    jar
+    jars
     rm -rf dist
     $python -m build --wheel --no-isolation
     ;;

@@ -1,4 +1,4 @@
-"""The Scala compiler inside the pyspark wheel: no other build tool is needed."""
+"""The Scala compiler among Spark's jars: no other build tool is needed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyspark
+from tools.spark_jars import INSTALLED, jars_of
 
-SPARK_JARS = Path(pyspark.__file__).resolve().parent / "jars"
+SPARK_JARS = jars_of(INSTALLED)
 SCALAC_FLAGS = ("-deprecation", "-feature", "-unchecked", "-Xlint", "-Wunused", "-Werror")
 JAVA_RELEASE = "17"
 """Oldest Java that runs the class files."""
@@ -22,6 +22,7 @@ def compile_scala(
     *,
     class_path: Sequence[str] = (),
     flags: Sequence[str] = SCALAC_FLAGS,
+    spark_jars: Path = SPARK_JARS,
 ) -> None:
     """Compile against Spark's jars.
 
@@ -30,18 +31,19 @@ def compile_scala(
         output: Existing directory that the class files go to.
         class_path: What they need besides Spark's jars.
         flags: Options of the compiler.
+        spark_jars: Directory with them; the compiler is theirs.
 
     Raises:
         subprocess.CalledProcessError: They do not compile; the compiler has said why on stderr.
     """
     compiler = [
-        str(next(SPARK_JARS.glob(f"scala-{part}-2.13*.jar")))
+        str(next(spark_jars.glob(f"scala-{part}-2.13*.jar")))
         for part in ("compiler", "reflect", "library")
     ]
     command = [str(_java()), "-Xss8m", "-cp", os.pathsep.join(compiler), "scala.tools.nsc.Main"]
-    full_path = os.pathsep.join([*class_path, f"{SPARK_JARS}/*"])
+    full_path = os.pathsep.join([*class_path, f"{spark_jars}/*"])
     command += [*flags, *_release(), "-classpath", full_path, "-d", str(output)]
-    subprocess.run([*command, *map(str, sources)], check=True, timeout=300)
+    subprocess.run([*command, *map(str, sources)], check=True, timeout=1800)
 
 
 def _java() -> Path:

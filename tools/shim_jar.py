@@ -1,9 +1,11 @@
 """Builds the shim jar: the compiled shim, the options table, and the package that engines run.
 
     python -m tools.shim_jar
+    python -m tools.shim_jar --all
 
-The jar is rebuilt only when something that goes into it changed, and holds the digests that tell.
-Its bytes depend on its inputs alone: entries are sorted and carry one fixed date.
+There is a jar for each Spark minor: the first makes that of the installed Spark, the second all of
+them. A jar is rebuilt only when something that goes into it changed, and holds the digests that
+tell. Its bytes depend on its inputs alone: entries are sorted and carry one fixed date.
 """
 
 from __future__ import annotations
@@ -19,21 +21,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pyspark
-
 from statestore.core.version import __version__
 from tools.option_table import table_json
 from tools.scala import SCALAC_FLAGS, compile_scala
+from tools.spark_jars import INSTALLED, RELEASES, jars_of, release_of
 
 ROOT = Path(__file__).resolve().parents[1]
 JARS = ROOT / "statestore" / "jars"
-SPARK_MINOR = ".".join(pyspark.__version__.split(".")[:2])
-SHIM_SOURCES = (
-    ROOT / "jvm-shim" / "src" / "main" / "scala",
-    ROOT / "jvm-shim" / "src" / "compat" / f"spark-{SPARK_MINOR}",
-)
-"""What every Spark shares, and what is bound to one minor."""
-JAR_NAME = f"statestore-shim_2.13-spark{SPARK_MINOR}-{__version__}.jar"
+SOURCES = ROOT / "jvm-shim" / "src"
 
 PACKAGE = "statestore-python"
 ENGINE_LAYERS = ("core", "codec", "io", "checkpoint", "backends", "engine")
@@ -46,89 +41,112 @@ SERVICES = {
         "io.statestore.provider.QueryStarts",
     ),
 }
-"""What Spark finds in the jar by itself: implementations by interface."""
-RESOURCES = (
-    "io/statestore/version",
-    "io/statestore/options.json",
-    *(f"META-INF/services/{interface}" for interface in SERVICES),
-)
+"""What Spark finds in the jar by itself: implementations by interface, of which a jar names those
+that its Spark has a use for."""
 FIXED_DATE = (1980, 1, 1, 0, 0, 0)
 
 
-def build_jar() -> Path:
-    """Return the jar, made anew when an input changed.
+def build_jar(minor: str = INSTALLED) -> Path:
+    """Return the jar for a Spark minor, made anew when an input changed.
 
     Guarantee: the file at the returned path is complete; a failed build leaves the previous jar.
 
     Raises:
-        subprocess.CalledProcessError: The shim does not compile; the compiler has said why.
+        subprocess.CalledProcessError: The shim does not compile, or Spark's jars cannot be
+            fetched; the program that failed has said why.
     """
     JARS.mkdir(exist_ok=True)
-    jar = JARS / JAR_NAME
+    jar = JARS / f"statestore-shim_2.13-spark{minor}-{__version__}.jar"
     with (JARS / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        sources = sorted(path for tree in SHIM_SOURCES for path in tree.rglob("*.scala"))
-        shim_digest = _digest([(str(p.relative_to(ROOT)), p.read_bytes()) for p in sources])
-        resources = _resources()
-        package_digest = _digest(resources.items())
+        sources = _sources(minor)
+        shim_digest = _digest(minor, [(str(p.relative_to(ROOT)), p.read_bytes()) for p in sources])
+        resources = _resources(minor)
+        package_digest = _digest(minor, resources.items())
         built = _manifest_fields(jar)
         if (built.get("Shim-Digest"), built.get("Package-Digest")) == (shim_digest, package_digest):
             return jar
         if built.get("Shim-Digest") == shim_digest:
             classes = _classes_of(jar)
         else:
-            print(f"compiling {len(sources)} Scala files", file=sys.stderr)
-            classes = _compile(sources)
+            print(f"compiling {len(sources)} Scala files for Spark {minor}", file=sys.stderr)
+            classes = _compile(sources, minor)
         manifest = {
             "Manifest-Version": "1.0",
             "Implementation-Title": "statestore-shim",
             "Implementation-Version": __version__,
-            "Spark-Version": SPARK_MINOR,
+            "Spark-Version": minor,
             "Shim-Digest": shim_digest,
             "Package-Digest": package_digest,
         }
         text = "".join(f"{name}: {value}\r\n" for name, value in manifest.items()) + "\r\n"
         partial = jar.with_suffix(".partial")
-        _write_zip(partial, {MANIFEST: text.encode()}, {**classes, **resources})
+        services = _services(classes)
+        _write_zip(partial, {MANIFEST: text.encode()}, {**classes, **services, **resources})
         for other in JARS.glob("*.jar"):
-            if other != jar:
+            if not other.name.endswith(f"-{__version__}.jar"):
                 other.unlink()
         partial.replace(jar)
     return jar
 
 
-def _resources() -> dict[str, bytes]:
-    """Return what the jar holds beside classes: content by entry name."""
+def _sources(minor: str) -> list[Path]:
+    """Return what every Spark shares, and what is bound to some: a folder says to which.
+
+    `spark-4.1` is for that minor alone, `since-4.1` for it and later ones, `until-4.1` for it and
+    earlier ones.
+    """
+    wanted = [SOURCES / "main"]
+    for folder in (SOURCES / "compat").iterdir():
+        kind, _, bound = folder.name.partition("-")
+        order = _number(minor) - _number(bound)
+        if {"spark": order == 0, "since": order >= 0, "until": order <= 0}[kind]:
+            wanted.append(folder)
+    return sorted(path for folder in wanted for path in folder.rglob("*.scala"))
+
+
+def _number(minor: str) -> int:
+    major, number = map(int, minor.split("."))
+    return 1000 * major + number
+
+
+def _services(classes: dict[str, bytes]) -> dict[str, bytes]:
+    return {
+        f"META-INF/services/{interface}": "".join(
+            f"{name}\n" for name in names if f"{name.replace('.', '/')}.class" in classes
+        ).encode()
+        for interface, names in SERVICES.items()
+    }
+
+
+def _resources(minor: str) -> dict[str, bytes]:
+    """Return what a jar holds beside classes: content by entry name."""
     package = ROOT / "statestore"
     files = [package / "__init__.py", package / "py.typed"]
     for layer in ENGINE_LAYERS:
         files += (package / layer).rglob("*.py")
     embedded = {str(path.relative_to(ROOT)): path.read_bytes() for path in sorted(files)}
-    version, options, *services = RESOURCES
     return {
-        version: f"{__version__}\n".encode(),
-        options: json.dumps(json.loads(table_json()), indent=1).encode(),
-        **{
-            path: "".join(f"{implementation}\n" for implementation in implementations).encode()
-            for path, implementations in zip(services, SERVICES.values(), strict=True)
-        },
+        "io/statestore/version": f"{__version__}\n".encode(),
+        "io/statestore/spark": f"{minor}\n".encode(),
+        "io/statestore/options.json": json.dumps(json.loads(table_json()), indent=1).encode(),
         f"{PACKAGE}/INDEX": "".join(f"{name}\n" for name in sorted(embedded)).encode(),
         **{f"{PACKAGE}/{name}": content for name, content in embedded.items()},
     }
 
 
-def _digest(entries: Iterable[tuple[str, bytes]]) -> str:
+def _digest(minor: str, entries: Iterable[tuple[str, bytes]]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(f"{pyspark.__version__} {SCALAC_FLAGS}".encode())
+    digest.update(f"{release_of(minor)} {SCALAC_FLAGS}".encode())
     for name, content in entries:
         digest.update(f"\0{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
 
 
-def _compile(sources: list[Path]) -> dict[str, bytes]:
+def _compile(sources: list[Path], minor: str) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory(prefix="classes-", dir=JARS) as output:
-        compile_scala(sources, Path(output))
+        compile_scala(sources, Path(output), spark_jars=jars_of(minor))
         return {
             str(path.relative_to(output)): path.read_bytes()
             for path in Path(output).rglob("*")
@@ -146,11 +164,7 @@ def _manifest_fields(jar: Path) -> dict[str, str]:
 
 def _classes_of(jar: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(jar) as archive:
-        return {
-            name: archive.read(name)
-            for name in archive.namelist()
-            if not name.startswith(f"{PACKAGE}/") and name not in (MANIFEST, *RESOURCES)
-        }
+        return {name: archive.read(name) for name in archive.namelist() if name.endswith(".class")}
 
 
 def _write_zip(path: Path, *groups: dict[str, Any]) -> None:
@@ -163,8 +177,10 @@ def _write_zip(path: Path, *groups: dict[str, Any]) -> None:
 
 
 def _main() -> int:
+    minors = tuple(RELEASES) if sys.argv[1:] == ["--all"] else (INSTALLED,)
     try:
-        print(build_jar().relative_to(ROOT))
+        for minor in minors:
+            print(build_jar(minor).relative_to(ROOT))
     except subprocess.CalledProcessError:
         return 1
     return 0

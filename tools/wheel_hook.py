@@ -1,4 +1,4 @@
-"""Build hook: a wheel without the shim jar of its own version is refused."""
+"""Build hook: a wheel without the shim jars of its own version is refused."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class JarHook(BuildHookInterface[Any]):
-    """Checks that the jar stands where the wheel takes it from."""
+    """Checks that the jars stand where the wheel takes them from."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 (interface)
-        """Refuse a wheel without its jar; an editable install needs none.
+        """Refuse a wheel without its jars, one for each Spark; an editable install needs none.
 
         Raises:
-            RuntimeError: The jar is not there, or jars of other versions stand beside it.
+            RuntimeError: A jar is not there, or jars of other versions stand beside them.
         """
         if version == "editable":
             return
         jars = sorted(path.name for path in Path(self.root, "statestore", "jars").glob("*.jar"))
-        suffix = f"-{self.metadata.version}.jar"
-        if len(jars) != 1 or not jars[0].endswith(suffix):
+        releases = Path(self.root, "jvm-shim", "spark-releases.txt").read_text().split()
+        minors = [release.rpartition(".")[0] for release in releases]
+        version = self.metadata.version
+        needed = [f"statestore-shim_2.13-spark{minor}-{version}.jar" for minor in minors]
+        if jars != needed:
             raise RuntimeError(
-                "the wheel needs one jar, of its own version: "
-                f"found={jars}, expected_suffix={suffix!r}. To fix: ./build.sh wheel"
+                "the wheel needs a jar for each Spark, of its own version: "
+                f"found={jars}, needed={needed}. To fix: ./build.sh wheel"
             )

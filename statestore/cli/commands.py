@@ -19,7 +19,7 @@ from statestore.cli.output import conf_option, output_option
 from statestore.core.errors import StateStoreError
 from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS
-from statestore.core.version import __version__
+from statestore.core.version import SPARK_MINORS, __version__
 from statestore.io.shim_jar import find_jar
 
 _ELSEWHERE: dict[str, str] = {
@@ -138,14 +138,20 @@ def doctor(
 
 
 @cli.command()
-def jar() -> None:
-    """Print the path of the jar that goes into spark.jars.
+@click.option(
+    "--spark",
+    type=click.Choice(SPARK_MINORS),
+    help="Spark of the cluster.  [default: that of $SPARK_HOME, or of this Python's pyspark]",
+)
+def jar(spark: str | None) -> None:
+    """Print the path of the jar that goes into spark.jars: there is one for each Spark minor.
 
     \b
-    Example:
+    Examples:
       spark-submit --jars "$(statestore jar)" query.py
+      spark-submit --jars "$(statestore jar --spark 4.1)" query.py
     """  # noqa: D301 (click reads the backspace)
-    click.echo(find_jar())
+    click.echo(find_jar(spark=spark))
 
 
 @cli.command()

@@ -25,15 +25,16 @@ from statestore.core.errors import (
     StateStoreError,
 )
 from statestore.core.options import StateStoreOptions
-from statestore.core.version import __version__
+from statestore.core.version import SPARK_MINORS, __version__
 from statestore.engine.client import EngineGoneError, EngineProcess, EngineRefusedError
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar
+from statestore.io.spark_home import find_spark_minor
 from statestore.io.storage import is_hadoop, scheme_of
 
 MIN_JAVA = 17
 MIN_PYTHON = (3, 11)
-SPARK_MINOR = "4.3"
 PYTHON_VARIABLE = "PYSPARK_PYTHON"
+_RANGE = f"{SPARK_MINORS[0]} to {SPARK_MINORS[-1]}"
 _TIMEOUT_S = 120.0
 _PACKAGES = {"pyarrow": "pyarrow", "numpy": "numpy", "google_crc32c": "google-crc32c"}
 """What every engine imports: the name for pip by the module's."""
@@ -133,7 +134,7 @@ class Diagnosis:
 
     def _check_spark(self) -> str:
         """The pyspark of this Python."""
-        fix = f"pip install 'statestore[spark]', which takes pyspark {SPARK_MINOR}"
+        fix = f"pip install 'statestore[spark]', which takes pyspark {_RANGE}"
         found = _import(sys.executable, "this command", ["pyspark"])["modules"]["pyspark"]
         if "error" in found:
             raise NotFoundError(
@@ -142,11 +143,11 @@ class Diagnosis:
                 error=found["error"],
                 to_fix=fix,
             )
-        if not found["version"].startswith(f"{SPARK_MINOR}."):
+        if found["version"].rpartition(".")[0] not in SPARK_MINORS:
             raise IncompatibleError(
                 "the shim is not made for this Spark",
                 version=found["version"],
-                needed=f"{SPARK_MINOR}.*",
+                needed=_RANGE,
                 path=found["file"],
                 to_fix=fix,
             )
@@ -286,17 +287,18 @@ def check_java() -> str:
 
 
 def check_jar() -> str:
-    """Return the jar and its version.
+    """Return the jar, its version, and the Spark that it is for.
 
     Raises:
         NotFoundError, CorruptionError, IncompatibleError: It is not there, not a jar of the shim,
-            or of another version.
+            of another version, or for another Spark.
     """
     jar = find_jar()
     fix = f"install the wheel of statestore anew, or correct or unset {JAR_VARIABLE}"
     try:
         with zipfile.ZipFile(jar) as archive:
             version = archive.read("io/statestore/version").decode().strip()
+            spark = archive.read("io/statestore/spark").decode().strip()
     except (zipfile.BadZipFile, KeyError, OSError) as error:
         raise CorruptionError(
             "the file is no jar of the shim", path=str(jar), error=str(error), to_fix=fix
@@ -310,7 +312,17 @@ def check_jar() -> str:
             path=str(jar),
             to_fix=fix,
         )
-    return f"{version}, {jar}"
+    installed = find_spark_minor()
+    if installed is not None and spark != installed:
+        raise IncompatibleError(
+            "the jar is for another Spark",
+            kind="wrong-spark",
+            jar=spark,
+            spark=installed,
+            path=str(jar),
+            to_fix=f"use the jar that `statestore jar --spark {installed}` prints",
+        )
+    return f"{version} for Spark {spark}, {jar}"
 
 
 def _choose_python(named: str | None) -> tuple[str, str]:

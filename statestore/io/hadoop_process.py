@@ -16,7 +16,6 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -25,6 +24,7 @@ from statestore.core.errors import NotFoundError, StorageError
 from statestore.io.hadoop import HadoopSilenceError
 from statestore.io.shim_files import ShimFiles
 from statestore.io.shim_jar import find_jar
+from statestore.io.spark_home import find_spark_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -208,16 +208,13 @@ def find_spark_submit() -> Path:
     Raises:
         NotFoundError: There is neither.
     """
-    home = os.environ.get("SPARK_HOME")
-    if not home:
-        found = find_spec("pyspark")
-        home = os.path.dirname(found.origin) if found is not None and found.origin else ""
-    submit = Path(home, "bin", "spark-submit")
-    if not home or not submit.is_file():
+    home = find_spark_home()
+    submit = home / "bin" / "spark-submit" if home else None
+    if submit is None or not submit.is_file():
         raise NotFoundError(
             "Hadoop's file systems are opened by Spark, which is not there",
             kind="file-not-found",
-            spark_submit=str(submit) if home else None,
+            spark_submit=str(submit) if submit else None,
             to_fix="pip install 'statestore[spark]', or set SPARK_HOME to a Spark; in a program "
             "with a session use statestore.driver_files",
         )

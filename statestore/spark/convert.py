@@ -21,7 +21,7 @@ from statestore.checkpoint.query_log import (
     QueryLog,
     read_text,
 )
-from statestore.core.errors import InternalError, StorageError
+from statestore.core.errors import IncompatibleError, InternalError, StorageError
 from statestore.core.options import PREFIX, StateStoreOptions, spark_conf
 from statestore.io.hadoop_process import use
 from statestore.io.shim_jar import find_jar
@@ -154,6 +154,7 @@ class Conversion:
             InUseError: A query is writing the old checkpoint, or wrote it meanwhile.
             InvalidArgumentError: There is something at the new place meanwhile, as `check_new`.
             FencedError: Another conversion has begun there since.
+            IncompatibleError: The session's Spark cannot write for that provider.
             InternalError: A row is not what it was.
             NotFoundError: The session has not got the jar.
             StorageError: State cannot be read or written; names the reason.
@@ -161,7 +162,9 @@ class Conversion:
         source = self._checkpoint
         require_not_in_use(source)
         metadata = read_text(source.io, f"{source.path}/{METADATA_NAME}")
-        copy = self._state_copy(self._sessions.get())
+        spark = self._sessions.get()
+        _require_spark(self.plan.target, spark.version)
+        copy = self._state_copy(spark)
         with begin_directory(
             self.plan.new, CONVERT, self.plan.checkpoint, options=source.options
         ) as target:  # as it is now: the plan may be old
@@ -295,6 +298,22 @@ class Conversion:
             # What a rescale left that was not ended is no batch to repeat.
             if planned <= batch or entry.conf.get(NUM_PARTITIONS_KEY) == num_partitions:
                 offsets.replace(planned, entry.with_conf(conf).encode())
+
+
+def _require_spark(target: str, version: str) -> None:
+    """Refuse what a Spark before 4.2 lacks: its RocksDB provider makes no empty store to fill.
+
+    Raises:
+        IncompatibleError: The Spark of that version lacks it.
+    """
+    if target == "spark-rocksdb" and version.startswith(("4.0.", "4.1.")):
+        raise IncompatibleError(
+            "this Spark's RocksDB provider takes no state from elsewhere",
+            kind="wrong-spark",
+            target=target,
+            spark=version,
+            to_fix="convert with Spark 4.2 or later, or to spark-hdfs",
+        )
 
 
 class _Sessions:

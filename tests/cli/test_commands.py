@@ -7,13 +7,17 @@ import sys
 from pathlib import Path
 
 import click
+import pyspark
 import pytest
 from click.testing import CliRunner
 
 from statestore import __version__
 from statestore.cli import __main__ as entry_point
 from statestore.cli.commands import cli
+from statestore.core.errors import NotFoundError
+from statestore.core.version import SPARK_MINORS
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar
+from statestore.io.spark_home import find_spark_minor
 
 
 def test_version_is_printed() -> None:
@@ -44,13 +48,48 @@ def test_jar_is_refused_when_the_variable_names_no_file(tmp_path: Path) -> None:
     assert f"To fix: correct or unset {JAR_VARIABLE}" in result.output
 
 
-def test_jar_of_the_package_is_found_when_others_stand_beside_it(tmp_path: Path) -> None:
-    """Catches the jar of another version, which every engine would refuse."""
-    own = tmp_path / f"statestore-shim_2.13-spark4.3-{__version__}.jar"
-    for path in (own, tmp_path / "statestore-shim_2.13-spark4.3-99.0.0.jar"):
-        path.touch()
+@pytest.fixture
+def jars(tmp_path: Path) -> Path:
+    """A directory with a jar for each Spark, and beside them those of another version."""
+    directory = tmp_path / "jars"
+    directory.mkdir()
+    for version in (__version__, "99.0.0"):
+        for spark in SPARK_MINORS:
+            (directory / f"statestore-shim_2.13-spark{spark}-{version}.jar").touch()
+    return directory
 
-    assert find_jar({}, tmp_path) == own
+
+@pytest.mark.parametrize("spark", SPARK_MINORS)
+def test_jar_is_the_one_of_the_spark_that_programs_start(
+    jars: Path, tmp_path: Path, spark: str
+) -> None:
+    """Catches the jar of another Spark or version, which driver or engines would refuse."""
+    named = jars / f"statestore-shim_2.13-spark{spark}-{__version__}.jar"
+    (tmp_path / "spark/jars").mkdir(parents=True)
+    (tmp_path / f"spark/jars/spark-core_2.13-{spark}.1.jar").touch()
+    installed = find_spark_minor({})
+
+    assert find_jar({"SPARK_HOME": str(tmp_path / "spark")}, jars) == named
+    assert find_jar({JAR_VARIABLE: "/other.jar"}, jars, spark=spark) == named
+    assert find_jar({}, jars).name == f"statestore-shim_2.13-spark{installed}-{__version__}.jar"
+    assert pyspark.__version__.startswith(f"{installed}.")
+
+
+def test_jar_is_refused_for_a_spark_that_there_is_none_for(jars: Path, tmp_path: Path) -> None:
+    """Catches a query that fails in its first batch, of whatever class is missing first."""
+    (tmp_path / "spark/jars").mkdir(parents=True)
+    with pytest.raises(NotFoundError, match="no Spark") as raised:
+        find_jar({"SPARK_HOME": str(tmp_path / "spark")}, jars)
+    assert "statestore jar --spark" in raised.value.to_fix
+
+    (tmp_path / "spark/jars/spark-core_2.13-3.5.8.jar").touch()
+    with pytest.raises(NotFoundError, match=r"spark='3\.5'") as raised:
+        find_jar({"SPARK_HOME": str(tmp_path / "spark")}, jars)
+    assert raised.value.to_fix == f"use Spark {SPARK_MINORS[0]} to {SPARK_MINORS[-1]}"
+
+    result = CliRunner().invoke(cli, ["jar", "--spark", "3.5"])
+    assert result.exit_code == 2
+    assert "4.1" in result.output
 
 
 def test_missing_jar_is_an_error_that_names_the_fix(tmp_path: Path) -> None:

@@ -212,7 +212,14 @@ def test_old_java_fails_with_its_version(stand_in: Any) -> None:
 @pytest.mark.parametrize(
     ("entries", "problem"),
     [
-        ({"io/statestore/version": "99.0.0"}, f"jar='99.0.0', package={__version__!r}"),
+        (
+            {"io/statestore/version": "99.0.0", "io/statestore/spark": "4.3"},
+            f"jar='99.0.0', package={__version__!r}",
+        ),
+        (
+            {"io/statestore/version": __version__, "io/statestore/spark": "3.5"},
+            "the jar is for another Spark: jar='3.5'",
+        ),
         ({"other": ""}, "the file is no jar of the shim"),
     ],
 )

@@ -9,13 +9,16 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from statestore import __version__
+from statestore.core.version import SPARK_MINORS
+from tools.shim_jar import build_jar
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).with_name("counting_job.py")
-BUILD_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "tools", "statestore")
+BUILD_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "jvm-shim", "tools", "statestore")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -34,19 +37,46 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-def build_wheel(source: Path, output: Path) -> subprocess.CompletedProcess[str]:
-    """Build the wheel of a source tree."""
+def copy_inputs(target: Path) -> None:
+    """Copy what a wheel is built from, but for the jars."""
+    target.mkdir()
+    for name in BUILD_INPUTS:
+        if (ROOT / name).is_dir():
+            ignore = shutil.ignore_patterns("jars", "__pycache__")
+            shutil.copytree(ROOT / name, target / name, ignore=ignore)
+        else:
+            shutil.copy(ROOT / name, target)
+
+
+def jars_of(names: list[str]) -> list[str]:
+    """Return the names of the jars among the entries of a wheel."""
+    folder = "statestore/jars/"
+    return sorted(name.removeprefix(folder) for name in names if name.startswith(folder))
+
+
+def build_wheel(source: Path, output: Path) -> Path:
+    """Build the wheel of a source tree and return it."""
+    built = run_build(source, output)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return next(output.glob("*.whl"))
+
+
+def run_build(source: Path, output: Path) -> subprocess.CompletedProcess[str]:
+    """Build the wheel of a source tree, if it can be."""
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(output)]
     return subprocess.run([*command, str(source)], capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout."""
-    output = tmp_path_factory.mktemp("wheel")
-    built = build_wheel(ROOT, output)
-    assert built.returncode == 0, built.stdout + built.stderr
-    return next(output.glob("*.whl"))
+    """The wheel of this checkout, as if there were no other Spark than the installed one."""
+    work = tmp_path_factory.mktemp("wheel")
+    copy_inputs(work / "source")
+    jars = work / "source" / "statestore" / "jars"
+    jars.mkdir()
+    shutil.copy(build_jar(), jars)
+    (work / "source" / "jvm-shim" / "spark-releases.txt").write_text(f"{pyspark.__version__}\n")
+    return build_wheel(work / "source", work)
 
 
 def test_wheel_holds_the_jar_and_nothing_but_the_package(wheel: Path) -> None:
@@ -55,7 +85,7 @@ def test_wheel_holds_the_jar_and_nothing_but_the_package(wheel: Path) -> None:
         names = archive.namelist()
 
     assert wheel.name == f"statestore-{__version__}-py3-none-any.whl"
-    assert f"statestore/jars/statestore-shim_2.13-spark4.3-{__version__}.jar" in names
+    assert jars_of(names) == [build_jar().name]
     assert "statestore/py.typed" in names
     assert {name.split("/")[0] for name in names} == {
         "statestore",
@@ -63,14 +93,23 @@ def test_wheel_holds_the_jar_and_nothing_but_the_package(wheel: Path) -> None:
     }
 
 
+@pytest.mark.extended
+def test_wheel_holds_the_jar_of_every_spark(tmp_path: Path) -> None:
+    """Catches a release that one of the Sparks cannot load."""
+    for spark in SPARK_MINORS:
+        build_jar(spark)
+
+    with zipfile.ZipFile(build_wheel(ROOT, tmp_path)) as archive:
+        assert jars_of(archive.namelist()) == [
+            f"statestore-shim_2.13-spark{spark}-{__version__}.jar" for spark in SPARK_MINORS
+        ]
+
+
 def test_wheel_is_refused_when_the_jar_is_not_built(tmp_path: Path) -> None:
     """Catches a release that no executor could load."""
-    for name in BUILD_INPUTS:
-        ignore = shutil.ignore_patterns("jars", "__pycache__")
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, tmp_path / name, **({"ignore": ignore} if copy != shutil.copy else {}))
+    copy_inputs(tmp_path / "source")
 
-    built = build_wheel(tmp_path, tmp_path / "dist")
+    built = run_build(tmp_path / "source", tmp_path / "dist")
 
     assert built.returncode != 0
     assert "To fix: ./build.sh wheel" in built.stdout + built.stderr

@@ -19,6 +19,7 @@ from statestore.io.shim_jar import find_jar
 from statestore.io.storage import open_storage
 
 from .application import start_application
+from .features import missing
 from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB, ROCKSDB_BACKEND, Lane, Query, run_plan
 from .hdfs_cluster import CLIENT_CONF, HdfsCluster, JarsUnreachableError
 from .helper_jar import compile_test_jar
@@ -56,6 +57,8 @@ state_in_files = pytest.mark.skipif(
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ours: asserts what only this project's provider promises")
+    config.addinivalue_line("markers", "needs(feature): runs on a Spark that has it, features.py")
+    config.addinivalue_line("markers", "lacks(feature): runs on a Spark that has not got it")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -66,6 +69,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(180))
             for warning in IGNORED_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:{warning}"))
+            for mark in list(item.iter_markers("needs")):
+                if reason := missing(*mark.args):
+                    item.add_marker(pytest.mark.skip(reason=reason))
+            for mark in list(item.iter_markers("lacks")):
+                if not missing(*mark.args):
+                    item.add_marker(pytest.mark.skip(reason="this Spark can do it"))
             if not OURS and item.get_closest_marker("ours"):
                 item.add_marker(pytest.mark.skip(reason="built-in provider under test"))
         # Tests of a file share an application; those that start more take turns.
@@ -85,9 +94,9 @@ def _has_own_processes(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="session")
 def jars() -> list[Path]:
-    """The jars of the application: the test helper and, unless a built-in is tested, the shim."""
-    helper = compile_test_jar("queries")
-    return [helper, find_jar()] if OURS else [helper]
+    """The jars of the application: test helpers and, unless a built-in is tested, the shim."""
+    names = ["queries"] if missing("store-calls") else ["queries", "stores"]
+    return [*map(compile_test_jar, names), *([find_jar()] if OURS else [])]
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,8 @@ def compile_test_jar(name: str) -> Path:
     """Return a jar of test helpers, compiled unless the cache has it.
 
     Args:
-        name: Directory of its sources: `queries`, for `spark.jars`; or `files`, which must be
-            on the class path of a JVM.
+        name: Directory of its sources: `queries` and `stores`, for `spark.jars`; or `files`,
+            which must be on the class path of a JVM.
     """
     sources = sorted((SOURCES / name).glob("*.scala"))
     source = b"".join(path.read_bytes() for path in sources)

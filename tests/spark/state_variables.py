@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
+from .features import missing
 from .harness import ROCKSDB, Build, Query
 from .queries import EVENTS, START, one_input
 
@@ -20,6 +21,8 @@ from .queries import EVENTS, START, one_input
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Api = Literal["row", "pandas", "scala"]
+COMPARED: Api = "pandas" if missing("row-api") else "row"
+"""What the others are compared with."""
 TimeMode = Literal["EventTime", "ProcessingTime", "None"]
 
 START_MS = int(START.timestamp() * 1000)

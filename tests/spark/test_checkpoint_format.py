@@ -13,6 +13,7 @@ from .queries import AGGREGATION, JOIN
 FORMAT = f"{STATE_STORE}.checkpointFormatVersion"
 
 
+@pytest.mark.needs("pinned-format")
 @pytest.mark.parametrize(
     ("query", "provider", "first", "then"),
     [

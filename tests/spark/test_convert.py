@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from statestore.cli.commands import cli
 from statestore.core.errors import (
     FencedError,
+    IncompatibleError,
     InternalError,
     InUseError,
     InvalidArgumentError,
@@ -83,10 +84,16 @@ def _cases() -> list[Any]:
         if query is not AGGREGATION_THEN_DEDUP or "spark-rocksdb" not in names
     ]
     return [
-        pytest.param(query, names, id=f"{query.name}-{'-'.join(names)}", marks=marks)
+        pytest.param(
+            query, names, id=f"{query.name}-{'-'.join(names)}", marks=[*marks, *_needs(names)]
+        )
         for cases, marks in ((some, []), ([case for case in every if case not in some], [EXTENDED]))
         for query, names in cases
     ]
+
+
+def _needs(names: Sequence[str]) -> list[Any]:
+    return [pytest.mark.needs("to-spark-rocksdb")] if "spark-rocksdb" in names[1:] else []
 
 
 def _in_runs(query: Query, *runs: int) -> Query:
@@ -167,6 +174,7 @@ def test_rows_equal_never_converted(make_lane: MakeLane, query: Query, names: An
     _assert_round_trip(make_lane, query, names)
 
 
+@pytest.mark.needs("to-spark-rocksdb")
 def test_rows_equal_never_converted_when_there_is_no_changelog(make_lane: MakeLane) -> None:
     """Catches what only a RocksDB of whole snapshots has, Spark's default, read as nothing."""
 
@@ -178,6 +186,7 @@ def test_rows_equal_never_converted_when_there_is_no_changelog(make_lane: MakeLa
     )
 
 
+@pytest.mark.needs("to-spark-rocksdb")
 def test_rows_equal_never_converted_when_checkpoint_format_is_2(make_lane: MakeLane) -> None:
     """Catches checkpoint IDs of nothing or of another store, and a planned batch that is lost."""
     names = ("spark-rocksdb", "rocksdb", "spark-rocksdb")
@@ -320,6 +329,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.needs("store-calls")
 @pytest.mark.parametrize("provider", [HDFS, ROCKSDB], ids=["asks-source", "asks-target"])
 def test_conversion_fails_when_the_target_keeps_other_rows(
     make_lane: MakeLane, monkeypatch: pytest.MonkeyPatch, provider: str
@@ -339,6 +349,19 @@ def test_conversion_fails_when_the_target_keeps_other_rows(
         assert json.loads((new / "metadata").read_text())["statestore"]["unfinished"] == "convert"
         assert not (new / "offsets").exists()
     _assert_not_startable(lane, new)
+
+
+@pytest.mark.lacks("to-spark-rocksdb")
+def test_conversion_is_refused_when_this_spark_cannot_write_it(make_lane: MakeLane) -> None:
+    """Catches a conversion that fails in some task, with a part of it written."""
+    lane = make_lane(_in_runs(AGGREGATION, 2))
+    run_plan(lane)
+    new = lane.root / "new"
+
+    with pytest.raises(IncompatibleError, match=r"\[wrong-spark\] .*target='spark-rocksdb'"):
+        convert(str(lane.checkpoint), str(new), "spark-rocksdb", spark=lane.spark)
+
+    assert not new.exists()
 
 
 def test_conversion_is_refused_when_the_query_runs_meanwhile(make_lane: MakeLane) -> None:

@@ -119,6 +119,7 @@ def test_provider_stays_loaded_when_its_maintenance_fails(
 
 
 @pytest.mark.ours
+@pytest.mark.needs("store-calls")
 @pytest.mark.parametrize("provider", [FILESYSTEM, HEAP, ROCKSDB_BACKEND])
 def test_init_needs_neither_storage_nor_engine(spark: SparkSession, provider: str) -> None:
     """Catches a provider that cannot be made where its store cannot be opened, as on the driver."""
@@ -156,6 +157,7 @@ def test_maintenance_runs_when_unloaded_on_commit(make_lane: MakeLane) -> None:
 
 
 @pytest.mark.ours
+@pytest.mark.needs("commit-reports")
 def test_snapshot_reports_keep_stores_from_lagging(
     make_lane: MakeLane, unload_all: Callable[[], None], application_root: Path
 ) -> None:
@@ -205,6 +207,7 @@ def test_resources_stay_bounded_when_many_batches_read(make_lane: MakeLane, spar
     assert min(opened[-5:]) <= max(opened[5:10]) + 2 * NUM_PARTITIONS
 
 
+@pytest.mark.needs("commit-reports")
 @pytest.mark.parametrize("query", [AGGREGATION, JOIN], ids=lambda query: query.name)
 def test_commits_are_validated_by_default(make_lane: MakeLane, query: Any) -> None:
     """Catches commits not reported to the driver, which foreachBatch makes a failed query."""

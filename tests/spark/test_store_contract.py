@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+pytestmark = pytest.mark.needs("store-calls")
+
 CASES = [
     pytest.param(PROVIDER, seed, id=str(seed), marks=[EXTENDED] if seed > 3 else [])
     for seed in (1, 2, 3, 4, 5, 6)

@@ -24,11 +24,15 @@ from .harness import (
     assert_same,
 )
 from .queries import generate_events, one_input
-from .state_variables import CHAINED, CHANGES, START_MS, changing, everything
+from .state_variables import CHAINED, CHANGES, COMPARED, START_MS, changing, everything
 
 FORMAT = f"{STATE_STORE}.checkpointFormatVersion"
 BACKENDS = {"filesystem": FILESYSTEM, "rocksdb": ROCKSDB_BACKEND, "heap": HEAP}
 pytestmark = pytest.mark.ours
+
+
+def _needs(case: tuple[Any, ...]) -> list[Any]:
+    return [pytest.mark.needs("row-api")] if "row" in case else []
 
 
 def _cases(*of_ci: tuple[Any, ...], rest: Any = ()) -> list[Any]:
@@ -39,7 +43,7 @@ def _cases(*of_ci: tuple[Any, ...], rest: Any = ()) -> list[Any]:
     cases = [(case, []) for case in of_ci]
     cases += [(case, [EXTENDED]) for case in rest if case not in of_ci]
     return [
-        pytest.param(*case, id="-".join(map(str, case)), marks=marks)
+        pytest.param(*case, id="-".join(map(str, case)), marks=[*marks, *_needs(case)])
         for case, marks in cases
         if PROVIDER in (FILESYSTEM, BACKENDS[case[0]])
     ]
@@ -77,7 +81,7 @@ def test_rows_equal_built_in_with_every_variable_and_event_timers(
     """
     query = everything(api) if checkpoint_format == 1 else _in_format(everything(api), 2)
 
-    lane = _compare(run_once, query, backend, everything("row"))
+    lane = _compare(run_once, query, backend, everything(COMPARED))
 
     shown = "".join(row for rows in lane.batches.values() for row in rows)
     assert all(f"'{what}" in shown for what in ("seen", "cleared", "timer")), (
@@ -91,11 +95,12 @@ def test_rows_equal_built_in_with_every_variable_and_event_timers(
 )
 def test_rows_equal_built_in_with_initial_state(run_once: RunOnce, backend: str, api: Any) -> None:
     """Catches a store that the first batch opens in another way than all others, and is refused."""
-    reference = everything("row", initial=True)
+    reference = everything(COMPARED, initial=True)
 
     _compare(run_once, everything(api, initial=True), backend, reference)
 
 
+@pytest.mark.needs("row-api")
 @pytest.mark.parametrize("query", CHAINED, ids=lambda query: query.name)
 @pytest.mark.parametrize("backend", _cases(rest=product(BACKENDS)))
 def test_rows_equal_built_in_with_operators_after_it(
@@ -155,6 +160,7 @@ def test_rows_equal_built_in_with_ttl_and_processing_timers(
     assert any("'timer" in row for row in lanes[1].batches[2]), "too few things happen"
 
 
+@pytest.mark.needs("row-api")
 @pytest.mark.parametrize("backend", _cases(("filesystem",), rest=product(BACKENDS)))
 def test_rows_equal_built_in_when_variables_come_and_go(make_lane: MakeLane, backend: str) -> None:
     """Catches rows of a removed variable that a new one of its name, or a restart, shows again."""
@@ -204,7 +210,7 @@ def test_state_reader_shows_variables_and_timers_as_built_in(
     run_once: RunOnce, backend: str
 ) -> None:
     """Catches a variable that is read with the schema of another, or not at all."""
-    query = everything("row")
+    query = everything(COMPARED)
     lanes = run_once(query, query.built_in), run_once(query, BACKENDS[backend])
 
     for variable, batch in product(VARIABLES, (1, max(lanes[0].batches))):

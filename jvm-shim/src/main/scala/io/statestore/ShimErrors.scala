@@ -120,8 +120,12 @@ object ShimErrors {
         cause)
   }
 
+  /** Spark 4.0 has not got every condition. */
   private def raised(condition: String, values: Map[String, String], cause: Throwable): Throwable =
-    StateStoreInternals.error(condition, values.withDefaultValue("unknown"), cause)
+    StateStoreInternals.error(
+      if (StateStoreInternals.isCondition(condition)) condition else Uncategorized,
+      values.withDefaultValue("unknown"),
+      cause)
 
   private val Load = "CANNOT_LOAD_STATE_STORE."
   private val Uncategorized = s"${Load}UNCATEGORIZED"

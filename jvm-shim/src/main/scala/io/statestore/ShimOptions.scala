@@ -10,6 +10,7 @@ import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.{JsonNodeFactory, ObjectNode}
 import org.slf4j.LoggerFactory
 
+import org.apache.spark.SPARK_VERSION
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 
 /**
@@ -231,4 +232,20 @@ private[statestore] object Resources {
 
   /** Version of this jar, which is the version of the Python package it was built with. */
   lazy val version: String = text("/io/statestore/version").trim
+
+  /** Minor of the Spark that this jar is made for. */
+  private lazy val spark: String = text("/io/statestore/spark").trim
+
+  /**
+   * Refuses to go on in another Spark, before a class is asked for that one of the two has not got.
+   *
+   * @throws java.lang.IllegalStateException names the jar that is the right one
+   */
+  def checkSpark(): Unit = if (!SPARK_VERSION.startsWith(s"$spark.")) {
+    val minor = SPARK_VERSION.split('.').take(2).mkString(".")
+    throw new IllegalStateException(
+      s"[wrong-spark] the jar of the state store is for another Spark: jar='$spark', " +
+        s"spark='$SPARK_VERSION'. To fix: put what `statestore jar --spark $minor` prints into " +
+        "spark.jars")
+  }
 }

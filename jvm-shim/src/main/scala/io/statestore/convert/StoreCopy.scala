@@ -64,7 +64,7 @@ private[convert] final class CopySide(
     withProvider(store) { provider =>
       val read = provider.getReadStore(version, checkpointId)
       try body(read)
-      finally read.release()
+      finally read.abort()
     }
 
   /**
@@ -78,7 +78,7 @@ private[convert] final class CopySide(
       // Spark's HDFS-backed provider makes an empty store for version 0 only.
       val startsAtZero = conf.providerClass == CopySide.HdfsBacked
       val base = if (startsAtZero) 0L else version - 1L
-      val empty = provider.getStore(base, loadEmpty = !startsAtZero)
+      val empty = SparkVersion.storeAt(provider, base, loadEmpty = !startsAtZero)
       try {
         val result = body(empty)
         empty.commit()

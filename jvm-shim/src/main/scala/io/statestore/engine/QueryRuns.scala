@@ -48,17 +48,27 @@ object QueryRuns {
   }
 
   /** Those of some runs that are active; all of them where the driver does not answer. */
-  def active(runs: Set[String]): Set[String] = SparkEnv.get match {
-    case null => Set.empty
-    case env if StateStoreInternals.isDriver(env) => runs & StateStoreInternals.activeRuns
+  def active(runs: Set[String]): Set[String] =
+    try ask(runs).getOrElse(runs)
+    catch {
+      case e: SparkException =>
+        log.debug("the driver does not say which runs are active", e)
+        runs
+    }
+
+  /**
+   * Whether a run is active; a driver without any query says no.
+   *
+   * @throws org.apache.spark.SparkException the driver cannot be reached
+   */
+  def isActive(run: String): Boolean = ask(Set(run)).exists(_.nonEmpty)
+
+  /** None where the driver has been asked to answer by no query. */
+  private def ask(runs: Set[String]): Option[Set[String]] = SparkEnv.get match {
+    case null => Some(Set.empty)
+    case env if StateStoreInternals.isDriver(env) => Some(runs & StateStoreInternals.activeRuns)
     case env =>
-      try {
-        StateStoreInternals.askDriver(env, EndpointName, runs.mkString(" "))
-          .fold(runs)(bytes => new String(bytes, UTF_8).split(' ').toSet & runs)
-      } catch {
-        case e: SparkException =>
-          log.debug("the driver does not say which runs are active", e)
-          runs
-      }
+      StateStoreInternals.askDriver(env, EndpointName, runs.mkString(" "))
+        .map(bytes => new String(bytes, UTF_8).split(' ').toSet & runs)
   }
 }

@@ -49,7 +49,7 @@ object PartitionKey {
       useColumnFamilies: Boolean,
       columnFamily: String,
       spec: KeyStateEncoderSpec): Seq[Expression] = {
-    val schema = keySchema(spec)
+    val schema = spec.keySchema
     val joinStore = if (useColumnFamilies) columnFamily else storeName
     val all = schema.indices.map(column(schema, _))
     val partitionKey = spec match {
@@ -68,16 +68,8 @@ object PartitionKey {
     if (partitionKey.forall(holdsNothing)) Nil else partitionKey
   }
 
-  private def keySchema(spec: KeyStateEncoderSpec): StructType = spec match {
-    case NoPrefixKeyStateEncoderSpec(schema) => schema
-    case PrefixKeyScanStateEncoderSpec(schema, _) => schema
-    case RangeKeyScanStateEncoderSpec(schema, _) => schema
-    case TimestampAsPrefixKeyStateEncoderSpec(schema) => schema
-    case TimestampAsPostfixKeyStateEncoderSpec(schema) => schema
-  }
-
   private def isTimestamped(spec: KeyStateEncoderSpec): Boolean = spec match {
-    case _: TimestampAsPrefixKeyStateEncoderSpec | _: TimestampAsPostfixKeyStateEncoderSpec => true
+    case TimestampAsPrefixKeyStateEncoderSpec(_) | TimestampAsPostfixKeyStateEncoderSpec(_) => true
     case _ => false
   }
 

@@ -10,7 +10,7 @@ import io.statestore.keygroup.{KeyGroupFunction, PartitionKey}
 import io.statestore.view.ColumnFamily
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.TaskContext
-import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStoreId}
+import org.apache.spark.sql.execution.streaming.state.{SparkVersion, StateStoreConf, StateStoreId}
 
 /** What one provider was initialised with; immutable. */
 private[statestore] final class StoreContext(
@@ -34,7 +34,9 @@ private[statestore] final class StoreContext(
   private val provider = UUID.randomUUID().toString
 
   /** Whether a query runs, and not the state data source or a conversion. */
-  val isOfQuery: Boolean = hadoopConf.get(StoreContext.PartitionsOfQueryKey) != null
+  def isOfQuery: Boolean = partitionsOfQuery.isDefined
+
+  private lazy val partitionsOfQuery = SparkVersion.partitionsOfQuery(hadoopConf)
 
   val checkpointFormat: Int = if (storeConf.enableStateStoreCheckpointIds) 2 else 1
 
@@ -52,9 +54,7 @@ private[statestore] final class StoreContext(
 
   /** State partitions; None where nobody says (the state data source). */
   def numPartitions: Option[Int] =
-    Option(hadoopConf.get(StoreContext.PartitionsOfQueryKey))
-      .orElse(Option(hadoopConf.get(StoreContext.NumPartitionsKey)))
-      .map(_.toInt)
+    partitionsOfQuery.orElse(Option(hadoopConf.get(StoreContext.NumPartitionsKey)).map(_.toInt))
 
   def numPartitionsOfTask: Int =
     numPartitions.getOrElse(Option(TaskContext.get()).map(_.numPartitions()).getOrElse(1))
@@ -111,8 +111,6 @@ private[statestore] final class StoreContext(
 }
 
 private[statestore] object StoreContext {
-  private val PartitionsOfQueryKey = "spark.sql.streaming.internal.stateStore.partitions"
-
   /** Key of Hadoop's configuration: the number of state partitions where no query runs. */
   val NumPartitionsKey = "statestore.numPartitions"
 }

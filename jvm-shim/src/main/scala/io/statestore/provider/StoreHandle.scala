@@ -27,7 +27,8 @@ private[statestore] final class StoreHandle(
     counters: HandleCounters,
     loadedEmpty: Boolean,
     readOnly: Boolean)
-    extends StateStore {
+    extends StateStore
+    with StoreMembers {
   private val base = view.version
   private val keyGroups = new KeyGroups(view.maxParallelism)
   private var overlay = new Overlay(
@@ -62,6 +63,8 @@ private[statestore] final class StoreHandle(
   }
 
   def isOpen: Boolean = accepting
+
+  def isOfThisTask: Boolean = task != null && (task eq TaskContext.get())
 
   // ---- reading ----
 
@@ -259,13 +262,12 @@ private[statestore] final class StoreHandle(
 
   override def metrics: StateStoreMetrics = {
     val shown = committed.map(_.numKeys).getOrElse(view.numKeys)
-    val snapshot = provider.lastSnapshotVersion
-    StateStoreMetrics(
+    SparkVersion.metrics(
       shown,
       if (holdsView) view.heapBytes + overlay.heapBytes else provider.memoryUsedBytes(view),
       counters.toMap,
-      Map(
-        StoreMetrics.SnapshotLastUploaded.withNewId(id.partitionId, id.storeName) -> snapshot))
+      id,
+      provider.lastSnapshotVersion)
   }
 
   override def getStateStoreCheckpointInfo(): StateStoreCheckpointInfo = {
@@ -380,7 +382,7 @@ private[statestore] final class StoreHandle(
 
   private def validate(key: UnsafeRow, value: UnsafeRow): Unit = {
     val family = context.defaultFamily
-    StateStoreProvider.validateStateRowFormat(
+    SparkVersion.validateRow(
       key, family.spec.keySchema, value, family.valueSchema, id, context.storeConf)
     validated = true
   }

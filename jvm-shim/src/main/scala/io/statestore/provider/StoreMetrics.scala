@@ -64,8 +64,6 @@ private[statestore] object StoreMetrics {
     DeltaRows, DeltaDeletes, DeltaBytes, VersionBytes, EngineRss, EngineRocksDB, EngineMs,
     PublishMs, ApplyMs, EngineCalls, SnapshotVersion, SnapshotBytes, SnapshotMs, Snapshots,
     FilesRead, RollBacks, OverlayBytes, SpilledRuns, NotRescalable) ++ Requests.map(_._2)
-
-  val SnapshotLastUploaded = StateStoreSnapshotLastUploadInstanceMetric()
 }
 
 /** What happened for one handle, in the units of `StoreMetrics`. */

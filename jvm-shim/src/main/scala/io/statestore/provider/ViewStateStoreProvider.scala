@@ -4,7 +4,7 @@ import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
-import io.statestore.{Background, EngineUnavailableException, ShimErrors, ShimOptions}
+import io.statestore.{Background, EngineUnavailableException, Resources, ShimErrors, ShimOptions}
 import io.statestore.engine.QueryRuns
 import io.statestore.view.{ColumnFamily, CommittedView, ViewAdvance}
 import org.apache.hadoop.conf.Configuration
@@ -22,8 +22,11 @@ import org.apache.spark.sql.types.StructType
  */
 abstract class ViewStateStoreProvider(backend: String)
     extends StateStoreProvider
+    with ProviderMembers
     with SupportsFineGrainedReplay
     with Logging {
+
+  Resources.checkSpark()
 
   // The driver makes an instance to ask for metric names while it plans, before any task runs.
   if (QueryRuns.offer()) Leases.watch()
@@ -35,6 +38,7 @@ abstract class ViewStateStoreProvider(backend: String)
   private val lock = new Object
   private var current: CommittedView = _
   private var appliedInMs = 0L
+  private var lastRead: StoreHandle = _
   private var pending: ViewAdvance = _ // what `current` is still to be brought to
   @volatile private var registered = Map.empty[String, ColumnFamily]
   @volatile private var snapshotVersion = -1L
@@ -85,9 +89,6 @@ abstract class ViewStateStoreProvider(backend: String)
 
   override def supportedCustomMetrics: Seq[StateStoreCustomMetric] = StoreMetrics.All
 
-  override def supportedInstanceMetrics: Seq[StateStoreInstanceMetric] =
-    Seq(StoreMetrics.SnapshotLastUploaded)
-
   override def getStore(
       version: Long,
       stateStoreCkptId: Option[String],
@@ -97,8 +98,15 @@ abstract class ViewStateStoreProvider(backend: String)
     handle.upgrade(forceSnapshotOnCommit)
   }
 
-  override def getReadStore(version: Long, uniqueId: Option[String]): ReadStateStore =
-    openHandle(version, uniqueId, readOnly = true, loadEmpty = false)
+  override def getReadStore(version: Long, uniqueId: Option[String]): ReadStateStore = {
+    val handle = openHandle(version, uniqueId, readOnly = true, loadEmpty = false)
+    lock.synchronized { lastRead = handle }
+    handle
+  }
+
+  /** The read store that the running task has opened last, while it is open. */
+  def readStoreOfTask: Option[ReadStateStore] =
+    lock.synchronized(Option(lastRead).filter(handle => handle.isOpen && handle.isOfThisTask))
 
   /**
    * Spark may hand in the read store of another operator of the same task (it keeps one per
@@ -219,6 +227,7 @@ abstract class ViewStateStoreProvider(backend: String)
   private[statestore] def release(view: CommittedView, advance: Option[ViewAdvance]): Unit =
     lock.synchronized {
       view.release()
+      if (lastRead != null && !lastRead.isOpen) lastRead = null
       advance.foreach { wanted =>
         if (view.openHandles > 0) {
           forget(view)
@@ -249,10 +258,8 @@ abstract class ViewStateStoreProvider(backend: String)
     lock.synchronized {
       latest = Some((done.version.number, done.version.checkpointId))
     }
-    if (context.storeConf.commitValidationEnabled) {
-      StateStore.reportCommitToCoordinator(
-        done.version.number, context.storeId, context.hadoopConf)
-    }
+    SparkVersion.reportCommit(
+      done.version.number, context.storeId, context.storeConf, context.hadoopConf)
     noteSnapshot(done.snapshot)
   }
 
@@ -368,12 +375,12 @@ abstract class ViewStateStoreProvider(backend: String)
     val version = snapshot.get("version").asLong
     if (version > snapshotVersion) {
       snapshotVersion = version
-      if (context.storeConf.reportSnapshotUploadLag) {
+      if (SparkVersion.reportsSnapshots(context.storeConf)) {
         // Of a commit that is durable whether the driver hears of its snapshot or not.
         try {
           val id = StateStoreProviderId(
             context.storeId, StateStoreInternals.runId(context.hadoopConf))
-          StateStoreInternals.reportSnapshot(id, version, System.currentTimeMillis())
+          SparkVersion.reportSnapshot(id, version, System.currentTimeMillis())
         } catch {
           case NonFatal(e) =>
             logWarning(s"snapshot was not reported: store=${context.directory}", e)

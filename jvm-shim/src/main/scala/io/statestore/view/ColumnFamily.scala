@@ -26,11 +26,11 @@ private[statestore] final case class ColumnFamily(
     node.put("id", id).put("name", name)
     node.put("key_schema", spec.keySchema.json).put("value_schema", valueSchema.json)
     val (encoder, numPrefixColumns, ordinals) = spec match {
+      case TimestampAsPrefixKeyStateEncoderSpec(_) => ("timestamp-prefix", 0, Nil)
+      case TimestampAsPostfixKeyStateEncoderSpec(_) => ("timestamp-postfix", 0, Nil)
       case _: NoPrefixKeyStateEncoderSpec => ("no-prefix", 0, Nil)
       case s: PrefixKeyScanStateEncoderSpec => ("prefix", s.numColsPrefixKey, Nil)
       case s: RangeKeyScanStateEncoderSpec => ("range", 0, s.orderingOrdinals)
-      case _: TimestampAsPrefixKeyStateEncoderSpec => ("timestamp-prefix", 0, Nil)
-      case _: TimestampAsPostfixKeyStateEncoderSpec => ("timestamp-postfix", 0, Nil)
     }
     node.put("encoder", encoder).put("num_prefix_columns", numPrefixColumns)
     val array = node.putArray("ordering_ordinals")
@@ -132,9 +132,9 @@ private[statestore] final class KeyCodec(family: ColumnFamily) {
 
   def supportsPrefixScan: Boolean = encoder != null && encoder.supportPrefixKeyScan
 
-  def supportsRangeScan: Boolean = encoder != null && encoder.supportsRangeScan
+  def supportsRangeScan: Boolean = encoder != null && SparkVersion.supportsRangeScan(encoder)
 
-  def supportsDeleteRange: Boolean = encoder != null && encoder.supportsDeleteRange
+  def supportsDeleteRange: Boolean = encoder != null && SparkVersion.supportsDeleteRange(encoder)
 
   def encodePrefix(prefix: UnsafeRow): Array[Byte] = encoder.encodePrefixKey(prefix)
 

@@ -16,13 +16,12 @@ import org.apache.spark.deploy.SparkHadoopUtil
 import org.apache.spark.rpc.{IsolatedThreadSafeRpcEndpoint, RpcCallContext, RpcEnv}
 import org.apache.spark.scheduler.{SparkListener, SparkListenerApplicationEnd}
 import org.apache.spark.sql
-import org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.streaming.runtime.{
   StreamExecution, StreamingCheckpointConstants}
-import org.apache.spark.sql.internal.{SQLConf, SharedState}
+import org.apache.spark.sql.internal.{SharedState, SQLConf, SQLConfEntries}
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.util.{NextIterator, RpcUtils, Utils}
 
@@ -34,16 +33,10 @@ object StateStoreInternals {
 
   /** Run ID of the query whose task uses `hadoopConf`. */
   def runId(hadoopConf: Configuration): UUID =
-    UUID.fromString(StateStoreProvider.getRunId(hadoopConf))
+    UUID.fromString(hadoopConf.get(StreamExecution.RUN_ID_KEY))
 
-  /**
-   * Tell the coordinator on the driver that a snapshot of `version` is durable. Does nothing where
-   * no coordinator can be reached.
-   *
-   * @param timestampMs when it became durable, milliseconds since the epoch
-   */
-  def reportSnapshot(provider: StateStoreProviderId, version: Long, timestampMs: Long): Unit =
-    StateStoreProvider.coordinatorRef.foreach(_.snapshotUploaded(provider, version, timestampMs))
+  /** Whether this Spark has a condition. */
+  def isCondition(name: String): Boolean = SparkThrowableHelper.isValidErrorClass(name)
 
   /**
    * An error of one of Spark's conditions. Its text is Spark's, and then the cause's.
@@ -142,11 +135,12 @@ object StateStoreInternals {
   /** On the driver: the active stateful queries of those sessions over some providers' classes. */
   def statefulQueries(isWanted: String => Boolean): Set[StatefulQuery] = for {
     query <- activeQueries
-    conf = query.sparkSessionForStream.sessionState.conf
+    session = SparkVersion.sessionOf(query).sessionState
+    conf = session.conf
     if isWanted(conf.stateStoreProviderClass)
-    if query.analyzedPlan.exists(UnsupportedOperationChecker.isStatefulOperation)
+    if query.analyzedPlan.exists(SparkVersion.isStateful)
   } yield {
-    val hadoopConf = query.sparkSessionForStream.sessionState.newHadoopConf()
+    val hadoopConf = session.newHadoopConf()
     hadoopConf.set(StreamExecution.RUN_ID_KEY, query.runId.toString)
     StatefulQuery(
       query.runId.toString,
@@ -170,7 +164,7 @@ object StateStoreInternals {
     id <- Option(session.sparkContext.getLocalProperty(StreamExecution.QUERY_ID_KEY))
     query <- Option(session.sharedState.activeStreamingQueries.get(UUID.fromString(id)))
     conf = session.sessionState.conf
-    pinned <- conf.getConf(SQLConf.STATEFUL_SHUFFLE_PARTITIONS_INTERNAL)
+    pinned <- SparkVersion.pinnedPartitions(conf)
     asked = conf.defaultNumShufflePartitions
     if asked != pinned && conf.contains(SQLConf.SHUFFLE_PARTITIONS.key) && toldRuns.add(query)
   } yield (query.resolvedCheckpointRoot, pinned, asked)
@@ -188,7 +182,7 @@ object StateStoreInternals {
    * @throws java.io.IOException there is no such file, or it cannot be read
    */
   def readStateSchema(store: StateStoreId, hadoopConf: Configuration): (StructType, StructType) = {
-    val file = StateSchemaCompatibilityChecker.schemaFile(store.storeCheckpointLocation())
+    val file = new Path(store.storeCheckpointLocation(), "_metadata/schema")
     val in = file.getFileSystem(hadoopConf).open(file)
     try {
       val schema = StateSchemaCompatibilityChecker.readSchemaFile(in)
@@ -199,7 +193,7 @@ object StateStoreInternals {
 
   /** Every configuration key that Spark SQL knows, alternative spellings included. */
   lazy val sqlConfKeys: Set[String] =
-    SQLConf.getConfigEntries().asScala.flatMap(entry => entry.key :: entry.alternatives).toSet
+    SQLConfEntries.all.flatMap(entry => entry.key :: entry.alternatives).toSet
 }
 
 /** An active query with state; `stateDirectory` is the `state` directory of its checkpoint. */

@@ -1,0 +1,69 @@
+package org.apache.spark.sql.execution.streaming.state
+
+import org.apache.hadoop.conf.Configuration
+
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
+import org.apache.spark.sql.classic.SparkSession
+import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
+import org.apache.spark.sql.internal.SQLConf
+import org.apache.spark.sql.types.StructType
+
+/**
+ * What is called otherwise, or is not there, in some versions of Spark. `SparkVersion`, which is
+ * bound to one, makes the calls; so does what a version lets the shim override, `StoreMembers` and
+ * `ProviderMembers`, which declare what an older version does not.
+ */
+trait SparkCalls {
+
+  /** Metrics of a store; with the newest snapshot's version where Spark has a place for it. */
+  def metrics(
+      numKeys: Long,
+      memoryUsedBytes: Long,
+      custom: Map[StateStoreCustomMetric, Long],
+      id: StateStoreId,
+      snapshot: Long): StateStoreMetrics
+
+  /** Refuses a row that is not of the schemas, as Spark's own providers do. */
+  def validateRow(
+      key: UnsafeRow,
+      keySchema: StructType,
+      value: UnsafeRow,
+      valueSchema: StructType,
+      id: StateStoreId,
+      conf: StateStoreConf): Unit
+
+  /** Tells the driver that a version is durable, where it asks for that. */
+  def reportCommit(
+      version: Long, id: StateStoreId, conf: StateStoreConf, hadoopConf: Configuration): Unit
+
+  /** Whether the driver wants to know of snapshots. */
+  def reportsSnapshots(conf: StateStoreConf): Boolean
+
+  /**
+   * Tells the coordinator on the driver that a snapshot of `version` is durable. Does nothing where
+   * no coordinator can be reached.
+   *
+   * @param timestampMs when it became durable, milliseconds since the epoch
+   */
+  def reportSnapshot(provider: StateStoreProviderId, version: Long, timestampMs: Long): Unit
+
+  /** The session with the configuration that a query's checkpoint pins. */
+  def sessionOf(query: StreamExecution): SparkSession
+
+  /** Whether a node of a query's plan keeps state. */
+  def isStateful(node: LogicalPlan): Boolean
+
+  /** The number of state partitions that a checkpoint pins, where the session's conf tells. */
+  def pinnedPartitions(conf: SQLConf): Option[Int]
+
+  /** The number of state partitions, in a task of a query; None where no query runs. */
+  def partitionsOfQuery(hadoopConf: Configuration): Option[Int]
+
+  def supportsRangeScan(encoder: RocksDBKeyStateEncoder): Boolean
+
+  def supportsDeleteRange(encoder: RocksDBKeyStateEncoder): Boolean
+
+  /** A store to write version `base + 1` into, with nothing in it where `loadEmpty`. */
+  def storeAt(provider: StateStoreProvider, base: Long, loadEmpty: Boolean): StateStore
+}

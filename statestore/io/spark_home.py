@@ -1,0 +1,36 @@
+"""The Spark that programs of this Python start: that of SPARK_HOME, or else of its pyspark."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+HOME_VARIABLE = "SPARK_HOME"
+_CORE = re.compile(r"spark-core_2\.13-(\d+\.\d+)\..*\.jar")
+
+
+def find_spark_home(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the directory with Spark's `bin` and `jars`; None where there is no Spark.
+
+    Args:
+        environment: Looked up for SPARK_HOME, which need not lead anywhere.
+    """
+    named = environment.get(HOME_VARIABLE)
+    if named:
+        return Path(named)
+    found = find_spec("pyspark")
+    return Path(found.origin).parent if found is not None and found.origin else None
+
+
+def find_spark_minor(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the minor of that Spark, such as 4.1, by its jars; None where there is none.
+
+    Args:
+        environment: Looked up for SPARK_HOME.
+    """
+    home = find_spark_home(environment)
+    names = (path.name for path in Path(home, "jars").glob("spark-core_*")) if home else ()
+    return next((found[1] for found in map(_CORE.fullmatch, names) if found), None)
