@@ -139,6 +139,7 @@ def _start_session(schedule: str, backend: str, work: Path) -> SparkSession:
     is_moved = schedule == "moved"
     conf: dict[str, str | int | float | bool | None] = {
         "spark.master": "local-cluster[2,1,1024]" if is_moved else "local[2]",
+        "spark.deploy.maxExecutorRetries": -1,  # a machine that does other work may starve them
         "spark.local.dir": str(work / "scratch"),
         "spark.locality.wait": "0s",
         "spark.pyspark.python": sys.executable,
