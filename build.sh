@@ -17,7 +17,7 @@ usage: ./build.sh TARGET [ARGUMENT...]
   demo      stream 336,776 real flights, kill the engine and the query, compare every row
   test      run the tests, or pytest with the given arguments
   test-spark MINOR  run Spark's tests on 4.0, 4.1 or 4.2, or pytest with the given arguments
-  test-all  run them with every operator in every combination and on every state backend
+  test-all  run them with every operator in every combination, on every state backend and every Spark
   lint      check style, types, layers, the shim and the generated docs
   bench     measure all providers, results under benchmarks/results/
   chaos     kill, freeze and starve real jobs; every row is counted (--seed, --faults, --minutes)
@@ -159,7 +159,7 @@ case $target in
     shift
     jar
     use_memory_for_scratch
-    if [ $# -eq 0 ]; then set -- -m "not extended" -n 2 --dist loadgroup --no-loadscope-reorder tests/spark; fi
+    if [ $# -eq 0 ]; then set -- -m "not extended or upgrade" -n 2 --dist loadgroup --no-loadscope-reorder tests/spark; fi
     $python -m pytest -p no:benchmark "$@"
     ;;
   test-all)
@@ -168,6 +168,9 @@ case $target in
     failed=0
     run_tests "" || failed=1
     run_other_backends || failed=1
+    for minor in 4.0 4.1 4.2; do
+      ./build.sh test-spark $minor || failed=1
+    done
     $python -m tests.chaos --minutes 5 || failed=1
     exit $failed
     ;;

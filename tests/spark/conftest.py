@@ -57,6 +57,7 @@ state_in_files = pytest.mark.skipif(
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ours: asserts what only this project's provider promises")
+    config.addinivalue_line("markers", "upgrade: goes on with checkpoints of other Sparks")
     config.addinivalue_line("markers", "needs(feature): runs on a Spark that has it, features.py")
     config.addinivalue_line("markers", "lacks(feature): runs on a Spark that has not got it")
 

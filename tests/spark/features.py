@@ -25,6 +25,9 @@ FEATURES = {
     "partition-warning": Feature(
         "4.1", "Spark forgets the number of state partitions that a session asked for"
     ),
+    "merged-row-counts": Feature(
+        "4.1", "Spark's RocksDB provider miscounts rows once a restart has merged values"
+    ),
     "row-api": Feature("4.1", "transformWithState in Python has pandas frames only"),
     "store-calls": Feature("4.2", "the test calls methods that a state store has not got"),
     "to-spark-rocksdb": Feature(

@@ -217,6 +217,8 @@ def test_state_reader_shows_variables_and_timers_as_built_in(
         expected, found = (_state(lane, **variable, batchId=batch) for lane in lanes)
         assert found == expected, variable
         assert found, "no rows: the test tests nothing"
+    rows = [len(_state(lanes[1], **variable)) for variable in (VARIABLES[0], *VARIABLES[2:4])]
+    assert lanes[1].counts("numRowsTotal")[max(lanes[0].batches)] == [sum(rows)]
     expected, found = (
         lane.spark.read.format("state-metadata").load(str(lane.checkpoint)).collect()
         for lane in lanes

@@ -40,7 +40,7 @@ def committed_files(*suffixes: str) -> list[Path]:
         check=True,
     ).stdout.split("\0")
     paths = [ROOT / name for name in sorted(set(listed)) if name]
-    binary = {".arrows", ".sst", ".png", ".gz", ".bin"}
+    binary = {".arrows", ".sst", ".png", ".gz", ".xz", ".bin"}
     return [
         path
         for path in paths
