@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from statestore.checkpoint.operator_metadata import copy_operators
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
     PROVIDER_KEY,
@@ -35,6 +36,7 @@ from statestore.operations.savepoint.conversion import (
     TARGETS,
     ConversionPlan,
     plan_conversion,
+    schema_of,
 )
 from statestore.spark.driver_files import DriverFiles
 
@@ -163,7 +165,7 @@ class Conversion:
         require_not_in_use(source)
         metadata = read_text(source.io, f"{source.path}/{METADATA_NAME}")
         spark = self._sessions.get()
-        _require_spark(self.plan.target, spark.version)
+        _require_spark(self.plan, spark.version)
         copy = self._state_copy(spark)
         with begin_directory(
             self.plan.new, CONVERT, self.plan.checkpoint, options=source.options
@@ -203,6 +205,8 @@ class Conversion:
                     "partition": partition,
                     "name": name,
                     "num_prefix_columns": info.stores[number].num_prefix_columns,
+                    "schema_file": f"{operator}/{schema_of(info.stores[number])}",
+                    "lists": [found.name for found in info.variables if found.kind == "ListState"],
                     "checkpoint_id": ids[partition][number] if ids else None,
                 }
             )
@@ -259,21 +263,28 @@ class Conversion:
 
     def _copy_metadata(self, target: NewDirectory) -> None:
         """Copy what no provider writes: sources, operator metadata and state schemas."""
-        directories = ["sources"]
-        for operator in self.plan.operators:
-            state = f"state/{operator.info.id}"
-            directories.append(f"{state}/_metadata")
-            for store in operator.info.stores:
-                name = "" if store.name == "default" else f"/{store.name}"
-                directories.append(f"{state}/0{name}/_metadata")
         source = self._checkpoint
         names = [
-            f"{directory}/{info.name}"
-            for directory in directories
-            for info in source.io.list_tree(f"{source.path}/{directory}")
+            f"sources/{info.name}"
+            for info in source.io.list_tree(f"{source.path}/sources")
             if "/." not in f"/{info.name}"  # hidden ones are temporary, or checksums of Hadoop's
         ]
-        copy_files(source, target, dict(zip(names, names, strict=True)))
+        for operator in (plan.info for plan in self.plan.operators):
+            for store in operator.stores:
+                # Metadata names every one of them, though it is the newest that holds.
+                files = store.schema_files or (schema_of(store),)
+                names += [f"state/{operator.id}/{file}" for file in files]
+        copy_files(source, target, {name: name for name in names})
+        copy_operators(
+            source.io,
+            source.state_directory,
+            target.io,
+            f"{target.path}/state",
+            f"{hadoop_uri(target.uri)}/state",
+            {plan.info.id: plan.info.id for plan in self.plan.operators},
+            self.plan.num_partitions,
+            self.plan.batch,
+        )
 
     def _write_logs(self, target: NewDirectory, ids: list[str | None]) -> None:
         """Write the entries of the newest committed batch and of those beside it."""
@@ -300,19 +311,26 @@ class Conversion:
                 offsets.replace(planned, entry.with_conf(conf).encode())
 
 
-def _require_spark(target: str, version: str) -> None:
-    """Refuse what a Spark before 4.2 lacks: its RocksDB provider makes no empty store to fill.
+def _require_spark(plan: ConversionPlan, version: str) -> None:
+    """Refuse what a Spark before 4.2 lacks.
+
+    Its RocksDB provider makes no empty store to fill, and no store tells its column families.
 
     Raises:
-        IncompatibleError: The Spark of that version lacks it.
+        IncompatibleError: The Spark of that version lacks what the conversion needs.
     """
-    if target == "spark-rocksdb" and version.startswith(("4.0.", "4.1.")):
+    if not version.startswith(("4.0.", "4.1.")):
+        return
+    message, to_fix = "", "convert with Spark 4.2 or later"
+    if plan.target == "spark-rocksdb":
+        message = "this Spark's RocksDB provider takes no state from elsewhere"
+        to_fix += ", or to spark-hdfs"
+    if any(operator.info.has_families for operator in plan.operators):
+        message = "this Spark's providers do not tell the column families of a store"
+        to_fix = "convert with Spark 4.2 or later"
+    if message:
         raise IncompatibleError(
-            "this Spark's RocksDB provider takes no state from elsewhere",
-            kind="wrong-spark",
-            target=target,
-            spark=version,
-            to_fix="convert with Spark 4.2 or later, or to spark-hdfs",
+            message, kind="wrong-spark", target=plan.target, spark=version, to_fix=to_fix
         )
 
 

@@ -44,6 +44,7 @@ from .queries import (
     one_input,
     two_inputs,
 )
+from .state_variables import EVENT_TIME, everything
 
 pytestmark = pytest.mark.skipif(not OURS, reason="no session with the jar")
 
@@ -63,6 +64,8 @@ FILES = {
     "filesystem": "*.delta.arrows",
     "rocksdb": "*.delta.sst",
 }
+HOUR_MS = 3_600_000
+WITH_TTL = everything("scala", "ProcessingTime", (HOUR_MS, 2 * HOUR_MS, 3 * HOUR_MS))
 GLOBAL = next(query for query in AGGREGATIONS if "global" in query.name)
 
 
@@ -74,6 +77,7 @@ def _cases() -> list[Any]:
         (LIMITS[0], ("heap", "spark-hdfs", "rocksdb")),
         # Spark's RocksDB provider asserts on another operator's read store.
         (AGGREGATION_THEN_DEDUP, ("spark-hdfs", "rocksdb", "spark-hdfs")),
+        (EVENT_TIME, ("spark-rocksdb", "filesystem", "spark-rocksdb")),
     ]
     every = [
         (query, names)
@@ -82,6 +86,12 @@ def _cases() -> list[Any]:
         if not query.name.startswith("join-") or not query.name.endswith("format-1")
         for names in ROUND_TRIPS
         if query is not AGGREGATION_THEN_DEDUP or "spark-rocksdb" not in names
+    ]
+    every += [
+        (EVENT_TIME, ("heap", "spark-rocksdb", "rocksdb")),
+        (EVENT_TIME, ("rocksdb", "spark-rocksdb", "filesystem")),
+        (WITH_TTL, ("spark-rocksdb", "rocksdb", "spark-rocksdb")),
+        (WITH_TTL, ("filesystem", "spark-rocksdb", "filesystem")),
     ]
     return [
         pytest.param(
@@ -152,7 +162,7 @@ def _assert_round_trip(
     """
     query = _in_runs(query, *[1] * len(names))
     provider = {**TARGETS, **PROVIDERS}[names[0]]
-    reference, lane = make_lane(query, HDFS), make_lane(query, provider, conf)
+    reference, lane = make_lane(query, query.built_in), make_lane(query, provider, conf)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_plan, reference)
         for index, (name, batches) in enumerate(zip(names, query.plan, strict=True)):

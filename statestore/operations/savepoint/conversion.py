@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.operator_metadata import OperatorInfo
+from statestore.checkpoint.operator_metadata import OperatorInfo, StoreInfo
 from statestore.codec.partition_key import is_single
 from statestore.codec.trailer import ColumnFamily, StoreName
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
@@ -172,14 +172,14 @@ def _operators(checkpoint: Checkpoint) -> tuple[OperatorPlan, ...]:
     """Return every operator with state, after a check that no other state is there."""
     infos = checkpoint.operators
     for info in infos:
-        if info.has_families:
+        if info.has_families and not info.variables:
             raise IncompatibleError(
-                "an operator keeps its state in column families",
+                "an operator keeps no state variables in its column families",
                 checkpoint=checkpoint.uri,
                 operator=info.id,
                 name=info.name,
-                to_fix="stay with the provider that it has: transformWithState and the newer join "
-                "formats are not converted",
+                to_fix="stay with the provider that it has: joins of state format 3 and 4 are not "
+                "converted",
             )
     checkpoint.require_metadata(checkpoint.newest_version)
     if not infos:
@@ -191,17 +191,25 @@ def _operators(checkpoint: Checkpoint) -> tuple[OperatorPlan, ...]:
     return tuple(_operator(checkpoint, info) for info in infos)
 
 
+def schema_of(store: StoreInfo) -> str:
+    """Return the path of a store's newest state schema below its operator's directory."""
+    if store.schema_files:
+        return store.schema_files[-1]
+    return f"0/{store.name}/_metadata/schema".replace("/default/", "/")
+
+
 def _operator(checkpoint: Checkpoint, info: OperatorInfo) -> OperatorPlan:
     """Return what is to convert of an operator, whichever provider wrote it, wherever it is."""
+    if info.has_families:  # the schemas were looked for with the metadata
+        return OperatorPlan(info, checkpoint.num_partitions)
     for store in info.stores:
-        directory = f"{checkpoint.state_directory}/{info.id}/0"
-        name = "" if store.name == "default" else f"/{store.name}"
-        schema = f"{directory}{name}/_metadata"
-        if all(file.name != "schema" for file in checkpoint.io.list(schema)):
+        schema = f"{checkpoint.state_directory}/{info.id}/{schema_of(store)}"
+        directory, _, name = schema.rpartition("/")
+        if all(file.name != name for file in checkpoint.io.list(directory)):
             raise NotFoundError(
                 "a store has no state schema",
                 kind="file-not-found",
-                file=f"{schema}/schema",
+                file=schema,
                 to_fix="run a batch of the query with spark.sql.streaming.stateStore."
                 "stateSchemaCheck=true, which writes it",
             )

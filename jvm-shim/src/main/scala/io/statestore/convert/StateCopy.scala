@@ -13,7 +13,6 @@ import org.apache.hadoop.fs.Path
 import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata
 import org.apache.spark.sql.execution.streaming.state._
-import org.apache.spark.sql.types.StructType
 import org.apache.spark.util.SerializableConfiguration
 
 /**
@@ -23,7 +22,8 @@ import org.apache.spark.util.SerializableConfiguration
  *
  * @param requestJson what `statestore/spark/convert.py` asks for: `version`, `num_partitions`,
  *                    `conf` (pinned by the offset log, and the checkpoint format), `source` and
- *                    `target` (`checkpoint`, `provider`), and `stores`
+ *                    `target` (`checkpoint`, `provider`), and `stores`, each with the
+ *                    `schema_file` of its column families and those that are `lists`
  */
 final class StateCopy(spark: SparkSession, requestJson: String) {
   private[this] val request = Json.readObject(requestJson)
@@ -37,7 +37,7 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
     spark.sparkContext.broadcast(new SerializableConfiguration(hadoopConf))
   private[this] val source = newSide("source")
   private[this] val target = newSide("target")
-  private[this] val schemas = mutable.HashMap.empty[(Long, String), (StructType, StructType)]
+  private[this] val families = mutable.HashMap.empty[String, Seq[CopiedFamily]]
   private[this] val stores = request.get("stores").elements.asScala.map(newStore).toIndexedSeq
 
   /**
@@ -79,21 +79,31 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
   def cancel(): Unit = spark.sparkContext.cancelJobGroup(group)
 
   private def newStore(node: JsonNode): CopiedStore = {
-    val operator = node.get("operator").asLong
-    val name = node.get("name").asText
-    val (keySchema, valueSchema) = schemas.getOrElseUpdate(
-      (operator, name),
-      StateStoreInternals.readStateSchema(
-        StateStoreId(source.root, operator, StateStore.PARTITION_ID_TO_CHECK_SCHEMA, name),
-        hadoopConf))
+    val (defaults, others) = families
+      .getOrElseUpdate(node.get("schema_file").asText, readFamilies(node))
+      .partition(_.name == StateStore.DEFAULT_COL_FAMILY_NAME)
     CopiedStore(
-      operator,
+      node.get("operator").asLong,
       node.get("partition").asInt,
-      name,
-      keySchema,
-      valueSchema,
-      node.get("num_prefix_columns").asInt,
+      node.get("name").asText,
+      defaults.head,
+      others,
       textOf(node.get("checkpoint_id")))
+  }
+
+  private def readFamilies(node: JsonNode): Seq[CopiedFamily] = {
+    val file = new Path(source.root, node.get("schema_file").asText)
+    val lists = node.get("lists").elements.asScala.map(_.asText).toSet
+    val numPrefixColumns = node.get("num_prefix_columns").asInt
+    StateStoreInternals.readStateSchemas(file, hadoopConf).map { schema =>
+      // Files of stores with one column family do not tell how its keys are kept.
+      val spec = schema.keyStateEncoderSpec.getOrElse {
+        if (numPrefixColumns == 0) NoPrefixKeyStateEncoderSpec(schema.keySchema)
+        else PrefixKeyScanStateEncoderSpec(schema.keySchema, numPrefixColumns)
+      }
+      val name = schema.colFamilyName
+      CopiedFamily(name, schema.keySchema, spec, schema.valueSchema, lists(name))
+    }
   }
 
   private def newSide(name: String): CopySide = {

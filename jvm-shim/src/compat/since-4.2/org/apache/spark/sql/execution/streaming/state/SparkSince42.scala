@@ -16,4 +16,6 @@ object SparkVersion extends SparkSince41 {
 
   override def storeAt(provider: StateStoreProvider, base: Long, loadEmpty: Boolean): StateStore =
     provider.getStore(base, loadEmpty = loadEmpty)
+
+  override def familiesOf(store: ReadStateStore): Set[String] = store.allColumnFamilyNames
 }

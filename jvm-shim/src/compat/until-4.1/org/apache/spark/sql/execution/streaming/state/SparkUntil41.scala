@@ -98,6 +98,10 @@ trait SparkUntil41 extends SparkCalls {
         ours.getStore(base, None, forceSnapshotOnCommit = false, loadEmpty)
       case other => other.getStore(base)
     }
+
+  override def familiesOf(store: ReadStateStore): Set[String] =
+    throw new UnsupportedOperationException("a store does not tell its column families: " +
+      "spark=4.0 or 4.1. To fix: use Spark 4.2 or later")
 }
 
 private object SparkUntil41 {

@@ -66,4 +66,7 @@ trait SparkCalls {
 
   /** A store to write version `base + 1` into, with nothing in it where `loadEmpty`. */
   def storeAt(provider: StateStoreProvider, base: Long, loadEmpty: Boolean): StateStore
+
+  /** The column families that a store has, of whatever provider. */
+  def familiesOf(store: ReadStateStore): Set[String]
 }

@@ -22,7 +22,6 @@ import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.streaming.runtime.{
   StreamExecution, StreamingCheckpointConstants}
 import org.apache.spark.sql.internal.{SharedState, SQLConf, SQLConfEntries}
-import org.apache.spark.sql.types.StructType
 import org.apache.spark.util.{NextIterator, RpcUtils, Utils}
 
 /** The few members of Spark that only its own packages can see, and nothing else. */
@@ -177,18 +176,14 @@ object StateStoreInternals {
     Collections.synchronizedSet(Collections.newSetFromMap(new WeakHashMap[SharedState, JBoolean]))
 
   /**
-   * Key and value schema of the default column family, from a store's state schema file.
+   * The column families of a state schema file.
    *
    * @throws java.io.IOException there is no such file, or it cannot be read
    */
-  def readStateSchema(store: StateStoreId, hadoopConf: Configuration): (StructType, StructType) = {
-    val file = new Path(store.storeCheckpointLocation(), "_metadata/schema")
+  def readStateSchemas(file: Path, hadoopConf: Configuration): Seq[StateStoreColFamilySchema] = {
     val in = file.getFileSystem(hadoopConf).open(file)
-    try {
-      val schema = StateSchemaCompatibilityChecker.readSchemaFile(in)
-        .find(_.colFamilyName == StateStore.DEFAULT_COL_FAMILY_NAME).get
-      (schema.keySchema, schema.valueSchema)
-    } finally in.close()
+    try StateSchemaCompatibilityChecker.readSchemaFile(in)
+    finally in.close()
   }
 
   /** Every configuration key that Spark SQL knows, alternative spellings included. */
