@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import tempfile
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.ipc as ipc
 
-from statestore.backends.rocksdb.database import local_errors
-from statestore.backends.rocksdb.merging import read_rows
+from statestore.backends.rocksdb.database import ingest_files, local_errors
+from statestore.backends.rocksdb.merging import database_of, lay_out, open_sst, read_rows
+from statestore.backends.rocksdb.sst import KEY_GROUP_BYTES, encode_key
 from statestore.checkpoint.restore import check_first_change
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
-from statestore.codec.rows import SCHEMA, batch_from_rows, split_for_blocks
+from statestore.codec.rows import MERGE, SCHEMA, Row, batch_from_rows, split_for_blocks
 from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import StateFile, describe_stream
 from statestore.core.errors import IncompatibleError
+from statestore.core.options import StateStoreOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from rocksdict import Options
+
     from statestore.backends.rocksdb.sst import Memory
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.trailer import FileRef
+    from statestore.core.key_groups import KeyGroupSet
 
 
 def write_changes(
@@ -31,6 +40,9 @@ def write_changes(
     memory: Memory,
 ) -> list[tuple[int, StateFile]]:
     """Write the deltas of a range of versions as Arrow files; oldest first.
+
+    Of a key with several values a delta has them all. Where a batch only added to them, the file
+    has what it added, as a merge: for that the state before the range is read too.
 
     Args:
         location: The store.
@@ -58,16 +70,74 @@ def write_changes(
                 "a query whose change feed is to be read",
             )
     check_first_change(location, deltas, start_version)
-    return [(file.trailer.version, _write(location, file, directory, memory)) for file in files]
+    with ExitStack() as stack:
+        lists = None
+        if any(family.multi_values for file in files for family in file.trailer.column_families):
+            lists = stack.enter_context(_lists_before(location, files[0], memory, directory))
+        return [
+            (file.trailer.version, _write(location, file, directory, memory, lists))
+            for file in files
+        ]
+
+
+class _Lists:
+    """The lists before a delta. The delta itself has whole lists, however few values are new."""
+
+    def __init__(self, location: StoreLocation, directory: str, options: Options) -> None:
+        self._location = location
+        self._directory = directory
+        self._options = options
+        self._database = database_of((), directory, options)
+
+    def follow(self, refs: Iterable[FileRef], owned: KeyGroupSet) -> None:
+        """Take in files that lead to the next version, oldest first."""
+        path = f"{self._directory}/next.sst"
+        for ref in refs:
+            copy = lay_out(open_sst(self._location, ref), ref, owned, path, self._options)
+            ingest_files(self._database, filter(None, [copy.path]))
+
+    def without_known(self, row: Row) -> Row:
+        """Return a put of a list as a merge of the values that are new, where it only adds some."""
+        before = self._database.get(encode_key(row.column_family, row.key))
+        known = before[KEY_GROUP_BYTES:] if before is not None else b""
+        if row.value is None or not known or row.value == known or not row.value.startswith(known):
+            return row
+        return replace(row, op=MERGE, value=row.value[len(known) :])
+
+    def close(self) -> None:
+        self._database.close()
+
+
+@contextmanager
+def _lists_before(
+    location: StoreLocation, delta: PublishedFile, memory: Memory, scratch_directory: str
+) -> Iterator[_Lists]:
+    with tempfile.TemporaryDirectory(prefix="lists-", dir=scratch_directory) as directory:
+        lists = _Lists(location, directory, memory.options(StateStoreOptions()))
+        try:
+            lists.follow(delta.trailer.files, delta.trailer.key_groups)
+            yield lists
+        finally:
+            lists.close()
 
 
 def _write(
-    location: StoreLocation, file: PublishedFile, directory: str, memory: Memory
+    location: StoreLocation,
+    file: PublishedFile,
+    directory: str,
+    memory: Memory,
+    lists: _Lists | None,
 ) -> StateFile:
     trailer = file.trailer
     path = f"{directory}/{trailer.version}.arrows"
     with local_errors("write to the local disk", path):
         rows = list(read_rows(location, file.ref, memory, directory))
+        if lists is not None:
+            of_lists = {family.id for family in trailer.column_families if family.multi_values}
+            rows = [
+                lists.without_known(row) if row.column_family in of_lists else row for row in rows
+            ]
+            lists.follow([file.ref], trailer.key_groups)
         batch = batch_from_rows(rows, trailer.max_parallelism)
         with ipc.new_stream(path, SCHEMA) as stream:
             for block in split_for_blocks(batch):

@@ -29,7 +29,7 @@ from statestore.codec.trailer import VersionRef
 from statestore.core.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rocksdict import Options
 
@@ -197,7 +197,7 @@ class LocalDatabase:
             self._take_in(self._waiting[:-1])
             self._take_in(self._waiting, has_view=self.at == version and not sst_paths)
             self._is_mixed = self._is_mixed or is_mixed
-            _ingest_files(self._require(), sst_paths)
+            ingest_files(self._require(), sst_paths)
             return self._make_view(version)
 
     def compact(self) -> None:
@@ -265,7 +265,7 @@ class LocalDatabase:
         if not steps:
             return
         steps = list(steps)
-        _ingest_files(self._require(), [str(step.path) for step in steps if step.path is not None])
+        ingest_files(self._require(), [str(step.path) for step in steps if step.path is not None])
         del self._waiting[: len(steps)]
         self._ingested = steps[-1].version
         if not has_view:
@@ -336,12 +336,14 @@ class LocalDatabase:
         return self._views[version]
 
 
-def _ingest_files(database: Rdict, paths: Sequence[str]) -> None:
+def ingest_files(database: Rdict, paths: Iterable[str]) -> None:
+    """Take in SSTs, oldest first; they are gone afterwards."""
+    paths = list(paths)
     if not paths:
         return
     move = IngestExternalFileOptions()
     move.set_move_files(True)
-    database.ingest_external_file(list(paths), opts=move)
+    database.ingest_external_file(paths, opts=move)
     # Links where the file system can, copies where it cannot.
     for path in paths:
         Path(path).unlink(missing_ok=True)

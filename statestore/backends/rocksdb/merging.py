@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocksdict import IngestExternalFileOptions, Rdict
+from rocksdict import Rdict
 
 from statestore.backends.rocksdb import sst
-from statestore.backends.rocksdb.database import local_errors
+from statestore.backends.rocksdb.database import ingest_files, local_errors
 from statestore.checkpoint.layout import store_of_path
 from statestore.checkpoint.lineage import check_ref, check_store, make_ref
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
@@ -208,11 +208,7 @@ def merge_files(
 def database_of(copies: Sequence[str | None], directory: str, options: Options) -> Rdict:
     """Return a database of its own that holds what SSTs make together, oldest first."""
     database = Rdict(f"{directory}/db", options)
-    paths = [path for path in copies if path is not None]
-    if paths:
-        move = IngestExternalFileOptions()
-        move.set_move_files(True)
-        database.ingest_external_file(paths, opts=move)
+    ingest_files(database, filter(None, copies))
     return database
 
 
