@@ -21,12 +21,11 @@ import org.apache.spark.sql.types.StructType
  * view of its own and the open handles keep the old one.
  */
 abstract class ViewStateStoreProvider(backend: String)
-    extends StateStoreProvider
+    extends OfOneSpark
+    with StateStoreProvider
     with ProviderMembers
     with SupportsFineGrainedReplay
     with Logging {
-
-  Resources.checkSpark()
 
   // The driver makes an instance to ask for metric names while it plans, before any task runs.
   if (QueryRuns.offer()) Leases.watch()
@@ -395,4 +394,9 @@ private object ViewStateStoreProvider {
   /** Advance views. */
   private lazy val background = Background.threads(
     "statestore-advance", math.max(1, Runtime.getRuntime.availableProcessors / 2))
+}
+
+/** Checks the Spark before the constructor of a trait of Spark's calls what another Spark lacks. */
+private[provider] abstract class OfOneSpark {
+  Resources.checkSpark()
 }
