@@ -113,7 +113,7 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
     // With the values that are meant where an older Spark pinned nothing.
     OffsetSeqMetadata.setSessionConf(OffsetSeqMetadata(0L, 0L, pinned.toMap), conf)
     val provider = node.get("provider").asText
-    (StateCopy.Settings ++ pinned + (StateCopy.Prefix + "providerClass" -> provider))
+    (StateCopy.settings ++ pinned + (StateCopy.Prefix + "providerClass" -> provider))
       .foreach { case (key, value) => conf.setConfString(key, value) }
     // The source's own placement says where its state is; the target's state is in its directory.
     conf.unsetConf(StateCopy.Prefix + "checkpointStorage")
@@ -128,11 +128,13 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
 private object StateCopy {
   val Prefix = "spark.sql.streaming.stateStore."
 
-  /** No query runs: rows are copied as they are, and no coordinator waits for reports. */
-  val Settings: Map[String, String] = Map(
+  /** No coordinator waits for reports, which Spark 4.0 has no settings for. */
+  private val Reports = Seq("commitValidation.enabled", "coordinatorReportSnapshotUploadLag")
+    .map(Prefix + _).filter(StateStoreInternals.sqlConfKeys).map(_ -> "false")
+
+  /** No query runs: rows are copied as they are. */
+  val settings: Map[String, String] = Reports.toMap ++ Map(
     "formatValidation.enabled" -> "false",
-    "commitValidation.enabled" -> "false",
-    "coordinatorReportSnapshotUploadLag" -> "false",
     "rocksdb.changelogCheckpointing.enabled" -> "false", // a commit writes all files itself
     // It asks for the key of every put. A query that tracks counts when it loads such a version.
     "rocksdb.trackTotalNumberOfRows" -> "false"
