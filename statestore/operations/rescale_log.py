@@ -2,9 +2,9 @@
 
 A rescale is a batch that reads nothing: its entry of the offset log is that of the batch before
 with another `spark.sql.shuffle.partitions`, as in Spark's own repartition. Planned but not
-committed it is unfinished, and Spark refuses to start the query; committed it is what the next
-batch goes on from. Only the offset log's conf decides; `numPartitions` of the operator metadata is
-for people.
+committed it is unfinished, and Spark refuses to start the query, or before Spark 4.2 the provider
+does; committed it is what the next batch goes on from. Only the offset log's conf decides;
+`numPartitions` of the operator metadata is for people.
 """
 
 from __future__ import annotations

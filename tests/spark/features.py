@@ -14,26 +14,79 @@ class Feature:
     Attributes:
         since: The first minor with it.
         reason: Why it is not there before.
+        shown: What docs/spark.md says that it is; None where it is of no interest to users.
+        older, newer: What that page says of the minors without and with it.
     """
 
     since: str
     reason: str
+    shown: str | None = None
+    older: str = "no"
+    newer: str = "yes"
+
+    def is_in(self, version: str) -> bool:
+        """Whether a Spark has it, a minor or a release."""
+        return _number(version) >= _number(self.since)
 
 
 FEATURES = {
-    "commit-reports": Feature("4.1", "Spark's driver asks for no reports of commits and snapshots"),
+    "row-api": Feature(
+        "4.1",
+        "transformWithState in Python has pandas frames only",
+        "`transformWithState` in Python",
+        older="pandas",
+        newer="pandas, rows",
+    ),
+    "commit-reports": Feature(
+        "4.1",
+        "Spark's driver asks for no reports of commits and snapshots",
+        "commits are validated, lagging stores told",
+    ),
     "partition-warning": Feature(
-        "4.1", "Spark forgets the number of state partitions that a session asked for"
+        "4.1",
+        "Spark forgets the number of state partitions that a session asked for",
+        "a warning that `spark.sql.shuffle.partitions` is asked for in vain",
+        older="Spark's own",
+    ),
+    "unload-on-commit": Feature(
+        "4.1", "it knows no such option", "`unloadOnCommit`", older="an unknown option"
+    ),
+    "damage-condition": Feature(
+        "4.1",
+        "Spark's table of errors has no condition for it",
+        "a damaged file or a broken lineage has a [condition](#errors) of its own",
+        older="`UNCATEGORIZED`",
+    ),
+    "repartition-check": Feature(
+        "4.2",
+        "Spark knows of no batch that changes the number of state partitions",
+        "who refuses a query whose `rescale` is unfinished",
+        older="the provider",
+        newer="Spark",
+    ),
+    "reader-of-fewer": Feature(
+        "4.2",
+        "Spark counts the directories of state partitions, also those that a rescale left",
+        "Spark's state reader after a `rescale` to fewer state partitions",
+        older="fails: `statestore read`",
+    ),
+    "to-spark-rocksdb": Feature(
+        "4.2",
+        "Spark's RocksDB provider has no empty store of a later version to fill",
+        "`convert --to spark-rocksdb`",
+        older="refused",
+    ),
+    "pinned-format": Feature(
+        "4.3",
+        "the session, not the commit log, says the checkpoint format",
+        "a checkpoint stays in the format that it was begun in",
+        older="name it: `checkpoint_format`",
     ),
     "merged-row-counts": Feature(
         "4.1", "Spark's RocksDB provider miscounts rows once a restart has merged values"
     ),
-    "row-api": Feature("4.1", "transformWithState in Python has pandas frames only"),
+    "every-encoder": Feature("4.2", "it has not got every type and key encoder of the golden rows"),
     "store-calls": Feature("4.2", "the test calls methods that a state store has not got"),
-    "to-spark-rocksdb": Feature(
-        "4.2", "Spark's RocksDB provider has no empty store of a later version to fill"
-    ),
-    "pinned-format": Feature("4.3", "the session, not the commit log, says the checkpoint format"),
 }
 
 
@@ -44,7 +97,10 @@ def missing(name: str) -> str | None:
         KeyError: No feature is called so.
     """
     feature = FEATURES[name]
-    installed, since = (
-        tuple(map(int, version.split(".")[:2])) for version in (pyspark.__version__, feature.since)
-    )
-    return None if installed >= since else f"Spark {feature.since} or later: {feature.reason}"
+    if feature.is_in(pyspark.__version__):
+        return None
+    return f"Spark {feature.since} or later: {feature.reason}"
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))

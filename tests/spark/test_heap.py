@@ -157,6 +157,7 @@ def test_new_query_runs_after_the_memory_was_killed(make_lane: MakeLane) -> None
     assert_same(*lanes)
 
 
+@pytest.mark.needs("unload-on-commit")
 def test_memory_keeps_what_is_retained_only(
     make_lane: MakeLane, memory: Callable[[], DriverMemoryFileIO]
 ) -> None:

@@ -111,11 +111,21 @@ def test_running_query_is_in_use_until_it_stops(lane: Lane, spark: SparkSession)
     wait_for(lambda: not _leases(lane).list(), "the end of the lease")
 
 
-@pytest.mark.parametrize("unload", [False, True], ids=["keeps-stores", "unloads-stores"])
-def test_lease_is_written_once_an_interval(make_lane: MakeLane, unload: bool) -> None:
+@pytest.mark.parametrize(
+    "conf",
+    [
+        pytest.param({}, id="keeps-stores"),
+        pytest.param(
+            {f"{STATE_STORE}.unloadOnCommit": "true"},
+            id="unloads-stores",
+            marks=pytest.mark.needs("unload-on-commit"),
+        ),
+    ],
+)
+def test_lease_is_written_once_an_interval(make_lane: MakeLane, conf: dict[str, str]) -> None:
     """Catches a lease for every store, task or batch, and one that depends on loaded providers."""
     query = replace(AGGREGATION, plan=one_input(4))
-    lane = make_lane(query, conf={f"{STATE_STORE}.unloadOnCommit": str(unload).lower()})
+    lane = make_lane(query, conf=conf)
     seen: dict[str, set[int]] = {}
 
     def look(batch_id: int) -> None:

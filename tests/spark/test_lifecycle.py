@@ -143,6 +143,7 @@ def test_init_needs_neither_storage_nor_engine(spark: SparkSession, provider: st
 @state_in_files
 @state_in_memory
 @pytest.mark.ours
+@pytest.mark.needs("unload-on-commit")
 def test_maintenance_runs_when_unloaded_on_commit(make_lane: MakeLane) -> None:
     """Catches maintenance that only the background threads of Spark start."""
     query = replace(AGGREGATION, plan=one_input(12))

@@ -216,6 +216,7 @@ def test_rows_equal_built_in_when_checkpoint_format_is_2(
             assert {f"{last[0] + 1}_{unique}.delta" for unique in stores} <= names
 
 
+@pytest.mark.needs("unload-on-commit")
 @pytest.mark.parametrize(
     ("provider", "query"),
     _cases([WINDOW_APPEND], rocksdb_too=[WINDOW_APPEND], extended=[JOIN]),
@@ -228,6 +229,7 @@ def test_rows_equal_built_in_when_unloaded_on_commit(
 
 
 @pytest.mark.extended
+@pytest.mark.needs("unload-on-commit")
 def test_rows_equal_built_in_when_format_2_and_unloaded(
     make_lane: MakeLane, run_reference: RunReference
 ) -> None:

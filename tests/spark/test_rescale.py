@@ -8,9 +8,11 @@ from itertools import zip_longest
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+import statestore
 from statestore import driver_memory, plan_rescale, rescale, undo_rescale
 from statestore.codec.partition_key import compute_key_groups
 from statestore.operations.checkpoint import open_checkpoint
@@ -18,6 +20,7 @@ from statestore.operations.rows import read_rows
 from statestore.operations.upkeep.verify import verify
 
 from .conftest import EXTENDED, PROVIDER, MakeLane, RunReference
+from .features import missing
 from .harness import FILESYSTEM, HEAP, ROCKSDB_BACKEND, STATE_STORE, Lane, Query
 from .queries import (
     AGGREGATION,
@@ -156,6 +159,7 @@ def _refusal(lane: Lane) -> str:
     return str(raised.value)
 
 
+@pytest.mark.needs("repartition-check")
 def test_spark_refuses_what_is_unfinished_and_goes_on_after_it(
     make_lane: MakeLane, run_reference: RunReference, spark: SparkSession
 ) -> None:
@@ -183,6 +187,29 @@ def test_spark_refuses_what_is_unfinished_and_goes_on_after_it(
     _assert_same(run_reference(AGGREGATION), lane)
 
 
+@pytest.mark.lacks("repartition-check")
+@pytest.mark.parametrize("num_partitions", [2, 8])
+def test_unfinished_rescale_is_refused_where_spark_does_not_know_of_it(
+    make_lane: MakeLane, run_reference: RunReference, spark: SparkSession, num_partitions: int
+) -> None:
+    """Catches a batch that is computed on the state of other state partitions."""
+    lane = make_lane(AGGREGATION, conf=FOUR)
+    uri = str(lane.checkpoint)
+    first, second, third = AGGREGATION.plan
+    lane.run(*first)
+
+    with _memory(spark, PROVIDER) as memory:
+        done = rescale(uri, num_partitions, memory=memory)
+        (lane.checkpoint / "commits" / str(done.batch)).unlink()
+        text = _refusal(lane)
+        assert "[num-partitions-changed]" in text or "[max-parallelism-changed]" in text
+        undo_rescale(uri, memory=memory)
+    lane.run(*second)
+    lane.run(*third)
+
+    _assert_same(run_reference(AGGREGATION), lane)
+
+
 def test_state_reader_finds_the_new_state_partitions(
     make_lane: MakeLane, spark: SparkSession
 ) -> None:
@@ -198,7 +225,13 @@ def test_state_reader_finds_the_new_state_partitions(
             heads = checkpoint.heads(checkpoint.newest_version).values()
             assert sum(head.trailer.num_keys or 0 for head in heads) == num_rows
             assert all(sum(head.trailer.key_group_rows or ()) for head in heads)
-        rows = spark.read.format("statestore").load(str(lane.checkpoint)).collect()
+            assert statestore.read(checkpoint).num_rows == num_rows
+        frame = spark.read.format("statestore").load(str(lane.checkpoint))
+        if num_partitions < 4 and missing("reader-of-fewer"):
+            with pytest.raises(Py4JJavaError, match=r"CANNOT_LOAD_STATE_STORE\."):
+                frame.collect()
+            continue
+        rows = frame.collect()
 
         assert len(rows) == num_rows
         assert max(row.partition_id for row in rows) == num_partitions - 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from pyspark.sql import SparkSession
 
 from tests.golden.row_cases import ROWS_PATH, spark_rows
 
 
+@pytest.mark.needs("every-encoder")
 def test_golden_rows_are_what_spark_writes(spark: SparkSession) -> None:
     """Catches rows decoded as an older Spark wrote them, where a newer one writes others."""
     found = spark_rows(spark.newSession())

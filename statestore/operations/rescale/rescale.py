@@ -108,9 +108,9 @@ def rescale(
         What was done.
 
     Guarantee: on return the query goes on from the same rows in the new state partitions. After a
-    raise, or a kill at any moment, it either starts on the old or new ones, whole, or Spark refuses
-    to start it because the rescale is unfinished; the same call again finishes it, `undo_rescale`
-    takes it back.
+    raise, or a kill at any moment, it either starts on the old or new ones, whole, or is
+    refused because the rescale is unfinished, by Spark or before Spark 4.2 by the provider; the
+    same call again finishes it, `undo_rescale` takes it back.
 
     Raises:
         InUseError: A query, or another operation, is writing the checkpoint; or as `plan_rescale`.
