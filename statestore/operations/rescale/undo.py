@@ -51,7 +51,10 @@ class Undo:
             if not self._locations:
                 # A rescale's entry that says what the one before it does, does not fit its state.
                 checkpoint.heads(checkpoint.newest_version)
-                raise _nothing_to_undo(checkpoint, "the newest batch is the query's own")
+                compared = map(checkpoint.offsets.path, checkpoint.planned_batches[-2:])
+                raise _nothing_to_undo(
+                    checkpoint, "the newest batch is the query's own", read=", ".join(compared)
+                )
             now = before = checkpoint.num_partitions
         else:
             self._version = found.version
