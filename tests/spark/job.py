@@ -35,9 +35,10 @@ from .processes import (
     scratch_directories,
 )
 from .queries import AGGREGATION, OPERATORS, one_input
+from .state_variables import EVENT_TIME
 
 KILL_DELAY_S = 0.15
-BY_NAME = {query.name: query for query in OPERATORS}
+BY_NAME = {query.name: query for query in (*OPERATORS, EVENT_TIME)}
 SHORT = replace(AGGREGATION, name="short", plan=one_input(4))
 ENDLESS = replace(AGGREGATION, name="endless", plan=one_input(300))
 

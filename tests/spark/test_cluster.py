@@ -30,9 +30,10 @@ from .job import BY_NAME, ENDLESS, KILL_DELAY_S
 from .job_process import Job
 from .processes import descendants, engines, scratch_directories
 from .queries import AGGREGATION, JOIN, WATERMARK_DEDUP
+from .state_variables import EVENT_TIME
 
 FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
-KILLED_OFTEN = [
+KILLED_OFTEN: list[dict[str, Any]] = [
     {
         "query": AGGREGATION.name,
         "conf": {},
@@ -46,6 +47,12 @@ KILLED_OFTEN = [
     },
 ]
 """Lanes of the job `cluster`."""
+WITH_VARIABLES = {
+    "query": EVENT_TIME.name,
+    "conf": {},
+    "kills": [(1, "executor", False), (2, "executor", True), (3, "engine", True)],
+}
+"""One that Spark's HDFS-backed provider does not run."""
 OTHERS = (
     "aggregation-update-format-1",
     "aggregation-complete",
@@ -68,6 +75,7 @@ def _assert_nothing_left(job: Job, report: dict[str, Any]) -> None:
     wait_for(lambda: not job.pids(), "the end of the job's processes")
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "provider",
     [PROVIDER, pytest.param(ROCKSDB_BACKEND, marks=[EXTENDED, pytest.mark.ours])],
@@ -80,13 +88,14 @@ def test_rows_equal_built_in_when_executors_and_engines_are_killed(
 
     A killed engine must not even fail a task; nothing of the application may outlive it.
     """
-    job = start_job("cluster", provider=provider, lanes=KILLED_OFTEN)
-    references = {query.name: make_lane(query, HDFS) for query in (
-        AGGREGATION, JOIN, WATERMARK_DEDUP)}  # fmt: skip
+    lanes = [*KILLED_OFTEN, *([WITH_VARIABLES] if OURS else [])]
+    job = start_job("cluster", provider=provider, lanes=lanes)
+    queries = [BY_NAME[lane["query"]] for lane in lanes]
+    references = {query.name: make_lane(query, query.built_in) for query in queries}
     for reference in references.values():
         run_plan(reference)
 
-    report = job.report()
+    report = job.report(timeout_s=250)
 
     for name, reference in references.items():
         assert _rows(report["batches"][name]) == reference.batches, name
