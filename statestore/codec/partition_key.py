@@ -54,6 +54,9 @@ def partition_key_columns(store: str, family: ColumnFamily) -> tuple[tuple[int, 
     elif family.encoder == "no-prefix":
         if join_store.endswith(_JOIN_INDEXED):
             found = found[:-1]
+        elif family.num_prefix_columns:
+            # Session windows of a provider that does not set the prefix apart.
+            found = found[: family.num_prefix_columns]
     elif family.encoder == "prefix":
         # Map state and the timers of a key: the first column is the grouping key. Session windows:
         # the last column is the start of the session.

@@ -1,0 +1,134 @@
+"""Spark's files of state schemas.
+
+    v1  text v1 | key | value
+    v2  text v2 | chunks of the key | chunks of the value
+    v3  text v3 | number of column families i32 | of each:
+        text name | i16 number of its key schema | chunks of the key | i16 of its value schema |
+        chunks of the value | chunks of the key encoder | chunks of a map's user key
+
+A text has its length before it, u16; chunks, their number, i32: the chunks of one are joined. All
+are big-endian, and texts are in Java's UTF-8. Schemas and encoders are JSON. Source: Spark's
+StateSchemaCompatibilityChecker and SchemaHelper, releases 4.0 to 4.3.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from statestore.codec.trailer import DEFAULT_FAMILY, ColumnFamily
+from statestore.core.errors import CorruptionError, IncompatibleError
+from statestore.core.json_fields import MalformedError, parse_fields, to_integer
+
+_MAX_CHUNKS = 1 << 16
+_ENCODERS = {
+    "NoPrefixKeyStateEncoderSpec": "no-prefix",
+    "PrefixKeyScanStateEncoderSpec": "prefix",
+    "RangeKeyScanStateEncoderSpec": "range",
+    "TimestampAsPrefixKeyStateEncoderSpec": "timestamp-prefix",
+    "TimestampAsPostfixKeyStateEncoderSpec": "timestamp-postfix",
+}
+
+
+def read_schemas(data: bytes, path: str) -> tuple[ColumnFamily, ...]:
+    """Return the column families that a schema file describes.
+
+    Args:
+        data: The file.
+        path: What errors call it.
+
+    Returns:
+        Of versions 1 and 2 the one family of the store, without a key encoder. IDs are 0: they are
+        kept with the state.
+
+    Raises:
+        CorruptionError: It is no schema file.
+        IncompatibleError: It is of a version that is not known.
+    """
+    source = _Source(data)
+    try:
+        version = source.text()
+        if version == "v1":
+            return (ColumnFamily(0, DEFAULT_FAMILY, source.text(), source.text()),)
+        if version == "v2":
+            return (ColumnFamily(0, DEFAULT_FAMILY, source.chunks(), source.chunks()),)
+        if version == "v3":
+            count = to_integer(source.integer(), 0, _MAX_CHUNKS)
+            return tuple(_read_family(source) for _ in range(count))
+    except (MalformedError, struct.error, UnicodeError) as error:
+        raise CorruptionError(
+            "a file of state schemas is not what Spark writes",
+            file=path,
+            offset=source.position,
+            expected="schemas of keys and values",
+            found=str(error),
+            to_fix="put the file back from a copy",
+        ) from error
+    raise IncompatibleError(
+        "a file of state schemas is of a version that is not known",
+        kind="newer-format",
+        file=path,
+        found=version,
+        to_fix="use a later release of statestore",
+    )
+
+
+def _read_family(source: _Source) -> ColumnFamily:
+    name = source.text()
+    source.skip_number()
+    key_schema = source.chunks()
+    source.skip_number()
+    value_schema = source.chunks()
+    encoder = parse_fields(source.chunks())
+    source.chunks()
+    kind = encoder.text("keyStateEncoderType")
+    if kind not in _ENCODERS:
+        raise MalformedError(f"key encoder {kind}")
+    has_ordinals = encoder.has("orderingOrdinals")
+    return ColumnFamily(
+        0,
+        name,
+        key_schema,
+        value_schema,
+        _ENCODERS[kind],
+        encoder.integer("numColsPrefixKey") if encoder.has("numColsPrefixKey") else None,
+        tuple(map(to_integer, encoder.items("orderingOrdinals"))) if has_ordinals else None,
+    )
+
+
+@dataclass
+class _Source:
+    """A schema file, read from its beginning."""
+
+    data: bytes
+    position: int = 0
+
+    def integer(self) -> int:
+        (found,) = struct.unpack_from(">i", self.data, self.position)
+        self.position += 4
+        return int(found)
+
+    def skip_number(self) -> None:
+        self.position += 2
+
+    def text(self) -> str:
+        return _whole(self._halves())
+
+    def chunks(self) -> str:
+        count = to_integer(self.integer(), 0, _MAX_CHUNKS)
+        return _whole("".join(self._halves() for _ in range(count)))
+
+    def _halves(self) -> str:
+        """Return a text in which a character of two halves is two."""
+        (length,) = struct.unpack_from(">H", self.data, self.position)
+        start = self.position + 2
+        found = self.data[start : start + length]
+        if len(found) < length:
+            raise MalformedError(f"a text of {length} bytes")
+        self.position = start + length
+        # Java writes a zero as two bytes, and each half of a character of two by itself.
+        return found.replace(b"\xc0\x80", b"\0").decode("utf-8", "surrogatepass")
+
+
+def _whole(halves: str) -> str:
+    return halves.encode("utf-16", "surrogatepass").decode("utf-16")

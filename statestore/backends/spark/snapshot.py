@@ -1,0 +1,305 @@
+"""Snapshots of Spark's RocksDB provider: a zip with RocksDB's own small files, and SSTs beside it.
+
+The zip has a file `metadata`: the number of keys, column families by name, and what each SST is
+called on either side. Column families are no families of RocksDB's: their ID, u16 little-endian,
+stands before every key. Source: RocksDBCheckpointMetadata, releases 4.0 to 4.3.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from statestore.backends.spark.files import StoreFiles
+from statestore.checkpoint.layout import store_directory
+from statestore.core.errors import CorruptionError, InvalidArgumentError
+from statestore.core.json_fields import Fields, MalformedError, parse_fields
+from statestore.core.providers import SPARK_PROVIDERS
+from statestore.io.local import named_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rocksdict import Rdict
+
+    from statestore.codec.trailer import StoreName
+    from statestore.io.file_io import FileIO
+
+FAMILY_BYTES = 2
+SST_DIRECTORY = "SSTs"
+_MAX_FAMILY = 0xFFFF
+_METADATA = "metadata"
+_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")
+_MAX_BYTES = 256 * 1024 * 1024
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
+# Spark has the operator with a delimiter that RocksDB does not write down among its options.
+_OPTIONS = """[Version]
+  rocksdb_version=9.8.4
+  options_file_version=1.1
+
+[DBOptions]
+  max_open_files=-1
+
+[CFOptions "default"]
+  merge_operator={{id=StringAppendOperator;delimiter={delimiter};}}
+
+[TableOptions/BlockBasedTable "default"]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sst:
+    """An SST of a snapshot.
+
+    Attributes:
+        name: What RocksDB calls it.
+        path: Where it is.
+        size: Bytes.
+    """
+
+    name: str
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A snapshot, described.
+
+    Attributes:
+        path: Of the zip.
+        num_keys: Keys of it, None where Spark did not count.
+        family_ids: IDs of column families by name; empty in a store that has none.
+        internal: Names of those that are Spark's own.
+        ssts: Its SSTs.
+    """
+
+    path: str
+    num_keys: int | None
+    family_ids: Mapping[str, int]
+    internal: frozenset[str]
+    ssts: tuple[Sst, ...]
+
+
+def read_snapshot(files: StoreFiles, path: str) -> Snapshot:
+    """Read the description of a snapshot.
+
+    Args:
+        files: Of its store.
+        path: Of the zip.
+
+    Raises:
+        CorruptionError: It is no snapshot, or damaged.
+        NotFoundError, StorageError: It cannot be read.
+    """
+    text = _read_members(files, path, {_METADATA}).get(_METADATA, b"")
+    try:
+        fields = parse_fields(text.partition(b"\n")[2])
+        counts = [
+            fields.value(name) if fields.has(name) else 0 for name in ("numKeys", "numInternalKeys")
+        ]
+        ids = fields.object("columnFamilyMapping") if fields.has("columnFamilyMapping") else None
+        kinds = fields.object("columnFamilyTypeMap") if fields.has("columnFamilyTypeMap") else None
+        return Snapshot(
+            path,
+            sum(counts) if all(type(count) is int and count >= 0 for count in counts) else None,
+            {} if ids is None else {name: ids.integer(name, 0, _MAX_FAMILY) for name in ids.all},
+            frozenset(() if kinds is None else (name for name in kinds.all if kinds.flag(name))),
+            tuple(_parse_sst(Fields(item), files.directory) for item in fields.items("sstFiles")),
+        )
+    except MalformedError as error:
+        raise _no_snapshot(path, str(error)) from error
+
+
+def _parse_sst(item: Fields, directory: str) -> Sst:
+    name = item.text("dfsSstFileName", _NAME)
+    path = f"{directory}/{SST_DIRECTORY}/{name}"
+    return Sst(item.text("localFileName", _NAME), path, item.integer("sizeBytes"))
+
+
+def _read_members(files: StoreFiles, path: str, names: set[str] | None) -> dict[str, bytes]:
+    """Return files of a zip, all where no names are given."""
+    local_path = files.open(path)
+    try:
+        with named_errors("open a file", local_path):
+            data = Path(local_path).read_bytes()
+        with zipfile.ZipFile(BytesIO(data)) as archive:
+            members = [one for one in archive.infolist() if names is None or one.filename in names]
+            if sum(member.file_size for member in members) > _MAX_BYTES:
+                raise _no_snapshot(path, f"more than {_MAX_BYTES} bytes beside its SSTs")
+            return {member.filename: archive.read(member) for member in members}
+    except _DAMAGED as error:
+        raise _no_snapshot(path, str(error)) from error
+
+
+@contextmanager
+def open_snapshot(
+    files: StoreFiles, snapshot: Snapshot, directory: str, delimiter: bytes
+) -> Iterator[Database]:
+    """Open the rows of a snapshot.
+
+    Args:
+        files: Of its store.
+        snapshot: The snapshot.
+        directory: Local directory for RocksDB's files, empty; to be deleted afterwards.
+        delimiter: What stands between values that were merged.
+
+    Raises:
+        InvalidArgumentError: The package that reads SSTs is not installed.
+        NotFoundError: An SST is not there (kind file-not-found).
+        CorruptionError: The snapshot is damaged; so do the methods of what is yielded.
+        StorageError: The storage or the local disk failed.
+    """
+    try:
+        # Imported here because it needs a package that is an extra.
+        from rocksdict import AccessType, Env, Options, Rdict
+    except ModuleNotFoundError as error:
+        raise InvalidArgumentError(
+            "snapshots of Spark's RocksDB provider need a package that is not installed",
+            missing=error.name,
+            to_fix="pip install 'statestore[rocksdb]'",
+        ) from error
+    members = _read_members(files, snapshot.path, None)
+    with named_errors("lay out a snapshot in the scratch directory", directory):
+        for name, data in members.items():
+            if _NAME.fullmatch(name) and name != _METADATA and not name.startswith("OPTIONS"):
+                Path(directory, name).write_bytes(data)
+        options = _OPTIONS.format(delimiter=delimiter.decode())
+        Path(directory, "OPTIONS-000001").write_text(options)
+    for sst in snapshot.ssts:
+        check_size(sst, files.size(sst.path))
+        local_path = files.open(sst.path)
+        with named_errors("lay out a snapshot in the scratch directory", directory):
+            # What was fetched may be deleted when more is; what is fetched nowhere may not be
+            # linked to from another disk.
+            place = os.symlink if local_path == sst.path else os.link
+            place(local_path, f"{directory}/{sst.name}")
+    with _named(snapshot.path):
+        made, _ = Options.load_latest(directory, Env(), True)
+        database = Rdict(directory, made, access_type=AccessType.read_only())
+        live = sorted(str(file["name"]).lstrip("/") for file in database.live_files())
+    try:
+        # A manifest that was lost would be one of a database without rows.
+        if live != sorted(sst.name for sst in snapshot.ssts):
+            raise _no_snapshot(snapshot.path, f"a manifest of {', '.join(live) or 'no SSTs'}")
+        yield Database(database, snapshot.path)
+    finally:
+        database.close()
+
+
+def check_size(sst: Sst, found: int) -> None:
+    """Check that an SST is as large as its snapshot says.
+
+    Raises:
+        CorruptionError: It is not.
+    """
+    if found != sst.size:
+        raise CorruptionError(
+            "an SST is not as large as its snapshot says",
+            kind="truncated" if found < sst.size else None,
+            file=sst.path,
+            offset=min(found, sst.size),
+            expected=sst.size,
+            found=found,
+            to_fix="put the file back from a copy; or read an older version",
+        )
+
+
+class SparkFiles:
+    """What was found in the stores of a checkpoint, each directory and snapshot read once.
+
+    Args:
+        io: The storage.
+        root: The checkpoint's `state` directory.
+    """
+
+    def __init__(self, io: FileIO, root: str) -> None:
+        self._io = io
+        self._root = root
+        self._sizes: dict[StoreName, dict[str, int]] = {}
+        self._snapshots: dict[str, Snapshot] = {}
+
+    def of(self, store: StoreName, provider: str, codec: str) -> StoreFiles:
+        """Return the files of a store.
+
+        Args:
+            store: The store.
+            provider: Provider class.
+            codec: Spark's name of the compression codec.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        if store not in self._sizes:
+            directory = store_directory(self._root, store)
+            sizes = {info.name: info.size for info in self._io.list(directory)}
+            if provider == SPARK_PROVIDERS["spark-rocksdb"]:
+                ssts = self._io.list(f"{directory}/{SST_DIRECTORY}")
+                sizes |= {f"{SST_DIRECTORY}/{info.name}": info.size for info in ssts}
+            self._sizes[store] = sizes
+        return StoreFiles(self._io, store, self._root, provider, codec, self._sizes[store])
+
+    def snapshot(self, files: StoreFiles, path: str) -> Snapshot:
+        """Return the description of a snapshot; arguments and errors as `read_snapshot`."""
+        if path not in self._snapshots:
+            self._snapshots[path] = read_snapshot(files, path)
+        return self._snapshots[path]
+
+
+class Database:
+    """The rows of a snapshot, open.
+
+    Args:
+        database: RocksDB's.
+        path: What errors call it.
+    """
+
+    def __init__(self, database: Rdict, path: str) -> None:
+        self._database = database
+        self._path = path
+
+    def rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) of all keys with a prefix of FAMILY_BYTES bytes or none, ascending."""
+        from rocksdict import ReadOptions
+
+        options = ReadOptions()
+        if prefix and prefix != b"\xff" * FAMILY_BYTES:
+            end = int.from_bytes(prefix) + 1
+            options.set_iterate_upper_bound(end.to_bytes(FAMILY_BYTES))
+        with _named(self._path):
+            rows = self._database.iter(options)
+            rows.seek(prefix) if prefix else rows.seek_to_first()
+            while rows.valid():
+                yield rows.key(), rows.value()
+                rows.next()
+            # Behind a damaged block there seem to be no rows: this raises what it was.
+            rows.status()
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Name RocksDB's errors, which are bare exceptions."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        raise _no_snapshot(path, str(error)) from error
+
+
+def _no_snapshot(path: str, found: str) -> CorruptionError:
+    return CorruptionError(
+        "a snapshot of Spark's RocksDB provider cannot be read",
+        file=path,
+        offset=0,
+        expected="metadata and the files of a RocksDB database",
+        found=found,
+        to_fix="put it and its SSTs back from a copy; or read an older version",
+    )
