@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from statestore.backends.spark.snapshot import SparkFiles
 from statestore.checkpoint.layout import StoreLocation, placement_path
 from statestore.checkpoint.operator_metadata import (
     OperatorInfo,
@@ -152,6 +153,11 @@ class Checkpoint(QueryLogs):
                 `new_directory.check_of_query`.
         """
         check_of_query(self.io, self.path, self.uri)
+
+    @cached_property
+    def spark_files(self) -> SparkFiles:
+        """The state files of one of Spark's own providers."""
+        return SparkFiles(self.state_io, self.state_root)
 
     @cached_property
     def operators(self) -> tuple[OperatorInfo, ...]:

@@ -159,6 +159,14 @@ class QueryLogs:
         return _provider_of(self.conf)
 
     @property
+    def kept_by(self) -> str:
+        """Name of the provider: a state backend, or of one of Spark's own; errors as `backend`."""
+        for name, provider in SPARK_PROVIDERS.items():
+            if provider == self.provider:
+                return name
+        return self.backend
+
+    @property
     def backend(self) -> str:
         """State backend of the checkpoint.
 

@@ -1,12 +1,14 @@
-"""The rows of a store at a version as bytes, whatever the state backend: record batches of puts.
+"""The rows of a store at a version as bytes, whoever wrote it: record batches of puts.
 
-What reading, diff and inspection stand on. A version is restored the way an engine does it, into
-the scratch directory of the opened checkpoint, and passes by in bounded memory.
+What reading, diff and inspection stand on. A version of this package's is restored the way an
+engine does it, into the scratch directory of the opened checkpoint, and passes by in bounded
+memory; `spark_states` does the same for Spark's own providers.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,17 +19,19 @@ from statestore.codec.merge import merge_runs
 from statestore.codec.rows import from_numpy, to_numpy
 from statestore.codec.trailer import DEFAULT_FAMILY
 from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.core.providers import SPARK_PROVIDERS
+from statestore.operations import spark_states
 from statestore.operations.checkpoint import Checkpoint, open_checkpoint
 from statestore.operations.full_state import open_memory
+from statestore.operations.store_state import StoreState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.trailer import ColumnFamily, StoreName
+    from statestore.codec.trailer import ColumnFamily
     from statestore.core.options import StateStoreOptions
-
-Heads = dict["StoreName", "PublishedFile"]
+    from statestore.operations.store_state import States, VersionKind
 
 
 @contextmanager
@@ -50,14 +54,51 @@ def most_rows(head: PublishedFile) -> int:
     return max(1, sum(ref.rows for ref in (*trailer.files, head.ref)))
 
 
-def find_heads(
+def find_states(
+    checkpoint: Checkpoint, version: int, *, operator: int | None = None, name: str | None = None
+) -> States:
+    """Return a committed version of every store in every state partition that has it.
+
+    Arguments and errors as `Checkpoint.heads`; of Spark's own providers as
+    `spark_states.find_states`.
+    """
+    if checkpoint.provider in SPARK_PROVIDERS.values():
+        return spark_states.find_states(checkpoint, version, operator=operator, name=name)
+    heads = checkpoint.heads(version, operator=operator, name=name)
+    return {store: state_of(checkpoint, head) for store, head in heads.items()}
+
+
+def state_of(checkpoint: Checkpoint, head: PublishedFile) -> StoreState:
+    """Return a version of a store of this package's, by the delta that makes it."""
+    trailer = head.trailer
+    kind: VersionKind = "incremental"
+    if trailer.parent is None:
+        kind = "rescaled" if trailer.files else "full"
+    return StoreState(
+        store=trailer.store,
+        num_partitions=trailer.num_partitions,
+        max_parallelism=trailer.max_parallelism,
+        rescalable=trailer.rescalable,
+        num_keys=trailer.num_keys,
+        most_rows=most_rows(head),
+        column_families=trailer.column_families,
+        kind=kind,
+        own_bytes=head.ref.size,
+        full_bytes=sum(ref.size for ref in (*trailer.files, head.ref)),
+        contents=(trailer.lineage, trailer.files),
+        is_by_key=checkpoint.body == "sst",
+        rows=partial(read_rows, checkpoint, head),
+    )
+
+
+def find_store(
     checkpoint: Checkpoint,
     operator: int,
     store: str,
     version: int | None,
     column_family: str | None = None,
-) -> Heads:
-    """Return the deltas that make a version of a store, one a state partition.
+) -> States:
+    """Return a version of a store, one a state partition.
 
     Args:
         checkpoint: The checkpoint.
@@ -70,7 +111,7 @@ def find_heads(
         NotFoundError: No batch is committed, or the version was expired.
         InvalidArgumentError: There is no such operator or store; or the operator has its rows in
             state variables, and none is named.
-        IncompatibleError, CorruptionError, FencedError, StorageError: As `Checkpoint.head`.
+        IncompatibleError, CorruptionError, FencedError, StorageError: As `find_states`.
     """
     info = checkpoint.operator(operator)
     known = [found.name for found in info.stores]
@@ -91,7 +132,7 @@ def find_heads(
         )
     version = checkpoint.newest_version if version is None else version
     check_committed(checkpoint, version)
-    return checkpoint.heads(version, operator=operator, name=store)
+    return find_states(checkpoint, version, operator=operator, name=store)
 
 
 def check_committed(checkpoint: Checkpoint, version: int) -> None:
@@ -111,14 +152,14 @@ def check_committed(checkpoint: Checkpoint, version: int) -> None:
         )
 
 
-def of_partitions(heads: Heads, partitions: Iterable[int]) -> Heads:
-    """Return the deltas of some state partitions.
+def of_partitions(states: States, partitions: Iterable[int]) -> States:
+    """Return those of some state partitions.
 
     Raises:
         InvalidArgumentError: There is no such state partition.
     """
     wanted = set(partitions)
-    num_partitions = next(iter(heads.values())).trailer.num_partitions
+    num_partitions = next(iter(states.values())).num_partitions
     unknown = wanted - set(range(num_partitions))
     if unknown:
         raise InvalidArgumentError(
@@ -127,27 +168,27 @@ def of_partitions(heads: Heads, partitions: Iterable[int]) -> Heads:
             num_partitions=num_partitions,
             to_fix=f"use numbers from 0 to {num_partitions - 1}",
         )
-    return {store: head for store, head in heads.items() if store.partition in wanted}
+    return {store: state for store, state in states.items() if store.partition in wanted}
 
 
-def try_find_family(heads: Heads, name: str) -> ColumnFamily | None:
+def try_find_family(states: States, name: str) -> ColumnFamily | None:
     """Return a column family by its name, None where no state partition has it."""
-    for head in heads.values():
-        for family in head.trailer.column_families:
+    for state in states.values():
+        for family in state.column_families:
             if family.name == name:
                 return family
     return None
 
 
-def find_family(heads: Heads, name: str) -> ColumnFamily:
+def find_family(states: States, name: str) -> ColumnFamily:
     """Return a column family by its name.
 
     Raises:
         InvalidArgumentError: There is none of that name; names those there are.
     """
-    found = try_find_family(heads, name)
+    found = try_find_family(states, name)
     if found is None:
-        known = [family.name for head in heads.values() for family in head.trailer.column_families]
+        known = [family.name for state in states.values() for family in state.column_families]
         raise InvalidArgumentError(
             "the store has no such column family",
             column_family=name,
@@ -164,7 +205,7 @@ def read_rows(
 
     Args:
         checkpoint: The checkpoint.
-        head: The delta of the version, as `find_heads` returns it.
+        head: The delta of the version.
         column_family: Name of the column family, None for all.
 
     Yields:

@@ -20,7 +20,7 @@ from statestore.codec.rows import from_numpy
 from statestore.codec.sorting import join_batches
 from statestore.operations.reading.ordering import Side, side_by_side
 from statestore.operations.reading.read import decode_values
-from statestore.operations.rows import find_family, find_heads, opened, try_find_family
+from statestore.operations.rows import find_family, find_store, opened, try_find_family
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -147,11 +147,11 @@ def _open_sides(
     sides = []
     for checkpoint, version in (old, new):
         source = stack.enter_context(opened(checkpoint, options))
-        heads = find_heads(source, operator, store, version, column_family)
-        sides.append(Side(source, heads, column_family))
+        states = find_store(source, operator, store, version, column_family)
+        sides.append(Side(states, column_family, source.scratch_directory))
     # One of the versions may be from before the column family was made.
-    old_family, new_family = (try_find_family(side.heads, column_family) for side in sides)
-    either = new_family or old_family or find_family(sides[1].heads, column_family)
+    old_family, new_family = (try_find_family(side.states, column_family) for side in sides)
+    either = new_family or old_family or find_family(sides[1].states, column_family)
     return (sides[0], sides[1]), (old_family or either, new_family or either)
 
 

@@ -16,7 +16,7 @@ from statestore.codec.partition_key import field_type, partition_key_columns
 from statestore.codec.rows import from_numpy, to_numpy
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.reading.read import decode_batch, row_schema
-from statestore.operations.rows import Heads, find_family, find_heads, opened, read_rows
+from statestore.operations.rows import find_family, find_store, opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from statestore.codec.trailer import ColumnFamily
     from statestore.core.options import StateStoreOptions
     from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.store_state import States
 
 _NOT_OF_TYPE = (pa.ArrowException, OverflowError, UnicodeError)
 
@@ -96,15 +97,15 @@ def describe(
     """
     with opened(checkpoint, options) as source:
         return tuple(
-            _describe(operator, heads)
+            _describe(operator, states)
             for operator in source.operators
             for store in operator.stores
-            if (heads := find_heads(source, operator.id, store.name, version))
+            if (states := find_store(source, operator.id, store.name, version))
         )
 
 
-def _describe(operator: OperatorInfo, heads: Heads) -> StoreDescription:
-    trailers = [head.trailer for head in heads.values()]
+def _describe(operator: OperatorInfo, states: States) -> StoreDescription:
+    of = list(states.values())
     variables = {variable.name: variable for variable in operator.variables}
     families = tuple(
         FamilyDescription(
@@ -117,16 +118,16 @@ def _describe(operator: OperatorInfo, heads: Heads) -> StoreDescription:
             variables[family.name].kind if family.name in variables else None,
             family.name in variables and variables[family.name].has_ttl,
         )
-        for family in trailers[0].column_families
+        for family in of[0].column_families
     )
     return StoreDescription(
         operator.id,
         operator.name,
-        trailers[0].store.name,
-        trailers[0].num_partitions,
-        trailers[0].max_parallelism,
-        all(trailer.rescalable for trailer in trailers),
-        {trailer.store.partition: trailer.num_keys for trailer in trailers},
+        of[0].store.name,
+        of[0].num_partitions,
+        of[0].max_parallelism,
+        all(state.rescalable for state in of),
+        {state.store.partition: state.num_keys for state in of},
         families,
     )
 
@@ -157,8 +158,8 @@ def find_rows(
         NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As `read`.
     """
     with opened(checkpoint, options) as source:
-        heads = find_heads(source, operator, store, version, column_family)
-        family = find_family(heads, column_family)
+        states = find_store(source, operator, store, version, column_family)
+        family = find_family(states, column_family)
         schema = key_type(family)
         if len(key) > len(schema.fields):
             raise InvalidArgumentError(
@@ -169,10 +170,10 @@ def find_rows(
             )
         wanted = [_literal(*pair) for pair in zip(key, schema.types, schema.names, strict=False)]
         found = [pa.RecordBatch.from_pylist([], schema=row_schema(family))]
-        partition = _partition_of(wanted, heads, family)
-        for name, head in heads.items():
+        partition = _partition_of(wanted, states, family)
+        for name, state in states.items():
             if partition in (None, name.partition):
-                for batch in read_rows(source, head, family.name):
+                for batch in state.rows(family.name):
                     decoded = decode_batch(batch, family, name.partition)
                     keys = decoded.column("key")
                     mask = np.ones(decoded.num_rows, bool)
@@ -216,12 +217,12 @@ def _equals(column: pa.Array[Any], value: pa.Array[Any]) -> npt.NDArray[np.bool_
     return unpack(pc.equal(column, value[0])) & ~unpack(column.is_null())
 
 
-def _partition_of(wanted: list[pa.Array[Any]], heads: Heads, family: ColumnFamily) -> int | None:
+def _partition_of(wanted: list[pa.Array[Any]], states: States, family: ColumnFamily) -> int | None:
     """Return the state partition of the keys that begin with some columns, None if many."""
-    trailer = next(iter(heads.values())).trailer
-    paths = partition_key_columns(trailer.store.name, family)
+    first = next(iter(states.values()))
+    paths = partition_key_columns(first.store.name, family)
     is_decided = all(path[0] < len(wanted) for path in paths)
-    if not paths or not is_decided or not all(head.trailer.rescalable for head in heads.values()):
+    if not paths or not is_decided or not all(state.rescalable for state in states.values()):
         return None
     schema = key_type(family)
     columns = []
@@ -230,8 +231,8 @@ def _partition_of(wanted: list[pa.Array[Any]], heads: Heads, family: ColumnFamil
         for ordinal in path[1:]:
             column = child(column, ordinal)
         columns.append((column, field_type(schema, path)))
-    group = key_groups(hash_columns(columns, 1), trailer.max_parallelism)[0]
-    return int(group) % trailer.num_partitions
+    group = key_groups(hash_columns(columns, 1), first.max_parallelism)[0]
+    return int(group) % first.num_partitions
 
 
 def largest_keys(
@@ -255,8 +256,8 @@ def largest_keys(
         As `read`.
     """
     with opened(checkpoint, options) as source:
-        heads = find_heads(source, operator, store, version, column_family)
-        family = find_family(heads, column_family)
+        states = find_store(source, operator, store, version, column_family)
+        family = find_family(states, column_family)
         fields: list[pa.Field[Any]] = [
             pa.field("key", pa.binary()),
             pa.field("partition_id", pa.int32()),
@@ -265,7 +266,7 @@ def largest_keys(
         ]
         schema = pa.schema(fields)
         best = pa.Table.from_pylist([], schema=schema)
-        for batch, partition in _batches(source, heads, family):
+        for batch, partition in _batches(states, family):
             key_bytes, value_bytes = (ByteRanges.of_column(batch.column(n)).sizes for n in (3, 4))
             order = np.argsort(-value_bytes, kind="stable")[:num_keys]
             index = from_numpy(order, pa.int64())
@@ -302,15 +303,15 @@ def key_group_histogram(
         As `read`.
     """
     with opened(checkpoint, options) as source:
-        heads = find_heads(source, operator, store, version, column_family)
-        family = find_family(heads, column_family)
-        trailer = next(iter(heads.values())).trailer
-        sums = np.zeros((3, trailer.max_parallelism), np.int64)
-        partitions = np.zeros(trailer.max_parallelism, np.int32)
-        for batch, partition in _batches(source, heads, family):
+        states = find_store(source, operator, store, version, column_family)
+        family = find_family(states, column_family)
+        max_parallelism = next(iter(states.values())).max_parallelism
+        sums = np.zeros((3, max_parallelism), np.int64)
+        partitions = np.zeros(max_parallelism, np.int32)
+        for batch, partition in _batches(states, family):
             groups = to_numpy(batch.column(0), np.uint16)
             partitions[groups] = partition
-            sums[0] += np.bincount(groups, minlength=trailer.max_parallelism)
+            sums[0] += np.bincount(groups, minlength=max_parallelism)
             for place in (1, 2):
                 sizes = ByteRanges.of_column(batch.column(place + 2)).sizes
                 np.add.at(sums[place], groups, sizes)
@@ -326,9 +327,7 @@ def key_group_histogram(
         )
 
 
-def _batches(
-    checkpoint: Checkpoint, heads: Heads, family: ColumnFamily
-) -> Iterator[tuple[pa.RecordBatch, int]]:
-    for store, head in heads.items():
-        for batch in read_rows(checkpoint, head, family.name):
+def _batches(states: States, family: ColumnFamily) -> Iterator[tuple[pa.RecordBatch, int]]:
+    for store, state in states.items():
+        for batch in state.rows(family.name):
             yield batch, store.partition

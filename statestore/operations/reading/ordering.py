@@ -20,15 +20,13 @@ from statestore.codec.merge import merge_runs
 from statestore.codec.rows import SCHEMA, from_numpy, sort_group
 from statestore.codec.sorting import sort_into_runs
 from statestore.io.local import named_errors
-from statestore.operations.rows import Heads, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy.typing as npt
 
-    from statestore.checkpoint.trailers import PublishedFile
-    from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.store_state import States, StoreState
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,50 +34,50 @@ class Side:
     """A version of a store.
 
     Attributes:
-        checkpoint: The checkpoint, open.
-        heads: The deltas that make the version, one a state partition.
+        states: The version, one a state partition.
         column_family: Name of the column family wanted; the version may have none of it.
+        scratch_directory: Local directory to sort rows in.
     """
 
-    checkpoint: Checkpoint
-    heads: Heads
+    states: States
     column_family: str
+    scratch_directory: str
 
     @property
     def num_partitions(self) -> int:
         """Number of state partitions."""
-        return self._first.trailer.num_partitions
+        return self._first.num_partitions
 
     @property
     def max_parallelism(self) -> int:
         """Number of key groups."""
-        return self._first.trailer.max_parallelism
+        return self._first.max_parallelism
 
     @property
     def is_by_key(self) -> bool:
         """Whether rows of a state partition are in order of column family and key."""
-        return self.checkpoint.body == "sst"
+        return self._first.is_by_key
 
     @property
-    def _first(self) -> PublishedFile:
-        return next(iter(self.heads.values()))
+    def _first(self) -> StoreState:
+        return next(iter(self.states.values()))
 
     def contents(self, partition: int) -> tuple[object, ...] | None:
         """Return what a state partition is made of, None for no state; equal is equal rows."""
-        for store, head in self.heads.items():
+        for store, state in self.states.items():
             if store.partition == partition:
-                return head.trailer.lineage, head.trailer.files
+                return state.contents
         return None
 
     def rows(self, partition: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one state partition."""
-        for store, head in self.heads.items():
+        for store, state in self.states.items():
             if store.partition == partition:
-                yield from read_rows(self.checkpoint, head, self.column_family)
+                yield from state.rows(self.column_family)
 
     def all_rows(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all state partitions."""
-        for store in self.heads:
+        for store in self.states:
             yield from self.rows(store.partition)
 
 
@@ -114,9 +112,7 @@ def _by_key(side: Side, partition: int | None) -> Iterator[pa.RecordBatch]:
     if side.is_by_key and partition is not None:
         yield from without_groups
         return
-    with tempfile.TemporaryDirectory(
-        prefix="sort-", dir=side.checkpoint.scratch_directory
-    ) as directory:
+    with tempfile.TemporaryDirectory(prefix="sort-", dir=side.scratch_directory) as directory:
         with named_errors("sort rows in the scratch directory", directory):
             runs = sort_into_runs(without_groups, 1, directory)
         yield from merge_runs(runs, 1)

@@ -18,13 +18,10 @@ from statestore.codec.rows import from_numpy
 from statestore.codec.unsafe_row import decode_column, decode_rows
 from statestore.operations.committed_version import no_report
 from statestore.operations.rows import (
-    Heads,
     find_family,
-    find_heads,
-    most_rows,
+    find_store,
     of_partitions,
     opened,
-    read_rows,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
     from statestore.core.options import StateStoreOptions
     from statestore.operations.checkpoint import Checkpoint
     from statestore.operations.committed_version import Report
+    from statestore.operations.store_state import States
 
 NUM_THREADS = 2
 """Threads that decode; as many batches again wait for the reader."""
@@ -69,7 +67,7 @@ def read(
     Raises:
         NotFoundError: There is no checkpoint, no such version, or it was expired.
         InvalidArgumentError: There is no such operator, store, column family or state partition.
-        IncompatibleError: Another provider's checkpoint, or a data type that cannot be read.
+        IncompatibleError: A provider's that cannot be read, or such a data type.
         CorruptionError, FencedError, StorageError: The version cannot be restored.
     """
     return pa.Table.from_batches(
@@ -108,12 +106,12 @@ def read_batches(
     of all column families of the store.
     """
     with opened(checkpoint, options) as source:
-        heads = find_heads(source, operator, store, version, column_family)
-        family = find_family(heads, column_family)
+        states = find_store(source, operator, store, version, column_family)
+        family = find_family(states, column_family)
         if partitions is not None:
-            heads = of_partitions(heads, partitions)
+            states = of_partitions(states, partitions)
         yield pa.RecordBatch.from_pylist([], schema=row_schema(family))
-        yield from _decode_all(_raw_batches(source, heads, family, report), family)
+        yield from _decode_all(_raw_batches(states, family, report), family)
 
 
 def row_schema(family: ColumnFamily) -> pa.Schema:
@@ -163,16 +161,13 @@ def decode_values(values: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
 
 
 def _raw_batches(
-    checkpoint: Checkpoint,
-    heads: Heads,
-    family: ColumnFamily,
-    report: Report,
+    states: States, family: ColumnFamily, report: Report
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
-    total = sum(map(most_rows, heads.values()))
+    total = sum(state.most_rows for state in states.values())
     before = 0
-    for store, head in heads.items():
-        num_rows, num_read = most_rows(head), 0
-        for batch in read_rows(checkpoint, head, family.name):
+    for store, state in states.items():
+        num_rows, num_read = state.most_rows, 0
+        for batch in state.rows(family.name):
             num_read += batch.num_rows
             report(before + min(num_read, num_rows), total)
             if batch.num_rows:

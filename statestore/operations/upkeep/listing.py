@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import posixpath
 from collections import defaultdict
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from statestore.backends.spark import files as spark_files
 from statestore.checkpoint.layout import parse_state_file_name
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.trailer import StoreName
@@ -22,22 +22,22 @@ from statestore.core.errors import (
     NotFoundError,
     StateStoreError,
 )
+from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import absolute_uri, open_storage
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
 from statestore.operations.new_directory import try_read_metadata
-from statestore.operations.rows import opened
+from statestore.operations.rows import find_states, opened
 from statestore.operations.savepoint.savepoint import Savepoint, read_savepoint
+from statestore.operations.store_state import VersionKind
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.operator_metadata import OperatorInfo
-    from statestore.checkpoint.trailers import PublishedFile
     from statestore.core.options import StateStoreOptions
-
-VersionKind = Literal["incremental", "full", "rescaled", "unreadable"]
-"""How a version is kept: as changes to the one before, whole, as references into another number of
-state partitions; or its trailers cannot be read."""
+    from statestore.operations.store_state import States
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class VersionInfo:
 
     Attributes:
         version, batch: The version and the batch that made it.
-        kind: How it is kept.
+        kind: How it is kept; unreadable where its trailers cannot be read.
         num_partitions: State partitions; None where its batch has left the offset log.
         num_stores: Stores that have it, each of one state partition.
         num_rows: Rows in all of them; None where only reading them tells.
@@ -61,7 +61,7 @@ class VersionInfo:
 
     version: int
     batch: int
-    kind: VersionKind
+    kind: VersionKind | Literal["unreadable"]
     num_partitions: int | None
     num_stores: int
     num_rows: int | None
@@ -80,7 +80,7 @@ class CheckpointInfo:
 
     Attributes:
         uri: Where it is.
-        backend: State backend.
+        backend: State backend; or one of Spark's own providers, by the name that `convert` takes.
         num_partitions: State partitions of the newest version.
         operators: The stateful operators.
         newest_version: Newest committed version, 0 when there is none.
@@ -116,7 +116,7 @@ def list_versions(
 
     Raises:
         NotFoundError: There is no checkpoint.
-        IncompatibleError: Another provider's.
+        IncompatibleError: Neither this package's nor one of Spark's own providers wrote it.
         CorruptionError, StorageError: Spark's logs cannot be read, or the storage failed.
     """
     with opened(checkpoint, options) as source:
@@ -124,9 +124,8 @@ def list_versions(
         files = _state_files(source)
         snapshots: dict[int, list[int]] = defaultdict(list)
         for name, size in files:
-            parsed = parse_state_file_name(name)
-            if parsed is not None and parsed.kind == "snapshot":
-                snapshots[parsed.version].append(size)
+            if (version := _snapshot_version(name)) is not None:
+                snapshots[version].append(size)
         planned = {info.name: info.modified_ms for info in source.io.list(source.offsets.directory)}
         committed = {
             info.name: info.modified_ms for info in source.io.list(source.commits.directory)
@@ -136,7 +135,7 @@ def list_versions(
         )
         return CheckpointInfo(
             uri=source.uri,
-            backend=source.backend,
+            backend=source.kept_by,
             num_partitions=source.num_partitions,
             operators=source.operators,
             newest_version=source.newest_version,
@@ -154,26 +153,24 @@ def _describe(
     committed: Mapping[str, int],
 ) -> VersionInfo:
     version = batch + 1
-    heads: dict[StoreName, PublishedFile] = {}
+    states: States = {}
     num_partitions = None
     problem = None
     try:
         num_partitions = checkpoint.num_partitions_at(version)
-        heads = checkpoint.heads(version)
+        states = find_states(checkpoint, version)
     except StateStoreError as error:
         problem = str(error)
     planned_ms, committed_ms = planned.get(str(batch)), committed.get(str(batch))
     return VersionInfo(
         version=version,
         batch=batch,
-        kind="unreadable" if problem else _kind(heads),
+        kind="unreadable" if problem else _kind(states),
         num_partitions=num_partitions,
-        num_stores=len(heads),
-        num_rows=add_counts(head.trailer.num_keys for head in heads.values()),
-        incremental_bytes=sum(head.ref.size for head in heads.values()),
-        full_bytes=sum(
-            ref.size for head in heads.values() for ref in (*head.trailer.files, head.ref)
-        ),
+        num_stores=len(states),
+        num_rows=add_counts(state.num_keys for state in states.values()),
+        incremental_bytes=sum(state.own_bytes for state in states.values()),
+        full_bytes=sum(state.full_bytes for state in states.values()),
         num_snapshots=len(snapshots),
         snapshot_bytes=sum(snapshots),
         committed_ms=committed_ms,
@@ -184,12 +181,12 @@ def _describe(
     )
 
 
-def _kind(heads: Mapping[StoreName, PublishedFile]) -> VersionKind:
-    trailers = [head.trailer for head in heads.values()]
-    if all(trailer.parent is None for trailer in trailers):
-        has_files = any(trailer.files for trailer in trailers)
-        return "rescaled" if has_files else "full"
-    return "incremental"
+def _kind(states: States) -> VersionKind:
+    """Return how a version is kept: whole or as references only where every store's is."""
+    kinds = {state.kind for state in states.values()}
+    if "incremental" in kinds:
+        return "incremental"
+    return "rescaled" if "rescaled" in kinds else "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +248,8 @@ def store_locations(checkpoint: Checkpoint) -> list[StoreLocation]:
 
 def _state_files(checkpoint: Checkpoint) -> list[tuple[str, int]]:
     """Return name and size of all state files, also those of state partitions there were before."""
-    if checkpoint.backend == "heap":
+    is_spark = checkpoint.kept_by in SPARK_PROVIDERS
+    if checkpoint.kept_by == "heap":
         locations = store_locations(checkpoint)
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             listings = pool.map(lambda location: location.io.list(location.directory), locations)
@@ -259,4 +257,15 @@ def _state_files(checkpoint: Checkpoint) -> list[tuple[str, int]]:
     else:
         infos = checkpoint.state_io.list_tree(checkpoint.state_root)
     found = [(posixpath.basename(info.name), info.size) for info in infos]
-    return [(name, size) for name, size in found if parse_state_file_name(name) is not None]
+    return [
+        (name, size)
+        for name, size in found
+        if (spark_files.is_state_file(name) if is_spark else parse_state_file_name(name))
+    ]
+
+
+def _snapshot_version(name: str) -> int | None:
+    parsed = parse_state_file_name(name)
+    if parsed is None:
+        return spark_files.snapshot_version(name)
+    return parsed.version if parsed.kind == "snapshot" else None

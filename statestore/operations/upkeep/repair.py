@@ -92,6 +92,7 @@ def plan_repair(
     """
     with opened(checkpoint, options) as source:
         source.check_of_query()
+        _ = source.backend  # what another provider wrote is read, not changed
         findings: list[Finding] = []
         for batch in reversed(source.done_batches):
             found = verify(source, versions=[batch + 1], deep=deep, report=report)

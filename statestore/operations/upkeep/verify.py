@@ -3,14 +3,16 @@
 Fast reads the trailer of every file that a version is made of: each is there, of the right size,
 and the one its reference names. Deep reads every byte as well: the checksum of every block, every
 row in the key group and the state partition that its key belongs to, and as many rows as the
-version says.
+version says. Of Spark's own providers fast means that every file is there, and deep that every row
+can be read, matches the checksums that there are, and lies in its state partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Literal
 
@@ -31,17 +33,23 @@ from statestore.core.errors import (
     NotFoundError,
     StateStoreError,
 )
+from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.local import named_errors
+from statestore.operations import spark_states
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
 from statestore.operations.committed_version import no_report
 from statestore.operations.new_directory import read_metadata
-from statestore.operations.rows import check_committed, opened, read_rows
+from statestore.operations.rows import check_committed, opened, state_of
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from statestore.backends.spark.rows import SparkVersion
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.trailer import FileRef, StoreName, Trailer
+    from statestore.codec.trailer import FileRef, StoreName
     from statestore.core.options import StateStoreOptions
     from statestore.operations.committed_version import Report
+    from statestore.operations.store_state import StoreState
 
 _DAMAGE = (CorruptionError, FencedError, IncompatibleError, NotFoundError)
 """What is wrong with files. Every other error is about reaching them, and tells nothing of them."""
@@ -132,8 +140,8 @@ def verify(
         NotFoundError: There is no checkpoint, or a version is not committed; of the heap backend
             also where its driver's memory cannot be reached (kind driver-lost).
         InvalidArgumentError: The package that the state backend needs is not installed.
-        IncompatibleError: Another provider's (kind other-provider), or written in a newer format
-            than this release knows (kind newer-format).
+        IncompatibleError: Neither this package's nor one of Spark's own providers wrote it (kind
+            other-provider), or it is in a newer format than this release knows (kind newer-format).
         StorageError: The storage, or the local disk, failed; nothing is known of the rest then.
     """
     with opened(checkpoint, options) as source:
@@ -172,7 +180,7 @@ class _Verifier:
                 self._find(newest, None, error, is_recoverable=True)
 
     def run(self, versions: list[int], report: Report) -> Verification:
-        work: list[tuple[int, PublishedFile]] = []
+        work: list[Callable[[], None]] = []
         try:
             read_metadata(self._checkpoint.io, self._checkpoint.path)
         except (CorruptionError, NotFoundError) as error:
@@ -180,16 +188,14 @@ class _Verifier:
                 self._find(versions[0], None, error, is_recoverable=True)
         for version in versions:
             try:
-                heads = self._checkpoint.heads(version)
+                work += self._stores(version)
             except _DAMAGE as error:
                 oldest = error.fields.get("oldest_version")
                 is_expiry = isinstance(oldest, int) and version < oldest
                 self._find(version, None, error, is_expiry=is_expiry)
-                continue
-            work += [(version, head) for head in heads.values()]
         done = 0
         with ThreadPoolExecutor(NUM_READERS if self._deep else MAX_REQUESTS_AT_ONCE) as pool:
-            for _ in pool.map(lambda item: self._verify_store(*item), work):
+            for _ in pool.map(lambda verify_one: verify_one(), work):
                 done += 1
                 report(done, len(work))
         return Verification(
@@ -203,6 +209,26 @@ class _Verifier:
                 finding for finding in self._findings if finding.version not in self._expired
             ),
         )
+
+    def _stores(self, version: int) -> list[Callable[[], None]]:
+        """Return what verifies each store of a version in each state partition."""
+        checkpoint = self._checkpoint
+        if checkpoint.provider in SPARK_PROVIDERS.values():
+            found = spark_states.find_versions(checkpoint, version)
+            return [partial(self._verify_of_spark, version, one) for one in found.values()]
+        heads = checkpoint.heads(version)
+        return [partial(self._verify_store, version, head) for head in heads.values()]
+
+    def _verify_of_spark(self, version: int, found: SparkVersion) -> None:
+        """Verify a store that Spark's own provider wrote: its files, then every row."""
+        with self._lock:
+            self._sizes |= found.sizes
+        try:
+            found.check_files()
+            if self._deep:
+                self._count_rows(spark_states.state_of(self._checkpoint, version, found))
+        except _DAMAGE as error:
+            self._find(version, found.files.store, error)
 
     def _is_before_all(self, store: StoreName, ref: FileRef) -> bool:
         """Whether a file is of a version before all that its store has: retention took it."""
@@ -258,18 +284,27 @@ class _Verifier:
             self._sizes[path] = ref.size
         return found
 
-    def _verify_rows(self, head: PublishedFile) -> None:
-        trailer = head.trailer
+    def _count_rows(self, state: StoreState) -> tuple[int, npt.NDArray[np.int64]]:
+        """Read every row; return how many there are, and of each class of key groups.
+
+        Raises:
+            CorruptionError: One is where its key does not belong; or as `StoreState.rows`.
+        """
         num_rows = 0
         by_class = np.zeros(NUM_CLASSES, np.int64)
-        for batch in read_rows(self._checkpoint, head):
+        for batch in state.rows(None):
             num_rows += batch.num_rows
-            if trailer.rescalable:
-                _check_key_groups(batch, trailer)
+            if state.rescalable:
+                _check_key_groups(batch, state)
             groups = to_numpy(batch.column(0), np.uint16)
-            by_class += count_classes(groups, trailer.num_partitions)
+            by_class += count_classes(groups, state.num_partitions)
         with self._lock:
             self._num_rows += num_rows
+        return num_rows, by_class
+
+    def _verify_rows(self, head: PublishedFile) -> None:
+        trailer = head.trailer
+        num_rows, by_class = self._count_rows(state_of(self._checkpoint, head))
         told = trailer.key_group_rows
         by_class_told = () if told is None else folded(by_class.tolist(), len(told))
         for name, expected, found in (
@@ -304,7 +339,7 @@ class _Verifier:
             self._findings.append(Finding(version, store, error.kind, str(error), is_recoverable))
 
 
-def _check_key_groups(batch: pa.RecordBatch, trailer: Trailer) -> None:
+def _check_key_groups(batch: pa.RecordBatch, state: StoreState) -> None:
     """Check that the rows of a store are where their keys belong.
 
     Raises:
@@ -312,23 +347,23 @@ def _check_key_groups(batch: pa.RecordBatch, trailer: Trailer) -> None:
     """
     groups = to_numpy(batch.column(0), np.uint16)
     families = to_numpy(batch.column(1), np.uint16)
-    is_wrong = groups % np.uint32(trailer.num_partitions) != trailer.store.partition
-    for family in trailer.column_families:
+    is_wrong = groups % np.uint32(state.num_partitions) != state.store.partition
+    for family in state.column_families:
         rows = np.flatnonzero(families == family.id)
         if not len(rows) or family.key_schema is None:
             continue
         keys = batch.column(3)
         if len(rows) < batch.num_rows:
             keys = keys.take(from_numpy(rows, pa.int64()))
-        computed = compute_key_groups(keys, trailer.store.name, family, trailer.max_parallelism)
+        computed = compute_key_groups(keys, state.store.name, family, state.max_parallelism)
         is_wrong[rows] |= computed != groups[rows]
     if is_wrong.any():
         raise CorruptionError(
             "a row is not in the key group or the state partition that its key belongs to",
-            file=str(trailer.store),
+            file=str(state.store),
             offset=int(np.flatnonzero(is_wrong)[0]),
-            expected=f"key groups of state partition {trailer.store.partition} of "
-            f"{trailer.num_partitions}",
+            expected=f"key groups of state partition {state.store.partition} of "
+            f"{state.num_partitions}",
             found=f"{int(is_wrong.sum())} other rows of {batch.num_rows}",
             to_fix="go back to an older version with `statestore repair`",
         )

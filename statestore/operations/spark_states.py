@@ -1,0 +1,223 @@
+"""Versions of checkpoints that Spark's own state store providers wrote, without converting them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from statestore.backends.spark.rows import RowForm, SparkVersion
+from statestore.backends.spark.schemas import read_schemas
+from statestore.checkpoint.layout import store_directory
+from statestore.checkpoint.query_log import read_bytes
+from statestore.codec.partition_key import partition_key_columns
+from statestore.codec.trailer import StoreName
+from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
+from statestore.core.key_groups import resolve_max_parallelism
+from statestore.core.providers import SPARK_PROVIDERS
+from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
+from statestore.operations.store_state import States, StoreState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from statestore.backends.spark.files import Chain, StoreFiles
+    from statestore.backends.spark.snapshot import Snapshot
+    from statestore.checkpoint.operator_metadata import OperatorInfo, StoreInfo
+    from statestore.codec.trailer import ColumnFamily
+    from statestore.operations.checkpoint import Checkpoint
+
+_STATE_STORE = "spark.sql.streaming.stateStore"
+_CODEC = f"{_STATE_STORE}.compression.codec"
+_ENCODING = f"{_STATE_STORE}.encodingFormat"
+_CHECKSUMS = f"{_STATE_STORE}.rowChecksum.enabled"
+_MERGE_OPERATOR = f"{_STATE_STORE}.rocksdb.mergeOperatorVersion"
+_STRICT = "spark.sql.streaming.statefulOperator.useStrictDistribution"
+_LIST = "ListState"
+
+
+def find_versions(
+    checkpoint: Checkpoint, version: int, *, operator: int | None = None, name: str | None = None
+) -> dict[StoreName, SparkVersion]:
+    """Return a version of every store, from listings and the descriptions of snapshots.
+
+    Args:
+        checkpoint: One of Spark's own providers'.
+        version: A committed version.
+        operator: Only stores of this operator, None for all.
+        name: Only stores of this name, None for all.
+
+    Raises:
+        NotFoundError: A store lacks the version in a state partition (kind version-not-found), or
+            its schemas; or as `Checkpoint.require_metadata`.
+        CorruptionError: A file of Spark's is damaged.
+        IncompatibleError: Rows are encoded as Avro; or a file is of a form that is not known.
+        InvalidArgumentError: The option maxParallelism does not fit the state partitions.
+        StorageError: The storage failed.
+    """
+    conf = checkpoint.offsets_entry(version - 1).conf
+    encoding = conf.get(_ENCODING, "unsaferow")
+    if encoding != "unsaferow":
+        raise IncompatibleError(
+            "rows are encoded in a way that cannot be read",
+            checkpoint=checkpoint.uri,
+            key=_ENCODING,
+            found=encoding,
+            expected="unsaferow",
+            to_fix="read the state with Spark's state reader",
+        )
+    if operator is None:
+        checkpoint.require_metadata(version)
+    found: dict[StoreName, SparkVersion] = {}
+    for info in checkpoint.operators:
+        for store in info.stores:
+            if operator in (None, info.id) and name in (None, store.name):
+                found |= _Finder(checkpoint, version, conf, info, store).find()
+    return found
+
+
+def find_states(
+    checkpoint: Checkpoint, version: int, *, operator: int | None = None, name: str | None = None
+) -> States:
+    """Return what `find_versions` finds as what reading stands on; arguments and errors as there.
+
+    The rows of a state partition are held in memory where the HDFS-backed provider wrote them; of
+    the RocksDB provider only those of changelogs.
+    """
+    found = find_versions(checkpoint, version, operator=operator, name=name)
+    return {store: state_of(checkpoint, version, one) for store, one in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Finder:
+    """Finds a version of one store in all state partitions."""
+
+    checkpoint: Checkpoint
+    version: int
+    conf: Mapping[str, str]
+    operator: OperatorInfo
+    store: StoreInfo
+
+    def find(self) -> dict[StoreName, SparkVersion]:
+        families = self._families()
+        num_partitions = self.checkpoint.num_partitions_at(self.version)
+        max_parallelism = resolve_max_parallelism(
+            self.checkpoint.options.max_parallelism, num_partitions
+        )
+        # A limit, or an aggregation without a key: there is nothing to partition by.
+        is_single = not any(partition_key_columns(self.store.name, one) for one in families)
+        stores = [
+            StoreName(self.operator.id, partition, self.store.name)
+            for partition in range(1 if is_single else num_partitions)
+        ]
+        with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
+            find_one = partial(self._find_one, families, max_parallelism)
+            return dict(zip(stores, pool.map(find_one, stores), strict=True))
+
+    def _find_one(
+        self, families: tuple[ColumnFamily, ...], max_parallelism: int, store: StoreName
+    ) -> SparkVersion:
+        files = self._files(store)
+        chain = files.chain(self.version, self.checkpoint.checkpoint_id(store, self.version))
+        snapshot = self._snapshot(files, chain)
+        form = RowForm(
+            files.is_rocksdb,
+            self.operator.has_families,
+            self.conf.get(_CHECKSUMS) == "true",
+            b"" if self.conf.get(_MERGE_OPERATOR, "1") == "2" else b",",
+        )
+        if self.operator.has_families:
+            families = self._with_ids(families, snapshot, chain)
+        return SparkVersion(files, chain, snapshot, form, families, max_parallelism)
+
+    def _files(self, store: StoreName) -> StoreFiles:
+        checkpoint = self.checkpoint
+        codec = self.conf.get(_CODEC, "lz4")
+        return checkpoint.spark_files.of(store, checkpoint.provider, codec)
+
+    def _snapshot(self, files: StoreFiles, chain: Chain) -> Snapshot | None:
+        if chain.snapshot is None or not files.is_rocksdb:
+            return None
+        return self.checkpoint.spark_files.snapshot(files, chain.snapshot)
+
+    def _families(self) -> tuple[ColumnFamily, ...]:
+        """Return the column families as the schema files describe them."""
+        checkpoint = self.checkpoint
+        of_operator = f"{checkpoint.state_directory}/{self.operator.id}"
+        first = StoreName(self.operator.id, 0, self.store.name)
+        path = f"{store_directory(checkpoint.state_directory, first)}/_metadata/schema"
+        if self.store.schema_files:
+            path = f"{of_operator}/{self.store.schema_files[-1]}"
+        try:
+            found = read_schemas(read_bytes(checkpoint.io, path), path)
+        except NotFoundError as error:
+            raise NotFoundError(
+                "an operator lacks a file of its state schemas",
+                kind="file-not-found",
+                checkpoint=checkpoint.uri,
+                file=path,
+                to_fix="put the file back where the checkpoint was copied without it; else run a "
+                "batch of the query, which writes it",
+            ) from error
+        if self.operator.has_families:
+            lists = {one.name for one in self.operator.variables if one.kind == _LIST}
+            return tuple(
+                replace(
+                    family,
+                    multi_values=family.name in lists or family.encoder.startswith("timestamp-"),
+                )
+                for family in found
+            )
+        is_rocksdb = checkpoint.provider == SPARK_PROVIDERS["spark-rocksdb"]
+        num_prefix_columns = self.store.num_prefix_columns or None
+        encoder = "prefix" if is_rocksdb and num_prefix_columns else "no-prefix"
+        return tuple(
+            replace(family, encoder=encoder, num_prefix_columns=num_prefix_columns)
+            for family in found
+        )
+
+    def _with_ids(
+        self, families: tuple[ColumnFamily, ...], snapshot: Snapshot | None, chain: Chain
+    ) -> tuple[ColumnFamily, ...]:
+        """Return those column families that a state partition has, by its own IDs."""
+        if snapshot is None or not snapshot.family_ids:
+            raise CorruptionError(
+                "the column families of a store have no IDs: no snapshot names them",
+                file=chain.paths[0],
+                offset=0,
+                expected="a snapshot, which Spark writes when a column family is made",
+                to_fix="put the snapshot back from a copy",
+            )
+        return tuple(
+            replace(
+                family,
+                id=snapshot.family_ids[family.name],
+                internal=family.name in snapshot.internal,
+            )
+            for family in families
+            if family.name in snapshot.family_ids
+        )
+
+
+def state_of(checkpoint: Checkpoint, version: int, found: SparkVersion) -> StoreState:
+    """Return a version of a store as what reading stands on."""
+    files, snapshot, sizes = found.files, found.snapshot, found.sizes
+    num_keys = snapshot.num_keys if snapshot is not None and not found.chain.changes else None
+    own = files.changes_path(version, checkpoint.checkpoint_id(files.store, version))
+    conf = checkpoint.offsets_entry(version - 1).conf
+    return StoreState(
+        store=files.store,
+        num_partitions=checkpoint.num_partitions_at(version),
+        max_parallelism=found.max_parallelism,
+        rescalable=conf.get(_STRICT) != "false",
+        num_keys=num_keys,
+        most_rows=max(1, num_keys or 0),
+        column_families=found.families,
+        kind="full" if own is None else "incremental",
+        own_bytes=sum(sizes.values()) if own is None else files.size(own),
+        full_bytes=sum(sizes.values()),
+        contents=(checkpoint.uri, files.directory, version),
+        is_by_key=True,
+        rows=partial(found.batches, checkpoint.scratch_directory),
+    )

@@ -1,0 +1,310 @@
+"""Golden checkpoints of Spark's own providers are read for ever, and damage to them is named."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import statestore
+from statestore.core.errors import (
+    CorruptionError,
+    IncompatibleError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateStoreError,
+)
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.reading.diff import DiffCounts, count_differences
+from statestore.operations.reading.inspection import describe
+from statestore.operations.rescale.rescale import rescale
+from statestore.operations.savepoint.savepoint import take_savepoint
+from statestore.operations.spark_states import find_versions
+from statestore.operations.upkeep.expire import expire
+from statestore.operations.upkeep.listing import list_versions
+from statestore.operations.upkeep.repair import repair
+from statestore.operations.upkeep.verify import verify
+
+GOLDEN = Path(__file__).parent / "spark"
+NAMES = sorted(path.name for path in GOLDEN.iterdir())
+CHANGES = {"hdfs": "*.delta", "rocksdb-ids-variables": "*.changelog"}
+SNAPSHOTS = {"hdfs": "3.snapshot", "rocksdb-no-changelog": "4.zip"}
+
+
+def path_of(name):
+    return str(GOLDEN / name / "checkpoint")
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """Returns a function that copies a golden checkpoint, to be damaged."""
+
+    def make(name):
+        shutil.copytree(GOLDEN / name / "checkpoint", tmp_path / name)
+        return tmp_path / name
+
+    return make
+
+
+def read_all(path, version=None):
+    """Rows of every column family as text."""
+    return {
+        family.name: sorted(
+            json.dumps(row, default=str)
+            for row in statestore.read(
+                str(path), version=version, store=store.name, column_family=family.name
+            ).to_pylist()
+        )
+        for store in describe(str(path), version=version)
+        for family in store.column_families
+        if len(store.column_families) == 1 or family.name != "default"
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_checkpoint_is_read(name):
+    """Catches a release that reads what Spark wrote otherwise than the one that was compared."""
+    expected = json.loads((GOLDEN / name / "expected.json").read_text())["rows"]
+
+    assert any(expected.values())
+    assert read_all(path_of(name)) == {
+        family: sorted(map(json.dumps, rows)) for family, rows in expected.items()
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_checkpoint_is_verified_and_listed(name):
+    """Catches a whole checkpoint that is taken for a damaged one."""
+    verified = verify(path_of(name), versions="all", deep=True)
+    listed = list_versions(path_of(name))
+
+    assert verified.findings == ()
+    assert verified.num_rows
+    assert len(verified.versions) == len(listed.versions) >= 4
+    assert listed.backend == f"spark-{name.split('-')[0]}"
+    assert listed.stored_bytes >= verified.num_bytes
+    for version in listed.versions:
+        assert version.problem is None
+        assert version.kind == ("full" if name == "rocksdb-no-changelog" else "incremental")
+        assert 0 < version.incremental_bytes <= version.full_bytes
+
+
+def test_golden_checkpoints_begin_with_snapshots_and_go_on():
+    """Catches golden files that would not show an error in either: they must have both."""
+    for name in CHANGES:
+        with open_checkpoint(path_of(name)) as checkpoint:
+            chains = [
+                found.chain
+                for version in range(1, checkpoint.newest_version + 1)
+                for found in find_versions(checkpoint, version).values()
+            ]
+        assert any(chain.snapshot and chain.changes for chain in chains), name
+
+
+def test_two_versions_are_compared():
+    """Catches a diff that passes over state partitions, or finds what did not change."""
+    path = path_of("hdfs")
+    counts = count_differences(path, path, old_version=1)
+    old, new = (
+        {json.dumps(row["key"]): row for row in statestore.read(path, version=version).to_pylist()}
+        for version in (1, None)
+    )
+
+    assert counts == DiffCounts(
+        added=len({*new} - {*old}),
+        removed=len({*old} - {*new}),
+        changed=sum(old[key] != new[key] for key in {*old} & {*new}),
+    )
+    assert counts.changed
+    assert count_differences(path, path_of("rocksdb-no-changelog")) == DiffCounts()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: rescale(path, 4),
+        lambda path: repair(path),
+        lambda path: expire(path, 2),
+        lambda path: take_savepoint(path, f"{path}-savepoint"),
+        lambda path: statestore.plan_branch(path, f"{path}-branch").__enter__(),
+    ],
+    ids=["rescale", "repair", "expire", "savepoint", "branch"],
+)
+def test_what_changes_state_refuses_it_by_name(copy, change):
+    """Catches a command that changes what it only knows how to read."""
+    path = copy("hdfs")
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+    with pytest.raises(IncompatibleError) as caught:
+        change(str(path))
+
+    assert caught.value.kind == "other-provider"
+    assert "statestore convert" in caught.value.to_fix
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+def files_of(path, pattern):
+    return sorted((path / "state/0").rglob(pattern))
+
+
+@pytest.mark.parametrize("keeps_checksum_files", [True, False], ids=["checksum-files", "alone"])
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("hdfs", "3.snapshot"),
+        ("hdfs", "4.delta"),
+        ("hdfs-session-zstd", "1.delta"),
+        ("rocksdb-no-changelog", "4.zip"),
+        ("rocksdb-no-changelog", "*.sst"),
+        ("rocksdb-ids-variables", "4_*.changelog"),
+        ("rocksdb-ids-variables", "3_*.zip"),
+        ("rocksdb-ids-variables", "*.sst"),
+    ],
+)
+def test_damage_is_found_wherever_it_is(copy, name, pattern, keeps_checksum_files):
+    """Catches bytes that are believed, and errors that name no file."""
+    path = copy(name)
+    if not keeps_checksum_files:
+        for file in path.rglob("*.crc"):
+            file.unlink()
+    files = files_of(path, pattern)
+    assert files
+    wrong = missed = 0
+    expected = read_all(path)
+    for file in files[:2]:
+        data = file.read_bytes()
+        for place in range(0, len(data), max(1, len(data) // 8)):
+            file.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
+            found = verify(str(path), versions="all", deep=True)
+            if found.findings:
+                wrong += 1
+                assert all(finding.kind in DAMAGE for finding in found.findings), found.findings
+                assert any(file.name in finding.problem for finding in found.findings) or any(
+                    finding.store is not None for finding in found.findings
+                )
+            else:
+                missed += 1
+                assert keeps_checksum_files is False or file.suffix == ".sst"
+                # What nothing covers is nothing that rows are made of.
+                if name != "hdfs-session-zstd":
+                    assert read_all(path) == expected
+        file.write_bytes(data)
+    assert wrong > missed
+
+
+DAMAGE = {"corruption", "checksum-mismatch", "truncated", "newer-format", "file-not-found"}
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("hdfs", "4.delta"),
+        ("hdfs-session-zstd", "1.delta"),
+        ("rocksdb-no-changelog", "4.zip"),
+        ("rocksdb-no-changelog", "*.sst"),
+        ("rocksdb-ids-variables", "4_*.changelog"),
+    ],
+)
+def test_files_that_are_cut_off_or_gone_are_named(copy, name, pattern):
+    """Catches a part of the rows taken for all of them."""
+    path = copy(name)
+    for file in path.rglob("*.crc"):
+        file.unlink()
+    file = files_of(path, pattern)[-1]
+    data = file.read_bytes()
+    for length in (0, 1, len(data) // 2, len(data) - 1, None):
+        if length is None:
+            file.unlink()
+        else:
+            file.write_bytes(data[:length])
+        found = verify(str(path), versions="all", deep=True).findings
+        assert found, length
+        assert all(one.kind in DAMAGE | {"version-not-found"} for one in found), found
+        assert any(file.name in one.problem for one in found), found
+
+
+def test_other_checksums_of_a_row_are_an_error(copy):
+    """Catches row checksums that are cut off and not compared: here there are none."""
+    path = copy("hdfs")
+    for entry in (path / "offsets").iterdir():
+        text = entry.read_text(errors="replace")
+        off, on = (f'rowChecksum.enabled":"{value}"' for value in ("false", "true"))
+        if off in text:
+            entry.write_text(text.replace(off, on))
+
+    with pytest.raises(CorruptionError) as caught:
+        statestore.read(str(path))
+
+    assert caught.value.kind == "checksum-mismatch"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ('encodingFormat":"unsaferow', 'encodingFormat":"avro', IncompatibleError),
+        ('compression.codec":"lz4', 'compression.codec":"lzf', IncompatibleError),
+        ('compression.codec":"lz4', 'compression.codec":"zstd', CorruptionError),
+        ('compression.codec":"lz4', 'compression.codec":"snappy', CorruptionError),
+    ],
+)
+def test_what_cannot_be_read_is_said_by_name(copy, old, new, error):
+    """Catches files read by a codec or an encoding that they are not of."""
+    path = copy("hdfs")
+    for entry in (path / "offsets").glob("[0-9]*"):
+        text = entry.read_text()
+        assert old in text
+        entry.write_text(text.replace(old, new))
+
+    with pytest.raises(error):
+        statestore.read(str(path))
+
+
+def test_missing_schema_is_named(copy):
+    """Catches rows shown without their columns."""
+    path = copy("hdfs")
+    schema = path / "state/0/0/_metadata/schema"
+    schema.unlink()
+
+    with pytest.raises(NotFoundError, match="_metadata/schema"):
+        statestore.read(str(path))
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 40])
+def test_damaged_schema_is_an_error(copy, length):
+    """Catches a schema that is cut off: another exception, or columns that are not there."""
+    path = copy("hdfs")
+    schema = path / "state/0/0/_metadata/schema"
+    schema.write_bytes(schema.read_bytes()[:length])
+
+    with pytest.raises(CorruptionError) as caught:
+        statestore.read(str(path))
+
+    assert caught.value.fields["file"] == str(schema)
+
+
+def test_expired_versions_are_told_from_lost_ones(copy):
+    """Catches an alarm over what Spark deleted, and silence over what was lost."""
+    path = copy("hdfs")
+    for file in files_of(path, "[12].delta"):
+        file.unlink()
+
+    found = verify(str(path), versions="all", deep=True)
+    assert (found.findings, found.expired) == ((), (2, 1))
+    with pytest.raises(NotFoundError) as caught:
+        statestore.read(str(path), version=2)
+    assert caught.value.kind == "version-not-found"
+    assert caught.value.fields["oldest_version"] == 3
+    (first, *_) = files_of(path, "3.snapshot")
+    first.unlink()
+    assert verify(str(path), versions="all", deep=True).findings
+
+
+def test_rocksdict_is_asked_for_only_by_snapshots(monkeypatch):
+    """Catches a bare ImportError where the extra is not installed, and an extra nobody needs."""
+    monkeypatch.setitem(__import__("sys").modules, "rocksdict", None)
+
+    with pytest.raises(InvalidArgumentError, match=r"statestore\[rocksdb\]"):
+        statestore.read(path_of("rocksdb-no-changelog"))
+    assert statestore.read(path_of("hdfs")).num_rows
+    assert isinstance(list_versions(path_of("rocksdb-no-changelog")).versions[0].num_rows, int)
+    assert issubclass(InvalidArgumentError, StateStoreError)

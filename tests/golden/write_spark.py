@@ -1,0 +1,82 @@
+"""Writes the golden checkpoints of Spark's own state store providers, with the Spark installed.
+
+Run only to add one: `python -m tests.golden.write_spark`. What is there is never edited; releases
+must read it for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+import statestore
+from statestore.operations.reading.inspection import describe
+from tests.spark.application import start_application
+from tests.spark.harness import HDFS, ROCKSDB, STATE_STORE, Lane
+from tests.spark.helper_jar import compile_test_jar
+from tests.spark.queries import AGGREGATION, SESSION_APPEND, one_input
+from tests.spark.state_variables import EVENT_TIME
+
+GOLDEN = Path(__file__).parent / "spark"
+# Maintenance is then done within the tasks of a batch.
+SNAPSHOTS = {
+    f"{STATE_STORE}.minDeltasForSnapshot": "2",
+    f"{STATE_STORE}.unloadOnCommit": "true",
+}
+NO_CHANGELOG = {f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "false"}
+FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
+CASES: dict[str, tuple[Any, str, dict[str, str]]] = {
+    "hdfs": (AGGREGATION, HDFS, SNAPSHOTS),
+    "hdfs-session-zstd": (SESSION_APPEND, HDFS, {f"{STATE_STORE}.compression.codec": "zstd"}),
+    "rocksdb-no-changelog": (AGGREGATION, ROCKSDB, NO_CHANGELOG),
+    "rocksdb-ids-variables": (EVENT_TIME, ROCKSDB, FORMAT_2 | SNAPSHOTS),
+}
+
+
+def main() -> None:
+    """Write every case that is not there."""
+    with tempfile.TemporaryDirectory() as work:
+        spark = start_application(Path(work, "application"), [compile_test_jar("queries")])
+        for name, (query, provider, conf) in CASES.items():
+            target = GOLDEN / name
+            if target.exists():
+                continue
+            conf = {**conf, "spark.sql.shuffle.partitions": "2"}
+            lane = Lane(spark, replace(query, plan=PLAN), provider, Path(work, name), conf)
+            lane.run(*PLAN[0])
+            ignored = shutil.ignore_patterns("sources", "*.crc.crc")
+            shutil.copytree(lane.checkpoint, target / "checkpoint", ignore=ignored)
+            _write_expected(target, lane)
+        spark.stop()
+
+
+PLAN = one_input(4, num_rows=8, num_keys=5)
+
+
+def _write_expected(target: Path, lane: Lane) -> None:
+    """Write the rows of the newest version, which Spark's reader was compared with here."""
+    path = str(target / "checkpoint")
+    rows = {
+        family.name: statestore.read(path, store=store.name, column_family=family.name).to_pylist()
+        for store in describe(path)
+        for family in store.column_families
+        if len(store.column_families) == 1 or family.name != "default"
+    }
+    reader = lane.session().read.format("statestore").option("path", str(lane.checkpoint))
+    for name, found in rows.items():
+        if name == "default":
+            assert len(found) == reader.load().count()
+        elif not name.startswith("$"):
+            assert len(found) == reader.option("stateVarName", name).load().count()
+    expected = {"spark": pyspark.__version__, "rows": rows}
+    (target / "expected.json").write_text(json.dumps(expected, default=str, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
