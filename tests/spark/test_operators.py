@@ -8,11 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyspark.sql.types import CalendarIntervalType, StructField, StructType, YearMonthIntervalType
 
-import statestore
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.state_file import StateFile
 
@@ -42,12 +39,10 @@ from .queries import (
     WINDOW_UPDATE,
     one_input,
 )
+from .state_rows import assert_read
 
 FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
-SCHEMA_CHECK = f"{STATE_STORE}.stateSchemaCheck"
 UNLOAD = {f"{STATE_STORE}.unloadOnCommit": "true"}
-NOT_IN_ARROW = (CalendarIntervalType, YearMonthIntervalType)
-"""Spark's `toArrow` has no type for them; tests/unit/test_row_decoding.py has."""
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
@@ -115,53 +110,6 @@ def _assert_key_groups(lane: Lane) -> None:
             assert computed.tolist() == groups.tolist(), path
 
 
-def _assert_read(lane: Lane) -> None:
-    """Python reads the rows and types of every store that Spark's state reader does."""
-    if lane.conf.get(SCHEMA_CHECK) == "false":
-        # Spark's reader needs a schema file, which Spark has not written.
-        indexed = [f"{side}-keyWithIndexToValue" for side in ("left", "right")]
-        tables = [statestore.read(str(lane.checkpoint), store=store) for store in indexed]
-        total = sum(table.num_rows for table in tables)
-        assert [total] == lane.counts("numRowsTotal")[max(lane.batches)]
-        return
-    spark = lane.session()
-    operators = spark.read.format("state-metadata").load(str(lane.checkpoint)).collect()
-    assert operators
-    for operator in operators:
-        place = {"operatorId": operator.operatorId, "storeName": operator.stateStoreName}
-        frame = spark.read.format("statestore").options(**place).load(str(lane.checkpoint))
-        found = statestore.read(
-            str(lane.checkpoint), operator=operator.operatorId, store=operator.stateStoreName
-        )
-        assert found.column_names == frame.columns
-        for column in ("key", "value"):
-            names = found.schema.field(column).type.names
-            fields = frame.schema[column].dataType.fields
-            kinds = {name: field.dataType for name, field in zip(names, fields, strict=True)}
-            renamed = StructType([StructField(name, kind) for name, kind in kinds.items()])
-            unknown = [name for name, kind in kinds.items() if isinstance(kind, NOT_IN_ARROW)]
-            frame = frame.withColumn(column, frame[column].cast(renamed))
-            if unknown:
-                frame = frame.withColumn(column, frame[column].dropFields(*unknown))
-        expected = frame.toArrow()
-        assert _rows(found, expected.schema) == _rows(expected, expected.schema)
-
-
-def _rows(table: pa.Table, schema: pa.Schema) -> list[str]:
-    """Return rows as text, of structs only the fields that a schema names."""
-    return sorted(
-        repr(
-            [
-                {name: value[name] for name in schema.field(column).type.names}
-                if isinstance(value, dict)
-                else value
-                for column, value in row.items()
-            ]
-        )
-        for row in table.to_pylist()
-    )
-
-
 @pytest.mark.parametrize(
     ("provider", "query"),
     _cases(
@@ -187,7 +135,7 @@ def test_rows_equal_built_in_when_restarted(
     candidate = _compare(make_lane, run_reference, query, provider=provider)
 
     if provider in (FILESYSTEM, ROCKSDB_BACKEND):
-        _assert_read(candidate)
+        assert_read(candidate)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""The rows of a lane's state, as Python reads them and as Spark's state reader does."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql.types import CalendarIntervalType, StructField, StructType, YearMonthIntervalType
+
+import statestore
+
+from .harness import STATE_STORE, Lane
+
+SCHEMA_CHECK = f"{STATE_STORE}.stateSchemaCheck"
+NOT_IN_ARROW = (CalendarIntervalType, YearMonthIntervalType)
+"""Spark's `toArrow` has no type for them; tests/unit/test_row_decoding.py has."""
+
+
+def assert_read(lane: Lane, batch: int | None = None) -> int:
+    """Python reads the rows and types of every store that Spark's state reader does.
+
+    Args:
+        lane: Whose checkpoint.
+        batch: The version that it made; None for the newest.
+
+    Returns:
+        How many rows there are.
+    """
+    if lane.conf.get(SCHEMA_CHECK) == "false":
+        # Spark's reader needs a schema file, which Spark has not written.
+        indexed = [f"{side}-keyWithIndexToValue" for side in ("left", "right")]
+        tables = [statestore.read(str(lane.checkpoint), store=store) for store in indexed]
+        total = sum(table.num_rows for table in tables)
+        assert [total] == lane.counts("numRowsTotal")[max(lane.batches)]
+        return total
+    spark = lane.session()
+    operators = spark.read.format("state-metadata").load(str(lane.checkpoint)).collect()
+    assert operators
+    num_rows = 0
+    at = {} if batch is None else {"batchId": batch}
+    for operator in operators:
+        place = {"operatorId": operator.operatorId, "storeName": operator.stateStoreName}
+        frame = spark.read.format("statestore").options(**place, **at).load(str(lane.checkpoint))
+        found = statestore.read(
+            str(lane.checkpoint),
+            operator=operator.operatorId,
+            store=operator.stateStoreName,
+            version=None if batch is None else batch + 1,
+        )
+        assert found.column_names == frame.columns
+        for column in ("key", "value"):
+            names = found.schema.field(column).type.names
+            fields = frame.schema[column].dataType.fields
+            kinds = {name: field.dataType for name, field in zip(names, fields, strict=True)}
+            renamed = StructType([StructField(name, kind) for name, kind in kinds.items()])
+            unknown = [name for name, kind in kinds.items() if isinstance(kind, NOT_IN_ARROW)]
+            frame = frame.withColumn(column, frame[column].cast(renamed))
+            if unknown:
+                frame = frame.withColumn(column, frame[column].dropFields(*unknown))
+        expected = frame.toArrow()
+        assert _rows(found, expected.schema) == _rows(expected, expected.schema)
+        num_rows += found.num_rows
+    return num_rows
+
+
+def _rows(table: pa.Table, schema: pa.Schema) -> list[str]:
+    """Return rows as text, of structs only the fields that a schema names."""
+    return sorted(
+        repr(
+            [
+                {name: value[name] for name in schema.field(column).type.names}
+                if isinstance(value, dict)
+                else value
+                for column, value in row.items()
+            ]
+        )
+        for row in table.to_pylist()
+    )
