@@ -40,13 +40,12 @@ def committed_files(*suffixes: str) -> list[Path]:
         check=True,
     ).stdout.split("\0")
     paths = [ROOT / name for name in sorted(set(listed)) if name]
-    binary = {".arrows", ".sst", ".png", ".gz", ".xz", ".bin"}
     return [
         path
         for path in paths
         if path.is_file()
-        and path.suffix not in binary
         and (not suffixes or path.suffix in suffixes)
+        and b"\0" not in path.read_bytes()
     ]
 
 
