@@ -45,7 +45,8 @@ def list_command(
     Of each version: how it is kept (incremental, full or rescaled), its rows, the bytes it added
     and the bytes that a restore reads, snapshots, when its batch was committed and how long that
     took. A version whose files are gone is unreadable. Savepoints are wherever they were put:
-    --savepoints says where to look.
+    --savepoints says where to look. Checkpoints of Spark's own providers are read as they are,
+    here and by verify, read, inspect and diff.
 
     \b
     Examples:

@@ -12,7 +12,7 @@ import pytest
 
 import statestore
 from statestore.core.clock import SystemClock
-from statestore.core.errors import NotFoundError
+from statestore.core.errors import IncompatibleError, NotFoundError
 from statestore.core.options import StateStoreOptions
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage
@@ -262,6 +262,14 @@ def test_both_providers_hold_the_same(run: RunOnce) -> None:
 
     assert count_differences(*paths) == DiffCounts()
     assert count_differences(*paths, old_version=1).changed
+
+
+def test_keys_of_two_encodings_are_not_compared(run: RunOnce) -> None:
+    """Catches equal sessions reported as removed and added, since their bytes differ."""
+    paths = [str(run(SESSION_APPEND, provider, {}).checkpoint) for provider in (HDFS, ROCKSDB)]
+
+    with pytest.raises(IncompatibleError, match="encoded in different ways"):
+        count_differences(*paths)
 
 
 @pytest.mark.skipif(not OURS, reason="no session with the jar")

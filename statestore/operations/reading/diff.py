@@ -18,6 +18,7 @@ from statestore.codec.byte_ranges import index_with_nulls, unpack
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
 from statestore.codec.rows import from_numpy
 from statestore.codec.sorting import join_batches
+from statestore.core.errors import IncompatibleError
 from statestore.operations.reading.ordering import Side, side_by_side
 from statestore.operations.reading.read import decode_values
 from statestore.operations.rows import find_family, find_store, opened, try_find_family
@@ -151,8 +152,26 @@ def _open_sides(
         sides.append(Side(states, column_family, source.scratch_directory))
     # One of the versions may be from before the column family was made.
     old_family, new_family = (try_find_family(side.states, column_family) for side in sides)
+    _check_encoders(old_family, new_family)
     either = new_family or old_family or find_family(sides[1].states, column_family)
     return (sides[0], sides[1]), (old_family or either, new_family or either)
+
+
+def _check_encoders(old: ColumnFamily | None, new: ColumnFamily | None) -> None:
+    """Check that equal keys have equal bytes.
+
+    Raises:
+        IncompatibleError: They are encoded in different ways.
+    """
+    if old is not None and new is not None and old.encoder != new.encoder:
+        raise IncompatibleError(
+            "keys that are encoded in different ways are not compared",
+            column_family=new.name,
+            old_encoder=old.encoder,
+            new_encoder=new.encoder,
+            to_fix="convert the checkpoint of Spark's HDFS-backed provider, which has no prefixes "
+            "of keys, and compare what comes of it",
+        )
 
 
 def _differences(old: Side, new: Side) -> Iterator[pa.RecordBatch]:
