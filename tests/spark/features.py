@@ -76,6 +76,7 @@ FEATURES = {
         "`convert --to spark-rocksdb`",
         older="refused",
     ),
+    "join-guardrail": Feature("4.3", "Spark asks no join for its provider before"),
     "pinned-format": Feature(
         "4.3",
         "the session, not the commit log, says the checkpoint format",

@@ -38,6 +38,7 @@ from .queries import (
     WINDOW_APPEND,
     WINDOW_UPDATE,
     one_input,
+    two_inputs,
 )
 from .state_rows import assert_read
 
@@ -229,3 +230,24 @@ def test_rows_equal_when_providers_run_side_by_side(make_lane: MakeLane) -> None
 
     for candidate in lanes[1:]:
         assert_same(lanes[0], candidate)
+
+
+@pytest.mark.ours
+@pytest.mark.needs("join-guardrail")
+@pytest.mark.parametrize("version", ["3", pytest.param("4", marks=EXTENDED)])
+def test_join_has_state_format_2_when_a_later_one_is_asked_for(
+    make_lane: MakeLane, version: str
+) -> None:
+    """Catches a Spark that gives any provider the later formats, unlike docs/spark.md."""
+    key = "spark.sql.streaming.join.stateFormatVersion"
+    query = replace(JOIN, plan=two_inputs(1, 1), conf={key: version})
+    reference, lane = make_lane(query, ROCKSDB), make_lane(query)
+
+    run_plan(reference, lane)
+
+    assert lane.batches == reference.batches
+    pinned = [
+        json.loads((one.checkpoint / "offsets" / "0").read_text().splitlines()[1])["conf"][key]
+        for one in (reference, lane)
+    ]
+    assert pinned == [version, "2"]
