@@ -47,6 +47,7 @@ from .state_variables import EVENT_TIME, everything
 NO_CHANGELOG = {f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "false"}
 FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 CHECKSUMS = {f"{STATE_STORE}.rowChecksum.enabled": "true"}
+OLD_MERGES = {f"{STATE_STORE}.rocksdb.mergeOperatorVersion": "1"}  # all there is before Spark 4.2
 SNAPSHOTS = {
     f"{STATE_STORE}.minDeltasForSnapshot": "2",
     f"{STATE_STORE}.maintenanceInterval": "500ms",
@@ -99,6 +100,8 @@ VARIABLES: list[Any] = [
         ("ids", EVENT_TIME, FORMAT_2, EXTENDED),
         ("checksums", EVENT_TIME, CHECKSUMS | SNAPSHOTS, []),
         ("checksums-no-changelog", EVENT_TIME, CHECKSUMS | NO_CHANGELOG, []),
+        ("delimiter", EVENT_TIME, OLD_MERGES | NO_CHANGELOG, []),
+        ("delimiter-checksums", EVENT_TIME, OLD_MERGES | CHECKSUMS | SNAPSHOTS, EXTENDED),
         ("ttl", EXPIRING, {}, []),
     )
 ]
