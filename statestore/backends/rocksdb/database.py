@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from rocksdict import Checkpoint, DbClosedError, IngestExternalFileOptions, Rdict
 
+from statestore.backends.rocksdb import sst
 from statestore.codec.trailer import VersionRef
 from statestore.core.errors import StorageError
 
@@ -134,7 +135,7 @@ class LocalDatabase:
             StorageError: The local disk failed.
         """
         with local_errors("read the local database", str(self.directory)):
-            yield from self._current().items()
+            yield from sst.all_rows(self._current())
 
     def go_to(self, version: VersionRef | None) -> None:
         """Go to one of `versions`, None for the empty state.

@@ -48,6 +48,8 @@ from statestore.codec.trailer import Block, RowCounts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from rocksdict import ReadOptions
+
     from statestore.codec.sealed_file import SealedFile
     from statestore.core.key_groups import KeyGroupSet
     from statestore.core.options import StateStoreOptions
@@ -367,9 +369,28 @@ def encode_rows(batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
     return zip(keys, values, strict=True)
 
 
-def all_rows(database: Rdict) -> Iterator[tuple[bytes, bytes]]:
-    """Yield every encoded row of a database in key order."""
-    yield from cast("Iterator[tuple[bytes, bytes]]", database.items())
+def all_rows(
+    database: Rdict, first: bytes | None = None, options: ReadOptions | None = None
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield every encoded row of a database in key order, or those from a key on.
+
+    Raises:
+        Exception: RocksDB's, where rows cannot be read.
+    """
+    key = None
+    rows = cast("Iterator[tuple[bytes, bytes]]", database.items(from_key=first, read_opt=options))
+    for key, value in rows:
+        yield key, value
+    # `items` takes a block that cannot be read for the end: whoever reads on is told.
+    rest = database.iter(options)
+    if key is not None:
+        rest.seek(key)
+        rest.next()
+    elif first is not None:
+        rest.seek(first)
+    else:
+        rest.seek_to_first()
+    rest.status()
 
 
 def family_of(key: bytes) -> int:

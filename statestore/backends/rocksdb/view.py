@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -53,12 +53,7 @@ class View:
             StorageError: The local disk failed.
         """
         with local_errors("read the local database", self._path):
-            # Half the time of reading keys as well.
-            values = cast("Iterator[bytes]", self._database.values())
-            if self._owned is None:
-                return sum(1 for _ in values)
-            modulus, remainder = self._owned.modulus, self._owned.remainder
-            return sum((v[0] << 8 | v[1]) % modulus == remainder for v in values)
+            return sum(1 for _ in sst.rows_in(sst.all_rows(self._database), self._owned))
 
     def close(self) -> None:
         """Close the database."""
@@ -73,15 +68,19 @@ class View:
         return (group, found or b"") if self._shows(group) else None
 
     def scan(self, column_family: int, prefix: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-        """Yield (key group, key, value) of keys with a prefix, in key order."""
+        """Yield (key group, key, value) of keys with a prefix, in key order.
+
+        Raises:
+            StorageError: The local disk failed.
+        """
         first = sst.encode_key(column_family, prefix)
-        items = cast("Iterator[tuple[bytes, bytes]]", self._database.items(from_key=first))
-        for key, value in items:
-            if not key.startswith(first):
-                return
-            _, short_key, group, found = sst.split_row(key, value)
-            if self._shows(group):
-                yield group, short_key, found or b""
+        with local_errors("read the local database", self._path):
+            for key, value in sst.all_rows(self._database, first):
+                if not key.startswith(first):
+                    return
+                _, short_key, group, found = sst.split_row(key, value)
+                if self._shows(group):
+                    yield group, short_key, found or b""
 
     def _shows(self, group: int) -> bool:
         return self._owned is None or group in self._owned
@@ -91,17 +90,21 @@ class View:
 
         Yields:
             Record batches of SCHEMA, puts only.
+
+        Raises:
+            StorageError: The local disk failed.
         """
+        with local_errors("read the local database", self._path):
+            yield from self._batches(column_family)
+
+    def _batches(self, column_family: int | None) -> Iterator[pa.RecordBatch]:
         options = ReadOptions()
         options.set_readahead_size(_READAHEAD_BYTES)
         first = None
         if column_family is not None:
             first = sst.encode_key(column_family, b"")
             options.set_iterate_upper_bound(sst.encode_key(column_family + 1, b""))
-        items = cast(
-            "Iterator[tuple[bytes, bytes]]",
-            self._database.items(from_key=first, read_opt=options),
-        )
+        items = sst.all_rows(self._database, first, options)
         while rows := list(islice(items, _BATCH_ROWS)):
             keys, values = (_joined(column) for column in zip(*rows, strict=True))
             families = keys.read(">u2", keys.starts).astype(np.uint16)
