@@ -20,6 +20,7 @@ usage: ./build.sh TARGET [ARGUMENT...]
   test-all  run them with every operator in every combination, on every state backend and every Spark
   lint      check style, types, layers, the shim and the generated docs
   bench     measure all providers, results under benchmarks/results/
+  bench-spark MINOR measure the queries on 4.0, 4.1, 4.2 or 4.3, into a folder of its own there
   chaos     kill, freeze and starve real jobs; every row is counted (--seed, --faults, --minutes)
   fuzz      fuzz what decodes files, 10 minutes each; --minutes 1, or the name of a target, is less
   soak      2,000 small batches on each state backend; memory and files must stay flat
@@ -75,7 +76,7 @@ setup() {
   pins >$venv/constraints.txt
   local install=("$python" -m pip install --quiet --disable-pip-version-check -c $venv/constraints.txt)
   "${install[@]}" pip
-  "${install[@]}" --build-constraint constraints.txt --group dev --editable '.[cli,rocksdb,s3,spark]'
+  "${install[@]}" --build-constraint constraints.txt --group dev --editable '.[cli,rocksdb,s3,spark,ui]'
   printf '%s\n' "$wanted" >$venv/stamp
 }
 
@@ -129,13 +130,22 @@ use_spark() {
   python=$venv/bin/python
 }
 
-# Spark's tests, as CI has them, on the other state backends.
-run_other_backends() {
-  local failed=0 backend
-  for backend in heap rocksdb; do
-    STATESTORE_LANE_PROVIDER=$backend $python -m pytest -p no:benchmark -m "not extended" -n 2 \
-      --dist loadgroup --no-loadscope-reorder tests/spark || failed=1
+# The tests of a marker expression in files on the given state backends.
+run_on_backends() {
+  local failed=0 backend backends=$1 marked=$2
+  shift 2
+  for backend in $backends; do
+    STATESTORE_LANE_PROVIDER=$backend $python -m pytest -p no:benchmark -m "$marked" -n 2 \
+      --dist loadgroup --no-loadscope-reorder "$@" || failed=1
   done
+  return $failed
+}
+
+# Spark's tests on another Spark: all of them on one state backend, operators on the others, too.
+run_on_spark() {
+  local failed=0 operators=(tests/spark/test_{operators,transform_with_state,rescale}.py)
+  run_on_backends filesystem "not extended or each_spark" tests/spark || failed=1
+  run_on_backends "heap rocksdb" "not extended or each_spark" "${operators[@]}" || failed=1
   return $failed
 }
 
@@ -159,15 +169,14 @@ case $target in
     shift
     jar
     use_memory_for_scratch
-    if [ $# -eq 0 ]; then set -- -m "not extended or upgrade" -n 2 --dist loadgroup --no-loadscope-reorder tests/spark; fi
-    $python -m pytest -p no:benchmark "$@"
+    if [ $# -gt 0 ]; then $python -m pytest -p no:benchmark "$@"; else run_on_spark; fi
     ;;
   test-all)
     jar
     export HYPOTHESIS_PROFILE=long
     failed=0
     run_tests "" || failed=1
-    run_other_backends || failed=1
+    run_on_backends "heap rocksdb" "not extended" tests/spark || failed=1
     for minor in 4.0 4.1 4.2; do
       ./build.sh test-spark $minor || failed=1
     done
@@ -181,6 +190,12 @@ case $target in
   bench)
     jar
     exec $python -m benchmarks "$@"
+    ;;
+  bench-spark)
+    if [ "${1:-}" != 4.3 ]; then use_spark "${1:-}"; fi
+    shift
+    jar
+    exec $python -m benchmarks.sparks "$@"
     ;;
   chaos)
     jar

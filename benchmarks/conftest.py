@@ -31,6 +31,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parameters: dict[str, list[Any]] = {
         "provider": _provider_ids(metafunc.config),
         "query_name": [query.name for query in suite.queries],
+        "variable_name": [query.name for query in suite.w9],
         "rows": list(suite.w4.rows),
         "overlap": list(suite.w4.overlaps),
         "delta_bytes": list(suite.w5.delta_bytes),
@@ -63,6 +64,14 @@ def store_measurements(measurements: Measurements, provider: str) -> Measurement
     """`measurements`, for a test of a store without a query."""
     if not find_provider(provider).keeps_state:
         pytest.skip(f"provider {provider} keeps no state")
+    return measurements
+
+
+@pytest.fixture
+def variable_measurements(measurements: Measurements, provider: str) -> Measurements:
+    """`measurements`, for a test of `transformWithState`."""
+    if not find_provider(provider).has_variables:
+        pytest.skip(f"transformWithState is not measured on provider {provider}")
     return measurements
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.workloads import NO_STORE, OUR_ROCKSDB, OURS, find_provider
+from benchmarks.workloads import NO_STORE, OUR_ROCKSDB, OURS, VARIABLES, find_provider
 
 
 class Results:
@@ -146,6 +146,14 @@ FIGURES = (
             ("W1 commit", 0.6),
             ("W3 start to first result", 0.5),
         )
+    ),
+    *(
+        _against(limit, f"W9-{kind} batch", "rocksdb-changelog", ours, title=title.format(kind))
+        for ours, limit, title in (
+            (OURS, 0.5, "W9-{} batch"),
+            (OUR_ROCKSDB, 0.7, "rocksdb backend, W9-{} batch"),
+        )
+        for kind in VARIABLES
     ),
     *(
         Figure(

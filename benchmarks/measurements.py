@@ -71,17 +71,21 @@ class Measurements:
         return self._runs[measurement, workload][provider]
 
     def _measure(self, measurement: str, workload: str) -> None:
+        variables = {query.name for query in self.suite.w9}
         restarts = {query.name for query in self.suite.queries if query.restart_batches}
         steps = [measurement]
         if measurement in ("from-start", "restart") and workload in restarts:
             steps = ["from-start", "restart"]
-        benchmark_jar()
+        if workload == "store" or not all(provider.keeps_state for provider in self.providers):
+            benchmark_jar()
         runs = {step: defaultdict[str, Runs](Runs) for step in steps}
         for number in range(self.suite.rounds):
             for provider in self.providers[:: -1 if number % 2 else 1]:
                 if measurement == "snapshot" and provider.id != OURS:
                     continue
                 if workload == "store" and not provider.keeps_state:
+                    continue
+                if workload in variables and not provider.has_variables:
                     continue
                 work = Path(tempfile.mkdtemp(prefix="statestore-benchmark-"))
                 try:

@@ -24,11 +24,10 @@ from statistics import median
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-import statestore
 from benchmarks.query_runs import run_from_start, start_query, start_warm_session
 from benchmarks.workloads import OUR_ROCKSDB, OURS, QueryWorkload, find_provider
-from statestore.operations.savepoint.savepoint import SavepointForm
-from statestore.operations.upkeep.verify import verify
+from statestore import Checkpoint, Savepoint
+from statestore.operations.savepoint.plans import SavepointForm
 
 PARTITIONS = 4
 BACKENDS = {"filesystem": OURS, "rocksdb": OUR_ROCKSDB, "spark-rocksdb": "rocksdb"}
@@ -107,23 +106,23 @@ def workload(keys: int) -> QueryWorkload:
 
 
 def _read(checkpoint: str, _: str) -> None:
-    for _batch in statestore.read_batches(checkpoint):
+    for _batch in Checkpoint(checkpoint).read_batches():
         pass
 
 
 def _verify(checkpoint: str, deep: bool, _: str) -> None:
-    findings = verify(checkpoint, deep=deep).findings
+    findings = Checkpoint(checkpoint).verify(deep=deep).findings
     if findings:
         raise SystemExit(f"the checkpoint is not whole: {findings}")
 
 
 def _save(checkpoint: str, form: SavepointForm, new: str) -> None:
-    statestore.take_savepoint(checkpoint, new, form=form)
+    Checkpoint(checkpoint).savepoint(new, form=form)
 
 
 def _restore(savepoint: str, backend: str, new: str) -> None:
-    with statestore.plan_restore(savepoint, new, backend=backend) as restore:
-        restore.run()
+    restore = Savepoint(savepoint).plan_restore(new, backend=backend)
+    restore.run()
 
 
 def _aggregate(spark: SparkSession, source: Path, new: str) -> None:
@@ -131,13 +130,13 @@ def _aggregate(spark: SparkSession, source: Path, new: str) -> None:
 
 
 def _convert(spark: SparkSession, checkpoint: str, to: str, new: str) -> None:
-    statestore.convert(checkpoint, new, to, spark=spark)
+    Checkpoint(checkpoint, spark=spark).convert(new, to)
 
 
 def _write_rows(checkpoint: str, path: Path) -> None:
     """Write the state's keys, once each, as input of the query."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = statestore.read(checkpoint).flatten()
+    table = Checkpoint(checkpoint).read().flatten()
     pq.write_table(table.select(["key.k", "value.sum"]).rename_columns(["k", "v"]), path)
 
 

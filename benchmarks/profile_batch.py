@@ -34,13 +34,13 @@ DURATIONS = (
 def main() -> None:
     """Run the workload, print a line a batch and the medians of the warm ones."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload", help="W1, W2-1M or W2-10k")
+    parser.add_argument("workload", help="W1, W2-1M, W2-10k, W9-value …")
     parser.add_argument("provider", help="ID of a provider: hdfs, rocksdb-changelog, filesystem …")
     parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--restart", action="store_true", help="restart afterwards, in this JVM")
     arguments = parser.parse_args()
     suite = quick() if arguments.quick else full()
-    workload = next(query for query in suite.queries if query.name == arguments.workload)
+    workload = suite.query(arguments.workload)
     provider = find_provider(arguments.provider)
     work = Path(tempfile.mkdtemp(prefix="statestore-profile-"))
     try:

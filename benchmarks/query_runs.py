@@ -1,20 +1,21 @@
-"""Runs of the streaming query: W1, W2, and the restart of W1 (W3). One call, one JVM."""
+"""Runs of the streaming query: W1, W2, the restart of W1 (W3), W9. One call, one JVM."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import count
 from pyspark.sql.functions import sum as sum_of
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.datasets import input_files, link_files
-from benchmarks.sessions import start_session
+from benchmarks.sessions import benchmark_jar, start_session
 from benchmarks.workloads import Provider, QueryWorkload
 
 POLL_S = 0.005
@@ -35,7 +36,7 @@ def run_from_start(workload: QueryWorkload, provider: Provider, work: Path) -> d
     """
     spark = start_warm_session(workload, provider, work)
     link_files(input_files(workload)[: 1 + workload.update_batches], work / "source")
-    query = start_query(spark, work / "source", work / "checkpoint")
+    query = start_query(spark, work / "source", work / "checkpoint", workload.variable)
     query.awaitTermination()
     result = {"batches": _batches(query), **_count_state_files(work / "checkpoint")}
     spark.stop()
@@ -52,7 +53,7 @@ def run_after_restart(workload: QueryWorkload, provider: Provider, work: Path) -
     spark = start_warm_session(workload, provider, work)
     link_files(input_files(workload)[1 + workload.update_batches :], work / "source")
     started = time.perf_counter()
-    query = start_query(spark, work / "source", work / "checkpoint")
+    query = start_query(spark, work / "source", work / "checkpoint", workload.variable)
     while query.lastProgress is None and query.isActive:
         time.sleep(POLL_S)
     first_result_ms = (time.perf_counter() - started) * 1000
@@ -88,26 +89,51 @@ def summarise_progress(progress: dict[str, Any]) -> dict[str, Any]:
 
 def start_warm_session(workload: QueryWorkload, provider: Provider, work: Path) -> SparkSession:
     """Start Spark and run a tiny query of the same kind: no batch pays for class loading."""
-    spark = start_session(provider)
+    spark = start_session(provider, (benchmark_jar(),) if workload.variable else ())
     spark.conf.set("spark.sql.shuffle.partitions", workload.partitions)
-    tiny = QueryWorkload("warm-up", 2_000, 500, 3, 0, 0, workload.partitions)
+    tiny = replace(
+        workload,
+        name="warm-up",
+        keys=2_000,
+        updates_per_batch=500,
+        update_batches=3,
+        warm_up_batches=0,
+        restart_batches=0,
+    )
     directory = work / "warm-up"
     link_files(input_files(tiny), directory / "source")
-    start_query(spark, directory / "source", directory / "checkpoint").awaitTermination()
+    query = start_query(spark, directory / "source", directory / "checkpoint", tiny.variable)
+    query.awaitTermination()
     shutil.rmtree(directory)
     return spark
 
 
-def start_query(spark: SparkSession, source: Path, checkpoint: Path) -> StreamingQuery:
-    """Start the query of every workload; it ends when it has read what is in the source."""
+def start_query(
+    spark: SparkSession, source: Path, checkpoint: Path, variable: str | None = None
+) -> StreamingQuery:
+    """Start the query of a workload; it ends when it has read what is in the source.
+
+    Args:
+        spark: The session; for a variable with the jar of the benchmarks.
+        source: Directory of its files.
+        checkpoint: Its checkpoint.
+        variable: Kind of state variable, as `QueryWorkload` has it.
+    """
     rows = (
         spark.readStream.schema("k string, v bigint")
         .option("maxFilesPerTrigger", 1)
         .parquet(str(source))
     )
-    aggregated = rows.groupBy("k").agg(count("*").alias("count"), sum_of("v").alias("sum"))
+    if variable:
+        # By processing time Spark asks for another batch for ever.
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", False)
+        jvm: Any = spark._jvm
+        of_variable = jvm.io.statestore.bench.VariableQueries.of(rows._jdf, variable)
+        results = DataFrame(of_variable, spark)
+    else:
+        results = rows.groupBy("k").agg(count("*").alias("count"), sum_of("v").alias("sum"))
     return (
-        aggregated.writeStream.format("noop")
+        results.writeStream.format("noop")
         .outputMode("update")
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)

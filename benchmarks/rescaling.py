@@ -26,10 +26,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-import statestore
 from benchmarks.datasets import input_files, link_files
 from benchmarks.query_runs import run_from_start, start_query, start_warm_session
 from benchmarks.workloads import OURS, Provider, QueryWorkload, find_provider
+from statestore import Checkpoint
 
 PARTITIONS, RESCALED_PARTITIONS = 4, 8
 SPARKS = "rocksdb"
@@ -104,7 +104,7 @@ def measure(provider: Provider, keys: int, rounds: int) -> dict[str, float]:
 
 def by_statestore(checkpoint: str) -> None:
     """Rescale with this package."""
-    statestore.rescale(checkpoint, RESCALED_PARTITIONS)
+    Checkpoint(checkpoint).rescale(RESCALED_PARTITIONS)
 
 
 def by_spark(spark: SparkSession) -> Callable[[str], None]:

@@ -32,11 +32,10 @@ def run(measurement: str, workload: str, provider_id: str, work: Path, suite: Su
         The measurement's result, made of JSON values.
     """
     provider = find_provider(provider_id)
-    queries = {query.name: query for query in suite.queries}
     if measurement == "from-start":
-        return run_from_start(queries[workload], provider, work)
+        return run_from_start(suite.query(workload), provider, work)
     if measurement == "restart":
-        return run_after_restart(queries[workload], provider, work)
+        return run_after_restart(suite.query(workload), provider, work)
     if measurement == "operations":
         return run_basic_operations(suite.w4, provider, work)
     if measurement == "commits":

@@ -1,4 +1,4 @@
-"""W1, W2, W3: the micro-batches of a streaming aggregation."""
+"""W1, W2, W3: the micro-batches of a streaming aggregation. W9: those of transformWithState."""
 
 from __future__ import annotations
 
@@ -85,6 +85,31 @@ def test_restore(benchmark: BenchmarkFixture, measurements: Measurements, provid
     )
 
 
+def test_variable_batch(
+    benchmark: BenchmarkFixture,
+    variable_measurements: Measurements,
+    variable_name: str,
+    provider: str,
+) -> None:
+    """An update batch of a `transformWithState`, once warm."""
+    workload = variable_measurements.suite.query(variable_name)
+    runs = variable_measurements.from_start(variable_name, provider).checked()
+    rounds = [run["batches"][1 + workload.warm_up_batches :] for run in runs]
+    assert all(
+        batch["input_rows"] == workload.updates_per_batch for batches in rounds for batch in batches
+    )
+    assert all(batches[-1]["state_rows"] >= workload.keys for batches in rounds)
+    record(
+        benchmark,
+        f"{variable_name} batch",
+        provider,
+        [[batch["batch_ms"] for batch in batches] for batches in rounds],
+        state_files=runs[-1]["state_files"],
+        state_bytes=runs[-1]["state_bytes"],
+        **counters([batch for batches in rounds for batch in batches]),
+    )
+
+
 def w1_restarts(measurements: Measurements, provider: str) -> list[dict[str, Any]]:
     """Return the restarts of W1, of a provider whose state outlives its JVM."""
     if not find_provider(provider).is_durable:
@@ -96,7 +121,7 @@ def warm_batches(
     measurements: Measurements, query_name: str, provider: str, run: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Return the update batches of a run without those that warm up."""
-    workload = next(q for q in measurements.suite.queries if q.name == query_name)
+    workload = measurements.suite.query(query_name)
     batches: list[dict[str, Any]] = run["batches"][1 + workload.warm_up_batches :]
     assert len(batches) == workload.update_batches - workload.warm_up_batches
     if find_provider(provider).keeps_state:

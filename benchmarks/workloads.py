@@ -23,7 +23,8 @@ class Provider:
     """A state store provider and the Spark settings that select it; all else is at its default.
 
     `is_ours` says whether it needs the jar, `is_durable` whether its state outlives the driver,
-    `keeps_state` whether it is a store at all.
+    `keeps_state` whether it is a store at all, `has_variables` whether a `transformWithState` is
+    measured on it.
     """
 
     id: str
@@ -33,6 +34,7 @@ class Provider:
     is_ours: bool = False
     is_durable: bool = True
     keeps_state: bool = True
+    has_variables: bool = False
 
 
 PROVIDERS = (
@@ -43,13 +45,21 @@ PROVIDERS = (
         "RocksDB + changelog",
         f"{SPARK_STATE}.RocksDBStateStoreProvider",
         ((f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled", "true"),),
+        has_variables=True,
     ),
-    Provider(OURS, "statestore", "io.statestore.FileSystemStateStoreProvider", is_ours=True),
+    Provider(
+        OURS,
+        "statestore",
+        "io.statestore.FileSystemStateStoreProvider",
+        is_ours=True,
+        has_variables=True,
+    ),
     Provider(
         OUR_ROCKSDB,
         "statestore rocksdb",
         "io.statestore.RocksDBStateStoreProvider",
         is_ours=True,
+        has_variables=True,
     ),
     Provider(
         "heap",
@@ -85,11 +95,13 @@ def find_provider(provider_id: str) -> Provider:
 
 @dataclass(frozen=True, slots=True)
 class QueryWorkload:
-    """A streaming `groupBy(key).agg(count, sum)` that loads its keys, then updates some of them.
+    """A streaming query that loads its keys, then updates some of them.
 
-    Batch 0 inserts `keys` rows, each of the `update_batches` that follow updates
-    `updates_per_batch` distinct random keys. The first `warm_up_batches` updates are left out of
-    the medians. `restart_batches` more are read after a restart in a new JVM (0: no restart).
+    It is `groupBy(key).agg(count, sum)`, or, where `variable` names a kind of state, a
+    `transformWithState` of `jvm/VariableQueries.scala` that keeps such state for each key. Batch 0
+    inserts `keys` rows, each of the `update_batches` that follow updates `updates_per_batch`
+    distinct random keys. The first `warm_up_batches` updates are left out of the medians.
+    `restart_batches` more are read after a restart in a new JVM (0: no restart).
     """
 
     name: str
@@ -100,6 +112,7 @@ class QueryWorkload:
     restart_batches: int
     partitions: int
     seed: int = 20
+    variable: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +160,7 @@ class Suite:
     w4: StoreWorkload
     w5: CommitWorkload
     memory: MemoryWorkload
+    w9: tuple[QueryWorkload, ...]
     rounds: int
 
     @property
@@ -154,8 +168,14 @@ class Suite:
         """The workloads that run a streaming query."""
         return (self.w1, self.w2_large, self.w2_small)
 
+    def query(self, name: str) -> QueryWorkload:
+        """Return the workload of that name that runs a streaming query."""
+        return next(query for query in (*self.queries, *self.w9) if query.name == name)
+
 
 MB = 1_000_000
+VARIABLES = ("value", "list", "map", "timers", "ttl")
+"""Kinds of state that a workload of `transformWithState` keeps; ttl is a value that expires."""
 
 
 def full() -> Suite:
@@ -167,6 +187,10 @@ def full() -> Suite:
         w4=StoreWorkload("W4", (10_000, 100_000), (100, 50, 10, 0), 7),
         w5=CommitWorkload("W5", (MB, 10 * MB, 40 * MB), (100, 1_000), 9, 3),
         memory=MemoryWorkload("memory", 1_000_000, 100_000, 10, 4),
+        w9=tuple(
+            QueryWorkload(f"W9-{kind}", 200_000, 20_000, 8, 3, 0, partitions=4, variable=kind)
+            for kind in VARIABLES
+        ),
         rounds=3,
     )
 
@@ -180,5 +204,9 @@ def quick() -> Suite:
         w4=StoreWorkload("W4", (2_000,), (100, 0), 2),
         w5=CommitWorkload("W5", (MB,), (100,), 2, 1),
         memory=MemoryWorkload("memory", 50_000, 5_000, 2, 4),
+        w9=tuple(
+            QueryWorkload(f"W9-{kind}", 2_000, 500, 4, 1, 0, partitions=4, variable=kind)
+            for kind in VARIABLES
+        ),
         rounds=1,
     )

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-import statestore
+from statestore.codec.column_family import ColumnFamily
 from statestore.codec.partition_key import compute_key_groups
-from statestore.codec.trailer import ColumnFamily
 from statestore.core.key_groups import resolve_max_parallelism
 from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS
+from tests.seams import at
 
 
 def _schema(**fields):
@@ -71,10 +71,12 @@ def write_checkpoint(
     ids = []
     for partition in range(num_partitions):
         ids.append([])
-        with statestore.open_store(
-            str(root), partition=partition, num_partitions=num_partitions, backend=backend,
-            checkpoint_format=checkpoint_format, options=options,
-        ) as store:  # fmt: skip
+        with at(root, options=options).open_store(
+            partition=partition,
+            num_partitions=num_partitions,
+            backend=backend,
+            checkpoint_format=checkpoint_format,
+        ) as store:
             for changes in versions:
                 batch = store.begin()
                 batch.column_families = families

@@ -6,13 +6,14 @@ what the first one did, whatever happened in between.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.key_group_rows import grown
 from statestore.checkpoint.lineage import check_parent, make_ref
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, read_trailer
+from statestore.codec.commit_times import CommitTimes
 from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import describe_stream
 from statestore.codec.trailer import Trailer
@@ -28,14 +29,8 @@ from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.codec.trailer import (
-        Block,
-        ColumnFamily,
-        FileRef,
-        RowCounts,
-        StoreName,
-        VersionRef,
-    )
+    from statestore.codec.column_family import ColumnFamily
+    from statestore.codec.trailer import Block, FileRef, RowCounts, StoreName, VersionRef
     from statestore.core.clock import Clock
 
 
@@ -76,6 +71,7 @@ class NewVersion:
             `key_group_rows.grown` takes it; None where that is not known.
         sst: Where the delta is an SST; None where it is an Arrow stream.
         state_bytes: Key and value bytes of the rows at this version; 0 where nobody limits them.
+        write_ms: What sorting and writing the delta took, milliseconds; 0 where nobody says.
     """
 
     version: int
@@ -93,6 +89,7 @@ class NewVersion:
     state_bytes: int = 0
     key_group_growth: tuple[int, ...] | None = None
     sst: SstRows | None = None
+    write_ms: float = 0.0
 
     def __post_init__(self) -> None:
         if self.parent is not None and self.version != self.parent.version + 1:
@@ -108,15 +105,6 @@ class NewVersion:
         return location.delta_name(
             self.version, self.checkpoint_id if self.checkpoint_format >= 2 else None
         )
-
-
-@dataclass(frozen=True, slots=True)
-class CommitTimes:
-    """Milliseconds of a commit's phases; sync_ms is part of publish_ms."""
-
-    checksum_ms: float = 0.0
-    publish_ms: float = 0.0
-    sync_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +168,8 @@ def read_parent(
             "may delete it while the query runs",
         ) from error
     check_parent(found.trailer, new.parent, location.path(found.ref.path))
+    if cached is not None and cached.trailer.checkpoint_id == found.trailer.checkpoint_id:
+        return replace(found, commit=cached.commit)
     return found
 
 
@@ -239,7 +229,8 @@ def publish_delta(
     *,
     sync: bool,
     clock: Clock,
-) -> tuple[PublishedFile, CommitTimes]:
+    start_ms: float | None = None,
+) -> PublishedFile:
     """Seal a complete body and publish it as the delta of a version.
 
     Args:
@@ -250,6 +241,7 @@ def publish_delta(
         body: The delta; its file is moved or deleted on success.
         sync: Whether to wait for the disk.
         clock: For the times.
+        start_ms: When the work on the body began, of the clock's elapsed_ms; None for now.
 
     Guarantee: on return the version is durable. After a raise it is either not there or wholly
     there; `find_committed` tells, and the local file is left in the first case. A version whose
@@ -259,7 +251,8 @@ def publish_delta(
         FencedError: The version is there with other rows, and its batch is committed.
         StorageError: The storage failed; names the reason.
     """
-    start_ms = clock.elapsed_ms()
+    if start_ms is None:
+        start_ms = clock.elapsed_ms()
     name = new.file_name(location)
     trailer = delta_trailer(location.store, new, parent, files, body)
     with named_errors("seal the delta to commit", body.local_path):
@@ -268,8 +261,14 @@ def publish_delta(
     if parent is None:
         location.io.make_directory(location.directory)
     sync_ms = _publish(location, new, body, sync=sync)
-    times = CommitTimes(sealed_ms - start_ms, clock.elapsed_ms() - sealed_ms, sync_ms)
-    return PublishedFile(make_ref(name, trailer, size), trailer), times
+    times = CommitTimes(
+        write_ms=new.write_ms,
+        checksum_ms=sealed_ms - start_ms,
+        publish_ms=clock.elapsed_ms() - sealed_ms,
+        sync_ms=sync_ms,
+        committed_ms=clock.now_ms(),
+    )
+    return PublishedFile(make_ref(name, trailer, size), trailer, times)
 
 
 def _publish(location: StoreLocation, new: NewVersion, body: Body, *, sync: bool) -> float:
@@ -330,6 +329,7 @@ def delta_trailer(
         num_partitions=new.num_partitions,
         rescalable=new.rescalable,
         column_families=new.column_families,
+        parent_commit=parent.commit if parent else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,11 +31,11 @@ class RecentVersions:
         self._files: dict[tuple[int, str], PublishedFile] = {}
 
     def remember(self, file: PublishedFile) -> None:
-        """Take in the delta of a version as the newest."""
+        """Take in the delta of a version as the newest; what its commit took stays known."""
         key = (file.trailer.version, file.trailer.checkpoint_id)
         with self._lock:
-            self._files.pop(key, None)
-            self._files[key] = file
+            known = self._files.pop(key, file)
+            self._files[key] = replace(file, commit=file.commit or known.commit)
             while len(self._files) > _NUM_REMEMBERED:
                 del self._files[next(iter(self._files))]
 

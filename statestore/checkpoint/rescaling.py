@@ -303,10 +303,7 @@ def write_rescaled_version(
     with named_errors("write to the scratch directory", local_path):
         Path(local_path).write_bytes(data)
     body = Body(local_path, blocks, store.new.rows, lineage)
-    published, _ = publish_delta(
-        location, store.new, None, store.files, body, sync=sync, clock=clock
-    )
-    return published
+    return publish_delta(location, store.new, None, store.files, body, sync=sync, clock=clock)
 
 
 def _find(location: StoreLocation, new: NewVersion) -> PublishedFile | None:

@@ -416,5 +416,5 @@ def _num_partitions_changed(trailer: Trailer, num_partitions: int) -> Incompatib
         query=num_partitions,
         to_fix=f"set spark.sql.shuffle.partitions back to {trailer.num_partitions}, or stop "
         "the query and change the checkpoint's number of state partitions: "
-        f"statestore rescale CHECKPOINT --partitions {num_partitions} --yes",
+        f"statestore rescale CHECKPOINT --num-partitions {num_partitions} --yes",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import (
@@ -11,6 +11,7 @@ from statestore.checkpoint.layout import (
     store_of_path,
 )
 from statestore.checkpoint.lineage import check_store, check_version, make_ref
+from statestore.codec.commit_times import CommitTimes
 from statestore.codec.trailer import (
     END_LENGTH,
     TAIL_BYTES,
@@ -32,10 +33,14 @@ _BACKENDS = {"sst": "rocksdb", "arrows": "filesystem"}
 
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
-    """A state file of the store: the reference that names it, and its trailer."""
+    """A state file of the store: the reference that names it, and its trailer.
+
+    `commit` is what making it took, where this process did; a reader of the file does not know.
+    """
 
     ref: FileRef
     trailer: Trailer
+    commit: CommitTimes | None = field(default=None, compare=False)
 
 
 def read_trailer(location: StoreLocation, name: str) -> PublishedFile:

@@ -15,9 +15,8 @@ from typing import Any
 
 import click
 
-from statestore.cli.output import conf_option, output_option
+from statestore.cli.output import output_option, storage_option
 from statestore.core.errors import StateStoreError
-from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS
 from statestore.core.version import SPARK_MINORS, __version__
 from statestore.io.shim_jar import find_jar
@@ -31,9 +30,11 @@ _ELSEWHERE: dict[str, str] = {
     "list": "statestore.cli.upkeep:list_command",
     "read": "statestore.cli.inspecting",
     "repair": "statestore.cli.upkeep",
+    "report": "statestore.cli.pages",
     "rescale": "statestore.cli.rescale",
     "restore": "statestore.cli.savepoints",
     "savepoint": "statestore.cli.savepoints",
+    "ui": "statestore.cli.pages",
     "verify": "statestore.cli.upkeep",
 }
 """Module of every command that is not in this one, imported when it is used; `module:name` where
@@ -97,14 +98,14 @@ def cli() -> None:
 @click.option(
     "--python", metavar="PATH", help="Python of the engines.  [default: $PYSPARK_PYTHON, this one]"
 )
-@conf_option
+@storage_option
 @output_option
 def doctor(
     ctx: click.Context,
     storage: str | None,
     backend: str,
     python: str | None,
-    options: StateStoreOptions,
+    storage_options: dict[str, str],
     output: str,
 ) -> None:
     """Check what a query needs on this machine, and say what to fix.
@@ -119,6 +120,7 @@ def doctor(
       statestore doctor --backend rocksdb --storage s3://bucket/checkpoints
     """  # noqa: D301 (click reads the backspace)
     # Imported here because no other command needs pyarrow, which takes long.
+    from statestore.api.reaching import Reach
     from statestore.cli.diagnosis import Diagnosis
 
     if backend == "heap" and storage:
@@ -126,11 +128,13 @@ def doctor(
     if storage is None and backend != "heap":
         storage = tempfile.gettempdir()
     checks = []
-    for check in Diagnosis(backend, storage, python, options).run():
-        checks.append(check)
-        if output == "text":
-            fix = f". To fix: {check.to_fix}" if check.to_fix else ""
-            click.echo(f"{check.status.upper():<5}{check.name}: {check.detail}{fix}")
+    reach = Reach(storage or "", storage_options, None)
+    with reach.using():
+        for check in Diagnosis(backend, storage, python, reach.place.options).run():
+            checks.append(check)
+            if output == "text":
+                fix = f". To fix: {check.to_fix}" if check.to_fix else ""
+                click.echo(f"{check.status.upper():<5}{check.name}: {check.detail}{fix}")
     is_ok = all(check.status != "fail" for check in checks)
     if output == "json":
         click.echo(json.dumps({"ok": is_ok, "checks": [asdict(check) for check in checks]}))

@@ -18,19 +18,20 @@ from rich.text import Text
 from statestore.cli.output import (
     Command,
     checkpoint_argument,
-    conf_option,
     console,
-    format_bytes,
     output_option,
     print_json,
     progress,
+    storage_option,
     table,
 )
 from statestore.cli.parquet_file import write_parquet
 from statestore.codec.joined_trailers import add_counts
-from statestore.core.options import StateStoreOptions
+from statestore.core.text import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pyarrow as pa
 
     from statestore.operations.reading.inspection import StoreDescription
@@ -48,11 +49,10 @@ def _store_options(command: Command) -> Command:
     """Add the options that name a column family of a store."""
     for option in (
         click.option(
-            "--variable",
             "--column-family",
-            "column_family",
             default="default",
-            help="State variable of transformWithState: a column family of its store.",
+            show_default=True,
+            help="Column family; of transformWithState the name of a state variable.",
             metavar="NAME",
         ),
         click.option(
@@ -85,13 +85,21 @@ _limit_option = click.option(
 @_version_option
 @click.option("--partition", "partitions", type=int, multiple=True, help="Only these partitions.")
 @click.option(
+    "--column",
+    "columns",
+    metavar="NAME",
+    multiple=True,
+    help="Only this column, or field of one, such as key.user; may be repeated.",
+)
+@click.option("--flatten", is_flag=True, help="A column a field.")
+@click.option(
     "--to",
     metavar="FILE",
     type=click.Path(dir_okay=False, writable=True),
     help="Write all rows to a Parquet file instead, which appears when it is whole.",
 )
 @_limit_option
-@conf_option
+@storage_option
 @output_option
 def read(
     checkpoint: str,
@@ -100,9 +108,11 @@ def read(
     column_family: str,
     version: int | None,
     partitions: tuple[int, ...],
+    columns: tuple[str, ...],
+    flatten: bool,
     to: str | None,
     limit: int,
-    options: StateStoreOptions,
+    storage_options: dict[str, str],
     output: str,
 ) -> None:
     """Print rows of state, or write them to a Parquet file.
@@ -110,20 +120,21 @@ def read(
     \b
     statestore read /data/checkpoint --limit 5
     statestore read /data/checkpoint --store left-keyToNumValues --output json
-    statestore read /data/checkpoint --operator 1 --variable clicks
+    statestore read /data/checkpoint --operator 1 --column-family clicks
     statestore read s3://bucket/checkpoint --version 12 --to state.parquet
+    statestore read /data/checkpoint --column key.user --column value.count
     """  # noqa: D301
-    from statestore.operations.reading.read import read_batches
+    from statestore.api.checkpoint import Checkpoint
 
     read_some = partial(
-        read_batches,
-        checkpoint,
+        Checkpoint(checkpoint, storage_options=storage_options).read_batches,
         operator=operator,
         store=store,
         version=version,
         column_family=column_family,
         partitions=partitions or None,
-        options=options,
+        columns=columns or None,
+        flatten=flatten,
     )
     if to is None:
         with closing(read_some()) as batches:
@@ -144,10 +155,10 @@ def read(
 @checkpoint_argument()
 @_store_options
 @_version_option
-@click.option("--key", metavar="JSON", help='Rows of a key or of its first columns, as ["a", 3].')
-@click.option("--top", metavar="K", type=click.IntRange(min=1), help="The K keys of most bytes.")
+@click.option("--find", metavar="JSON", help='Rows of a key or of its first columns, as ["a", 3].')
+@click.option("--largest", metavar="N", type=click.IntRange(1), help="The N keys of most bytes.")
 @click.option("--key-groups", is_flag=True, help="How rows and bytes spread over key groups.")
-@conf_option
+@storage_option
 @output_option
 @click.pass_context
 def inspect(
@@ -157,52 +168,47 @@ def inspect(
     store: str,
     column_family: str,
     version: int | None,
-    key: str | None,
-    top: int | None,
+    find: str | None,
+    largest: int | None,
     key_groups: bool,
-    options: StateStoreOptions,
+    storage_options: dict[str, str],
     output: str,
 ) -> None:
     """Show operators, stores, schemas and row counts; or rows by key, or what is large.
 
-    Without --key, --top and --key-groups only trailers are read, of all stores, however large the
-    state is.
+    Without --find, --largest and --key-groups only trailers are read, of all stores, however large
+    the state is.
 
     \b
     statestore inspect /data/checkpoint
-    statestore inspect /data/checkpoint --key '["user-17"]'
-    statestore inspect /data/checkpoint --operator 1 --top 10
+    statestore inspect /data/checkpoint --find '["user-17"]'
+    statestore inspect /data/checkpoint --operator 1 --largest 10
     statestore inspect /data/checkpoint --key-groups --output json
     """  # noqa: D301
-    from statestore.operations.reading import inspection
+    from statestore.api.checkpoint import Checkpoint
 
-    if sum([key is not None, top is not None, key_groups]) > 1:
-        raise click.UsageError("--key, --top and --key-groups exclude each other")
+    if sum([find is not None, largest is not None, key_groups]) > 1:
+        raise click.UsageError("--find, --largest and --key-groups exclude each other")
+    it = Checkpoint(checkpoint, storage_options=storage_options)
     place: dict[str, Any] = {
         "operator": operator,
         "store": store,
         "version": version,
         "column_family": column_family,
-        "options": options,
     }
-    if key is not None:
-        found = inspection.find_rows(checkpoint, _parse_key(key), **place)
+    if find is not None:
+        _print_rows(iter(it.find(_parse_key(find), **place).to_batches()), 0, output)
+    elif largest is not None:
+        found = it.largest(min(largest, sys.maxsize), **place)
         _print_rows(iter(found.to_batches()), 0, output)
-    elif top is not None:
-        _print_rows(
-            iter(inspection.largest_keys(checkpoint, min(top, sys.maxsize), **place).to_batches()),
-            0,
-            output,
-        )
     elif key_groups:
-        _print_key_groups(inspection.key_group_histogram(checkpoint, **place), output)
+        _print_key_groups(it.key_groups(**place), output)
     else:
         for name in ("operator", "store", "column_family"):
             if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 option = f"--{name.replace('_', '-')}"
-                raise click.UsageError(f"{option} goes with --key, --top or --key-groups")
-        stores = inspection.describe(checkpoint, version=version, options=options)
-        _print_stores(stores, output)
+                raise click.UsageError(f"{option} goes with --find, --largest or --key-groups")
+        _print_stores(it.inspect(version=version), output)
 
 
 @click.command()
@@ -213,7 +219,7 @@ def inspect(
 @click.option("--new-version", type=int, metavar="V", help="[default: newest committed]")
 @click.option("--counts", is_flag=True, help="Only how many rows differ.")
 @_limit_option
-@conf_option
+@storage_option
 @output_option
 @click.pass_context
 def diff(
@@ -227,7 +233,7 @@ def diff(
     new_version: int | None,
     counts: bool,
     limit: int,
-    options: StateStoreOptions,
+    storage_options: dict[str, str],
     output: str,
 ) -> None:
     """Show rows added, removed and changed between two versions, or two checkpoints.
@@ -238,23 +244,23 @@ def diff(
     statestore diff /data/checkpoint --old-version 11 --new-version 12
     statestore diff /data/checkpoint /data/savepoint --counts
     """  # noqa: D301
-    from statestore.operations.reading.diff import count_differences, diff_batches
+    from statestore.api.checkpoint import Checkpoint
 
     if new is None and old_version == new_version:
         raise click.UsageError("a version is not compared with itself: give --old-version", ctx)
+    it = Checkpoint(old, storage_options=storage_options)
     place: dict[str, Any] = {
         "operator": operator,
         "store": store,
         "column_family": column_family,
         "old_version": old_version,
         "new_version": new_version,
-        "options": options,
     }
     if not counts:
-        with closing(diff_batches(old, old if new is None else new, **place)) as batches:
+        with closing(it.diff_batches(new, **place)) as batches:
             _print_rows(batches, limit, output)
         return
-    found = count_differences(old, old if new is None else new, **place)
+    found = it.count_differences(new, **place)
     numbers = {"added": found.added, "removed": found.removed, "changed": found.changed}
     if output == "json":
         print_json(numbers)
@@ -266,7 +272,7 @@ def _parse_key(text: str) -> list[Any]:
     try:
         key = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise click.UsageError(f"--key takes a JSON list, not {text!r}") from error
+        raise click.UsageError(f"--find takes a JSON list, not {text!r}") from error
     return key if isinstance(key, list) else [key]
 
 
@@ -323,9 +329,9 @@ def _print_key_groups(found: pa.Table, output: str) -> None:
     console().print(table(["key groups", "with rows", "rows", "most in one", "bytes"], cells))
 
 
-def _print_stores(stores: tuple[StoreDescription, ...], output: str) -> None:
+def _print_stores(stores: Iterable[StoreDescription], output: str) -> None:
     if output == "json":
-        print_json({"stores": [_store_fields(store) for store in stores]})
+        print_json({"stores": [store.fields() for store in stores]})
         return
     out = console()
     for store in stores:
@@ -345,32 +351,6 @@ def _print_stores(stores: tuple[StoreDescription, ...], output: str) -> None:
             out.print(f"  {_VARIABLES.get(family.variable, 'column family')} {family.name}: {kind}")
             out.print(f"    key    {family.key}")
             out.print(f"    value  {family.value}")
-
-
-def _store_fields(store: StoreDescription) -> dict[str, Any]:
-    return {
-        "operator": store.operator,
-        "operator_name": store.operator_name,
-        "store": store.name,
-        "num_partitions": store.num_partitions,
-        "max_parallelism": store.max_parallelism,
-        "rescalable": store.rescalable,
-        "num_keys": add_counts(store.num_keys.values()),
-        "num_keys_by_partition": store.num_keys,
-        "column_families": [
-            {
-                "name": family.name,
-                "key": str(family.key),
-                "value": str(family.value),
-                "encoder": family.encoder,
-                "multi_values": family.multi_values,
-                "internal": family.internal,
-                "variable": family.variable,
-                "has_ttl": family.has_ttl,
-            }
-            for family in store.column_families
-        ],
-    }
 
 
 __all__ = ["diff", "inspect", "read"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
@@ -14,7 +14,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -23,14 +22,18 @@ from rich.table import Table
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.options import StateStoreOptions
-from statestore.io.hadoop_process import HADOOP_PREFIXES, HadoopProcess, use
+from statestore.core.text import format_cell, is_numeric
+from statestore.io.hadoop_process import HADOOP_PREFIXES
 
+if TYPE_CHECKING:
+    from statestore.operations.plan import Plan
+
+Result = TypeVar("Result")
 Command = TypeVar("Command", bound=Callable[..., Any])
 Report = Callable[[int, int], None]
 """Called with what is done and the total, in one unit."""
 
 _PLAIN_WIDTH = 240
-_HADOOP_CONF = "statestore.hadoop_conf"
 NOTHING_CHANGED = "Nothing was changed. Repeat the command with --yes to do it."
 
 
@@ -57,43 +60,73 @@ def yes_option(command: Command) -> Command:
     )
 
 
-def conf_option(command: Command) -> Command:
-    """Add --conf, passed as `options`: what the query is configured with to reach its storage.
-
-    Keys of Spark's own are for the JVM that opens Hadoop's file systems while the command runs.
-    """
+def storage_option(command: Command) -> Command:
+    """Add --storage-option, passed as `storage_options`, as Checkpoint takes them."""
     return click.option(
-        "--conf",
-        "options",
+        "--storage-option",
+        "storage_options",
         metavar="KEY=VALUE",
         multiple=True,
-        callback=_parse_conf,
+        callback=_parse_storage_options,
         help="Option of the query, such as s3.endpoint; or, for storage that Hadoop opens, "
         "spark.jars, spark.jars.packages or spark.hadoop.*; may be repeated.",
     )(command)
 
 
-def _parse_conf(
-    context: click.Context, _parameter: click.Parameter, settings: tuple[str, ...]
-) -> StateStoreOptions:
-    malformed = [setting for setting in settings if "=" not in setting]
-    if malformed:
-        raise click.UsageError(f"--conf takes KEY=VALUE, not {malformed[0]!r}")
-    conf = dict(setting.split("=", 1) for setting in settings)
-    for_hadoop = {key: conf.pop(key) for key in list(conf) if key.startswith(HADOOP_PREFIXES)}
+def _parse_storage_options(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
+    options = parse_settings("--storage-option", given)
+    of_query = {key: options[key] for key in options if not key.startswith(HADOOP_PREFIXES)}
     try:
-        options = StateStoreOptions.from_spark_conf(conf)
+        StateStoreOptions.from_options(of_query)
     except InvalidArgumentError as error:
         raise click.UsageError(str(error)) from error
-    context.meta[_HADOOP_CONF] = for_hadoop
-    context.with_resource(use(context.with_resource(closing(HadoopProcess(for_hadoop)))))
     return options
 
 
-def hadoop_conf() -> dict[str, str]:
-    """Return those settings of --conf, of the command under way, that are Spark's own."""
-    found: dict[str, str] = click.get_current_context().meta[_HADOOP_CONF]
-    return found
+def parse_settings(option: str, given: Iterable[str]) -> dict[str, str]:
+    """Return settings of the form KEY=VALUE that an option was given with.
+
+    Raises:
+        click.UsageError: One is of another form.
+    """
+    for setting in given:
+        if "=" not in setting:
+            raise click.UsageError(f"{option} takes KEY=VALUE, not {setting!r}")
+    return dict(setting.split("=", 1) for setting in given)
+
+
+def print_plan(plan: Plan[Any], *, yes: bool, output: str, done: str = "Done.") -> None:
+    """Print what an operation that changes something would do, or did.
+
+    Args:
+        plan: Its plan; with `yes` it was carried out.
+        yes: Whether --yes was given.
+        output: text or json.
+        done: Said after the text of one that was carried out.
+    """
+    if output == "json":
+        print_json({"done": yes or not plan.changes, **plan.fields()})
+        return
+    click.echo(plan.describe())
+    if plan.changes:
+        click.echo(done if yes else NOTHING_CHANGED)
+
+
+def run_plan(plan: Plan[Result], title: str, *, yes: bool, output: str) -> Result | None:
+    """Print a plan, and carry it out where --yes was given; return what that returns."""
+    made = None
+    if output == "text":
+        click.echo(plan.describe())
+    if yes:
+        with progress(title, output=output) as report:
+            made = plan.run(report)
+    if output == "json":
+        print_json({"done": yes, **plan.fields()})
+    else:
+        click.echo("Done." if yes else NOTHING_CHANGED)
+    return made
 
 
 def console() -> Console:
@@ -115,52 +148,27 @@ def table(columns: list[str], rows: list[list[object]]) -> Table:
     """Return a table of plain cells; columns of numbers only are aligned to the right."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        numeric = is_numeric([row[index] for row in rows])
         made.add_column(column, justify="right" if numeric else "left")
     for row in rows:
-        made.add_row(*(_cell(value) for value in row))
+        made.add_row(*map(format_cell, row))
     return made
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return str(value)
-
-
-def format_bytes(num_bytes: int) -> str:
-    """Return a number of bytes for people: `12.3 MB`."""
-    value, unit = float(num_bytes), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{num_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
-
-
-def progress_bar(column: ProgressColumn, *, output: str) -> Progress:
-    """Return a bar with one more column, for text output and a terminal on standard error."""
-    shown_on = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        column,
-        TimeRemainingColumn(),
-        console=shown_on,
-        disable=output != "text" or not shown_on.is_terminal,
-        transient=True,
-    )
 
 
 @contextmanager
 def progress(title: str, *, output: str) -> Iterator[Report]:
-    """Show a bar with the time that remains; yields what moves it."""
-    with progress_bar(TimeElapsedColumn(), output=output) as bar:
+    """Show a bar with the time that remains, on a terminal; yields what moves it."""
+    shown_on = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=shown_on,
+        disable=output != "text" or not shown_on.is_terminal,
+        transient=True,
+    ) as bar:
         task = bar.add_task(title, total=None)
 
         def report(done: int, total: int) -> None:

@@ -75,7 +75,7 @@ def _written_beside(path: str) -> Iterator[str]:
             "Parquet has no type for a column of these rows",
             file=path,
             reason=str(error),
-            to_fix="print them with --output json, or read them in Python: statestore.read",
+            to_fix="print them with --output json, or read them in Python: Checkpoint.read",
         ) from error
     finally:
         with suppress(OSError):

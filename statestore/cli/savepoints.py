@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from statestore.cli.output import (
-    NOTHING_CHANGED,
     checkpoint_argument,
-    conf_option,
-    format_bytes,
     output_option,
     print_json,
     progress,
+    run_plan,
+    storage_option,
     yes_option,
 )
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.core.providers import PROVIDERS
-from statestore.operations.operator_map import OperatorMap
-from statestore.operations.savepoint.branch import plan_branch
-from statestore.operations.savepoint.restore import plan_restore
-from statestore.operations.savepoint.savepoint import take_savepoint
+from statestore.core.text import format_fields
 
 if TYPE_CHECKING:
-    from statestore.core.options import StateStoreOptions
-    from statestore.operations.savepoint.branch import Branch
-    from statestore.operations.savepoint.restore import Restore
-    from statestore.operations.savepoint.savepoint import SavepointForm
+    from statestore.operations.savepoint.plans import SavepointForm
 
 
 @click.command()
@@ -36,21 +29,20 @@ if TYPE_CHECKING:
 @click.argument("destination")
 @click.option("--version", type=int, help="State version.  [default: the newest committed one]")
 @click.option(
-    "--canonical",
-    "form",
-    flag_value="canonical",
+    "--form",
+    type=click.Choice(["canonical", "native"]),
     default="canonical",
-    help="Full states that every state backend can be restored from.  [default]",
+    show_default=True,
+    help="Full states that every state backend can be restored from, or the files as they are.",
 )
-@click.option("--native", "form", flag_value="native", help="The files of the version as they are.")
-@conf_option
+@storage_option
 @output_option
 def savepoint(
     checkpoint: str,
     destination: str,
     version: int | None,
     form: SavepointForm,
-    options: StateStoreOptions,
+    storage_options: dict[str, str],
     output: str,
 ) -> None:
     """Copy a query's state and position, whole, to a new directory that is yours.
@@ -60,16 +52,17 @@ def savepoint(
 
     \b
     statestore savepoint /data/checkpoint /backup/before-upgrade
-    statestore savepoint /data/checkpoint s3://bucket/savepoint --native
+    statestore savepoint /data/checkpoint s3://bucket/savepoint --form native
     """  # noqa: D301
+    from statestore.api.checkpoint import Checkpoint
+
+    it = Checkpoint(checkpoint, storage_options=storage_options)
     with progress("savepoint", output=output) as report:
-        taken = take_savepoint(
-            checkpoint, destination, version=version, form=form, options=options, report=report
-        )
+        taken = it.savepoint(destination, version=version, form=form, report=report)
     if output == "json":
-        print_json({"destination": destination, **asdict(taken)})
+        print_json({"destination": destination, **asdict(taken.info)})
         return
-    _show({"savepoint": destination, **asdict(taken)})
+    click.echo(format_fields([("savepoint", destination), *taken.info.fields_for_people()]))
 
 
 @click.command()
@@ -81,19 +74,18 @@ def savepoint(
     help="State backend.  [default: the one the savepoint was taken of]",
 )
 @click.option(
-    "--partitions",
+    "--num-partitions",
     type=click.IntRange(1, MAX_PARALLELISM_LIMIT),
     help="Number of state partitions, 1 to 32768. For one that does not divide the number of key "
     "groups every row is hashed anew.  [default: as it was]",
 )
 @click.option(
     "--claim/--no-claim",
-    "claims",
     help="Move the savepoint, which is gone then, or copy it.  [default: no-claim]",
 )
 @click.option(
     "--map-operator",
-    "moved",
+    "map_operators",
     metavar="OLD:NEW",
     multiple=True,
     callback=lambda *given: _pairs(given[2], "--map-operator takes OLD:NEW, two operator IDs"),
@@ -101,7 +93,7 @@ def savepoint(
 )
 @click.option(
     "--drop-operator",
-    "dropped",
+    "drop_operators",
     metavar="OLD",
     type=int,
     multiple=True,
@@ -109,7 +101,7 @@ def savepoint(
 )
 @click.option(
     "--add-operator",
-    "added",
+    "add_operators",
     metavar="NEW:NAME",
     multiple=True,
     callback=lambda *given: _pairs(given[2], "--add-operator takes NEW:NAME, such as 1:dedupe"),
@@ -117,20 +109,20 @@ def savepoint(
 )
 @click.option("--new-query-id", is_flag=True, help="A query beside the one that was, for sinks.")
 @yes_option
-@conf_option
+@storage_option
 @output_option
 def restore(
     savepoint: str,
     checkpoint: str,
     backend: str | None,
-    partitions: int | None,
-    claims: bool,
-    moved: dict[int, str],
-    dropped: tuple[int, ...],
-    added: dict[int, str],
+    num_partitions: int | None,
+    claim: bool,
+    map_operators: dict[int, str],
+    drop_operators: tuple[int, ...],
+    add_operators: dict[int, str],
     new_query_id: bool,
     yes: bool,
-    options: StateStoreOptions,
+    storage_options: dict[str, str],
     output: str,
 ) -> None:
     """Make a new checkpoint of a savepoint; start the query with it as its checkpointLocation.
@@ -141,25 +133,25 @@ def restore(
 
     \b
     statestore restore /backup/before-upgrade /data/new --yes
-    statestore restore /backup/x /data/new --backend rocksdb --partitions 8 --yes
+    statestore restore /backup/x /data/new --backend rocksdb --num-partitions 8 --yes
     statestore restore /backup/x /data/new --map-operator 0:1 --add-operator 0:dedupe --yes
     """  # noqa: D301
-    if not all(new.isdecimal() for new in moved.values()):
+    from statestore.api.checkpoint import Savepoint
+
+    if not all(new.isdecimal() for new in map_operators.values()):
         raise click.UsageError("--map-operator takes OLD:NEW, two operator IDs")
-    operators = OperatorMap(
-        {old: int(new) for old, new in moved.items()}, frozenset(dropped), added
-    )
-    with plan_restore(
-        savepoint,
+    it = Savepoint(savepoint, storage_options=storage_options)
+    plan = it.plan_restore(
         checkpoint,
         backend=backend,
-        num_partitions=partitions,
-        operators=operators,
-        claims=claims,
-        keeps_query_id=not new_query_id,
-        options=options,
-    ) as plan:
-        _run(plan, _of_restore(plan), yes=yes, output=output)
+        num_partitions=num_partitions,
+        map_operators={old: int(new) for old, new in map_operators.items()},
+        drop_operators=drop_operators,
+        add_operators=add_operators,
+        new_query_id=new_query_id,
+        claim=claim,
+    )
+    run_plan(plan, "restore", yes=yes, output=output)
 
 
 @click.command()
@@ -167,14 +159,14 @@ def restore(
 @checkpoint_argument("new")
 @click.option("--version", type=int, help="State version.  [default: the newest committed one]")
 @yes_option
-@conf_option
+@storage_option
 @output_option
 def branch(
     checkpoint: str,
     new: str,
     version: int | None,
     yes: bool,
-    options: StateStoreOptions,
+    storage_options: dict[str, str],
     output: str,
 ) -> None:
     """Make a second checkpoint of a query's state, sharing its files, to try new code on it.
@@ -186,68 +178,10 @@ def branch(
     \b
     statestore branch /data/checkpoint /data/experiment --yes
     """  # noqa: D301
-    with plan_branch(checkpoint, new, version=version, options=options) as plan:
-        _run(plan, _of_branch(plan), yes=yes, output=output)
+    from statestore.api.checkpoint import Checkpoint
 
-
-def _run(plan: Restore | Branch, fields: dict[str, Any], *, yes: bool, output: str) -> None:
-    if output == "text":
-        _show(fields)
-    if yes:
-        with progress(type(plan).__name__.lower(), output=output) as report:
-            plan.run(report)
-    if output == "json":
-        print_json({**fields, "done": yes})
-    else:
-        click.echo("Done." if yes else NOTHING_CHANGED)
-
-
-def _of_restore(plan: Restore) -> dict[str, Any]:
-    operators = {f"operator {old}": new for old, new in plan.operators.kept.items()}
-    before = plan.version.checkpoint.operators
-    dropped = [f"operator {info.id}" for info in before if info.id not in plan.operators.kept]
-    return {
-        "savepoint": plan.version.checkpoint.uri,
-        "checkpoint": plan.target,
-        "version": plan.version.version,
-        "query_id": (plan.keeps_query_id and plan.savepoint.query_id) or "new",
-        "backend": plan.backend,
-        "num_partitions": plan.num_partitions,
-        **operators,
-        **dict.fromkeys(dropped, "dropped"),
-        **{f"new operator {new}": f"{name}, empty" for new, name in plan.operators.added.items()},
-        "state_files": _how(plan),
-        "state_bytes": plan.state_bytes,
-        "afterwards": f"the savepoint {'is deleted' if plan.claims else 'stays'}",
-    }
-
-
-def _how(plan: Restore) -> str:
-    if any(plan.is_rehashed(*store) for store in plan.store_names):
-        return "written anew, every row hashed anew"
-    if not plan.is_copied:
-        return "written anew"
-    return "moved" if plan.claims else "copied"
-
-
-def _of_branch(plan: Branch) -> dict[str, Any]:
-    return {
-        "checkpoint": plan.version.checkpoint.uri,
-        "branch": plan.target,
-        "version": plan.version.version,
-        "state_bytes": plan.version.state_bytes(),
-    }
-
-
-def _show(fields: dict[str, Any]) -> None:
-    for name, value in fields.items():
-        shown = "-" if value == "" else str(value)
-        if name.endswith("_bytes"):
-            shown = format_bytes(value)
-        if isinstance(value, tuple):
-            shown = ", ".join(value)
-        if name != "created_ms":
-            click.echo(f"{name.removeprefix('num_').replace('_', ' '):<18} {shown}")
+    it = Checkpoint(checkpoint, storage_options=storage_options)
+    run_plan(it.plan_branch(new, version=version), "branch", yes=yes, output=output)
 
 
 def _pairs(given: tuple[str, ...], usage: str) -> dict[int, str]:

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from statestore.cli.output import (
-    NOTHING_CHANGED,
     checkpoint_argument,
-    conf_option,
     console,
-    format_bytes,
     output_option,
     print_json,
+    print_plan,
     progress,
+    storage_option,
     table,
     yes_option,
 )
+from statestore.core.text import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from statestore.core.options import StateStoreOptions
-    from statestore.operations.upkeep.repair import RepairPlan
-    from statestore.operations.upkeep.verify import Finding
+    from statestore.api.checkpoint import Savepoint
 
 
 @click.command("list")
@@ -35,18 +30,22 @@ if TYPE_CHECKING:
     "--limit", type=click.IntRange(1), default=20, show_default=True, help="Newest versions only."
 )
 @click.option("--savepoints", metavar="DIRECTORY", help="List the query's savepoints in it, too.")
-@conf_option
+@storage_option
 @output_option
 def list_command(
-    checkpoint: str, limit: int, savepoints: str | None, options: StateStoreOptions, output: str
+    checkpoint: str,
+    limit: int,
+    savepoints: str | None,
+    storage_options: dict[str, str],
+    output: str,
 ) -> None:
     """List the versions of a checkpoint.
 
     Of each version: how it is kept (incremental, full or rescaled), its rows, the bytes it added
-    and the bytes that a restore reads, snapshots, when its batch was committed and how long that
-    took. A version whose files are gone is unreadable. Savepoints are wherever they were put:
-    --savepoints says where to look. Checkpoints of Spark's own providers are read as they are,
-    here and by verify, read, inspect and diff.
+    and the bytes that a restore reads, snapshots, when its batch was committed and how long the
+    commit of its slowest store took. A version whose files are gone is unreadable. Savepoints are
+    wherever they were put: --savepoints says where to look. Checkpoints of Spark's own providers
+    are read as they are, here and by verify, read, inspect and diff.
 
     \b
     Examples:
@@ -54,14 +53,13 @@ def list_command(
       statestore list s3://bucket/checkpoint --limit 5 --output json
       statestore list /data/checkpoint --savepoints /backup
     """  # noqa: D301 (click reads the backspace)
-    from statestore.operations.upkeep.listing import find_savepoints, list_versions
+    from statestore.api.checkpoint import Checkpoint
 
-    info = list_versions(checkpoint, limit=limit, options=options)
-    retained = (
-        () if savepoints is None else find_savepoints(checkpoint, savepoints, options=options)
-    )
+    it = Checkpoint(checkpoint, storage_options=storage_options)
+    info = it.summary(limit=limit)
+    retained = () if savepoints is None else it.savepoints(savepoints)
     if output == "json":
-        print_json({**asdict(info), "savepoints": [asdict(found) for found in retained]})
+        print_json({**asdict(info), "savepoints": [_savepoint(found) for found in retained]})
         return
     click.echo(
         f"{info.uri}: {info.backend} backend, {info.num_partitions} state partitions, "
@@ -86,8 +84,8 @@ def list_command(
             format_bytes(version.incremental_bytes),
             format_bytes(version.full_bytes),
             format_bytes(version.snapshot_bytes) if version.num_snapshots else None,
-            _format_time(version.committed_ms),
-            None if version.duration_ms is None else f"{version.duration_ms / 1000:.1f} s",
+            None if version.committed_ms is None else format_time(version.committed_ms),
+            None if version.commit is None else f"{version.commit.total_ms:.0f} ms",
         ]
         for version in info.versions
     ]
@@ -97,10 +95,10 @@ def list_command(
     if retained:
         rows = [
             [
-                found.savepoint.version,
-                found.savepoint.form,
-                found.savepoint.num_rows,
-                format_bytes(found.savepoint.state_bytes),
+                found.info.version,
+                found.info.form,
+                found.info.num_rows,
+                format_bytes(found.info.state_bytes),
                 found.uri,
             ]
             for found in retained
@@ -108,27 +106,31 @@ def list_command(
         console().print(table(["version", "form", "rows", "bytes", "savepoint"], rows))
 
 
-def _format_time(epoch_ms: int | None) -> str | None:
-    if epoch_ms is None:
-        return None
-    return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+def _savepoint(found: Savepoint) -> dict[str, Any]:
+    return {"uri": found.uri, "savepoint": asdict(found.info)}
 
 
 @click.command()
 @checkpoint_argument()
-@click.option("--version", "version", type=int, help="State version.  [default: newest committed]")
-@click.option("--all", "every", is_flag=True, help="Every version that was not expired.")
+@click.option(
+    "--version",
+    "versions",
+    metavar="V",
+    multiple=True,
+    callback=lambda *given: _versions(given[2]),
+    help="State version, may be repeated; or all, for every one that was not expired.  [default: "
+    "newest committed]",
+)
 @click.option("--deep", is_flag=True, help="Read every row, not only the trailers of files.")
-@conf_option
+@storage_option
 @output_option
 @click.pass_context
 def verify(
     ctx: click.Context,
     checkpoint: str,
-    version: int | None,
-    every: bool,
+    versions: Literal["all"] | list[int] | None,
     deep: bool,
-    options: StateStoreOptions,
+    storage_options: dict[str, str],
     output: str,
 ) -> None:
     """Prove that versions of a checkpoint are whole.
@@ -141,49 +143,43 @@ def verify(
     \b
     Examples:
       statestore verify /data/checkpoint
-      statestore verify /data/checkpoint --all --deep
+      statestore verify /data/checkpoint --version all --deep
     """  # noqa: D301 (click reads the backspace)
-    from statestore.operations.upkeep.verify import verify as run
+    from statestore.api.checkpoint import Checkpoint
 
-    if every and version is not None:
-        raise click.UsageError("either --version or --all")
-    versions: Literal["all"] | list[int] | None = None if version is None else [version]
+    it = Checkpoint(checkpoint, storage_options=storage_options)
     with progress("verifying stores", output=output) as report:
-        found = run(
-            checkpoint,
-            versions="all" if every else versions,
-            deep=deep,
-            options=options,
-            report=report,
-        )
+        found = it.verify(versions=versions, deep=deep, report=report)
     if output == "json":
         print_json({"ok": not found.findings, **asdict(found)})
     else:
-        _print_findings(found.findings)
-        rows = f", {found.num_rows:,} rows" if deep else ""
-        click.echo(
-            f"{len(found.versions)} versions, {found.num_files} files, "
-            f"{format_bytes(found.num_bytes)}{rows}: "
-            + (f"{len(found.findings)} findings" if found.findings else "all is well")
-        )
-        if found.expired:
-            click.echo(f"{len(found.expired)} older versions were expired.")
+        click.echo(found.describe())
     ctx.exit(1 if found.findings else 0)
 
 
-def _print_findings(findings: Iterable[Finding]) -> None:
-    for finding in findings:
-        note = " (recoverable: every row can be read)" if finding.is_recoverable else ""
-        click.echo(f"version {finding.version}, store {finding.store}{note}: {finding.problem}")
+def _versions(given: tuple[str, ...]) -> Literal["all"] | list[int] | None:
+    if given == ("all",):
+        return "all"
+    try:
+        return [int(version) for version in given] or None
+    except ValueError as error:
+        raise click.UsageError("--version takes a state version, or all") from error
 
 
 @click.command()
 @checkpoint_argument()
-@click.option("--fast", is_flag=True, help="Trust what the trailers say, do not read every byte.")
+@click.option(
+    "--deep/--no-deep",
+    default=True,
+    show_default=True,
+    help="Read every byte, or trust what the trailers say.",
+)
 @yes_option
-@conf_option
+@storage_option
 @output_option
-def repair(checkpoint: str, fast: bool, yes: bool, options: StateStoreOptions, output: str) -> None:
+def repair(
+    checkpoint: str, deep: bool, yes: bool, storage_options: dict[str, str], output: str
+) -> None:
     """Take a checkpoint back to its newest version that can be read.
 
     Says which version that is, what is wrong with the newer ones, and exactly which batches would
@@ -197,34 +193,13 @@ def repair(checkpoint: str, fast: bool, yes: bool, options: StateStoreOptions, o
       statestore repair /data/checkpoint
       statestore repair /data/checkpoint --yes
     """  # noqa: D301 (click reads the backspace)
-    from statestore.operations.upkeep import repair as library
+    from statestore.api.checkpoint import Checkpoint
 
-    run = library.repair if yes else library.plan_repair
+    it = Checkpoint(checkpoint, storage_options=storage_options)
+    run = it.repair if yes else it.plan_repair
     with progress("verifying stores", output=output) as report:
-        plan = run(checkpoint, deep=not fast, options=options, report=report)
-    if output == "json":
-        print_json({"done": yes, "is_needed": plan.is_needed, **asdict(plan)})
-        return
-    _print_findings(plan.findings)
-    if not plan.is_needed:
-        click.echo(f"Version {plan.version}, the newest, can be read: nothing to repair.")
-        return
-    _print_repair(plan)
-    click.echo(f"Done. Their entries are kept in {plan.aside}." if yes else NOTHING_CHANGED)
-
-
-def _print_repair(plan: RepairPlan) -> None:
-    click.echo(
-        f"The newest version that can be read is {plan.version}; {plan.newest_version} was the "
-        "newest committed one."
-    )
-    for batch in plan.undone_rescales:
-        click.echo(f"The rescale of batch {batch} would be taken back; it can be done again.")
-    if plan.replayed_batch is not None:
-        click.echo(f"Batch {plan.replayed_batch} would run again as it was planned.")
-    if plan.replanned_batches:
-        first, last = plan.replanned_batches[0], plan.replanned_batches[-1]
-        click.echo(f"Batches {first} to {last} would be planned anew from their input.")
+        plan = run(deep=deep, report=report)
+    print_plan(plan, yes=yes, output=output)
 
 
 @click.command()
@@ -237,9 +212,11 @@ def _print_repair(plan: RepairPlan) -> None:
     help="Versions that stay loadable.",
 )
 @yes_option
-@conf_option
+@storage_option
 @output_option
-def expire(checkpoint: str, keep: int, yes: bool, options: StateStoreOptions, output: str) -> None:
+def expire(
+    checkpoint: str, keep: int, yes: bool, storage_options: dict[str, str], output: str
+) -> None:
     """Delete the old versions of a checkpoint, and files that nobody needs.
 
     What the query's own maintenance does by spark.sql.streaming.minBatchesToRetain, at once and
@@ -252,25 +229,10 @@ def expire(checkpoint: str, keep: int, yes: bool, options: StateStoreOptions, ou
       statestore expire /data/checkpoint --keep 10
       statestore expire /data/checkpoint --keep 10 --yes
     """  # noqa: D301 (click reads the backspace)
-    from statestore.operations.upkeep import expire as library
+    from statestore.api.checkpoint import Checkpoint
 
-    run = library.expire if yes else library.plan_expiry
+    it = Checkpoint(checkpoint, storage_options=storage_options)
+    run = it.expire if yes else it.plan_expire
     with progress("cleaning up stores", output=output) as report:
-        plan = run(checkpoint, keep, options=options, report=report)
-    if output == "json":
-        totals = {"num_files": plan.num_files, "num_bytes": plan.num_bytes}
-        print_json({"done": yes, **totals, **asdict(plan)})
-        return
-    rows: list[list[object]] = [
-        [str(expiry.store), len(expiry.files), format_bytes(expiry.num_bytes)]
-        for expiry in plan.stores
-    ]
-    if not rows:
-        click.echo(f"Nothing to delete: versions from {plan.oldest_version} on stay.")
-        return
-    console().print(table(["store", "files", "bytes"], rows))
-    click.echo(
-        f"{plan.num_files} files, {format_bytes(plan.num_bytes)}; versions from "
-        f"{plan.oldest_version} on stay."
-    )
-    click.echo("Done." if yes else NOTHING_CHANGED)
+        plan = run(keep, report=report)
+    print_plan(plan, yes=yes, output=output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from statestore.core.errors import IncompatibleError
@@ -9,13 +10,25 @@ from statestore.core.errors import IncompatibleError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from statestore.codec.trailer import ColumnFamily, Trailer
+    from statestore.codec.column_family import ColumnFamily
+    from statestore.codec.trailer import Trailer
 
 
 def add_counts(counts: Iterable[int | None]) -> int | None:
     """Add numbers of rows, as `num_keys` of trailers; None where one of them is not known."""
     known = list(counts)
     return None if None in known else sum(count for count in known if count is not None)
+
+
+def join_schemas(one: ColumnFamily, other: ColumnFamily) -> ColumnFamily:
+    """Return a column family with the value schemas that it has in either of two descriptions.
+
+    Spark gives a schema its ID, so that it is the same in all state partitions.
+    """
+    schemas = {**one.value_schemas, **other.value_schemas}
+    if schemas == one.value_schemas:
+        return one
+    return replace(one, value_schema=schemas[max(schemas)], value_schemas=schemas)
 
 
 def join_families(trailers: Iterable[Trailer]) -> tuple[ColumnFamily, ...]:
@@ -38,4 +51,5 @@ def join_families(trailers: Iterable[Trailer]) -> tuple[ColumnFamily, ...]:
                     column_family=family.name,
                     to_fix="keep the number of state partitions as it is",
                 )
+            by_id[family.id] = by_name[family.name] = join_schemas(same_id, family)
     return tuple(by_id[number] for number in sorted(by_id))

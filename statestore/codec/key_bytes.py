@@ -9,7 +9,9 @@
     timestamp-postfix  0, UnsafeRow of all but the last column | timestamp
 
 The 0 is the version of Spark's encoding, the length counts it in; a timestamp is 8 bytes big-endian
-with its sign flipped. Also here: the values of a multi-value family, told apart.
+with its sign flipped. Of Spark's own Avro encoding a record stands for each UnsafeRow, with the ID
+of its schema before it, i16, but not in a first half; and an ordering column is two fields, marker
+and value. Also here: the values of a multi-value family, told apart.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from statestore.codec.avro_rows import decode_avro_rows
 from statestore.codec.byte_ranges import ByteRanges, child, unreadable
 from statestore.codec.spark_types import SparkType, parse_schema
 from statestore.codec.unsafe_row import decode_rows, is_word, numbers
@@ -30,7 +33,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from statestore.codec.byte_ranges import Int64s
-    from statestore.codec.trailer import ColumnFamily
+    from statestore.codec.column_family import ColumnFamily
+
+AVRO_ID_BYTES = 2
+"""Of a schema's ID in front of a record."""
 
 _NULL_MARKER = 2
 _BIG_ENDIAN = {
@@ -63,7 +69,7 @@ def _schema(family: ColumnFamily, text: str | None) -> SparkType:
         raise IncompatibleError(
             "a column family has no schema",
             column_family=family.name,
-            to_fix="read it as bytes: statestore.open_store(...).scan(column_family=...)",
+            to_fix="read it as bytes: Checkpoint(…).open_store(…).scan(column_family=…)",
         )
     return parse_schema(text)
 
@@ -85,16 +91,19 @@ def decode_keys(keys: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
     schema = key_type(family)
     ranges = ByteRanges.of_column(keys)
     num_columns = len(schema.fields)
+    decode = decode_avro_rows if family.avro else decode_rows
+    id_bytes = AVRO_ID_BYTES if family.avro else 0
     if family.encoder == "no-prefix":
-        return decode_rows(ranges, schema)
+        return decode(ranges.skip(id_bytes), schema)
     if family.encoder == "prefix":
         firsts = _ordinals(range(family.num_prefix_columns or 0), num_columns)
         first, others = _split(ranges)
-        found = _fields(decode_rows(first.skip(1), schema.select(firsts)), firsts)
+        found = _fields(decode(first.skip(1), schema.select(firsts)), firsts)
     elif family.encoder == "range":
         firsts = _ordinals(family.ordering_ordinals or (), num_columns)
         first, others = _split(ranges)
-        found = _ordered(first.skip(1), schema, firsts)
+        ordered = _ordered_avro if family.avro else _ordered
+        found = ordered(first.skip(1), schema, firsts)
     elif family.encoder in ("timestamp-prefix", "timestamp-postfix"):
         firsts = _ordinals((num_columns - 1,), num_columns)
         if not is_word(schema.types[-1]):
@@ -110,7 +119,7 @@ def decode_keys(keys: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
         )
     rest = tuple(ordinal for ordinal in range(num_columns) if ordinal not in firsts)
     if rest:
-        found |= _fields(decode_rows(others.skip(1), schema.select(rest)), rest)
+        found |= _fields(decode(others.skip(1 + id_bytes), schema.select(rest)), rest)
     columns = [found[ordinal] for ordinal in range(num_columns)]
     return pa.Array.from_buffers(schema.arrow, len(keys), [None], children=columns)
 
@@ -146,20 +155,38 @@ def _ordered(
     encoded = decode_rows(rows, binary)
     columns = {}
     for place, ordinal in enumerate(ordinals):
-        kind = schema.types[ordinal]
         parts = ByteRanges.of_column(child(encoded, place))
-        dtype = _BIG_ENDIAN.get(kind.kind)
-        if dtype is None:
-            raise unreadable(f"an ordering column of type {kind.kind}")
-        parts.require(1 + np.dtype(dtype).itemsize)
-        is_null = parts.read("u1", parts.starts) == _NULL_MARKER
-        values = parts.read(dtype, parts.starts + 1)
-        values = values.astype(values.dtype.newbyteorder("="))
-        if kind.kind in ("float", "double"):
-            is_negative = parts.read("u1", parts.starts) == 0
-            values = np.where(is_negative, ~values, values)
-        columns[ordinal] = numbers(values, kind, is_null if is_null.any() else None)
+        columns[ordinal] = _ordering_column(parts, parts.skip(1), schema.types[ordinal])
     return columns
+
+
+def _ordered_avro(
+    rows: ByteRanges, schema: SparkType, ordinals: tuple[int, ...]
+) -> dict[int, pa.Array[Any]]:
+    """Decode ordering columns from a record of a marker and a value each."""
+    names = [f"{part}{place}" for place in range(len(ordinals)) for part in ("marker", "value")]
+    binary = SparkType("struct", tuple((name, SparkType("binary")) for name in names))
+    encoded = decode_avro_rows(rows, binary)
+    columns = {}
+    for place, ordinal in enumerate(ordinals):
+        marker, value = (ByteRanges.of_column(child(encoded, 2 * place + part)) for part in (0, 1))
+        columns[ordinal] = _ordering_column(marker, value, schema.types[ordinal])
+    return columns
+
+
+def _ordering_column(markers: ByteRanges, values: ByteRanges, kind: SparkType) -> pa.Array[Any]:
+    dtype = _BIG_ENDIAN.get(kind.kind)
+    if dtype is None:
+        raise unreadable(f"an ordering column of type {kind.kind}")
+    markers.require(1)
+    values.require(np.dtype(dtype).itemsize)
+    marked = markers.read("u1", markers.starts)
+    found = values.read(dtype, values.starts)
+    found = found.astype(found.dtype.newbyteorder("="))
+    if kind.kind in ("float", "double"):
+        found = np.where(marked == 0, ~found, found)
+    is_null = marked == _NULL_MARKER
+    return numbers(found, kind, is_null if is_null.any() else None)
 
 
 def _timestamps(keys: ByteRanges, *, is_prefix: bool) -> tuple[npt.NDArray[Any], ByteRanges]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from statestore.codec.byte_ranges import child
+from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.codec.key_bytes import decode_keys, key_type
 from statestore.codec.murmur3 import hash_columns, key_groups
-from statestore.codec.trailer import DEFAULT_FAMILY
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from statestore.codec.column_family import ColumnFamily
     from statestore.codec.spark_types import SparkType
-    from statestore.codec.trailer import ColumnFamily
 
 _JOIN_INDEXED = "-keyWithIndexToValue"
 _EVENT_TIME = "__event_time"

@@ -14,10 +14,12 @@ import json
 import re
 import struct
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import google_crc32c
 
+from statestore.codec.column_family import ColumnFamily
+from statestore.codec.commit_times import CommitTimes
 from statestore.core.errors import CorruptionError, IncompatibleError
 from statestore.core.ids import CHECKPOINT_ID
 from statestore.core.json_fields import (
@@ -29,9 +31,14 @@ from statestore.core.json_fields import (
 )
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupSet
 
-FORMAT_VERSION = 1
+if TYPE_CHECKING:
+    pass
+
+FORMAT_VERSION = 2
+"""The newest that is known: a file is of 1 unless a column family has several value schemas."""
 MAGIC_PREFIX = b"SSTORE"
 MAGIC = MAGIC_PREFIX + struct.pack(">H", FORMAT_VERSION)
+"""Of the newest format version."""
 END_LENGTH = 16
 """Bytes after the trailer's JSON: its length, its CRC32C and the magic."""
 TAIL_BYTES = 16 * 1024
@@ -189,43 +196,6 @@ class Block:
         )
 
 
-DEFAULT_FAMILY = "default"
-"""The column family that every store has; where there are others, no operator uses it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnFamily:
-    """A named key space in a store; schemas are Spark's JSON."""
-
-    id: int
-    name: str
-    key_schema: str | None = None
-    value_schema: str | None = None
-    encoder: str = "no-prefix"
-    num_prefix_columns: int | None = None
-    ordering_ordinals: tuple[int, ...] | None = None
-    multi_values: bool = False
-    internal: bool = False
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> ColumnFamily:
-        """Read the JSON form; fields that are absent take their default."""
-        ordinals = fields.items("ordering_ordinals") if fields.has("ordering_ordinals") else None
-        return cls(
-            id=fields.integer("id", 0, _U16),
-            name=fields.text("name"),
-            key_schema=fields.text("key_schema") if fields.has("key_schema") else None,
-            value_schema=fields.text("value_schema") if fields.has("value_schema") else None,
-            encoder=fields.text("encoder") if fields.has("encoder") else "no-prefix",
-            num_prefix_columns=(
-                fields.integer("num_prefix_columns") if fields.has("num_prefix_columns") else None
-            ),
-            ordering_ordinals=None if ordinals is None else tuple(map(to_integer, ordinals)),
-            multi_values=fields.has("multi_values") and fields.flag("multi_values"),
-            internal=fields.has("internal") and fields.flag("internal"),
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class RowCounts:
     """Rows of a file by what they do."""
@@ -263,7 +233,12 @@ class Trailer:
     column_families: tuple[ColumnFamily, ...]
     num_internal_keys: int | None = 0
     key_group_rows: tuple[int, ...] | None = None
-    format_version: int = FORMAT_VERSION
+    parent_commit: CommitTimes | None = None
+
+    @property
+    def format_version(self) -> int:
+        """Of the file: older releases of this package read files without the newest form."""
+        return 2 if any(family.value_schemas for family in self.column_families) else 1
 
     @property
     def body_length(self) -> int:
@@ -336,10 +311,17 @@ def encode_trailer(trailer: Trailer) -> bytes:
         "max_parallelism": trailer.max_parallelism,
         "num_partitions": trailer.num_partitions,
         "rescalable": trailer.rescalable,
-        "column_families": [asdict(family) for family in trailer.column_families],
+        "column_families": [family.to_json() for family in trailer.column_families],
     }
+    if trailer.parent_commit is not None:
+        fields["parent_commit"] = trailer.parent_commit.to_json()
     text = json.dumps(fields, separators=(",", ":")).encode()
-    return text + struct.pack("<II", len(text), google_crc32c.value(text)) + MAGIC
+    return text + struct.pack("<II", len(text), google_crc32c.value(text)) + magic(trailer)
+
+
+def magic(trailer: Trailer) -> bytes:
+    """Return the last bytes of a file: those of its format version."""
+    return MAGIC_PREFIX + struct.pack(">H", trailer.format_version)
 
 
 def trailer_length(tail: bytes, size: int, path: str) -> int:
@@ -360,7 +342,7 @@ def trailer_length(tail: bytes, size: int, path: str) -> int:
             kind="truncated",
             file=path,
             offset=max(size - 8, 0),
-            expected=MAGIC.hex(),
+            expected=MAGIC_PREFIX.hex(),
             found=tail[-8:].hex(),
             to_fix="restore the file from a copy; it is truncated or not a state file",
         )
@@ -445,6 +427,7 @@ def decode_trailer(tail: bytes, size: int, path: str) -> Trailer:
 
 
 def _trailer_from_json(fields: Fields) -> Trailer:
+    fields.integer("format_version", 1, FORMAT_VERSION)
     rows = fields.object("rows")
     store = StoreName.from_json(fields.object("store"))
     max_parallelism = fields.integer("max_parallelism", 1, MAX_PARALLELISM_LIMIT)
@@ -479,7 +462,11 @@ def _trailer_from_json(fields: Fields) -> Trailer:
         column_families=tuple(
             ColumnFamily.from_json(Fields(family)) for family in fields.items("column_families")
         ),
-        format_version=fields.integer("format_version", 1, FORMAT_VERSION),
+        parent_commit=(
+            CommitTimes.from_json(fields.object("parent_commit"))
+            if fields.has("parent_commit")
+            else None
+        ),
     )
 
 

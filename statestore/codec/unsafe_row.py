@@ -71,7 +71,7 @@ def decode_column(rows: pa.Array[Any], schema: SparkType) -> pa.Array[Any]:
     if rows.null_count == 0:
         return decode_rows(ranges, schema)
     is_null = unpack(rows.is_null())
-    return _among_nulls(decode_rows(ranges.pick(~is_null), schema), is_null)
+    return among_nulls(decode_rows(ranges.pick(~is_null), schema), is_null)
 
 
 def decode_rows(rows: ByteRanges, schema: SparkType) -> pa.Array[Any]:
@@ -121,7 +121,7 @@ def _decode(
     if is_null is None:
         return _PARTS[kind.kind](rows.at(starts, sizes), kind)
     parts = rows.at(starts[~is_null], sizes[~is_null])
-    return _among_nulls(_PARTS[kind.kind](parts, kind), is_null)
+    return among_nulls(_PARTS[kind.kind](parts, kind), is_null)
 
 
 def _is_number(kind: SparkType) -> bool:
@@ -246,7 +246,7 @@ def _list_offsets(counts: Int64s) -> pa.Buffer:
     return buffer(np.append(0, np.cumsum(counts)).astype(np.int32))
 
 
-def _among_nulls(column: pa.Array[Any], is_null: Bools) -> pa.Array[Any]:
+def among_nulls(column: pa.Array[Any], is_null: Bools) -> pa.Array[Any]:
     """Return a column with nulls put in where they belong."""
     places: npt.NDArray[np.int64] = np.cumsum(~is_null) - 1
     return column.take(index_with_nulls(places, is_null))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from statestore.core.errors import InvalidArgumentError
@@ -358,7 +358,7 @@ class StateStoreOptions:
     def __post_init__(self) -> None:
         for option in TABLE:
             object.__setattr__(self, option.field, option.parse(getattr(self, option.field)))
-        if self.min_versions_to_retain < 1:
+        if not isinstance(self.min_versions_to_retain, int) or self.min_versions_to_retain < 1:
             raise InvalidArgumentError(
                 "number of versions to retain is out of range",
                 kind="invalid-option",
@@ -379,6 +379,14 @@ class StateStoreOptions:
             if name not in known:
                 raise _unknown(name, known)
         return cls(**values)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, object]) -> StateStoreOptions:
+        """Build options from what a program gives, by key or by field; errors as `spark_conf`."""
+        conf = spark_conf(options)
+        retain = conf.pop(RETAIN_KEY, None)
+        made = cls.from_spark_conf(conf)
+        return made if retain is None else replace(made, min_versions_to_retain=int(retain))
 
     @classmethod
     def from_spark_conf(cls, conf: Mapping[str, str]) -> StateStoreOptions:

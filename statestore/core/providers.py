@@ -14,3 +14,8 @@ SPARK_PROVIDERS = {
     "spark-rocksdb": f"{_STATE_PACKAGE}.RocksDBStateStoreProvider",
 }
 """Provider class by name, of Spark's own providers."""
+TARGETS = {
+    **{name: provider for name, provider in PROVIDERS.items() if name != "heap"},
+    **SPARK_PROVIDERS,
+}
+"""Provider class by the name that a checkpoint is converted to."""

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from statestore.checkpoint.commit import NewVersion, SstRows
 from statestore.checkpoint.key_group_rows import NUM_CLASSES
-from statestore.codec.trailer import ColumnFamily, RowCounts, StoreName, VersionRef
+from statestore.codec.column_family import ColumnFamily
+from statestore.codec.trailer import RowCounts, StoreName, VersionRef
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, ProtocolError
 from statestore.core.ids import is_checkpoint_id
 from statestore.core.json_fields import Fields, MalformedError
@@ -164,6 +165,7 @@ class Request:
             state_bytes=self.get_or("state_bytes", int, 0),
             key_group_growth=None if growth is None else tuple(growth),
             sst=_sst_rows(delta),
+            write_ms=self.get_or("write_ms", int, 0),
         )
 
 

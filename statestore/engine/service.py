@@ -10,11 +10,11 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from statestore.backends.filesystem.versions import StoreVersions
+from statestore.codec.commit_times import CommitTimes
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import (
     InternalError,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from statestore.backends.rocksdb.sst import Memory
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.snapshot import SnapshotStatus
+    from statestore.codec.column_family import ColumnFamily
     from statestore.codec.state_file import StateFile
-    from statestore.codec.trailer import ColumnFamily
     from statestore.io.file_io import FileIO
     from statestore.io.shim_files import ShimFiles
 
@@ -291,22 +291,25 @@ class EngineService:
         if request.get_optional("parent", dict) is None:
             self._storages.claim(request)
         session = self._session(request)
-        published, times, snapshot = session.commit(
+        published, snapshot = session.commit(
             request.new_version(),
             delta.get("path", str),
             delta.get("length", int),
             request.options(),
             force_snapshot=request.get_or("force_snapshot", bool, False),
         )
+        times = published.commit or CommitTimes()
         return {
             "checkpoint_id": published.trailer.checkpoint_id,
             "lineage": published.trailer.lineage,
             "size": published.ref.size,
-            **asdict(times),
+            "checksum_ms": times.checksum_ms,
+            "publish_ms": times.publish_ms,
+            "sync_ms": times.sync_ms,
             "version_bytes": published.ref.size + sum(ref.size for ref in published.trailer.files),
             **self._memory_shares(),
             "requests": self._requests(session),
-            "snapshot": _snapshot(snapshot),
+            "snapshot": _snapshot(snapshot) | {"in_flight": session.is_snapshot_in_flight},
         }
 
     def _view(self, request: Request) -> Reply:
@@ -459,7 +462,7 @@ def _file(file: StateFile) -> Reply:
 
 
 def _families(families: tuple[ColumnFamily, ...]) -> list[Reply]:
-    return [asdict(family) for family in families]
+    return [family.to_json() for family in families]
 
 
 def _snapshot(status: SnapshotStatus) -> Reply:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from statestore.backends.filesystem.versions import StoreVersions
     from statestore.backends.rocksdb.local_versions import LocalVersion
     from statestore.backends.rocksdb.versions import RocksDBVersions
-    from statestore.checkpoint.commit import CommitTimes, NewVersion
+    from statestore.checkpoint.commit import NewVersion
     from statestore.checkpoint.restore import RestoredVersion
     from statestore.checkpoint.snapshot import SnapshotStatus
     from statestore.checkpoint.trailers import PublishedFile
@@ -122,7 +122,7 @@ class Session:
         options: StateStoreOptions,
         *,
         force_snapshot: bool,
-    ) -> tuple[PublishedFile, CommitTimes, SnapshotStatus]:
+    ) -> tuple[PublishedFile, SnapshotStatus]:
         """Make a version durable, start a snapshot when it is due; see StoreVersions.commit.
 
         The first commit after a load waits for a snapshot where the store has outrun them: else a
@@ -132,9 +132,9 @@ class Session:
             behind, self._catching_up = self._catching_up, None
             if behind is not None:
                 wait([behind], CATCH_UP_S)
-            published, times = self.versions.commit(new, local_path, arrow_length, options)
+            published = self.versions.commit(new, local_path, arrow_length, options)
         self._tend(published, options, is_forced=force_snapshot)
-        return published, times, self.versions.snapshot_status
+        return published, self.versions.snapshot_status
 
     def view(
         self, version: VersionRef, checkpoint_format: int, options: StateStoreOptions

@@ -274,7 +274,7 @@ def _raise_named(error: HadoopRefusalError, action: str, uri: str) -> NoReturn:
             kind="unsupported-scheme",
             uri=uri,
             reason=error.reason,
-            to_fix="add its jar to spark.jars, for a command with --conf spark.jars=..., or "
+            to_fix="add its jar to spark.jars, for a command by --storage-option spark.jars=…, or "
             "correct the URI",
         ) from error
     fixes = {

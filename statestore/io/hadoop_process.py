@@ -216,7 +216,7 @@ def find_spark_submit() -> Path:
             kind="file-not-found",
             spark_submit=str(submit) if submit else None,
             to_fix="pip install 'statestore[spark]', or set SPARK_HOME to a Spark; in a program "
-            "with a session use statestore.driver_files",
+            "with a session: Checkpoint(…, spark=session)",
         )
     return submit
 

@@ -1,4 +1,4 @@
-"""Checkpoint: a query's checkpoint opened from outside, which stores it has and where they are."""
+"""A query's checkpoint opened from outside: which stores it has, and where they are."""
 
 from __future__ import annotations
 
@@ -23,16 +23,13 @@ from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
 from statestore.codec.partition_key import is_single
 from statestore.codec.trailer import StoreName
-from statestore.core.clock import SystemClock
 from statestore.core.errors import (
     CorruptionError,
     InvalidArgumentError,
     NotFoundError,
 )
-from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS
-from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import absolute_uri, open_storage
+from statestore.io.storage import absolute_uri
 from statestore.operations.new_directory import (
     check_finished,
     check_of_query,
@@ -44,29 +41,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from statestore.core.clock import Clock
+    from statestore.core.options import StateStoreOptions
     from statestore.io.file_io import FileIO, TreeFileIO
+    from statestore.io.place import Place
 
 MAX_REQUESTS_AT_ONCE = 32
 
 
 @contextmanager
-def open_checkpoint(
-    uri: str,
-    *,
-    options: StateStoreOptions | None = None,
-    io: TreeFileIO | None = None,
-    memory: FileIO | None = None,
-    clock: Clock | None = None,
-) -> Iterator[Checkpoint]:
-    """Open the checkpoint of a query; nothing is written.
+def open_checkpoint(place: Place) -> Iterator[OpenCheckpoint]:
+    """Open the checkpoint of a query, or a savepoint, which is laid out as one; nothing is written.
 
     Args:
-        uri: Checkpoint directory: a path, or a URI of any scheme.
-        options: Options of the query, for its storage (`s3.*`); defaults when None.
-        io: Storage of `uri`, which is then a path of it; what the URI names when None.
-        memory: The driver's memory, where the checkpoints of the heap backend are; None where it
-            cannot be reached.
-        clock: Source of time, the machine's when None.
+        place: Where it is.
 
     Yields:
         The checkpoint; files it fetched are deleted afterwards.
@@ -78,19 +65,13 @@ def open_checkpoint(
         CorruptionError: It is a savepoint with a placement, or as `read_placement`.
         IncompatibleError, StorageError: As `read_placement`.
     """
-    options = options or StateStoreOptions()
-    clock = clock or SystemClock()
     with tempfile.TemporaryDirectory(prefix="statestore-operation-") as scratch_directory:
-        s3 = S3Settings.from_options(options)
-        path = uri
         fetched = f"{scratch_directory}/fetched"
         fetched_state = f"{scratch_directory}/fetched-state"
         for directory in (fetched, fetched_state):
             Path(directory).mkdir()
-        if io is None:
-            uri = absolute_uri(uri)
-            io, path = open_storage(uri, fetched, s3, clock)
-        path = path.rstrip("/")
+        uri = place.uri if place.io else absolute_uri(place.uri)
+        io, path = place.open(fetched)
         of_ours = try_read_metadata(io, path)[1]
         check_finished(of_ours, uri)
         state_io, state_root = io, f"{path}/state"
@@ -104,11 +85,9 @@ def open_checkpoint(
                 to_fix="take the savepoint from where it was taken to, with nothing added",
             )
         if placement is not None:
-            state_io, storage = open_storage(placement.storage, fetched_state, s3, clock)
+            state_io, storage = place.open_other(placement.storage, fetched_state)
             state_root = f"{storage}/{placement.id}"
-        checkpoint = Checkpoint(
-            uri, io, path, state_io, state_root, memory, options, clock, scratch_directory
-        )
+        checkpoint = OpenCheckpoint(uri, io, path, place, state_io, state_root, scratch_directory)
         if checkpoint.newest_planned is None:
             raise NotFoundError(
                 "there is no checkpoint of a streaming query",
@@ -121,24 +100,35 @@ def open_checkpoint(
 
 
 @dataclass(frozen=True)
-class Checkpoint(QueryLogs):
+class OpenCheckpoint(QueryLogs):
     """A query's checkpoint: its logs, and where the state is that they speak of.
 
     Attributes:
+        place: Where it was opened.
         state_io, state_root: Storage and directory of the operators' state: elsewhere where the
             checkpoint has a placement.
-        memory: The driver's memory for the heap backend, None where it cannot be reached.
-        options: Options of the query.
-        clock: Source of time.
         scratch_directory: Local directory for work, deleted with the checkpoint's context.
     """
 
+    place: Place
     state_io: TreeFileIO
     state_root: str
-    memory: FileIO | None
-    options: StateStoreOptions
-    clock: Clock
     scratch_directory: str
+
+    @property
+    def options(self) -> StateStoreOptions:
+        """Options of the query."""
+        return self.place.options
+
+    @property
+    def clock(self) -> Clock:
+        """Source of time."""
+        return self.place.clock
+
+    @cached_property
+    def memory(self) -> FileIO | None:
+        """The driver's memory for the heap backend, None where it cannot be reached."""
+        return None if self.place.memory is None else self.place.memory()
 
     @property
     def state_directory(self) -> str:
@@ -284,8 +274,8 @@ class Checkpoint(QueryLogs):
                 "the checkpoint's state is in the memory of the query's driver",
                 kind="driver-lost",
                 checkpoint=self.uri,
-                to_fix="call the library in the driver's own Python program while it runs; state "
-                "of the heap backend cannot be reached from other processes",
+                to_fix="use Checkpoint(…, spark=session) in the driver's own Python program while "
+                "it runs; state of the heap backend cannot be reached from other processes",
             )
         return StoreLocation(self.memory, self.state_directory, store)
 

@@ -44,16 +44,9 @@ if TYPE_CHECKING:
     from statestore.codec.trailer import StoreName
     from statestore.core.ids import IdSource
     from statestore.io.file_io import FileIO
-    from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.new_directory import NewDirectory
-
-Report = Callable[[int, int], None]
-"""Called with what is done and the total, in bytes where its user does not say otherwise."""
-
-
-def no_report(_done: int, _total: int) -> None:
-    """Report nothing."""
-
+    from statestore.operations.plan import Report
 
 MAX_COPIES_AT_ONCE = 8
 _LOGS = ("offsets", "commits")
@@ -79,7 +72,7 @@ class CommittedVersion:
             metadata of operators.
     """
 
-    checkpoint: Checkpoint
+    checkpoint: OpenCheckpoint
     version: int
     query_id: str | None
     offsets: Mapping[int, OffsetsEntry]
@@ -164,7 +157,7 @@ class CommittedVersion:
         return sum(dict(file for store in wanted for file in self.state_files(store)).values())
 
 
-def find_version(checkpoint: Checkpoint, version: int | None = None) -> CommittedVersion:
+def find_version(checkpoint: OpenCheckpoint, version: int | None = None) -> CommittedVersion:
     """Find what makes a committed version; the newest when None. Nothing is copied yet.
 
     Raises:
@@ -215,7 +208,7 @@ def find_version(checkpoint: Checkpoint, version: int | None = None) -> Committe
     )
 
 
-def _spark_files(checkpoint: Checkpoint) -> Iterable[str]:
+def _spark_files(checkpoint: OpenCheckpoint) -> Iterable[str]:
     """Yield the paths of what is neither log, state nor ours; hidden files are temporary.
 
     The metadata of operators is left out: it is written for the version, not copied.
@@ -354,7 +347,7 @@ def copy_spark_files(
     copy_files(version.checkpoint, target, renamed)
 
 
-def copy_files(source: Checkpoint, target: NewDirectory, names: Mapping[str, str]) -> None:
+def copy_files(source: OpenCheckpoint, target: NewDirectory, names: Mapping[str, str]) -> None:
     """Copy files of a checkpoint, several at a time.
 
     Args:

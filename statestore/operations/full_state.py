@@ -193,7 +193,7 @@ class StateWriter:
             key_group_growth=tuple(self._key_group_rows.tolist()),
             rescalable=self._new.rescalable and self._fits,
         )
-        published, _ = publish_delta(
+        published = publish_delta(
             self._location,
             new,
             None,

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from statestore.core.clock import Clock
     from statestore.io.file_io import FileIO
-    from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.checkpoint import OpenCheckpoint
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def exclusive_use(checkpoint: Checkpoint, operation: str) -> Iterator[ExclusiveUse]:
+def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[ExclusiveUse]:
     """Keep queries and other operations away from a checkpoint while a block changes it.
 
     May wait: a few seconds for a query that was just stopped; for one whose executors died on other
@@ -153,7 +153,7 @@ class ExclusiveUse:
                 self._renewed_ms = began_ms
 
 
-def require_not_in_use(checkpoint: Checkpoint) -> None:
+def require_not_in_use(checkpoint: OpenCheckpoint) -> None:
     """Raise if a query is writing a checkpoint, or an operation changes it; nothing is written.
 
     Raises:
@@ -164,7 +164,7 @@ def require_not_in_use(checkpoint: Checkpoint) -> None:
 
 
 @contextmanager
-def require_same_batches(checkpoint: Checkpoint) -> Iterator[None]:
+def require_same_batches(checkpoint: OpenCheckpoint) -> Iterator[None]:
     """Raise after a block if a batch was planned or committed since the checkpoint was first asked.
 
     For reading what a query over another provider wrote, which holds no lease: what was read while
@@ -180,7 +180,7 @@ def require_same_batches(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def _require_batches(
-    checkpoint: Checkpoint, planned: tuple[int, ...], committed: tuple[int, ...]
+    checkpoint: OpenCheckpoint, planned: tuple[int, ...], committed: tuple[int, ...]
 ) -> None:
     for log, known in ((checkpoint.offsets, planned), (checkpoint.commits, committed)):
         newest = max(known, default=-1)

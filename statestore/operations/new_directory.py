@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.query_log import read_text, write_text
-from statestore.core.clock import SystemClock
 from statestore.core.errors import (
     CorruptionError,
     FencedError,
@@ -28,13 +27,10 @@ from statestore.core.errors import (
     StateStoreError,
     StorageError,
 )
-from statestore.core.ids import RandomIds
 from statestore.core.json_fields import MalformedError, parse_fields
-from statestore.core.options import StateStoreOptions
 from statestore.core.version import WRITER
 from statestore.io.local import TEMPORARY_PREFIX, LocalFileIO, named_errors
-from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import absolute_uri, is_within, open_storage
+from statestore.io.storage import absolute_uri, is_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +38,7 @@ if TYPE_CHECKING:
     from statestore.core.clock import Clock
     from statestore.core.ids import IdSource
     from statestore.io.file_io import FileInfo, FileIO, TreeFileIO
+    from statestore.io.place import Place
 
 METADATA_NAME = "metadata"
 QUERY_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -198,26 +195,13 @@ class NewDirectory:
 
 
 @contextmanager
-def begin_directory(
-    uri: str,
-    operation: str,
-    source: str,
-    *,
-    options: StateStoreOptions | None = None,
-    io: TreeFileIO | None = None,
-    ids: IdSource | None = None,
-    clock: Clock | None = None,
-) -> Iterator[NewDirectory]:
+def begin_directory(place: Place, operation: str, source: str) -> Iterator[NewDirectory]:
     """Begin a new checkpoint or savepoint, or begin one anew that was never finished.
 
     Args:
-        uri: The directory: a path or a URI.
+        place: The directory.
         operation: The command that writes it.
-        source: The checkpoint or savepoint that it is made of, likewise.
-        options: How to reach its storage (`s3.*`); defaults when None.
-        io: Storage of `uri`, which is then a path of it; what the URI names when None.
-        ids: Source of IDs, random when None.
-        clock: Source of time, the machine's when None.
+        source: The checkpoint or savepoint that it is made of: a path or a URI.
 
     Guarantee: until `NewDirectory.finish` returns, no query starts from the directory and nothing
     takes it for a savepoint. Only a directory that says, directly before, that this very operation
@@ -227,15 +211,10 @@ def begin_directory(
         InvalidArgumentError: As `check_new`.
         StorageError: The storage failed.
     """
-    ids = ids or RandomIds()
-    clock = clock or SystemClock()
+    uri, ids, clock = place.uri, place.ids, place.clock
     with tempfile.TemporaryDirectory(prefix="statestore-operation-") as work:
-        path = uri
-        if io is None:
-            settings = S3Settings.from_options(options or StateStoreOptions())
-            Path(f"{work}/fetched").mkdir()
-            io, path = open_storage(absolute_uri(uri), f"{work}/fetched", settings, clock)
-        path = path.rstrip("/")
+        Path(f"{work}/fetched").mkdir()
+        io, path = place.open(f"{work}/fetched")
         was_begun = check_new(io, path, uri, operation, source)
         mark = metadata_fields(**{_UNFINISHED: operation, "attempt": ids.new_id()})
         io.make_directory(path)
@@ -278,23 +257,13 @@ def _clear_once(io: TreeFileIO, path: str) -> None:
             io.delete(f"{path}/{info.name}")
 
 
-def check_target(
-    uri: str,
-    operation: str,
-    source: str,
-    options: StateStoreOptions,
-    clock: Clock,
-    io: TreeFileIO | None = None,
-) -> bool:
+def check_target(place: Place, operation: str, source: str) -> bool:
     """Check that a directory may be begun, without writing anything.
 
     Args:
-        uri: The directory: a path or a URI.
+        place: The directory.
         operation: The command that is to write it.
         source: As the caller named what it is made of.
-        options: How to reach its storage (`s3.*`).
-        clock: Source of time.
-        io: Storage of `uri`, which is then a path of it; what the URI names when None.
 
     Returns:
         Whether the operation began it before and did not finish it.
@@ -302,12 +271,9 @@ def check_target(
     Raises:
         InvalidArgumentError, StorageError: As `check_new`.
     """
-    path = uri
     with tempfile.TemporaryDirectory(prefix="statestore-operation-") as work:
-        if io is None:
-            settings = S3Settings.from_options(options)
-            io, path = open_storage(absolute_uri(uri), work, settings, clock)
-        return check_new(io, path.rstrip("/"), uri, operation, source)
+        io, path = place.open(work)
+        return check_new(io, path, place.uri, operation, source)
 
 
 def check_new(io: TreeFileIO, path: str, uri: str, operation: str, source: str) -> bool:

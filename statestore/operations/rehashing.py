@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.trailer import StoreName, Trailer
-    from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.checkpoint import OpenCheckpoint
 
 
 def rehash_store(
-    checkpoint: Checkpoint,
+    checkpoint: OpenCheckpoint,
     heads: Mapping[int, PublishedFile],
     num_partitions: int,
     report: Callable[[int], None],
@@ -140,7 +140,7 @@ def rehash_effort(heads: Iterable[PublishedFile]) -> int:
 
 
 def write_rehashed(
-    checkpoint: Checkpoint,
+    checkpoint: OpenCheckpoint,
     heads: Sequence[PublishedFile],
     new: NewVersion,
     takers: Iterable[tuple[StoreLocation, str]],
@@ -186,7 +186,7 @@ def write_rehashed(
 
 
 def _read_rehashed(
-    checkpoint: Checkpoint,
+    checkpoint: OpenCheckpoint,
     heads: Iterable[PublishedFile],
     max_parallelism: int,
     report: Callable[[int], None],
@@ -207,7 +207,7 @@ def _digest(identity: str) -> str:
 
 
 def _prepare(
-    checkpoint: Checkpoint, store: StoreName, new: NewVersion, num_partitions_before: int
+    checkpoint: OpenCheckpoint, store: StoreName, new: NewVersion, num_partitions_before: int
 ) -> StoreLocation:
     """Return where a new state partition goes, after marking what an undo and Spark look for."""
     location = checkpoint.location(store)

@@ -20,7 +20,7 @@ from statestore.operations.in_use import require_not_in_use
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.checkpoint import OpenCheckpoint
 
 STRICT_DISTRIBUTION_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 
@@ -50,7 +50,7 @@ class RescaleBatch:
         return self.batch + 1
 
 
-def find_rescale_batch(checkpoint: Checkpoint) -> RescaleBatch | None:
+def find_rescale_batch(checkpoint: OpenCheckpoint) -> RescaleBatch | None:
     """Return the newest batch where it is a rescale's, else None.
 
     Raises:
@@ -76,7 +76,7 @@ def find_rescale_batch(checkpoint: Checkpoint) -> RescaleBatch | None:
     return None
 
 
-def read_rescale_batch(checkpoint: Checkpoint, batch: int) -> RescaleBatch | None:
+def read_rescale_batch(checkpoint: OpenCheckpoint, batch: int) -> RescaleBatch | None:
     """Return a planned batch where it is a rescale's, else None.
 
     Raises:
@@ -89,14 +89,14 @@ def read_rescale_batch(checkpoint: Checkpoint, batch: int) -> RescaleBatch | Non
     return RescaleBatch(batch, before, after, is_committed=batch in checkpoint.committed_batches)
 
 
-def _num_partitions(checkpoint: Checkpoint, batch: int) -> int | None:
+def _num_partitions(checkpoint: OpenCheckpoint, batch: int) -> int | None:
     """Return the number of state partitions of a batch, None where its entry is gone."""
     if batch not in checkpoint.planned_batches:
         return None
     return checkpoint.num_own_partitions(batch + 1)
 
 
-def _raise_unfinished(checkpoint: Checkpoint) -> NoReturn:
+def _raise_unfinished(checkpoint: OpenCheckpoint) -> NoReturn:
     # Of a query that runs, the batch is not to be ended by starting it.
     require_not_in_use(checkpoint)
     raise InvalidArgumentError(
@@ -111,7 +111,7 @@ def _raise_unfinished(checkpoint: Checkpoint) -> NoReturn:
     )
 
 
-def check_rescalable(checkpoint: Checkpoint) -> None:
+def check_rescalable(checkpoint: OpenCheckpoint) -> None:
     """Check that the rows of every operator are where Spark's partition function puts them.
 
     Raises:
@@ -139,7 +139,7 @@ def check_rescalable(checkpoint: Checkpoint) -> None:
         )
 
 
-def add_offsets(checkpoint: Checkpoint, batch: int, num_partitions: int) -> None:
+def add_offsets(checkpoint: OpenCheckpoint, batch: int, num_partitions: int) -> None:
     """Plan the rescale: from now on Spark refuses to start the query until `add_commit`.
 
     Raises:
@@ -151,7 +151,7 @@ def add_offsets(checkpoint: Checkpoint, batch: int, num_partitions: int) -> None
     checkpoint.offsets.add(batch, changed.encode())
 
 
-def write_operators(checkpoint: Checkpoint, num_partitions: int, batch: int) -> None:
+def write_operators(checkpoint: OpenCheckpoint, num_partitions: int, batch: int) -> None:
     """Write the number of state partitions from a batch on into every operator's metadata.
 
     What it says of later batches goes.
@@ -165,7 +165,7 @@ def write_operators(checkpoint: Checkpoint, num_partitions: int, batch: int) -> 
     )
 
 
-def add_commit(checkpoint: Checkpoint, batch: int, ids: Mapping[str, list[list[str]]]) -> None:
+def add_commit(checkpoint: OpenCheckpoint, batch: int, ids: Mapping[str, list[list[str]]]) -> None:
     """Finish the rescale; from now on the query goes on with the new state partitions.
 
     Args:

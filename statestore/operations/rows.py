@@ -7,7 +7,6 @@ memory; `spark_states` does the same for Spark's own providers.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from statestore.checkpoint.restore import restore_version
+from statestore.codec.column_family import DEFAULT_FAMILY
+from statestore.codec.joined_trailers import join_schemas
 from statestore.codec.merge import merge_runs
 from statestore.codec.rows import from_numpy, to_numpy
-from statestore.codec.trailer import DEFAULT_FAMILY
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.operations import spark_states
-from statestore.operations.checkpoint import Checkpoint, open_checkpoint
 from statestore.operations.full_state import open_memory
 from statestore.operations.store_state import StoreState
 
@@ -29,21 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.trailer import ColumnFamily
-    from statestore.core.options import StateStoreOptions
+    from statestore.codec.column_family import ColumnFamily
+    from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.store_state import States, VersionKind
-
-
-@contextmanager
-def opened(
-    checkpoint: str | Checkpoint, options: StateStoreOptions | None = None
-) -> Iterator[Checkpoint]:
-    """Open a checkpoint by its URI; one that is open already is passed through and stays open."""
-    if isinstance(checkpoint, Checkpoint):
-        yield checkpoint
-        return
-    with open_checkpoint(checkpoint, options=options) as made:
-        yield made
 
 
 def most_rows(head: PublishedFile) -> int:
@@ -55,11 +42,15 @@ def most_rows(head: PublishedFile) -> int:
 
 
 def find_states(
-    checkpoint: Checkpoint, version: int, *, operator: int | None = None, name: str | None = None
+    checkpoint: OpenCheckpoint,
+    version: int,
+    *,
+    operator: int | None = None,
+    name: str | None = None,
 ) -> States:
     """Return a committed version of every store in every state partition that has it.
 
-    Arguments and errors as `Checkpoint.heads`; of Spark's own providers as
+    Arguments and errors as `OpenCheckpoint.heads`; of Spark's own providers as
     `spark_states.find_states`.
     """
     if checkpoint.provider in SPARK_PROVIDERS.values():
@@ -68,7 +59,7 @@ def find_states(
     return {store: state_of(checkpoint, head) for store, head in heads.items()}
 
 
-def state_of(checkpoint: Checkpoint, head: PublishedFile) -> StoreState:
+def state_of(checkpoint: OpenCheckpoint, head: PublishedFile) -> StoreState:
     """Return a version of a store of this package's, by the delta that makes it."""
     trailer = head.trailer
     kind: VersionKind = "incremental"
@@ -85,14 +76,17 @@ def state_of(checkpoint: Checkpoint, head: PublishedFile) -> StoreState:
         kind=kind,
         own_bytes=head.ref.size,
         full_bytes=sum(ref.size for ref in (*trailer.files, head.ref)),
+        num_files=1 + len(trailer.files),
         contents=(trailer.lineage, trailer.files),
         is_by_key=checkpoint.body == "sst",
         rows=partial(read_rows, checkpoint, head),
+        key_group_rows=trailer.key_group_rows,
+        parent_commit=trailer.parent_commit,
     )
 
 
 def find_store(
-    checkpoint: Checkpoint,
+    checkpoint: OpenCheckpoint,
     operator: int,
     store: str,
     version: int | None,
@@ -120,7 +114,7 @@ def find_store(
             "the operator has its state in variables, and none is named",
             operator=operator,
             variables=", ".join(sorted(variable.name for variable in info.variables)),
-            to_fix="name one of these: --variable on the command line, column_family in Python",
+            to_fix="name one of these as the column family",
         )
     if store not in known:
         raise InvalidArgumentError(
@@ -135,7 +129,7 @@ def find_store(
     return find_states(checkpoint, version, operator=operator, name=store)
 
 
-def check_committed(checkpoint: Checkpoint, version: int) -> None:
+def check_committed(checkpoint: OpenCheckpoint, version: int) -> None:
     """Check that a version was committed; it may have been expired since.
 
     Raises:
@@ -171,13 +165,13 @@ def of_partitions(states: States, partitions: Iterable[int]) -> States:
     return {store: state for store, state in states.items() if store.partition in wanted}
 
 
-def try_find_family(states: States, name: str) -> ColumnFamily | None:
-    """Return a column family by its name, None where no state partition has it."""
+def families_of(states: States) -> dict[str, ColumnFamily]:
+    """Return the column families of all state partitions together, by name."""
+    found: dict[str, ColumnFamily] = {}
     for state in states.values():
         for family in state.column_families:
-            if family.name == name:
-                return family
-    return None
+            found[family.name] = join_schemas(found.get(family.name, family), family)
+    return found
 
 
 def find_family(states: States, name: str) -> ColumnFamily:
@@ -186,20 +180,19 @@ def find_family(states: States, name: str) -> ColumnFamily:
     Raises:
         InvalidArgumentError: There is none of that name; names those there are.
     """
-    found = try_find_family(states, name)
-    if found is None:
-        known = [family.name for state in states.values() for family in state.column_families]
+    known = families_of(states)
+    if name not in known:
         raise InvalidArgumentError(
             "the store has no such column family",
             column_family=name,
-            known=", ".join(dict.fromkeys(known)),
+            known=", ".join(known),
             to_fix="use one of these",
         )
-    return found
+    return known[name]
 
 
 def read_rows(
-    checkpoint: Checkpoint, head: PublishedFile, column_family: str | None = None
+    checkpoint: OpenCheckpoint, head: PublishedFile, column_family: str | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a store's version.
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from statestore.backends.spark.rows import RowForm, SparkVersion
 from statestore.backends.spark.schemas import read_schemas
 from statestore.checkpoint.layout import store_directory
 from statestore.checkpoint.query_log import read_bytes
+from statestore.codec.joined_trailers import join_schemas
 from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.trailer import StoreName
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
     from statestore.backends.spark.files import Chain, StoreFiles
     from statestore.backends.spark.snapshot import Snapshot
     from statestore.checkpoint.operator_metadata import OperatorInfo, StoreInfo
-    from statestore.codec.trailer import ColumnFamily
-    from statestore.operations.checkpoint import Checkpoint
+    from statestore.codec.column_family import ColumnFamily
+    from statestore.operations.checkpoint import OpenCheckpoint
 
 _STATE_STORE = "spark.sql.streaming.stateStore"
 _CODEC = f"{_STATE_STORE}.compression.codec"
@@ -34,11 +36,17 @@ _ENCODING = f"{_STATE_STORE}.encodingFormat"
 _CHECKSUMS = f"{_STATE_STORE}.rowChecksum.enabled"
 _MERGE_OPERATOR = f"{_STATE_STORE}.rocksdb.mergeOperatorVersion"
 _STRICT = "spark.sql.streaming.statefulOperator.useStrictDistribution"
+_AVRO = "avro"
 _LIST = "ListState"
+_BATCH = re.compile(r"(\d+)_[^/]*")
 
 
 def find_versions(
-    checkpoint: Checkpoint, version: int, *, operator: int | None = None, name: str | None = None
+    checkpoint: OpenCheckpoint,
+    version: int,
+    *,
+    operator: int | None = None,
+    name: str | None = None,
 ) -> dict[StoreName, SparkVersion]:
     """Return a version of every store, from listings and the descriptions of snapshots.
 
@@ -50,22 +58,22 @@ def find_versions(
 
     Raises:
         NotFoundError: A store lacks the version in a state partition (kind version-not-found), or
-            its schemas; or as `Checkpoint.require_metadata`.
+            its schemas; or as `OpenCheckpoint.require_metadata`.
         CorruptionError: A file of Spark's is damaged.
-        IncompatibleError: Rows are encoded as Avro; or a file is of a form that is not known.
+        IncompatibleError: Rows are in an encoding, or a file is of a form, that is not known.
         InvalidArgumentError: The option maxParallelism does not fit the state partitions.
         StorageError: The storage failed.
     """
     conf = checkpoint.offsets_entry(version - 1).conf
     encoding = conf.get(_ENCODING, "unsaferow")
-    if encoding != "unsaferow":
+    if encoding not in ("unsaferow", _AVRO):
         raise IncompatibleError(
             "rows are encoded in a way that cannot be read",
             checkpoint=checkpoint.uri,
             key=_ENCODING,
             found=encoding,
-            expected="unsaferow",
-            to_fix="read the state with Spark's state reader",
+            expected="unsaferow or avro",
+            to_fix="use a later release of statestore, or Spark's state reader",
         )
     if operator is None:
         checkpoint.require_metadata(version)
@@ -78,7 +86,11 @@ def find_versions(
 
 
 def find_states(
-    checkpoint: Checkpoint, version: int, *, operator: int | None = None, name: str | None = None
+    checkpoint: OpenCheckpoint,
+    version: int,
+    *,
+    operator: int | None = None,
+    name: str | None = None,
 ) -> States:
     """Return what `find_versions` finds as what reading stands on; arguments and errors as there.
 
@@ -93,7 +105,7 @@ def find_states(
 class _Finder:
     """Finds a version of one store in all state partitions."""
 
-    checkpoint: Checkpoint
+    checkpoint: OpenCheckpoint
     version: int
     conf: Mapping[str, str]
     operator: OperatorInfo
@@ -146,20 +158,24 @@ class _Finder:
         checkpoint = self.checkpoint
         of_operator = f"{checkpoint.state_directory}/{self.operator.id}"
         first = StoreName(self.operator.id, 0, self.store.name)
-        path = f"{store_directory(checkpoint.state_directory, first)}/_metadata/schema"
+        paths = [f"{store_directory(checkpoint.state_directory, first)}/_metadata/schema"]
         if self.store.schema_files:
-            path = f"{of_operator}/{self.store.schema_files[-1]}"
-        try:
-            found = read_schemas(read_bytes(checkpoint.io, path), path)
-        except NotFoundError as error:
-            raise NotFoundError(
-                "an operator lacks a file of its state schemas",
-                kind="file-not-found",
-                checkpoint=checkpoint.uri,
-                file=path,
-                to_fix="put the file back where the checkpoint was copied without it; else run a "
-                "batch of the query, which writes it",
-            ) from error
+            files = [name for name in self.store.schema_files if self._is_of_before(name)]
+            paths = [f"{of_operator}/{name}" for name in files or self.store.schema_files[:1]]
+        found = self._read(paths[-1])
+        is_avro = self.operator.has_families and self.conf.get(_ENCODING) == _AVRO
+        if is_avro:
+            of_before = [family for path in paths[:-1] for family in self._read(path)]
+            found = tuple(
+                reduce(
+                    join_schemas,
+                    (one for one in of_before if one.name == family.name),
+                    replace(family, avro=True),
+                )
+                for family in found
+            )
+        else:
+            found = tuple(replace(family, value_schemas={}) for family in found)
         if self.operator.has_families:
             lists = {one.name for one in self.operator.variables if one.kind == _LIST}
             return tuple(
@@ -176,6 +192,24 @@ class _Finder:
             replace(family, encoder=encoder, num_prefix_columns=num_prefix_columns)
             for family in found
         )
+
+    def _is_of_before(self, name: str) -> bool:
+        """Whether the version may have the schemas of a file, which is named by a batch."""
+        batch = _BATCH.fullmatch(name.rpartition("/")[2])
+        return batch is None or int(batch[1]) < self.version
+
+    def _read(self, path: str) -> tuple[ColumnFamily, ...]:
+        try:
+            return read_schemas(read_bytes(self.checkpoint.io, path), path)
+        except NotFoundError as error:
+            raise NotFoundError(
+                "an operator lacks a file of its state schemas",
+                kind="file-not-found",
+                checkpoint=self.checkpoint.uri,
+                file=path,
+                to_fix="put the file back where the checkpoint was copied without it; else run a "
+                "batch of the query, which writes it",
+            ) from error
 
     def _with_ids(
         self, families: tuple[ColumnFamily, ...], snapshot: Snapshot | None, chain: Chain
@@ -200,7 +234,7 @@ class _Finder:
         )
 
 
-def state_of(checkpoint: Checkpoint, version: int, found: SparkVersion) -> StoreState:
+def state_of(checkpoint: OpenCheckpoint, version: int, found: SparkVersion) -> StoreState:
     """Return a version of a store as what reading stands on."""
     files, snapshot, sizes = found.files, found.snapshot, found.sizes
     num_keys = snapshot.num_keys if snapshot is not None and not found.chain.changes else None
@@ -217,6 +251,7 @@ def state_of(checkpoint: Checkpoint, version: int, found: SparkVersion) -> Store
         kind="full" if own is None else "incremental",
         own_bytes=sum(sizes.values()) if own is None else files.size(own),
         full_bytes=sum(sizes.values()),
+        num_files=len(sizes),
         contents=(checkpoint.uri, files.directory, version),
         is_by_key=True,
         rows=partial(found.batches, checkpoint.scratch_directory),

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from statestore.codec.trailer import ColumnFamily, StoreName
+    from statestore.codec.column_family import ColumnFamily
+    from statestore.codec.commit_times import CommitTimes
+    from statestore.codec.trailer import StoreName
 
 VersionKind = Literal["incremental", "full", "rescaled"]
 """How a version is kept: as changes to the one before, whole, as references into another number of
@@ -33,8 +35,12 @@ class StoreState:
         kind: How it is kept.
         own_bytes: Bytes of the files that it added.
         full_bytes: Bytes that a restore reads.
+        num_files: Files that a restore reads, references to parts of one counted each.
         contents: Equal for versions that have the same rows because of what they are made of.
         is_by_key: Whether rows come in order of column family and key; else in file order.
+        key_group_rows: Rows by key-group class, as `key_group_rows.grown` has them; None where
+            only reading them tells.
+        parent_commit: What the commit of the version before took, None where nobody knows.
         rows: Returns record batches of the state file schema, puts only, each key once and only
             keys of the state partition; all, or those of the column family of a name.
     """
@@ -49,9 +55,12 @@ class StoreState:
     kind: VersionKind
     own_bytes: int
     full_bytes: int
+    num_files: int
     contents: tuple[object, ...]
     is_by_key: bool
     rows: Callable[[str | None], Iterator[pa.RecordBatch]]
+    key_group_rows: tuple[int, ...] | None = None
+    parent_commit: CommitTimes | None = None
 
 
 States = dict["StoreName", StoreState]

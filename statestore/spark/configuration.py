@@ -9,11 +9,30 @@ from statestore.core.errors import InvalidArgumentError
 from statestore.core.options import PREFIX, spark_conf
 from statestore.core.providers import PROVIDERS
 from statestore.io.shim_jar import find_jar
+from statestore.spark.connect import is_served_elsewhere
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _JARS = "spark.jars"
+_DEFAULTS = {
+    # What Spark's page of a query draws beside its own charts.
+    "spark.sql.streaming.ui.enabledCustomMetricList": ",".join(
+        (
+            "rocksdbChangeLogWriterCommitLatencyMs",
+            "statestoreCommitPublishMs",
+            "rocksdbCommitFileSyncLatencyMs",
+            "rocksdbLoadLatencyMs",
+            "statestoreDeltaBytes",
+            "statestoreVersionBytes",
+            "statestoreEngineRssBytes",
+        )
+    ),
+    "spark.metrics.conf.*.sink.prometheusServlet.class": "org.apache.spark.metrics.sink."
+    "PrometheusServlet",
+    "spark.metrics.conf.*.sink.prometheusServlet.path": "/metrics/prometheus",
+}
+"""What is shown where; a builder that says otherwise keeps what it says."""
 _FORMAT = f"{PREFIX}checkpointFormatVersion"
 
 
@@ -27,8 +46,11 @@ def configure(
     """Keep the state of a session's streaming queries in the state store.
 
     Sets `spark.jars`, the provider class, the checkpoint format and the options on the builder;
-    what it already has in `spark.jars` stays. The jar is loaded when the application starts: on a
-    builder whose `getOrCreate` returns a running one, it must be there already.
+    what it already has in `spark.jars` stays. Where the builder does not say otherwise, a few
+    metrics of the state are shown on Spark's page of a query, and all at /metrics/prometheus. Jar
+    and metrics are of the application's start: on a builder whose `getOrCreate` returns a running
+    one, they must be there already. So they must on a server of Spark Connect: a builder with
+    `remote("sc://...")` gets all but these.
 
     Args:
         builder: `SparkSession.builder`, with any other configuration.
@@ -44,7 +66,7 @@ def configure(
     Raises:
         InvalidArgumentError: The backend or an option does not exist (names the nearest one), or
             a value, the checkpoint format among them, is out of range.
-        NotFoundError: There is no jar; install the wheel or build the jar.
+        NotFoundError: There is no jar, where one is to be set; install the wheel or build the jar.
 
     Guarantee: after a raise the builder is as it was.
     """
@@ -67,9 +89,11 @@ def configure(
     conf = spark_conf(options)
     # The builder has no public way to be asked what it holds.
     before = builder._options  # noqa: SLF001
-    jars = str(before.get(_JARS, "")).split(",")
-    jar = str(find_jar())
-    conf[_JARS] = ",".join([*(other for other in jars if other and other != jar), jar])
+    if not is_served_elsewhere(before):
+        jars = str(before.get(_JARS, "")).split(",")
+        jar = str(find_jar())
+        conf[_JARS] = ",".join([*(other for other in jars if other and other != jar), jar])
+        conf |= {key: value for key, value in _DEFAULTS.items() if key not in before}
     conf[f"{PREFIX}providerClass"] = PROVIDERS[backend]
     conf[_FORMAT] = str(checkpoint_format or before.get(_FORMAT, 2))
     for key, value in conf.items():

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.operator_metadata import copy_operators
@@ -23,90 +21,56 @@ from statestore.checkpoint.query_log import (
     read_text,
 )
 from statestore.core.errors import IncompatibleError, InternalError, StorageError
-from statestore.core.options import PREFIX, StateStoreOptions, spark_conf
+from statestore.core.options import PREFIX, spark_conf
+from statestore.core.providers import TARGETS
 from statestore.io.hadoop_process import use
 from statestore.io.shim_jar import find_jar
 from statestore.io.storage import hadoop_uri
-from statestore.operations.checkpoint import Checkpoint, open_checkpoint
+from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.operations.committed_version import copy_files
 from statestore.operations.in_use import require_not_in_use, require_same_batches
 from statestore.operations.new_directory import METADATA_NAME, begin_directory
+from statestore.operations.plan import no_report
 from statestore.operations.savepoint.conversion import (
     CONVERT,
-    TARGETS,
-    ConversionPlan,
-    plan_conversion,
-    schema_of,
+    ConvertPlan,
+    plan_convert,
+    schemas_of,
 )
+from statestore.spark.connect import require_driver
 from statestore.spark.driver_files import DriverFiles
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from pyspark.sql import SparkSession
 
+    from statestore.core.options import StateStoreOptions
+    from statestore.io.place import Place
     from statestore.operations.new_directory import NewDirectory
+    from statestore.operations.plan import Report
 
 _POLL_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class ConversionProgress:
-    """How far a conversion is.
-
-    Attributes:
-        stores: Stores that are copied and compared, of `ConversionPlan.num_stores`.
-        rows: Their rows.
-    """
-
-    stores: int
-    rows: int
-
-
-Report = Callable[[ConversionProgress], None]
-
-
-def convert(
-    checkpoint: str,
-    new: str,
-    to: str,
-    *,
-    spark: SparkSession | None = None,
-    options: StateStoreOptions | None = None,
-    session_conf: Mapping[str, str] | None = None,
-) -> dict[tuple[int, str], int]:
-    """Make a new checkpoint from which a query goes on with another provider.
-
-    Arguments, guarantee and errors are those of `open_conversion` and `Conversion.run`.
-
-    Returns:
-        Rows by operator ID and store name, of all state partitions.
-    """
-    with open_conversion(
-        checkpoint, new, to, spark=spark, options=options, session_conf=session_conf
-    ) as conversion:
-        return conversion.run()
-
-
 @contextmanager
 def open_conversion(
-    checkpoint: str,
-    new: str,
+    place: Place,
+    new: Place,
     to: str,
     *,
     spark: SparkSession | None = None,
-    options: StateStoreOptions | None = None,
     session_conf: Mapping[str, str] | None = None,
 ) -> Iterator[Conversion]:
     """Plan a conversion; nothing is written before `Conversion.run`.
 
     Args:
-        checkpoint: Checkpoint directory of a query that does not run: a path or URI that Spark's
-            Hadoop can open. It is never changed.
+        place: Checkpoint of a query that does not run, which Spark's Hadoop can open. It is never
+            changed.
         new: Where the new checkpoint is to be, likewise.
         to: filesystem, rocksdb, spark-hdfs or spark-rocksdb.
         spark: A session with the jar of this package. When None, the active one, or a local one
             that is started when it is needed, and stopped at the end.
-        options: Options of the query, for storage that needs them; a session that is not started
-            here has them already.
         session_conf: Configuration of a session that is started here.
 
     Yields:
@@ -114,15 +78,14 @@ def open_conversion(
 
     Raises:
         NotFoundError, InvalidArgumentError, IncompatibleError, CorruptionError, StorageError:
-            As `plan_conversion`.
+            As `plan_convert`.
     """
-    options = options or StateStoreOptions()
     with ExitStack() as stack:
-        sessions = _Sessions(stack, spark, options, session_conf or {})
+        sessions = _Sessions(stack, spark, place.options, session_conf or {})
         stack.enter_context(use(DriverFiles(sessions.get)))
-        source = stack.enter_context(open_checkpoint(checkpoint, options=options))
+        source = stack.enter_context(open_checkpoint(place))
         source.check_of_query()
-        yield Conversion(plan_conversion(source, new, to), source, sessions)
+        yield Conversion(plan_convert(source, new, to), source, new, sessions)
 
 
 class Conversion:
@@ -132,18 +95,22 @@ class Conversion:
         plan: What it does.
     """
 
-    def __init__(self, plan: ConversionPlan, checkpoint: Checkpoint, sessions: _Sessions) -> None:
+    def __init__(
+        self, plan: ConvertPlan, checkpoint: OpenCheckpoint, new: Place, sessions: _Sessions
+    ) -> None:
         self.plan = plan
         self._checkpoint = checkpoint
+        self._new = new
         self._sessions = sessions
         self._uri = hadoop_uri(plan.checkpoint)
         self._new_uri = hadoop_uri(plan.new)
 
-    def run(self, report: Report | None = None) -> dict[tuple[int, str], int]:
+    def run(self, report: Report = no_report) -> dict[tuple[int, str], int]:
         """Make the new checkpoint.
 
         Args:
-            report: Called a few times a second with how far it is; nobody when None.
+            report: Called a few times a second with the stores that are copied and compared, and
+                their number.
 
         Returns:
             Rows by operator ID and store name, of all state partitions.
@@ -154,7 +121,8 @@ class Conversion:
 
         Raises:
             InUseError: A query is writing the old checkpoint, or wrote it meanwhile.
-            InvalidArgumentError: There is something at the new place meanwhile, as `check_new`.
+            InvalidArgumentError: There is something at the new place meanwhile, as `check_new`;
+                the session is one of Spark Connect (kind spark-connect).
             FencedError: Another conversion has begun there since.
             IncompatibleError: The session's Spark cannot write for that provider.
             InternalError: A row is not what it was.
@@ -167,11 +135,9 @@ class Conversion:
         spark = self._sessions.get()
         _require_spark(self.plan, spark.version)
         copy = self._state_copy(spark)
-        with begin_directory(
-            self.plan.new, CONVERT, self.plan.checkpoint, options=source.options
-        ) as target:  # as it is now: the plan may be old
+        with begin_directory(self._new, CONVERT, self.plan.checkpoint) as target:
             with require_same_batches(source):
-                copied = self._copy_state(copy, report or (lambda _: None))
+                copied = self._copy_state(copy, report)
                 self._check(copied)
                 self._copy_metadata(target)
                 self._write_logs(target, [store["checkpoint_id"] for store in copied])
@@ -205,7 +171,9 @@ class Conversion:
                     "partition": partition,
                     "name": name,
                     "num_prefix_columns": info.stores[number].num_prefix_columns,
-                    "schema_file": f"{operator}/{schema_of(info.stores[number])}",
+                    "schema_files": [
+                        f"{operator}/{file}" for file in schemas_of(info.stores[number])
+                    ],
                     "lists": [found.name for found in info.variables if found.kind == "ListState"],
                     "checkpoint_id": ids[partition][number] if ids else None,
                 }
@@ -231,12 +199,12 @@ class Conversion:
             running = thread.submit(copy.run)
             try:
                 while not wait([running], _POLL_S).done:
-                    report(ConversionProgress(copy.storesDone(), copy.rowsDone()))
+                    report(copy.storesDone(), self.plan.num_stores)
             except BaseException:
                 copy.cancel()
                 raise
             reply = json.loads(running.result())
-        report(ConversionProgress(copy.storesDone(), copy.rowsDone()))
+        report(copy.storesDone(), self.plan.num_stores)
         if "error" in reply:
             raise StorageError(
                 "cannot copy the state",
@@ -271,9 +239,7 @@ class Conversion:
         ]
         for operator in (plan.info for plan in self.plan.operators):
             for store in operator.stores:
-                # Metadata names every one of them, though it is the newest that holds.
-                files = store.schema_files or (schema_of(store),)
-                names += [f"state/{operator.id}/{file}" for file in files]
+                names += [f"state/{operator.id}/{file}" for file in schemas_of(store)]
         copy_files(source, target, {name: name for name in names})
         copy_operators(
             source.io,
@@ -311,7 +277,7 @@ class Conversion:
                 offsets.replace(planned, entry.with_conf(conf).encode())
 
 
-def _require_spark(plan: ConversionPlan, version: str) -> None:
+def _require_spark(plan: ConvertPlan, version: str) -> None:
     """Refuse what a Spark before 4.2 lacks.
 
     Its RocksDB provider makes no empty store to fill, and no store tells its column families.
@@ -353,6 +319,7 @@ class _Sessions:
         """Return the session.
 
         Raises:
+            InvalidArgumentError: It is one of Spark Connect (kind spark-connect).
             NotFoundError: The jar is not there.
         """
         # Imported here because it is an extra, and a plan rarely needs it.
@@ -360,6 +327,11 @@ class _Sessions:
 
         if self._session is None:
             self._session = SparkSession.getActiveSession()
+        require_driver(
+            self._session,
+            "convert",
+            "run `statestore convert`, without SPARK_REMOTE, where the checkpoint can be opened",
+        )
         if self._session is None:
             self._session = self._start(SparkSession.builder)
             self._stack.callback(self._session.stop)

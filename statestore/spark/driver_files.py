@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from statestore.core.errors import NotFoundError
 from statestore.io.hadoop import HadoopRefusalError
-from statestore.io.hadoop_process import use
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pyspark.sql import SparkSession
-
-
-@contextmanager
-def driver_files(spark: SparkSession) -> Iterator[None]:
-    """Let operations within the block open Hadoop's file systems as the session does.
-
-    Without it they start a JVM of their own, which knows what spark-defaults.conf says, and nothing
-    that a program set on its session. It holds for calls of the same thread, and for batches of
-    `read_batches` that are iterated within the block.
-
-    Args:
-        spark: A session with the jar of this package; without it calls raise NotFoundError.
-    """
-    with use(DriverFiles(lambda: spark)):
-        yield
 
 
 class DriverFiles:

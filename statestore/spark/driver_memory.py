@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from statestore.core.options import StateStoreOptions
 from statestore.io.driver_memory import DriverMemoryFileIO
 from statestore.io.memory_address import MemoryAddress
+from statestore.spark.connect import require_driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +32,15 @@ def driver_memory(spark: SparkSession) -> Iterator[FileIO]:
         application ends.
 
     Raises:
+        InvalidArgumentError: The session is one of Spark Connect (kind spark-connect).
         Py4JJavaError: The application has ended, or has no memory for lack of a Python.
     """
+    require_driver(
+        spark,
+        "driver_memory",
+        "read state with spark.read.format('statestore'), or call it in the driver's own Python "
+        "process",
+    )
     package = StateStoreOptions().engine_package
     # A Scala object of the shim, which runs in the driver's JVM.
     found = spark._jvm.io.statestore.engine.CheckpointMemory.address(package)  # type: ignore[union-attr]  # noqa: SLF001

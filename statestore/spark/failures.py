@@ -19,7 +19,7 @@ LASTING_KINDS = frozenset(
         "incompatible", "other-provider", "other-store", "newer-format", "schema-changed",
         "num-partitions-changed", "max-parallelism-changed", "backend-changed", "storage-changed",
         "lineage-broken", "corruption", "truncated", "checksum-mismatch", "state-too-large",
-        "protocol", "version-apart",
+        "protocol", "version-apart", "spark-connect",
     }
 )  # fmt: skip
 """Kinds of errors that are there again after a restart. The others are about storage that failed,
@@ -40,6 +40,7 @@ _LASTING_CONDITIONS = (
     r"TRANSFORM_WITH_STATE_SCHEMA\w*",
     r"\w*_CHECKSUM_VERIFICATION_FAILED",
     r"STATE_STORE_CHECKPOINT_IDS_NOT_SUPPORTED",
+    r"INVALID_LOG_VERSION",  # of another checkpoint format, or of a later Spark
     r"CONCURRENT_STREAM_LOG_UPDATE",  # another process writes this checkpoint
 )
 # Of programs, not of the world around them; others, such as ValueError, also come from bad replies.

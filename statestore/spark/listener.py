@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQueryManager
 
-from statestore.core.errors import InvalidArgumentError
+from statestore.spark.connect import require_driver
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import (
@@ -79,19 +79,19 @@ def listen(query: StreamingQuery, listener: CheckpointListener) -> None:
         listener: Is notified of the newest complete version before this returns, if there is one.
 
     Raises:
-        InvalidArgumentError: The query is one of Spark Connect, which shows no commit log.
+        InvalidArgumentError: The query is one of Spark Connect, which shows no commit log (kind
+            spark-connect).
 
     Guarantee: a raise of the listener or of the storage that the logs are on goes to the log
     (`statestore.spark.listener`), with query, version and listener, and nowhere else.
     """
-    handle = getattr(query, "_jsq", None)
-    if handle is None:
-        raise InvalidArgumentError(
-            "a query of Spark Connect shows no commit log",
-            query_id=str(query.id),
-            to_fix="call listen in the driver's own Python process",
-        )
-    _Notifier(query, handle, listener).attach()
+    require_driver(
+        query,
+        "listen",
+        "call it in the driver's own Python process, or ask `statestore list` which versions are "
+        "committed",
+    )
+    _Notifier(query, query._jsq, listener).attach()  # noqa: SLF001
 
 
 class _Notifier(StreamingQueryListener):

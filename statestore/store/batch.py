@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import google_crc32c
 
+from statestore.codec.column_family import ColumnFamily
 from statestore.codec.rows import DELETE, MERGE, PUT, Row, batch_from_rows
-from statestore.codec.trailer import ColumnFamily
 from statestore.core.errors import InvalidArgumentError, StoreClosedError
 from statestore.store.table import ArrowRun
 

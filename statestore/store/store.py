@@ -1,6 +1,6 @@
 """State stores without Spark: open a store of a checkpoint, read it, apply a batch, commit.
 
-with statestore.open_store("/data/checkpoint", operator=0, partition=3) as store:
+with statestore.Checkpoint("/data/checkpoint").open_store(operator=0, partition=3) as store:
     store.get(key)
     batch = store.begin()
     batch.put(key, value)
@@ -9,6 +9,7 @@ with statestore.open_store("/data/checkpoint", operator=0, partition=3) as store
 
 from __future__ import annotations
 
+import html
 import posixpath
 import shutil
 import tempfile
@@ -29,6 +30,7 @@ from statestore.checkpoint.lease_watch import await_end
 from statestore.checkpoint.placement import read_placement
 from statestore.checkpoint.query_log import QueryLog
 from statestore.checkpoint.restore import RestoredVersion
+from statestore.codec.column_family import ColumnFamily
 from statestore.codec.rows import (
     DELETE,
     MERGE,
@@ -38,12 +40,8 @@ from statestore.codec.rows import (
     split_for_blocks,
     write_options,
 )
-from statestore.codec.trailer import ColumnFamily, RowCounts, StoreName
-from statestore.core.clock import Clock, SystemClock
+from statestore.codec.trailer import RowCounts, StoreName
 from statestore.core.errors import InvalidArgumentError, StorageError, StoreClosedError
-from statestore.core.ids import IdSource, RandomIds
-from statestore.core.options import StateStoreOptions
-from statestore.io.storage import absolute_uri, open_storage
 from statestore.store.batch import Batch, family_id
 from statestore.store.table import MAX_RUNS, ArrowRun, Table, ViewRun
 
@@ -53,8 +51,10 @@ if TYPE_CHECKING:
     from statestore.backends.rocksdb.versions import RocksDBVersions
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.rows import Row
-    from statestore.io.file_io import FileIO
-    from statestore.io.s3_settings import S3Settings
+    from statestore.core.clock import Clock
+    from statestore.core.ids import IdSource
+    from statestore.core.options import StateStoreOptions
+    from statestore.io.place import Place
 
 Backend = Literal["filesystem", "rocksdb"]
 
@@ -62,29 +62,25 @@ _DEFAULT_FAMILY = ColumnFamily(0, "default")
 
 
 def open_store(
-    checkpoint: str,
+    place: Place,
     operator: int = 0,
     partition: int = 0,
-    name: str = "default",
+    store: str = "default",
     *,
     version: int | None = None,
     checkpoint_id: str | None = None,
     num_partitions: int | None = None,
     checkpoint_format: int = 1,
     backend: Backend | None = None,
-    options: StateStoreOptions | None = None,
-    s3: S3Settings | None = None,
-    io: FileIO | None = None,
-    ids: IdSource | None = None,
-    clock: Clock | None = None,
 ) -> Store:
     """Open one state store of a checkpoint at a version.
 
     Args:
-        checkpoint: Checkpoint directory of the query: a path, or a URI of any scheme.
+        place: The checkpoint directory. State that it keeps elsewhere is found where its placement
+            says.
         operator: Operator ID.
         partition: State partition.
-        name: Store name.
+        store: Store name.
         version: Version to open, 0 for the empty store, None for the newest: of a query's
             checkpoint the newest that a batch has committed.
         checkpoint_id: The attempt in checkpoint format v2; None takes the only one there is.
@@ -92,12 +88,6 @@ def open_store(
             one.
         checkpoint_format: 1 or 2, for a new store; an existing one keeps its own.
         backend: State backend; None takes the checkpoint's, or filesystem in a new one.
-        options: Defaults when None.
-        s3: How to reach S3; what the AWS chain finds when None.
-        io: Storage of `checkpoint`, which is then a path of it; what the URI names when None.
-            State that the checkpoint keeps elsewhere is found where its placement says.
-        ids: Source of checkpoint IDs, random when None.
-        clock: Source of time, the machine's when None.
 
     Returns:
         An open store, owned by the caller; close it or use it as a context manager.
@@ -107,13 +97,10 @@ def open_store(
         InvalidArgumentError: Several attempts made the version and none was named.
         IncompatibleError, FencedError, CorruptionError, StorageError: As StoreVersions.load.
     """
-    clock = clock or SystemClock()
-    options = options or StateStoreOptions()
+    clock, options = place.clock, place.options
     scratch_directory = tempfile.mkdtemp(prefix="statestore-store-")
     try:
-        path = checkpoint
-        if io is None:
-            io, path = open_storage(absolute_uri(checkpoint), scratch_directory, s3, clock)
+        io, path = place.open(scratch_directory)
         root = f"{path}/state"
         offsets, commits = QueryLog(io, path, "offsets"), QueryLog(io, path, "commits")
         newest_batch = commits.newest()
@@ -123,31 +110,31 @@ def open_store(
         leases = Leases(io, root) if is_of_query else None
         placement = read_placement(io, root)
         if placement is not None:
-            io, path = open_storage(placement.storage, scratch_directory, s3, clock)
+            io, path = place.open_other(placement.storage, scratch_directory)
             root = f"{path}/{placement.id}"
-        store_name = StoreName(operator, partition, name)
+        store_name = StoreName(operator, partition, store)
         location = StoreLocation(io, root, store_name, commits=commits)
         files = [parse_state_file_name(info.name) for info in io.list(location.directory)]
         deltas = [file for file in files if file is not None and file.kind == "delta"]
         found = _find_version(deltas, version, checkpoint_id)
         if backend is None:
             backend = "rocksdb" if any(delta.body == "sst" for delta in deltas) else "filesystem"
-        store = Store(
+        opened = Store(
             backend,
             _open_versions(backend, location, clock, options, scratch_directory),
             options,
-            ids or RandomIds(),
+            place.ids,
             num_partitions,
             checkpoint_format,
             scratch_directory,
             leases,
             clock,
         )
-        store.load(*found)
+        opened.load(*found)
     except BaseException:
         shutil.rmtree(scratch_directory, ignore_errors=True)
         raise
-    return store
+    return opened
 
 
 def _open_versions(
@@ -207,7 +194,7 @@ class Store:
         leases: Leases | None,
         clock: Clock,
     ) -> None:
-        """Use `open_store` instead."""
+        """Use `Checkpoint.open_store` instead."""
         self._leases = leases
         self._clock = clock
         self._backend = backend
@@ -230,6 +217,16 @@ class Store:
 
     def __len__(self) -> int:
         return self.table.num_keys
+
+    def __repr__(self) -> str:
+        if self._is_closed:
+            return f"<Store {self._versions.location.store}: closed>"
+        return (
+            f"<Store {self._versions.location.store}: version {self.version}, {len(self):,} rows>"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
     @property
     def version(self) -> int:
@@ -395,7 +392,7 @@ class Store:
                 stream.write_batch(block)
         try:
             length = Path(local_path).stat().st_size
-            published, _ = self._versions.commit(new, local_path, length, self._options)
+            published = self._versions.commit(new, local_path, length, self._options)
         finally:
             Path(local_path).unlink(missing_ok=True)
         self._head, self._families = published, batch.column_families

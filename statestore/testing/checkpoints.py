@@ -18,13 +18,15 @@ from statestore.checkpoint.query_log import (
     QueryLog,
     write_text,
 )
+from statestore.codec.column_family import ColumnFamily
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import DELETE, PUT, Row
-from statestore.codec.trailer import ColumnFamily, StoreName
+from statestore.codec.trailer import StoreName
 from statestore.core.ids import RandomIds
 from statestore.core.providers import PROVIDERS
 from statestore.engine.service import EngineService
 from statestore.io.local import LocalFileIO
+from statestore.io.place import Place
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.rows import read_rows
 from statestore.store.store import open_store
@@ -129,18 +131,18 @@ class MadeCheckpoint:
 
     def take_snapshots(self) -> None:
         """Write the snapshot of the newest version of every store."""
-        with open_checkpoint(self.path, io=self.io) as checkpoint:
+        place = Place(self.path, io=self.io)
+        with open_checkpoint(place) as checkpoint:
             version = checkpoint.newest_version
             for store in checkpoint.heads(version):
                 checkpoint_id = checkpoint.checkpoint_id(store, version)
                 with open_store(
-                    self.path,
+                    place,
                     store.operator,
                     store.partition,
                     store.name,
                     version=version,
                     checkpoint_id=checkpoint_id,
-                    io=self.io,
                 ) as opened:
                     opened.snapshot()
 
@@ -306,7 +308,7 @@ def read_checkpoint(path: str, io: TreeFileIO | None = None) -> dict[tuple[int, 
         AssertionError: A row is in another state partition than its key belongs to.
     """
     found: dict[tuple[int, str], Rows] = {}
-    with open_checkpoint(path, io=io) as checkpoint:
+    with open_checkpoint(Place(path, io=io)) as checkpoint:
         version = checkpoint.newest_version
         for store, head in checkpoint.heads(version).items():
             rows = found.setdefault((store.operator, store.name), {})

@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from statestore import driver_memory
 from statestore.checkpoint.layout import is_temporary, parse_state_file_name
 from statestore.checkpoint.trailers import read_trailer
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.reading.read import read
+from statestore.operations.reading.read import read_batches
 from statestore.operations.upkeep.verify import verify
+from statestore.spark.driver_memory import driver_memory
+from tests.seams import place_of
 
 from .lane import ORPHAN_AGE_MS
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.checkpoint import OpenCheckpoint
 
     from .lane import LaneSpec
 
@@ -59,7 +60,7 @@ def inspect(spark: SparkSession, directory: Path, spec: LaneSpec) -> dict[str, A
         if spec.backend == "heap":
             memory = stack.enter_context(driver_memory(spark))
         checkpoint = stack.enter_context(
-            open_checkpoint(str(directory), options=spec.options(), memory=memory)
+            open_checkpoint(place_of(directory, options=spec.options(), memory=lambda: memory))
         )
         found = verify(checkpoint, versions="all", deep=True)
         orphans, num_files = _orphans(checkpoint, found.versions[: spec.retained])
@@ -72,10 +73,10 @@ def inspect(spark: SparkSession, directory: Path, spec: LaneSpec) -> dict[str, A
         }
 
 
-def _state(checkpoint: Checkpoint, query: str) -> Counter[Any] | None:
+def _state(checkpoint: OpenCheckpoint, query: str) -> Counter[Any] | None:
     if query == "pairs":
         return None
-    rows = read(checkpoint).to_pylist()
+    rows = [row for batch in read_batches(checkpoint) for row in batch.to_pylist()]
     if query == "totals":
         made = [(*row["key"].values(), *row["value"].values()) for row in rows]
     elif query == "distinct":
@@ -91,7 +92,7 @@ def _counts(value: dict[str, Any]) -> tuple[int, int]:
     return numbers[-2], numbers[-1]
 
 
-def _orphans(checkpoint: Checkpoint, versions: Sequence[int]) -> tuple[list[str], int]:
+def _orphans(checkpoint: OpenCheckpoint, versions: Sequence[int]) -> tuple[list[str], int]:
     """Return files that should be gone by now, and the most old files of any store.
 
     Those are temporary files, deltas of attempts that lost, and summaries - snapshots and merged

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from statestore.operations.upkeep.verify import verify
+from tests.seams import at
 from tests.spark.application import start_application
 
 from .inspection import inspect
@@ -100,7 +100,7 @@ class Job:
         """Return what is wrong with a checkpoint that a lane has left."""
         left = LaneSpec(**spec)
         directory = self._root / left.name / left.checkpoint
-        found = verify(str(directory), versions="all", deep=True, options=left.options())
+        found = at(directory, options=left.options()).verify(versions="all", deep=True)
         return [f"{left.checkpoint}: {finding}" for finding in found.findings]
 
     def end(self) -> None:

@@ -61,9 +61,10 @@ class LaneSpec:
 
     def options(self) -> StateStoreOptions:
         """Return what operations on the checkpoint need to know."""
-        return StateStoreOptions(**self._options())
+        return StateStoreOptions(**self.storage_options())
 
-    def _options(self) -> dict[str, Any]:
+    def storage_options(self) -> dict[str, Any]:
+        """Return the same as programs give it."""
         short: dict[str, Any] = {
             "min_versions_to_retain": self.retained,
             "snapshot_max_chain_length": 5,
@@ -89,7 +90,7 @@ class LaneSpec:
 
     def conf(self) -> dict[str, str]:
         """Return the configuration of the query's session."""
-        found = {key: str(value) for key, value in spark_conf(self._options()).items()}
+        found = {key: str(value) for key, value in spark_conf(self.storage_options()).items()}
         found[PROVIDER_CLASS] = PROVIDERS.get(self.backend, self.backend)
         found[f"{STATE_STORE}.checkpointFormatVersion"] = str(self.checkpoint_format)
         found["spark.sql.shuffle.partitions"] = str(self.num_partitions)

@@ -6,13 +6,10 @@ An operation takes a lane that stands still and returns the lane as it goes on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import statestore
-from statestore.operations.upkeep.expire import expire
-from statestore.spark.convert import convert
+from statestore import Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,23 +53,19 @@ class Operator:
         number = int(spec.checkpoint.rpartition("-")[2]) + 1
         return replace(spec, checkpoint=f"checkpoint-{number}")
 
-    def _memory(self, stack: ExitStack, spec: LaneSpec) -> Any:
-        if spec.backend != "heap":
-            return None
-        return stack.enter_context(statestore.driver_memory(self._spark))
+    def _checkpoint(self, spec: LaneSpec) -> Checkpoint:
+        """Return a lane's checkpoint; only the heap backend's needs the session."""
+        spark = self._spark if spec.backend == "heap" else None
+        return Checkpoint(self._path(spec), storage_options=spec.storage_options(), spark=spark)
 
     def _rescale(self, spec: LaneSpec) -> LaneSpec:
         number = int(self._rng.choice([n for n in NUM_PARTITIONS if n != spec.num_partitions]))
-        with ExitStack() as stack:
-            memory = self._memory(stack, spec)
-            statestore.rescale(self._path(spec), number, options=spec.options(), memory=memory)
+        self._checkpoint(spec).rescale(number)
         return replace(spec, num_partitions=number)
 
     def _undo(self, spec: LaneSpec) -> LaneSpec:
         self._rescale(spec)
-        with ExitStack() as stack:
-            memory = self._memory(stack, spec)
-            statestore.undo_rescale(self._path(spec), options=spec.options(), memory=memory)
+        self._checkpoint(spec).undo_rescale()
         return spec
 
     def _restore(self, spec: LaneSpec) -> LaneSpec:
@@ -88,21 +81,9 @@ class Operator:
         return self._by_savepoint(spec, self._next(spec), form)
 
     def _by_savepoint(self, spec: LaneSpec, new: LaneSpec, form: Any) -> LaneSpec:
-        savepoint = f"{self._path(new)}-savepoint"
-        with ExitStack() as stack:
-            memory = self._memory(stack, spec)
-            taken = statestore.take_savepoint(
-                self._path(spec), savepoint, form=form, options=spec.options(), memory=memory
-            )
-            plan = stack.enter_context(
-                statestore.plan_restore(
-                    savepoint, self._path(new), backend=new.backend,
-                    num_partitions=new.num_partitions, options=new.options(),
-                    memory=self._memory(stack, new),
-                )
-            )  # fmt: skip
-            plan.run()
-        self._cut_sink(spec, taken.version)
+        taken = self._checkpoint(spec).savepoint(f"{self._path(new)}-savepoint", form=form)
+        taken.restore(self._checkpoint(new), backend=new.backend, num_partitions=new.num_partitions)
+        self._cut_sink(spec, taken.info.version)
         return new
 
     def _cut_sink(self, spec: LaneSpec, version: int) -> None:
@@ -114,13 +95,11 @@ class Operator:
     def _branch(self, spec: LaneSpec) -> LaneSpec:
         # A branch has its state beside Spark's files, on whatever storage the checkpoint's is.
         new = replace(self._next(spec), checkpoint_storage="")
-        options = spec.options()
-        with statestore.plan_branch(self._path(spec), self._path(new), options=options) as plan:
-            plan.run()
+        self._checkpoint(spec).branch(self._path(new))
         return new
 
     def _expire(self, spec: LaneSpec) -> LaneSpec:
-        expire(self._path(spec), 2, options=spec.options())
+        self._checkpoint(spec).expire(2)
         return spec
 
     def _to_spark(self, spec: LaneSpec) -> LaneSpec:
@@ -137,8 +116,9 @@ class Operator:
         return new
 
     def _convert(self, spec: LaneSpec, new: LaneSpec, to: str) -> None:
-        path, target, options = self._path(spec), self._path(new), spec.options()
-        convert(path, target, to, spark=self._spark, options=options)
+        options = spec.storage_options()
+        source = Checkpoint(self._path(spec), storage_options=options, spark=self._spark)
+        source.convert(self._path(new), to)
 
 
 OPERATIONS: dict[str, Callable[[Operator, LaneSpec], LaneSpec]] = {

@@ -47,7 +47,7 @@ def s3_conf(server: Any, **others: str) -> list[str]:
     """Arguments that reach a server."""
     conf = {"s3.endpoint": server.endpoint, "s3.region": REGION, "s3.pathStyle": "true"}
     conf = {**conf, "s3.maxAttempts": "2", **others}
-    return [f"--conf={key}={value}" for key, value in conf.items()]
+    return [f"--storage-option={key}={value}" for key, value in conf.items()]
 
 
 @pytest.fixture
@@ -138,7 +138,9 @@ def test_directory_that_cannot_be_written_fails_with_its_path(tmp_path: Path) ->
 
 def test_storage_that_only_hadoop_opens_is_tried_through_it(tmp_path: Path) -> None:
     """Catches a storage that is called well unseen, and a Java stack trace."""
-    mount = f"--conf=spark.hadoop.fs.viewfs.mounttable.doctor.link./data={tmp_path.as_uri()}"
+    mount = (
+        f"--storage-option=spark.hadoop.fs.viewfs.mounttable.doctor.link./data={tmp_path.as_uri()}"
+    )
 
     result = doctor("--storage=viewfs://doctor/data/a/b", "--output=json", mount)
     unreachable = doctor("--storage=hdfs://127.0.0.1:1/state", "--output=json")
@@ -252,8 +254,8 @@ def test_engine_that_dies_fails_with_its_last_words(stand_in: Any) -> None:
     "arguments",
     [
         ["--backend=rocks"],
-        ["--conf=fsync.enabled"],
-        ["--conf=fsync.enable=true"],
+        ["--storage-option=fsync.enabled"],
+        ["--storage-option=fsync.enable=true"],
         ["--backend=heap", f"--storage={os.sep}"],
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from statestore.cli.commands import cli
-from statestore.codec.trailer import ColumnFamily
+from statestore.codec.column_family import ColumnFamily
 from tests.checkpoints import DEFAULT, contents, write_checkpoint
 
 VERSIONS = [
@@ -114,11 +114,11 @@ def test_inspect_shows_stores_and_schemas(checkpoint):
 
 def test_inspect_finds_rows_by_key_and_what_is_large(checkpoint):
     """Catches a key given as JSON that is compared as text."""
-    rows = _json("inspect", checkpoint, "--key", '["user-4", 4]')["rows"]
+    rows = _json("inspect", checkpoint, "--find", '["user-4", 4]')["rows"]
     assert [row["value"] for row in rows] == [{"total": 400, "note": None}]
-    assert _json("inspect", checkpoint, "--key", '"user-3"')["rows"] == []
+    assert _json("inspect", checkpoint, "--find", '"user-3"')["rows"] == []
 
-    top = _json("inspect", checkpoint, "--top", 1, "--column-family", "lists")["rows"]
+    top = _json("inspect", checkpoint, "--largest", 1, "--column-family", "lists")["rows"]
     assert top[0]["key"] == {"word": "user-1", "number": 1}
     groups = _json("inspect", checkpoint, "--key-groups")["key_groups"]
     assert sum(group["num_rows"] for group in groups) == len(contents(VERSIONS))
@@ -136,8 +136,8 @@ def test_values_are_printed_as_they_are(tmp_path):
     for shown, expected in (
         (_run("read", path), everything),
         (_run("diff", path, "--old-version", 1), everything),
-        (_run("inspect", path, "--key", '["[bold]2"]'), everything[2:3]),
-        (_run("inspect", path, "--top", 9), [f'"[bold]{n}"' for n, _ in enumerate(notes)]),
+        (_run("inspect", path, "--find", '["[bold]2"]'), everything[2:3]),
+        (_run("inspect", path, "--largest", 9), [f'"[bold]{n}"' for n, _ in enumerate(notes)]),
     ):
         assert [text for text in expected if text not in shown] == []
     renamed = Path(path, "state/0/_metadata/metadata")
@@ -172,7 +172,7 @@ def test_diff_shows_what_differs(checkpoint):
 )
 def test_values_that_are_no_keys_are_refused(checkpoint, key, status):
     """Catches a traceback, and rows of another key than the one that was asked for."""
-    refused = _run("inspect", checkpoint, "--version", 1, "--key", key, status=status)
+    refused = _run("inspect", checkpoint, "--version", 1, "--find", key, status=status)
     assert ("not of the type" if status == 1 else "JSON list") in refused
 
 
@@ -182,7 +182,7 @@ def test_values_that_are_no_keys_are_refused(checkpoint, key, status):
         (("read", "--limit", -1), 2),
         (("diff", "--old-version", 1, "--limit", -1), 2),
         (("read", "--limit", 10**30), 0),
-        (("inspect", "--top", 10**30), 0),
+        (("inspect", "--largest", 10**30), 0),
         (("diff", ""), 1),
         (("list", "--savepoints", ""), 1),
         (("list", "--savepoints", "/a\0b"), 1),
@@ -208,8 +208,8 @@ def test_text_that_a_terminal_has_no_letters_for_is_printed_escaped(tmp_path):
 
 def test_wrong_usage_is_told_from_errors(checkpoint, tmp_path):
     """Catches scripts that cannot tell a misspelt option from a damaged checkpoint."""
-    assert "JSON list" in _run("inspect", checkpoint, "--key", "[user", status=2)
-    assert "exclude" in _run("inspect", checkpoint, "--key", "[]", "--top", 1, status=2)
+    assert "JSON list" in _run("inspect", checkpoint, "--find", "[user", status=2)
+    assert "exclude" in _run("inspect", checkpoint, "--find", "[]", "--largest", 1, status=2)
     for option in ("--operator", "--store", "--column-family"):
         assert f"{option} goes with" in _run("inspect", checkpoint, option, 0, status=2)
     assert "itself" in _run("diff", checkpoint, status=2)

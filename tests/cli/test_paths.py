@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import statestore
+from statestore import Checkpoint
 from statestore.cli.commands import cli
 from tests.operations.checkpoints import QueryCheckpoint, read_rows
 
@@ -45,7 +45,7 @@ def test_paths_may_be_relative_or_below_home(
 
     assert read_rows(tmp_path / "work/again") == query.model
     assert read_rows(tmp_path / "work/fork") == query.model
-    with statestore.open_store("../query", 0, 1) as store:
+    with Checkpoint("../query").open_store(0, 1) as store:
         assert store.version == 1
     assert "not apart" in run("restore", "saved", "saved/in", "--yes", exit_code=1)
     assert not Path("~").exists()
@@ -54,7 +54,7 @@ def test_paths_may_be_relative_or_below_home(
 def test_storage_of_a_query_is_absolute(tmp_path: Path, query: QueryCheckpoint) -> None:
     """Catches state put below the directory of a command, where no executor looks."""
     run("savepoint", query.path, tmp_path / "saved")
-    conf = ("--conf", "spark.sql.streaming.stateStore.checkpointStorage=state", "--yes")
+    conf = ("--storage-option", "spark.sql.streaming.stateStore.checkpointStorage=state", "--yes")
 
     assert "[unsupported-scheme]" in run(
         "restore", tmp_path / "saved", tmp_path / "again", *conf, exit_code=1

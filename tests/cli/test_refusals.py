@@ -101,12 +101,12 @@ def test_operators_of_a_restore_are_checked_one_by_one(tmp_path: Path, savepoint
     text = run(*how, "--add-operator", "1:foo", exit_code=1)
     assert "no operator of Spark has this short name: operator=1, name='foo'" in text
     assert "use one of stateStoreSave, " in text
-    assert "new operator 1     dedupe, empty" in run(*how, "--add-operator", "1:dedupe")
+    assert "new operator 1    dedupe, empty" in run(*how, "--add-operator", "1:dedupe")
 
 
 def test_key_groups_that_nobody_makes_are_refused(tmp_path: Path, savepoint: Path) -> None:
     """Catches an option that is taken and does nothing."""
-    how = ("restore", savepoint, tmp_path / "new", "--conf")
+    how = ("restore", savepoint, tmp_path / "new", "--storage-option")
     key = "spark.sql.streaming.stateStore.maxParallelism"
 
     text = run(*how, f"{key}=7", exit_code=1)
@@ -114,7 +114,7 @@ def test_key_groups_that_nobody_makes_are_refused(tmp_path: Path, savepoint: Pat
     assert f"key='{key}', value=7, max_parallelism=32768" in text
     assert "leave the option out" in text
     run(*how, f"{key}=32768")
-    assert "max_parallelism=24576" in run(*how, f"{key}=32768", "--partitions", 3, exit_code=1)
+    assert "max_parallelism=24576" in run(*how, f"{key}=32768", "--num-partitions", 3, exit_code=1)
 
 
 @pytest.mark.parametrize("partitions", [0, -1, 32769])
@@ -122,8 +122,8 @@ def test_state_partitions_out_of_range_are_a_usage_error(
     tmp_path: Path, query: QueryCheckpoint, savepoint: Path, partitions: int
 ) -> None:
     """Catches two commands with two opinions on the same option."""
-    run("rescale", query.path, "--partitions", partitions, exit_code=2)
-    run("restore", savepoint, tmp_path / "new", "--partitions", partitions, exit_code=2)
+    run("rescale", query.path, "--num-partitions", partitions, exit_code=2)
+    run("restore", savepoint, tmp_path / "new", "--num-partitions", partitions, exit_code=2)
 
 
 def test_web_address_is_refused_without_a_jvm(
@@ -145,8 +145,8 @@ def test_lost_query_id_is_a_finding(tmp_path: Path, query: QueryCheckpoint) -> N
     text = run("verify", query.path, exit_code=1)
     assert "[file-not-found]" in text
     assert "/query/metadata" in text
-    assert "query id           -" in run("savepoint", query.path, tmp_path / "saved")
-    assert "query id           new" in run("restore", tmp_path / "saved", tmp_path / "new", "--yes")
+    assert "query ID           -" in run("savepoint", query.path, tmp_path / "saved")
+    assert "query ID          new" in run("restore", tmp_path / "saved", tmp_path / "new", "--yes")
     assert read_rows(tmp_path / "new") == query.model
     assert "all is well" in run("verify", tmp_path / "new")
 

@@ -31,32 +31,32 @@ def run(*arguments, exit_code=0):
 
 def test_plan_is_shown_and_nothing_done_without_yes(made):
     """Catches a dry run that is none, and a plan without what people decide by."""
-    text = run(made.path, "--partitions", "8")
+    text = run(made.path, "--num-partitions", "8")
 
     assert "From 4 to 8 state partitions as batch 1, filesystem backend." in text
-    counted = run(made.path, "--partitions", "8", "--count-rows", "--output", "json")
+    counted = run(made.path, "--num-partitions", "8", "--count-rows", "--output", "json")
     rows = json.loads(counted)["stores"][0]["partition_rows"]
     assert sum(rows) == 30
     assert "30 rows in 4 files of " in text
     assert f", skew {max(rows) * 8 / 30:.2f}" in text
     shown = {tuple(line.split()) for line in text.splitlines()}
     assert {(str(partition), str(num)) for partition, num in enumerate(rows)} <= shown
-    assert run(made.path, "--partitions", "8", "--count-rows") == text
+    assert run(made.path, "--num-partitions", "8", "--count-rows") == text
     assert "stays whole in state partition 0" in text
     assert NOTHING_CHANGED in text
-    assert "From 4 to 8" in run(made.path, "--partitions", "8")
+    assert "From 4 to 8" in run(made.path, "--num-partitions", "8")
 
 
 def test_rescale_is_done_with_yes_and_taken_back(made):
     """Catches a command that says one thing and does another."""
-    assert "Rescaled from 4 to 8 state partitions as batch 1." in run(
-        made.path, "--partitions", "8", "--yes"
-    )
-    assert "8 state partitions already" in run(made.path, "--partitions", "8", "--yes")
+    done = run(made.path, "--num-partitions", "8", "--yes")
+    assert "From 4 to 8 state partitions as batch 1" in done
+    assert "Done. Start the query as it was" in done
+    assert "8 state partitions already" in run(made.path, "--num-partitions", "8", "--yes")
     text = run(made.path, "--undo")
-    assert "To take back the finished rescale of batch 1: from 8 to 4" in text
+    assert "Takes back the finished rescale of batch 1: from 8 to 4" in text
     assert NOTHING_CHANGED in text
-    assert "Took back the finished rescale" in run(made.path, "--undo", "--yes")
+    assert run(made.path, "--undo", "--yes").splitlines()[-1] == "Done."
 
     assert read_checkpoint(made.path) == made.expected()
     assert "[invalid-argument]" in run(made.path, "--undo", "--yes", exit_code=1)
@@ -64,20 +64,20 @@ def test_rescale_is_done_with_yes_and_taken_back(made):
 
 def test_rehash_is_said_in_the_plan(made):
     """Catches a rescale that reads and writes all state without having said so."""
-    text = run(made.path, "--partitions", "6")
+    text = run(made.path, "--num-partitions", "6")
 
     assert "every row is read, hashed anew and written" in text
     assert "skew unknown (--count-rows reads every row to know it), 24576 key groups after" in text
-    assert "skew unknown" not in run(made.path, "--partitions", "6", "--count-rows")
+    assert "skew unknown" not in run(made.path, "--num-partitions", "6", "--count-rows")
 
 
 def test_plan_for_many_state_partitions_is_a_screenful(made):
     """Catches thousands of lines, of which nobody reads the one that counts."""
-    text = run(made.path, "--partitions", "256")
+    text = run(made.path, "--num-partitions", "256")
 
-    assert "The 10 largest of 256; --output json has all:" in text
+    assert "The 10 largest of 256:" in text
     assert len(text.splitlines()) < 40
-    stores = json.loads(run(made.path, "--partitions", "256", "--output", "json"))["stores"]
+    stores = json.loads(run(made.path, "--num-partitions", "256", "--output", "json"))["stores"]
     assert len(stores[0]["partition_rows"]) == 256
     largest = stores[0]["partition_rows"].index(max(stores[0]["partition_rows"]))
     shown = [line.split() for line in text.splitlines()]
@@ -86,7 +86,7 @@ def test_plan_for_many_state_partitions_is_a_screenful(made):
 
 def test_json_has_the_whole_plan(made):
     """Catches fields that only the text has."""
-    plan = json.loads(run(made.path, "--partitions", "2", "--output", "json"))
+    plan = json.loads(run(made.path, "--num-partitions", "2", "--output", "json"))
     assert (plan["done"], plan["num_partitions_before"], plan["num_partitions"]) == (False, 4, 2)
     keyed, whole = plan["stores"]
     assert (keyed["way"], keyed["num_files"], keyed["num_rows"]) == ("key-groups", 4, 30)
@@ -94,7 +94,7 @@ def test_json_has_the_whole_plan(made):
     assert keyed["skew"] == pytest.approx(max(keyed["partition_rows"]) / 15)
     assert whole["way"] == "whole"
 
-    done = json.loads(run(made.path, "--partitions", "2", "--yes", "--output", "json"))
+    done = json.loads(run(made.path, "--num-partitions", "2", "--yes", "--output", "json"))
     assert done["done"] is True
     undone = json.loads(run(made.path, "--undo", "--yes", "--output", "json"))
     assert (undone["was_committed"], undone["num_partitions"]) == (True, 4)
@@ -103,10 +103,10 @@ def test_json_has_the_whole_plan(made):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "--partitions N or --undo"),
-        (["--undo", "--partitions", "2"], "--partitions N or --undo"),
-        (["--undo", "--count-rows"], "the plan of --partitions N"),
-        (["--partitions", "2", "--yes", "--count-rows"], "the plan of --partitions N"),
+        ([], "--num-partitions N or --undo"),
+        (["--undo", "--num-partitions", "2"], "--num-partitions N or --undo"),
+        (["--undo", "--count-rows"], "the plan of --num-partitions N"),
+        (["--num-partitions", "2", "--yes", "--count-rows"], "the plan of --num-partitions N"),
     ],
 )
 def test_usage_is_refused_with_status_2(made, arguments, expected):
@@ -116,7 +116,7 @@ def test_usage_is_refused_with_status_2(made, arguments, expected):
 
 def test_missing_checkpoint_is_named(tmp_path):
     """Catches a rescale that makes a checkpoint where there is none."""
-    text = run(str(tmp_path / "nothing"), "--partitions", "2", exit_code=1)
+    text = run(str(tmp_path / "nothing"), "--num-partitions", "2", exit_code=1)
 
     assert "[checkpoint-not-found]" in text
     assert not (tmp_path / "nothing").exists()

@@ -34,11 +34,11 @@ def test_savepoint_restore_and_branch_do_what_they_show(
     assert taken.exit_code == 0, taken.output
     assert json.loads(taken.output).items() >= {"form": "canonical", "version": 1}.items()
     assert taken.stderr == ""
-    native = run("savepoint", query.path, tmp_path / "native", "--native", "--version", 1)
+    native = run("savepoint", query.path, tmp_path / "native", "--form", "native", "--version", 1)
     assert native.stderr == ""
     assert "form               native" in native.output.splitlines()
 
-    how = ("--backend", "rocksdb", "--partitions", 4)
+    how = ("--backend", "rocksdb", "--num-partitions", 4)
     for command in (
         ("restore", tmp_path / "savepoint", tmp_path / "again", *how),
         ("branch", query.path, tmp_path / "fork"),
@@ -63,8 +63,8 @@ def test_restore_shows_what_becomes_of_operators(tmp_path: Path, query: QueryChe
     lines = [" ".join(line.split()) for line in planned.output.splitlines()]
     assert {"operator 0 1", "new operator 0 dedupe, empty", "state files written anew"} <= {*lines}
     assert "afterwards the savepoint is deleted" in lines
-    assert "afterwards         the savepoint stays" in dropped.output.splitlines()
-    assert "operator 0         dropped" in dropped.output.splitlines()
+    assert "afterwards        the savepoint stays" in dropped.output.splitlines()
+    assert "operator 0        dropped" in dropped.output.splitlines()
     done = run("restore", tmp_path / "savepoint", tmp_path / "again", *moved, "--yes")
     assert done.output.splitlines()[-1] == "Done."
     assert not (tmp_path / "savepoint").exists()

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import statestore
 from statestore.codec.sealed_file import SealedFile
 from statestore.core.clock import ManualClock
 from statestore.core.ids import RandomIds
@@ -17,6 +16,7 @@ from statestore.io.memory import MemoryFileIO
 from statestore.io.s3 import S3FileIO
 from statestore.store.store import Store
 from statestore.testing.engine_process import CheckpointMemory
+from tests.seams import at
 
 
 @dataclass
@@ -39,16 +39,18 @@ class StoreBench:
         """Open a store; options may be given by field name."""
         names = StateStoreOptions.__dataclass_fields__
         options = {name: how.pop(name) for name in list(how) if name in names}
-        store = statestore.open_store(
+        checkpoint = at(
             self.root,
-            version=version,
-            checkpoint_id=checkpoint_id,
-            checkpoint_format=self.checkpoint_format,
-            backend=self.backend,
             options=StateStoreOptions(**options),
             io=self.io,
             ids=RandomIds(),
             clock=self.clock,
+        )
+        store = checkpoint.open_store(
+            version=version,
+            checkpoint_id=checkpoint_id,
+            checkpoint_format=self.checkpoint_format,
+            backend=self.backend,
             **how,
         )
         self.opened.append(store)

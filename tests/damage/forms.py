@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import statestore
+from statestore import Checkpoint
 from statestore.checkpoint.layout import StoreLocation, lease_directory, pin_name
 from statestore.checkpoint.lease import Holder, Lease
 from statestore.checkpoint.pins import oldest_to_retain
@@ -23,8 +23,7 @@ from statestore.core.process import Process
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import require_not_in_use
-from statestore.operations.rescale.rescale import rescale
-from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
+from statestore.operations.savepoint.savepoint import open_savepoint
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint
 from tests.damage.reads import (
     OPTIONS,
@@ -42,6 +41,7 @@ from tests.damage.reads import (
     undo_planned,
     verified,
 )
+from tests.seams import at, place_of
 
 ID = "0123456789abcdef" * 2
 NUM_VERSIONS = 6
@@ -66,7 +66,7 @@ class Form:
 
 def _store(root, backend, salt):
     """A checkpoint of one store: versions 1 to 6, 2 in a snapshot, 3 to 5 in a merged file."""
-    with statestore.open_store(str(root), options=OPTIONS, backend=backend) as store:
+    with at(root, options=OPTIONS).open_store(backend=backend) as store:
         for number in range(1, NUM_VERSIONS + 1):
             batch = store.begin()
             for key in range(12):
@@ -90,7 +90,7 @@ def _of_store(directory, backend, pattern):
     pool = [path for path in directory.rglob("*.*") if path.is_file() and "state" in path.parts]
 
     def read(_rng, _path):
-        with statestore.open_store(str(root), version=NUM_VERSIONS, options=OPTIONS) as store:
+        with at(root, options=OPTIONS).open_store(version=NUM_VERSIONS) as store:
             return dict(store.scan())
 
     return Form(files, [path.read_bytes() for path in pool], read)
@@ -124,7 +124,7 @@ def _read(root, *operations, share=0.05):
 def _rescaled(directory, backend):
     root = directory / "rescaled"
     made = _checkpoint(root, backend, 2)
-    rescale(str(root), 4)
+    Checkpoint(root).rescale(4)
     made.run_batch({key: -key for key in range(5, 15)})
     files = sorted(root.glob("state/*/*/**/*.delta.*"))
     return _of_checkpoint(root, files, _read(root, listed, repair_planned, verified))
@@ -150,7 +150,7 @@ def _logs_rescaled(directory, backend):
     """The newest version is a rescale's, in checkpoint format v2."""
     root = directory / "logs-rescaled"
     _checkpoint(root, backend, 2, 1)
-    rescale(str(root), 2)
+    Checkpoint(root).rescale(2)
     looks = (listed, described, verified, repair_planned, repaired, rescale_planned, undo_planned)
     looks += (taken, branched, every_version)
     return _of_checkpoint(root, _of_spark(root), _read(root, *looks, share=0.1))
@@ -160,12 +160,12 @@ def _savepoint(form):
     def make(directory, backend):
         _checkpoint(directory / form, backend, 2)
         root = directory / f"savepoint-{form}"
-        take_savepoint(str(directory / form), str(root), form=form, options=OPTIONS)
+        at(directory / form, options=OPTIONS).savepoint(root, form=form)
         files = sorted(path for path in root.rglob("*") if path.is_file())
         look = _read(root, listed, described, verified, restored)
 
         def read(rng, path):
-            with open_savepoint(str(root)):
+            with open_savepoint(place_of(root)):
                 return look(rng, path)
 
         return _of_checkpoint(root, files, read)
@@ -190,7 +190,7 @@ def _lease(directory, backend):
 
     def read(rng, path):
         clock = ManualClock()
-        with open_checkpoint(str(root), clock=clock) as checkpoint, suppress(InUseError):
+        with open_checkpoint(place_of(root, clock=clock)) as checkpoint, suppress(InUseError):
             require_not_in_use(checkpoint)
         return look(rng, path)
 
@@ -216,7 +216,7 @@ def _ref(directory, backend):
     """Maintenance lets go of what the rescaled version was made of, by its reference files."""
     root, copy = directory / "released", directory / "copy"
     made = _checkpoint(root, backend, 2)
-    rescale(str(root), 4)
+    Checkpoint(root).rescale(4)
     made.run_batch(dict.fromkeys(range(12), 7))
     made.take_snapshots()
     made.run_batch(dict.fromkeys(range(12), 8))

@@ -4,18 +4,11 @@ import re
 import shutil
 from pathlib import Path
 
+from statestore import Checkpoint, Savepoint
 from statestore.core.options import StateStoreOptions
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.reading.inspection import describe
-from statestore.operations.rescale.rescale import plan_rescale, plan_undo
 from statestore.operations.rows import read_rows
-from statestore.operations.savepoint.branch import plan_branch
-from statestore.operations.savepoint.restore import plan_restore
-from statestore.operations.savepoint.savepoint import take_savepoint
-from statestore.operations.upkeep.expire import plan_expiry
-from statestore.operations.upkeep.listing import list_versions
-from statestore.operations.upkeep.repair import plan_repair, repair
-from statestore.operations.upkeep.verify import verify
+from tests.seams import at, place_of
 
 OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=3)
 _PLACE = re.compile("/state/([0-9]+)/([0-9]+)/")
@@ -59,7 +52,7 @@ def read_checkpoint(root, rng, path, operations, share):
                 return None
             finally:
                 shutil.rmtree(new, ignore_errors=True)
-    with open_checkpoint(str(root)) as checkpoint:
+    with open_checkpoint(place_of(root)) as checkpoint:
         heads = checkpoint.heads(checkpoint.newest_version)
         found["heads"] = {store: head.trailer.lineage for store, head in heads.items()}
         place = _PLACE.search(str(path))
@@ -82,25 +75,25 @@ def listed(root, _new):
     """Versions that have no problem; a savepoint has one."""
     return {
         ("list", one.version): (one.kind, one.num_partitions, one.full_bytes)
-        for one in list_versions(root).versions
+        for one in Checkpoint(root).summary().versions
         if not one.problem
     }
 
 
 def described(root, _new):
-    found = describe(root)
+    found = Checkpoint(root).inspect()
     return {"describe": [(one.operator, one.name, one.num_keys) for one in found]}
 
 
 def verified(root, _new):
-    found = verify(root, versions="all", deep=True)
+    found = Checkpoint(root).verify(versions="all", deep=True)
     if found.findings:
         raise ReportedError
     return {"verify": (found.versions, found.num_rows)}
 
 
 def repair_planned(root, _new):
-    plan = plan_repair(root)
+    plan = Checkpoint(root).plan_repair()
     if plan.findings:
         raise ReportedError
     return {"repair": (plan.version, plan.is_needed)}
@@ -109,52 +102,52 @@ def repair_planned(root, _new):
 def repaired(root, new):
     """Whatever version is gone back to has its rows, and nothing is left to repair."""
     shutil.copytree(root, new)
-    version = repair(new, deep=False).version
-    assert not plan_repair(new, deep=False).is_needed
+    version = Checkpoint(new).repair(deep=False).version
+    assert not Checkpoint(new).plan_repair(deep=False).is_needed
     return _rows_by_version(new, [version])
 
 
 def rescale_planned(root, _new):
-    stores = plan_rescale(root, 8, count_rows=True).stores
+    stores = Checkpoint(root).plan_rescale(8, count_rows=True).stores
     return {"rescale": [(store.operator, store.name, store.partition_rows) for store in stores]}
 
 
 def undo_planned(root, _new):
-    plan = plan_undo(root)
+    plan = Checkpoint(root).plan_undo_rescale()
     return {"undo": (plan.batch, plan.num_partitions_before, plan.num_partitions)}
 
 
 def expiry_planned(root, _new):
-    return {"expire": plan_expiry(root, 2, options=OPTIONS).oldest_version}
+    return {"expire": at(root, options=OPTIONS).plan_expire(2).oldest_version}
 
 
 def taken(root, new):
-    take_savepoint(root, new, form="native", options=OPTIONS)
+    at(root, options=OPTIONS).savepoint(new, form="native")
     return _rows_by_version(new)
 
 
 def branched(root, new):
-    with plan_branch(root, new, options=OPTIONS) as plan:
-        plan.run()
+    plan = at(root, options=OPTIONS).plan_branch(new)
+    plan.run()
     return _rows_by_version(new)
 
 
 def restored(root, new):
-    with plan_restore(root, new, options=OPTIONS) as plan:
-        plan.run()
+    plan = at(root, kind=Savepoint, options=OPTIONS).plan_restore(new)
+    plan.run()
     return _rows_by_version(new)
 
 
 def every_version(root, _new):
     """Every version that a repair may go back to."""
-    with open_checkpoint(root) as checkpoint:
+    with open_checkpoint(place_of(root)) as checkpoint:
         return _rows_by_version(root, [batch + 1 for batch in checkpoint.done_batches])
 
 
 def _rows_by_version(root, versions=None):
     """The rows of all stores at versions, the newest when None."""
     found = {}
-    with open_checkpoint(root) as checkpoint:
+    with open_checkpoint(place_of(root)) as checkpoint:
         for version in versions or [checkpoint.newest_version]:
             for store, head in checkpoint.heads(version).items():
                 of = found.setdefault((version, store.operator, store.name), {})

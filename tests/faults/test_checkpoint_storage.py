@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import statestore
+from statestore import Checkpoint
 from statestore.checkpoint.placement import read_placement
 from statestore.codec.rows import PUT, Row
 from statestore.io.local import LocalFileIO
@@ -223,7 +223,7 @@ def test_checkpoint_on_s3_with_state_on_another_bucket(make_shim, bucket, s3_ser
     commit_all(engine, shim, 1)
 
     uri = f"s3://{bucket}/ck"
-    with statestore.open_store(uri, s3=s3_server.settings()) as store:
+    with Checkpoint(uri, storage_options=s3_server.options()).open_store() as store:
         assert store.get(b"%08d" % 1) == b"v"
     keys = s3_server.keys(bucket)
     assert "ck/state/0/0/.statestore" in keys

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-import statestore
+from statestore import Checkpoint
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.rescaling import plan_rescale, write_rescaled_version
 from statestore.checkpoint.trailers import read_delta_trailer
@@ -17,6 +17,7 @@ from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
 from statestore.io.s3 import S3FileIO
 from statestore.testing.engine_process import CheckpointMemory, EngineProcess
+from tests.seams import at
 
 OPTIONS = StateStoreOptions(min_versions_to_retain=2, orphan_age_ms=0, fsync_enabled=False)
 NUM_EXPIRED = 2_500
@@ -74,7 +75,7 @@ def test_named_files_go_together_and_no_other_does(place):
 def test_cleanup_deletes_a_thousand_files_a_request(s3_server, bucket, tmp_path, backend):
     """Catches one request a file: 2,500 of them take a minute and more from S3."""
     io = S3FileIO(str(tmp_path), s3_server.settings(timeout_s=60.0))
-    with statestore.open_store(f"/{bucket}/ck", io=io, backend=backend, options=OPTIONS) as store:
+    with at(f"/{bucket}/ck", options=OPTIONS, io=io).open_store(backend=backend) as store:
         commit_with_snapshots(store, 6)
         directory = f"/{bucket}/ck/state/0/0"
         s3_server.put_many(bucket, [f"ck/state/0/0/{name}" for name in expired_names(backend)])
@@ -107,7 +108,7 @@ def test_cleanup_goes_on_with_the_next_maintenance_when_its_time_is_up(tmp_path,
     """Catches an engine that is taken for hung, and killed, since it has much to delete."""
     root = tmp_path / "ck"
     directory = root / "state" / "0" / "0"
-    with statestore.open_store(str(root), backend=backend, options=OPTIONS) as store:
+    with at(root, options=OPTIONS).open_store(backend=backend) as store:
         commit_with_snapshots(store, 8)
     for name in expired_names(backend)[:1_250]:
         (directory / name).write_bytes(b"x")
@@ -127,7 +128,7 @@ def test_cleanup_goes_on_with_the_next_maintenance_when_its_time_is_up(tmp_path,
         replies = [engine.call("maintain", **asked)]
         assert len(list(directory.glob("2_*"))) >= 1_250
         for version in (7, 8):
-            with statestore.open_store(str(root), version=version, backend=backend) as store:
+            with Checkpoint(root).open_store(version=version, backend=backend) as store:
                 assert dict(store.scan()) == {b"k": b"%d" % version}
         replies += [engine.call("maintain", **asked) for _ in range(5)]
 
@@ -137,7 +138,7 @@ def test_cleanup_goes_on_with_the_next_maintenance_when_its_time_is_up(tmp_path,
     assert left == [max(0, left[0] - 1_000 * number) for number in range(6)]
     assert not list(directory.glob("[12]_*"))
     for version in (7, 8):
-        with statestore.open_store(str(root), version=version, backend=backend) as store:
+        with Checkpoint(root).open_store(version=version, backend=backend) as store:
             assert dict(store.scan()) == {b"k": b"%d" % version}
 
 
@@ -146,10 +147,9 @@ def test_state_partition_that_is_no_more_goes_bit_by_bit_when_time_is_up(tmp_pat
     io = MemoryFileIO(str(tmp_path))
 
     def opened(partition, num_partitions):
-        return statestore.open_store(
-            "/ck", 0, partition, io=io, num_partitions=num_partitions,
-            options=replace(OPTIONS, max_parallelism=8),
-        )  # fmt: skip
+        return at("/ck", options=replace(OPTIONS, max_parallelism=8), io=io).open_store(
+            0, partition, num_partitions=num_partitions
+        )
 
     for partition in range(2):
         with opened(partition, 2) as store:

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-import statestore
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.core.options import StateStoreOptions
+from tests.seams import at
 
 OPTIONS = StateStoreOptions(fsync_enabled=False)
 
@@ -15,7 +15,7 @@ OPTIONS = StateStoreOptions(fsync_enabled=False)
 @pytest.fixture
 def checkpoint(tmp_path):
     """Versions 1 to 6 with snapshots at 2 and 4; returns (root, rows of version 6)."""
-    with statestore.open_store(str(tmp_path), options=OPTIONS) as store:
+    with at(tmp_path, options=OPTIONS).open_store() as store:
         for number in range(1, 7):
             batch = store.begin()
             batch.put(b"n", b"%d" % number)
@@ -41,7 +41,7 @@ def flip(path, position):
 
 def load(root, version=6):
     """Rows of a version by a fresh handle."""
-    with statestore.open_store(str(root), version=version, options=OPTIONS) as store:
+    with at(root, options=OPTIONS).open_store(version=version) as store:
         return list(store.scan())
 
 
@@ -72,7 +72,7 @@ def test_fallback_leaves_no_thread(checkpoint, caplog):
     flip(the_file(root, "4_*.snapshot.arrows"), 400)
     before = threading.active_count()
 
-    with statestore.open_store(str(root), version=6, options=OPTIONS):
+    with at(root, options=OPTIONS).open_store(version=6):
         assert "falling back" in caplog.text
         assert threading.active_count() == before
 
@@ -91,7 +91,7 @@ def test_damaged_snapshot_is_replaced_when_it_is_taken_again(checkpoint):
     root, expected = checkpoint
     flip(the_file(root, "4_*.snapshot.arrows"), 700)
 
-    with statestore.open_store(str(root), version=4, options=OPTIONS) as store:
+    with at(root, options=OPTIONS).open_store(version=4) as store:
         store.snapshot()
     (root / "state/0/0/3.delta.arrows").unlink()
 

@@ -5,14 +5,8 @@ from pathlib import Path
 
 import pytest
 
-import statestore
+from statestore import Checkpoint
 from statestore.core.errors import CorruptionError, StateStoreError
-from statestore.operations.rescale.rescale import plan_rescale, plan_undo
-from statestore.operations.savepoint.branch import plan_branch
-from statestore.operations.savepoint.savepoint import take_savepoint
-from statestore.operations.upkeep.listing import list_versions
-from statestore.operations.upkeep.repair import plan_repair, repair
-from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
 from tests.damaged import make_small, run
 from tests.hostile import edit_json
@@ -32,13 +26,13 @@ def operations(made, tmp_path):
     """What reads the logs and the metadata, by its name."""
     path, new = made.path, str(tmp_path / "new")
     return {
-        "list": lambda: list_versions(path),
-        "verify": lambda: verify(path),
-        "read": lambda: statestore.read(path, operator=0),
-        "savepoint": lambda: take_savepoint(path, new),
-        "branch": lambda: plan_branch(path, new).__enter__(),
-        "rescale": lambda: plan_rescale(path, 2),
-        "repair": lambda: plan_repair(path),
+        "list": lambda: Checkpoint(path).summary(),
+        "verify": lambda: Checkpoint(path).verify(),
+        "read": lambda: Checkpoint(path).read(operator=0),
+        "savepoint": lambda: Checkpoint(path).savepoint(new),
+        "branch": lambda: Checkpoint(path).plan_branch(new),
+        "rescale": lambda: Checkpoint(path).plan_rescale(2),
+        "repair": lambda: Checkpoint(path).plan_repair(),
     }
 
 
@@ -82,15 +76,15 @@ def test_any_byte_may_be_damaged(tmp_path, name):
         byte = (NO_TEXT, data[offset] ^ 1, data[offset] ^ 0x10)[offset % 3]
         path.write_bytes(bytes([*data[:offset], byte, *data[offset + 1 :]]))
         for call in (
-            lambda: list_versions(made.path),
-            lambda: plan_rescale(made.path, 2),
-            lambda: plan_branch(made.path, str(tmp_path / "new")).__enter__(),
+            lambda: Checkpoint(made.path).summary(),
+            lambda: Checkpoint(made.path).plan_rescale(2),
+            lambda: Checkpoint(made.path).plan_branch(tmp_path / "new"),
         ):
             with suppress(StateStoreError):
                 call()
         try:
-            is_sound = verify(made.path).is_sound(3)
-            plan = plan_repair(made.path)
+            is_sound = Checkpoint(made.path).verify().is_sound(3)
+            plan = Checkpoint(made.path).plan_repair()
         except StateStoreError as error:
             assert name not in LOGS
             problem = str(error)
@@ -135,7 +129,7 @@ def test_field_that_spark_does_not_write_is_named_with_its_file(tmp_path, name, 
     assert old in text
     path.write_text(text.replace(old, new, 1))
 
-    (finding,) = verify(made.path).findings
+    (finding,) = Checkpoint(made.path).verify().findings
     assert name in finding.problem
     for operation, call in operations(made, tmp_path).items():
         if operation in ("savepoint", "branch", "rescale"):
@@ -157,32 +151,32 @@ def test_store_that_the_metadata_no_longer_names_is_missed(tmp_path, checkpoint_
         Path(made.path, "state/0/_metadata/metadata"), lambda fields: fields["stateStoreInfo"].pop()
     )
 
-    (finding,) = verify(made.path).findings
+    (finding,) = Checkpoint(made.path).verify().findings
     assert "state/0/_metadata/metadata" in finding.problem
     assert "expected='left-keyWithIndexToValue'" in finding.problem
     with pytest.raises(CorruptionError, match="does not name all of its stores"):
-        take_savepoint(made.path, str(tmp_path / "new"))
+        Checkpoint(made.path).savepoint(tmp_path / "new")
 
 
 def test_rescale_to_more_state_partitions_than_there_can_be_is_named(tmp_path):
     """Catches an undo that lists as many stores as a damaged number says."""
     made = make(tmp_path)
-    statestore.rescale(made.path, 2)
+    Checkpoint(made.path).rescale(2)
     path = Path(made.path, "offsets/3")
     path.write_text(path.read_text().replace('partitions":"2"', 'partitions":"2222222"'))
 
     with pytest.raises(CorruptionError, match="offsets/3"):
-        plan_undo(made.path)
+        Checkpoint(made.path).plan_undo_rescale()
 
 
 def test_rescale_whose_entry_is_that_of_the_batch_before_is_named(tmp_path):
     """Catches "there is no rescale to undo" where a damaged entry hides it."""
     made = make(tmp_path)
-    statestore.rescale(made.path, 2)
+    Checkpoint(made.path).rescale(2)
     Path(made.path, "offsets/3").write_bytes(Path(made.path, "offsets/2").read_bytes())
 
     with pytest.raises(CorruptionError, match="offsets/3"):
-        plan_undo(made.path)
+        Checkpoint(made.path).plan_undo_rescale()
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -196,13 +190,13 @@ def test_repair_goes_back_over_a_damaged_entry(tmp_path, checkpoint_format, name
     damaged = path.read_bytes()[:20] + bytes([NO_TEXT])
     path.write_bytes(damaged)
 
-    plan = repair(made.path)
+    plan = Checkpoint(made.path).repair()
 
     assert (plan.newest_version, plan.version) == (3, 2)
     again = (2, ()) if name == "commits/2" else (None, (2,))
     assert (plan.replayed_batch, plan.replanned_batches) == again
     assert Path(plan.aside, name).read_bytes() == damaged
-    assert verify(made.path, versions="all", deep=True).findings == ()
+    assert Checkpoint(made.path).verify(versions="all", deep=True).findings == ()
     assert read_checkpoint(made.path) == rows
 
 
@@ -217,10 +211,10 @@ def test_entry_of_the_batch_under_way_is_found_and_planned_anew(tmp_path):
 
     assert (code, printed["ok"]) == (1, False)
     assert "offsets/3" in printed["findings"][0]["problem"]
-    plan = repair(made.path)
+    plan = Checkpoint(made.path).repair()
     assert (plan.version, plan.replayed_batch, plan.replanned_batches) == (3, None, (3,))
     assert not under_way.exists()
-    assert verify(made.path).findings == ()
+    assert Checkpoint(made.path).verify().findings == ()
     assert read_checkpoint(made.path) == rows
 
 
@@ -228,13 +222,13 @@ def test_entry_of_the_batch_under_way_is_found_and_planned_anew(tmp_path):
 def test_repair_takes_back_a_rescale_whose_entry_is_damaged(tmp_path, finished):
     """Catches operator metadata that names the state partitions of a rescale taken back."""
     made = make(tmp_path)
-    statestore.rescale(made.path, 2)
+    Checkpoint(made.path).rescale(2)
     Path(made.path, "offsets/3").write_bytes(b"v1\n\xec")
     if not finished:
         Path(made.path, "commits/3").unlink()
 
-    plan = repair(made.path)
+    plan = Checkpoint(made.path).repair()
 
     assert (plan.version, plan.replayed_batch) == (3, None)
-    assert list_versions(made.path).operators[0].stores[0].num_partitions == 1
-    assert verify(made.path, deep=True).findings == ()
+    assert Checkpoint(made.path).summary().operators[0].stores[0].num_partitions == 1
+    assert Checkpoint(made.path).verify(deep=True).findings == ()

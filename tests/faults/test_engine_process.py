@@ -334,7 +334,7 @@ def test_every_partition_names_a_changed_number_of_partitions(
 
     changed = "num-partitions-changed"
     assert [refusal["kind"] for refusal in refusals] == [changed, changed, "version-not-found"]
-    assert "statestore rescale CHECKPOINT --partitions 2 --yes" in refusals[1]["message"]
+    assert "statestore rescale CHECKPOINT --num-partitions 2 --yes" in refusals[1]["message"]
 
 
 def test_messages_above_8_kb_are_not_held_up(shim, engine):

@@ -2,13 +2,13 @@
 
 import pytest
 
-import statestore
 from statestore.core.errors import StateStoreError, StorageError
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
 from statestore.io.memory import MemoryFileIO
 from statestore.testing.crash_io import CrashFileIO
 from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.seams import at
 from tests.shim import Engine, Shim, rows
 
 OPTIONS = StateStoreOptions(fsync_enabled=False, min_versions_to_retain=2, orphan_age_ms=0)
@@ -17,13 +17,8 @@ MOST_CALLS = 40
 
 def open_store(io, root, checkpoint_format, version=None, checkpoint_id=None):
     """A fresh handle, which knows nothing."""
-    return statestore.open_store(
-        str(root),
-        version=version,
-        checkpoint_id=checkpoint_id,
-        checkpoint_format=checkpoint_format,
-        options=OPTIONS,
-        io=io,
+    return at(root, options=OPTIONS, io=io).open_store(
+        version=version, checkpoint_id=checkpoint_id, checkpoint_format=checkpoint_format
     )
 
 
@@ -189,19 +184,17 @@ def test_power_failure_keeps_what_was_synced(tmp_path, sync):
     (tmp_path / "cache").mkdir()
     io = CrashFileIO(str(tmp_path / "cache"))
     safe = StateStoreOptions(fsync_enabled=True)
-    store = statestore.open_store(str(tmp_path), options=safe, io=io)
+    store = at(tmp_path, options=safe, io=io).open_store()
     fill(store, 2)
     expected = rows_of(store)
     store.close()
 
-    later = statestore.open_store(
-        str(tmp_path), options=StateStoreOptions(fsync_enabled=sync), io=io
-    )
+    later = at(tmp_path, options=StateStoreOptions(fsync_enabled=sync), io=io).open_store()
     fill(later, 1)
     after = rows_of(later)
     later.close()
     io.crash()
 
-    with statestore.open_store(str(tmp_path), io=io) as again:
+    with at(tmp_path, io=io).open_store() as again:
         assert again.version == (3 if sync else 2)
         assert rows_of(again) == (after if sync else expected)

@@ -147,7 +147,7 @@ def test_directory_is_known_by_every_name_and_a_scheme_by_its_jar(tmp_path, moun
         for uri in ("gs://bucket", "nosuch://x"):
             with pytest.raises(InvalidArgumentError, match="unsupported-scheme") as raised:
                 open_io(files, uri, tmp_path).list("/a")
-            assert "--conf spark.jars=" in raised.value.to_fix
+            assert "--storage-option spark.jars=" in raised.value.to_fix
 
 
 def test_process_ends_with_the_one_that_started_it(tmp_path, mounted, monkeypatch):

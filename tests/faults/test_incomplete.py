@@ -7,18 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from statestore import Checkpoint, Savepoint
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
 from statestore.cli.commands import cli
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
-from statestore.operations.operator_map import OperatorMap
-from statestore.operations.rescale.rescale import plan_rescale
-from statestore.operations.savepoint.branch import plan_branch
-from statestore.operations.savepoint.restore import plan_restore
-from statestore.operations.savepoint.savepoint import take_savepoint
-from statestore.operations.upkeep.expire import expire
-from statestore.operations.upkeep.listing import list_versions
-from statestore.operations.upkeep.repair import plan_repair, repair
-from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import (
     OPERATORS,
     MadeCheckpoint,
@@ -51,11 +43,11 @@ def refusals(path, tmp_path):
     branch, savepoint = str(tmp_path / "branch"), str(tmp_path / "savepoint")
     answers = []
     for operation in (
-        lambda: plan_branch(path, branch).__enter__(),
-        lambda: take_savepoint(path, savepoint, form="native"),
-        lambda: take_savepoint(path, savepoint),
-        lambda: plan_rescale(path, 4),
-        lambda: plan_repair(path),
+        lambda: Checkpoint(path).plan_branch(branch),
+        lambda: Checkpoint(path).savepoint(savepoint, form="native"),
+        lambda: Checkpoint(path).savepoint(savepoint),
+        lambda: Checkpoint(path).plan_rescale(4),
+        lambda: Checkpoint(path).plan_repair(),
     ):
         with pytest.raises(StateStoreError) as raised:
             operation()
@@ -68,7 +60,7 @@ def test_lost_state_partition_is_no_operator_without_a_key(made, tmp_path, opera
     """Catches half of a state that is verified, saved and branched as if it were all of it."""
     path = lose(made, f"{operator}/1")
 
-    found = verify(path, versions=[1, 2], deep=True)
+    found = Checkpoint(path).verify(versions=[1, 2], deep=True)
 
     assert {finding.version for finding in found.findings} == {1, 2}
     assert {finding.kind for finding in found.findings} == {"version-not-found"}
@@ -81,12 +73,12 @@ def test_lost_state_partition_is_no_operator_without_a_key(made, tmp_path, opera
 def test_savepoint_that_lost_a_state_partition_is_not_restored(made, tmp_path, form):
     """Catches a savepoint that is restored without the rows of a state partition."""
     savepoint = tmp_path / "savepoint"
-    take_savepoint(made.path, str(savepoint), form=form)
+    Checkpoint(made.path).savepoint(savepoint, form=form)
     shutil.rmtree(savepoint / "state" / "0" / "1")
 
     with (
         pytest.raises(NotFoundError, match="the version is not in the store directory"),
-        plan_restore(str(savepoint), str(tmp_path / "new"), num_partitions=4),
+        Savepoint(savepoint).plan_restore(tmp_path / "new", num_partitions=4),
     ):
         pass
 
@@ -96,7 +88,7 @@ def test_operator_without_metadata_is_not_left_out(made, tmp_path, operator):
     """Catches an operator, or all of them, that nobody sees because Spark's metadata is lost."""
     path = lose(made, f"{operator}/_metadata")
 
-    found = verify(path, deep=True)
+    found = Checkpoint(path).verify(deep=True)
 
     assert [finding.kind for finding in found.findings] == ["not-found"]
     for answer in refusals(path, tmp_path):
@@ -120,7 +112,7 @@ def test_state_elsewhere_without_metadata_is_not_left_out(made, tmp_path):
     shutil.move(Path(made.path) / "state", elsewhere / ("0" * 32))
     Path(made.path, "statestore.json").write_text(json.dumps(placement))
 
-    found = verify(made.path)
+    found = Checkpoint(made.path).verify()
 
     assert [finding.kind for finding in found.findings] == ["not-found"]
 
@@ -128,11 +120,11 @@ def test_state_elsewhere_without_metadata_is_not_left_out(made, tmp_path):
 def test_restored_operators_wait_for_the_metadata_of_the_first_batch(made, tmp_path):
     """Catches a checkpoint that is taken for empty, or cannot be listed, before its first batch."""
     savepoint, path = str(tmp_path / "savepoint"), str(tmp_path / "new")
-    take_savepoint(made.path, savepoint)
-    with plan_restore(savepoint, path, operators=OperatorMap(added={3: "dedupe"})) as plan:
-        plan.run()
+    Checkpoint(made.path).savepoint(savepoint)
+    plan = Savepoint(savepoint).plan_restore(path, add_operators={3: "dedupe"})
+    plan.run()
 
-    (version,) = list_versions(path, limit=1).versions
+    (version,) = Checkpoint(path).summary(limit=1).versions
 
     assert version.kind == "unreadable"
     assert "run a batch of the query" in version.problem
@@ -140,9 +132,9 @@ def test_restored_operators_wait_for_the_metadata_of_the_first_batch(made, tmp_p
     again = MadeCheckpoint(path, tmp_path / "scratch", num_partitions=2)
     for operator, (name, stores) in enumerate([*OPERATORS, ("dedupe", OPERATORS[0][1])]):
         again._write_metadata(operator, name, stores, 2)
-    found = verify(path, deep=True)
+    found = Checkpoint(path).verify(deep=True)
     assert (found.findings, found.num_rows) == ((), sum(map(len, made.expected().values())))
-    assert plan_rescale(path, 4).stores[-1].way == "key-groups"
+    assert Checkpoint(path).plan_rescale(4).stores[-1].way == "key-groups"
 
 
 LOSSES = {
@@ -193,21 +185,21 @@ def test_what_was_lost_is_never_taken_for_nothing(tmp_path, checkpoint_format, l
         lost = Path(made.path, name)
         shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
 
-    status, output = run_json("verify", made.path, "--all", "--deep")
+    status, output = run_json("verify", made.path, "--version", "all", "--deep")
 
     assert status == 1
     assert missing in output.replace("\n", "")
-    found = verify(made.path)
+    found = Checkpoint(made.path).verify()
     assert found.findings
     assert {finding.version for finding in found.findings} == {3}
-    assert list_versions(made.path).versions[0].kind == "unreadable"
+    assert Checkpoint(made.path).summary().versions[0].kind == "unreadable"
     branch, savepoint = str(tmp_path / "branch"), str(tmp_path / "savepoint")
     for operation in (
-        lambda: plan_branch(made.path, branch).__enter__(),
-        lambda: take_savepoint(made.path, savepoint, form="native"),
-        lambda: take_savepoint(made.path, savepoint),
-        lambda: plan_rescale(made.path, 4),
-        lambda: expire(made.path, 2),
+        lambda: Checkpoint(made.path).plan_branch(branch),
+        lambda: Checkpoint(made.path).savepoint(savepoint, form="native"),
+        lambda: Checkpoint(made.path).savepoint(savepoint),
+        lambda: Checkpoint(made.path).plan_rescale(4),
+        lambda: Checkpoint(made.path).expire(2),
     ):
         with pytest.raises(NotFoundError) as raised:
             operation()
@@ -239,11 +231,11 @@ def test_repair_goes_back_over_commits_that_were_lost(tmp_path, checkpoint_forma
         Path(made.path, "commits", str(batch)).unlink()
     Path(made.path, "commits", "3").unlink()
 
-    plan = repair(made.path)
+    plan = Checkpoint(made.path).repair()
 
     assert (plan.newest_version, plan.version, plan.replayed_batch) == (3, 1, 1)
-    assert verify(made.path, versions="all", deep=True).findings == ()
-    assert list_versions(made.path).newest_version == 1
+    assert Checkpoint(made.path).verify(versions="all", deep=True).findings == ()
+    assert Checkpoint(made.path).summary().newest_version == 1
 
 
 def test_last_operator_is_missed_in_format_v2(tmp_path):
@@ -251,12 +243,12 @@ def test_last_operator_is_missed_in_format_v2(tmp_path):
     made = make_two(tmp_path, 2, num_batches=2)
     shutil.rmtree(Path(made.path, "state", "1"))
 
-    found = verify(made.path)
+    found = Checkpoint(made.path).verify()
 
     (finding,) = found.findings
     assert "state/1/_metadata/metadata" in finding.problem
     with pytest.raises(NotFoundError, match="state/1/_metadata/metadata"):
-        take_savepoint(made.path, str(tmp_path / "savepoint"))
+        Checkpoint(made.path).savepoint(tmp_path / "savepoint")
 
 
 @pytest.mark.parametrize("num_partitions", [1, 4])
@@ -265,11 +257,11 @@ def test_other_number_of_state_partitions_is_no_half_state(tmp_path, num_partiti
     made = make_two(tmp_path, 1, num_batches=2)
     edit_conf(made, **{NUM_PARTITIONS_KEY: str(num_partitions)})
 
-    found = verify(made.path)
+    found = Checkpoint(made.path).verify()
 
     assert len(found.findings) == 1
     with pytest.raises((CorruptionError, NotFoundError)):
-        take_savepoint(made.path, str(tmp_path / "savepoint"))
+        Checkpoint(made.path).savepoint(tmp_path / "savepoint")
 
 
 def test_query_without_stateful_operators_is_well_when_its_log_says_so(tmp_path):
@@ -278,10 +270,10 @@ def test_query_without_stateful_operators_is_well_when_its_log_says_so(tmp_path)
     shutil.rmtree(Path(made.path, "state"))
     Path(made.path, "commits", "0").write_text('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}')
 
-    assert verify(made.path, versions="all", deep=True).findings == ()
-    taken = take_savepoint(made.path, str(tmp_path / "savepoint"))
+    assert Checkpoint(made.path).verify(versions="all", deep=True).findings == ()
+    taken = Checkpoint(made.path).savepoint(tmp_path / "savepoint").info
     assert (taken.num_stores, taken.num_rows) == (0, 0)
-    assert list_versions(made.path).versions[0].kind == "full"
+    assert Checkpoint(made.path).summary().versions[0].kind == "full"
 
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
@@ -290,7 +282,7 @@ def test_query_before_its_first_commit_is_well(tmp_path, checkpoint_format):
     made = make_two(tmp_path, checkpoint_format, num_batches=1)
     shutil.rmtree(Path(made.path, "commits"))
 
-    found = verify(made.path, versions="all")
+    found = Checkpoint(made.path).verify(versions="all")
 
     assert (found.versions, found.findings) == ((), ())
-    assert list_versions(made.path).uncommitted_batch == 0
+    assert Checkpoint(made.path).summary().uncommitted_batch == 0

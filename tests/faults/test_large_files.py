@@ -77,6 +77,7 @@ def test_memory_stays_small_when_a_large_file_goes_to_s3_and_back(
     assert max(new_mib) <= MOST_NEW_MIB
 
 
+@pytest.mark.timeout(180)  # a JVM, and a gigabyte written, sent and read
 @pytest.mark.parametrize("size", SIZES)
 def test_memory_stays_small_when_a_large_file_comes_through_hadoop(tmp_path, size):
     """Catches a slice of gigabytes that is read whole, and lies on the disk twice."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-import statestore
+from statestore import Checkpoint
 from statestore.codec.rows import PUT, Row
 from statestore.core.errors import FencedError
 from tests.shim import Engine, RocksDBShim, Shim
@@ -47,7 +47,7 @@ class Attempts:
 
     def value(self):
         """The row of version 2 as a restart reads it."""
-        with statestore.open_store(str(self.checkpoint), version=2) as store:
+        with Checkpoint(self.checkpoint).open_store(version=2) as store:
             return store.get(b"key")
 
 
@@ -110,7 +110,7 @@ def test_version_is_replaced_when_its_batch_runs_again(attempts):
 
 def test_store_opened_without_spark_keeps_a_committed_version(attempts):
     """Catches a guard that only the engine has."""
-    with statestore.open_store(str(attempts.checkpoint), version=1) as store:
+    with Checkpoint(attempts.checkpoint).open_store(version=1) as store:
         batch = store.begin()
         batch.put(b"key", b"late")
         assert "ok" in attempts.commit(0, b"winner")

@@ -2,14 +2,12 @@
 
 import pytest
 
+from statestore import Checkpoint, Savepoint
 from statestore.core.errors import FencedError
-from statestore.operations.savepoint.branch import plan_branch
-from statestore.operations.savepoint.restore import plan_restore
-from statestore.operations.savepoint.savepoint import take_savepoint
-from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import read_checkpoint
 from tests.damaged import make_small
 from tests.operations.checkpoints import OPTIONS, make_query, read_rows, restore
+from tests.seams import at
 
 
 class Meanwhile:
@@ -24,12 +22,14 @@ class Meanwhile:
 
 
 def save(query, target, form, report):
-    take_savepoint(query.path, target, form=form, options=OPTIONS, report=report)
+    at(query.path, options=OPTIONS).savepoint(target, form=form, report=report)
 
 
 def restore_from(savepoint, target, num_partitions, report):
-    with plan_restore(savepoint, target, num_partitions=num_partitions, options=OPTIONS) as plan:
-        plan.run(report)
+    plan = at(savepoint, kind=Savepoint, options=OPTIONS).plan_restore(
+        target, num_partitions=num_partitions
+    )
+    plan.run(report)
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
@@ -42,7 +42,7 @@ def test_earlier_savepoint_is_fenced_when_another_begins_there(tmp_path, backend
     with pytest.raises(FencedError, match="begun anew by another process"):
         save(query, target, form, Meanwhile(lambda: save(query, target, form, lambda *_: None)))
 
-    assert verify(target, deep=True).findings == ()
+    assert Checkpoint(target).verify(deep=True).findings == ()
     restore(target, tmp_path / "again")
     assert read_rows(tmp_path / "again") == query.model
 
@@ -52,7 +52,7 @@ def test_earlier_restore_is_fenced_when_another_begins_there(tmp_path, num_parti
     """Catches the advice to look for whoever deletes files, where it was this command."""
     made = make_small(tmp_path, 3, num_partitions=16)
     savepoint, target = str(tmp_path / "savepoint"), str(tmp_path / "again")
-    take_savepoint(made.path, savepoint, options=OPTIONS)
+    at(made.path, options=OPTIONS).savepoint(savepoint)
 
     def again():
         restore_from(savepoint, target, num_partitions, lambda *_: None)
@@ -60,7 +60,7 @@ def test_earlier_restore_is_fenced_when_another_begins_there(tmp_path, num_parti
     with pytest.raises(FencedError, match="begun anew by another process"):
         restore_from(savepoint, target, num_partitions, Meanwhile(again))
 
-    assert verify(target, deep=True).findings == ()
+    assert Checkpoint(target).verify(deep=True).findings == ()
     assert read_checkpoint(target) == made.expected()
 
 
@@ -70,11 +70,11 @@ def test_earlier_branch_is_fenced_when_another_begins_there(tmp_path):
     target = str(tmp_path / "branch")
 
     def branch(report):
-        with plan_branch(query.path, target, options=OPTIONS) as plan:
-            plan.run(report)
+        plan = at(query.path, options=OPTIONS).plan_branch(target)
+        plan.run(report)
 
     with pytest.raises(FencedError, match="begun anew by another process"):
         branch(Meanwhile(lambda: branch(lambda *_: None)))
 
-    assert verify(target, deep=True).findings == ()
+    assert Checkpoint(target).verify(deep=True).findings == ()
     assert read_rows(target) == query.model

@@ -16,10 +16,9 @@ exec "$@"
 """
 DIFF = """
 import sys
-from statestore.core.errors import StateStoreError
-from statestore.operations.reading.diff import count_differences
+from statestore import Checkpoint, StateStoreError
 try:
-    print(count_differences(sys.argv[1], sys.argv[2]))
+    print(Checkpoint(sys.argv[1]).count_differences(sys.argv[2]))
 except StateStoreError as error:
     print(error)
 """

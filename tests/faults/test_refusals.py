@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from statestore import Checkpoint
 from statestore.checkpoint.lease import Holder, Lease
 from statestore.checkpoint.query_log import PROVIDER_KEY
 from statestore.core.clock import SystemClock
@@ -12,9 +13,6 @@ from statestore.core.errors import IncompatibleError, InUseError
 from statestore.core.process import find_process
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.local import LocalFileIO
-from statestore.operations.rescale.rescale import plan_rescale, plan_undo, rescale, undo_rescale
-from statestore.operations.upkeep.expire import expire
-from statestore.operations.upkeep.repair import repair
 from tests.damaged import make_small
 from tests.rescaled import edit_conf
 
@@ -22,14 +20,14 @@ from tests.rescaled import edit_conf
 @pytest.mark.parametrize(
     "operation",
     [
-        lambda path: plan_rescale(path, 2),
-        lambda path: rescale(path, 2),
-        plan_undo,
-        undo_rescale,
-        lambda path: expire(path, 2),
-        repair,
+        lambda path: Checkpoint(path).plan_rescale(2),
+        lambda path: Checkpoint(path).rescale(2),
+        lambda path: Checkpoint(path).plan_undo_rescale(),
+        lambda path: Checkpoint(path).undo_rescale(),
+        lambda path: Checkpoint(path).expire(2),
+        lambda path: Checkpoint(path).repair(),
     ],
-    ids=["plan_rescale", "rescale", "plan_undo", "undo_rescale", "expire", "repair"],
+    ids=["plan_rescale", "rescale", "plan_undo_rescale", "undo_rescale", "expire", "repair"],
 )
 def test_query_in_the_middle_of_a_batch_is_in_use(tmp_path, operation):
     """Catches the advice to start a query that runs."""
@@ -49,7 +47,12 @@ def test_query_in_the_middle_of_a_batch_is_in_use(tmp_path, operation):
 @pytest.mark.parametrize("provider", SPARK_PROVIDERS.values(), ids=SPARK_PROVIDERS)
 @pytest.mark.parametrize(
     "operation",
-    [lambda path: rescale(path, 2), undo_rescale, lambda path: expire(path, 2), repair],
+    [
+        lambda path: Checkpoint(path).rescale(2),
+        lambda path: Checkpoint(path).undo_rescale(),
+        lambda path: Checkpoint(path).expire(2),
+        lambda path: Checkpoint(path).repair(),
+    ],
     ids=["rescale", "undo_rescale", "expire", "repair"],
 )
 def test_checkpoint_of_sparks_is_left_as_it_is(tmp_path, operation, provider):

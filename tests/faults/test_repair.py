@@ -2,25 +2,25 @@
 
 import shutil
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from statestore import Checkpoint
 from statestore.checkpoint.layout import lease_directory
 from statestore.core.clock import ManualClock
 from statestore.core.errors import InUseError, NotFoundError, StorageError
 from statestore.core.providers import PROVIDERS
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.rescale.rescale import rescale
-from statestore.operations.upkeep.expire import expire
-from statestore.operations.upkeep.listing import list_versions
 from statestore.operations.upkeep.repair import plan_repair, repair
 from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.damaged import NOW, deltas, flip, make_small, make_with_snapshots, run, without_leases
 from tests.operations.checkpoints import read_rows
+from tests.seams import at, place_of
 
 
 def test_repair_goes_back_to_the_newest_readable_version(made):
@@ -30,25 +30,25 @@ def test_repair_goes_back_to_the_newest_readable_version(made):
     logs = {name: (Path(made.path) / name).glob("[0-9]*") for name in ("offsets", "commits")}
     kept = {name: {file.name: file.read_text() for file in files} for name, files in logs.items()}
 
-    plan = plan_repair(made.path)
+    plan = Checkpoint(made.path).plan_repair()
     assert (plan.newest_version, plan.version) == (4, 2)
     assert (plan.replayed_batch, plan.replanned_batches) == (2, (3,))
     assert {finding.version for finding in plan.findings} == {3, 4}
     code, printed = run("repair", made.path)
     assert (code, printed["done"], printed["version"]) == (0, False, 2)
     assert sorted(map(int, kept["commits"])) == [0, 1, 2, 3]
-    assert list_versions(made.path).newest_version == 4
+    assert Checkpoint(made.path).summary().newest_version == 4
 
     code, printed = run("repair", made.path, "--yes")
     assert (code, printed["done"], printed["version"]) == (0, True, 2)
-    info = list_versions(made.path)
+    info = Checkpoint(made.path).summary()
     assert (info.newest_version, info.uncommitted_batch) == (2, 2)
     assert read_checkpoint(made.path) == before
     aside = Path(plan.aside)
     assert (aside / "commits" / "3").read_text() == kept["commits"]["3"]
     assert (aside / "commits" / "2").read_text() == kept["commits"]["2"]
     assert (aside / "offsets" / "3").read_text() == kept["offsets"]["3"]
-    again = repair(made.path)
+    again = Checkpoint(made.path).repair()
     assert (again.version, again.is_needed, again.replayed_batch) == (2, False, 2)
 
 
@@ -58,7 +58,7 @@ def test_damaged_snapshot_costs_no_batch(tmp_path):
     for snapshot in snapshots:
         flip(snapshot)
 
-    found = verify(query.path, versions=[3, 4], deep=True)
+    found = Checkpoint(query.path).verify(versions=[3, 4], deep=True)
 
     assert {finding.version for finding in found.findings} == {3, 4}
     assert all(finding.is_recoverable for finding in found.findings)
@@ -67,14 +67,14 @@ def test_damaged_snapshot_costs_no_batch(tmp_path):
     assert (code, printed["is_needed"], len(printed["findings"])) == (0, False, 2)
     for snapshot in snapshots:
         snapshot.unlink()
-    assert not repair(query.path, deep=False).is_needed
+    assert not Checkpoint(query.path).repair(deep=False).is_needed
     assert read_rows(query.path) == query.model
     # What the snapshot was made of is gone, too.
     for lost in Path(query.path).rglob("1.delta.*"):
         lost.unlink()
-    assert not verify(query.path).is_readable(4)
+    assert not Checkpoint(query.path).verify().is_readable(4)
     with pytest.raises(NotFoundError, match="no version"):
-        repair(query.path)
+        Checkpoint(query.path).repair()
 
 
 def test_damaged_snapshot_that_nothing_stands_for_costs_batches(tmp_path):
@@ -82,8 +82,8 @@ def test_damaged_snapshot_that_nothing_stands_for_costs_batches(tmp_path):
     query, snapshots = make_with_snapshots(tmp_path, "rocksdb")
     flip(snapshots[0])
 
-    assert not verify(query.path, deep=True).is_readable(4)
-    assert repair(query.path).version == 2
+    assert not Checkpoint(query.path).verify(deep=True).is_readable(4)
+    assert Checkpoint(query.path).repair().version == 2
 
 
 def logs_of(path):
@@ -98,7 +98,7 @@ def logs_of(path):
 def stop_repair(path, fault):
     """Repair until a call of the storage fails; whether one did."""
     io = FaultFileIO(LocalFileIO())
-    with open_checkpoint(str(path), io=io) as checkpoint:
+    with open_checkpoint(place_of(path, io=io)) as checkpoint:
         io.arm(fault)
         with suppress(StorageError):
             repair(checkpoint)
@@ -124,7 +124,7 @@ def test_repair_that_was_stopped_is_finished_by_the_next(tmp_path, happens):
             batches = sorted(int(key.split("/")[1]) for key in left if key.startswith(name))
             assert batches == list(range(len(batches)))
 
-        plan = repair(str(copy))
+        plan = Checkpoint(copy).repair()
 
         assert (plan.version, plan.replayed_batch) == (2, 2)
         assert logs_of(copy).keys() == kept
@@ -132,7 +132,7 @@ def test_repair_that_was_stopped_is_finished_by_the_next(tmp_path, happens):
             logs_of(plan.aside).items()
             == {key: text for key, text in before.items() if key not in kept}.items()
         )
-        assert not plan_repair(str(copy), deep=False).is_needed
+        assert not Checkpoint(copy).plan_repair(deep=False).is_needed
         if not has_failed:
             break
     assert step > 10
@@ -143,7 +143,7 @@ def make_rescaled(tmp_path, checkpoint_format, num_batches):
     """A checkpoint rescaled from 2 to 4, whose rescaled version, 3, is damaged afterwards."""
     made = make_small(tmp_path, 2, num_partitions=2, checkpoint_format=checkpoint_format)
     before = logs_of(made.path), read_checkpoint(made.path), dict(made.numbers)
-    rescale(made.path, 4)
+    Checkpoint(made.path).rescale(4)
     for batch in range(num_batches):
         made.run_batch({batch: 1000 + batch})
     for partition in (0, 3):
@@ -158,15 +158,15 @@ def test_repair_takes_a_rescale_back(tmp_path, checkpoint_format, num_batches):
     """Catches a checkpoint of an unfinished rescale, which Spark refuses and nobody can finish."""
     made, (logs, rows, numbers) = make_rescaled(tmp_path, checkpoint_format, num_batches)
 
-    plan = repair(made.path)
+    plan = Checkpoint(made.path).repair()
 
     assert (plan.version, plan.undone_rescales, plan.replayed_batch) == (2, (2,), None)
     assert plan.replanned_batches == tuple(range(3, 3 + num_batches))
     assert logs_of(made.path) == logs
     assert '"numPartitions":2' in Path(made.path, "state/0/_metadata/metadata").read_text()
     assert read_checkpoint(made.path) == rows
-    assert not plan_repair(made.path).is_needed
-    rescale(made.path, 4)
+    assert not Checkpoint(made.path).plan_repair().is_needed
+    Checkpoint(made.path).rescale(4)
     assert read_checkpoint(made.path) == rows
     made.numbers = numbers
     made.run_batch({5: 55})
@@ -183,7 +183,7 @@ def test_repair_that_took_a_rescale_back_half_way_is_finished_by_the_next(tmp_pa
         shutil.copytree(made.path, copy)
         has_failed = stop_repair(copy, Fault(step, happens, ("write", "delete")))
 
-        assert repair(str(copy)).version == 2
+        assert Checkpoint(copy).repair().version == 2
 
         assert logs_of(copy) == logs
         assert '"numPartitions":2' in (copy / "state/0/_metadata/metadata").read_text()
@@ -199,10 +199,10 @@ def test_rescale_that_was_damaged_before_it_ended_is_finished(tmp_path):
     made, (_, rows, _) = make_rescaled(tmp_path, 1, 0)
     Path(made.path, "commits", "2").unlink()
 
-    assert rescale(made.path, 4).is_begun
+    assert Checkpoint(made.path).rescale(4).is_begun
 
     assert read_checkpoint(made.path) == rows
-    assert verify(made.path, deep=True).findings == ()
+    assert Checkpoint(made.path).verify(deep=True).findings == ()
 
 
 @pytest.mark.parametrize("num_partitions", [4, 3])
@@ -210,15 +210,15 @@ def test_rescale_goes_on_after_a_repair(tmp_path, num_partitions):
     """Catches a rescale that what a repair has left of another history is in the way of."""
     made = make_small(tmp_path, 4, num_partitions=2)
     flip(deltas(made, 3, partition=0)[0])
-    repair(made.path)
+    Checkpoint(made.path).repair()
     Path(made.path, "offsets", "2").unlink()
     made.numbers = dict.fromkeys(range(20), 1)
     made.run_batch({7: 77})
 
-    rescale(made.path, num_partitions)
+    Checkpoint(made.path).rescale(num_partitions)
 
     assert read_checkpoint(made.path) == made.expected()
-    assert verify(made.path, deep=True).findings == ()
+    assert Checkpoint(made.path).verify(deep=True).findings == ()
 
 
 class SlowStorage(LocalFileIO):
@@ -240,16 +240,13 @@ def test_nothing_is_changed_when_the_lease_was_lost(tmp_path):
     made = make_small(tmp_path, 5, num_partitions=2)
     flip(deltas(made, 5)[0])
     before = without_leases(made)
-    for operation in (repair, lambda found: expire(found, 2, options=NOW)):
+    for operation in (Checkpoint.repair, lambda found: found.expire(2)):
         clock = ManualClock()
         io = SlowStorage(clock)
-        with (
-            open_checkpoint(made.path, io=io, clock=clock, options=NOW) as checkpoint,
-            pytest.raises(InUseError, match="lease on the checkpoint has expired"),
-        ):
-            operation(checkpoint)
+        with pytest.raises(InUseError, match="lease on the checkpoint has expired"):
+            operation(at(made.path, options=NOW, io=io, clock=clock))
         assert without_leases(made) == before
-    assert repair(made.path).version == 4
+    assert Checkpoint(made.path).repair().version == 4
 
 
 @pytest.mark.parametrize("made", [("filesystem", 1)], indirect=True)
@@ -259,7 +256,7 @@ def test_later_repair_to_the_same_version_keeps_its_own_entries(made):
     for _ in range(2):
         flip(deltas(made, 4)[0])
         entries.append(Path(made.path, "commits", "3").read_text())
-        plan = repair(made.path)
+        plan = Checkpoint(made.path).repair()
         assert Path(plan.aside, "commits", "3").read_text() == entries[-1]
         Path(made.path, "offsets", "3").unlink()
         made.run_batch({2: 2})
@@ -274,7 +271,7 @@ def read_checkpoint_at(made, version):
     """The rows of the newest version after the batches up to one."""
     later = [
         Path(made.path) / log / str(batch)
-        for batch in range(version, list_versions(made.path).newest_version)
+        for batch in range(version, Checkpoint(made.path).summary().newest_version)
         for log in ("offsets", "commits")
     ]
     texts = {path: path.read_text() for path in later}
@@ -291,9 +288,9 @@ def read_checkpoint_at(made, version):
 def test_storage_that_fails_is_not_damage(made, call, index):
     """Catches good batches taken back because the storage could not be reached for a moment."""
     files = without_leases(made)
-    for operation in (lambda found: verify(found, deep=True), plan_repair, repair):
+    for operation in (partial(verify, deep=True), plan_repair, repair):
         io = FaultFileIO(LocalFileIO())
-        with open_checkpoint(made.path, io=io) as checkpoint:
+        with open_checkpoint(place_of(made.path, io=io)) as checkpoint:
             io.arm(Fault(index, calls=(call,)))
             with pytest.raises(StorageError):
                 operation(checkpoint)
@@ -309,9 +306,9 @@ def test_state_in_a_drivers_memory_is_not_damage(tmp_path):
     conf = Path(made.path, "offsets", "0")
     conf.write_text(conf.read_text().replace(PROVIDERS["filesystem"], PROVIDERS["heap"]))
 
-    for operation in (verify, plan_repair, repair):
+    for operation in (Checkpoint.verify, Checkpoint.plan_repair, Checkpoint.repair):
         with pytest.raises(NotFoundError) as raised:
-            operation(made.path)
+            operation(Checkpoint(made.path))
         assert raised.value.kind == "driver-lost"
     assert Path(made.path, "commits", "0").exists()
 
@@ -321,6 +318,6 @@ def test_repair_of_a_checkpoint_with_nothing_readable_says_so(made):
     flip(deltas(made, 1)[0])
 
     with pytest.raises(NotFoundError, match="no version of the checkpoint can be read"):
-        repair(made.path)
+        Checkpoint(made.path).repair()
 
-    assert list_versions(made.path).newest_version == 4
+    assert Checkpoint(made.path).summary().newest_version == 4

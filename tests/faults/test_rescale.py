@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from statestore import Checkpoint, Savepoint
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, checksum_path
 from statestore.codec import sorting
 from statestore.codec.partition_key import compute_key_groups
@@ -25,12 +26,9 @@ from statestore.io.local import LocalFileIO
 from statestore.io.s3 import S3FileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
-from statestore.operations.rescale.rescale import plan_rescale, rescale, undo_rescale
-from statestore.operations.savepoint.restore import plan_restore
-from statestore.operations.savepoint.savepoint import take_savepoint
-from statestore.operations.upkeep.repair import repair
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint, unsafe_row
 from tests.rescaled import KEYED, edit_conf, listing, make, newest
+from tests.seams import at, place_of
 
 
 @pytest.mark.parametrize(
@@ -44,7 +42,7 @@ def test_query_goes_on_when_rescaled_again_and_again(
     made = make(tmp_path, backend=backend, checkpoint_format=checkpoint_format, operators=operators)
 
     for num_partitions, way in ((8, "key-groups"), (2, "key-groups"), (6, "rehash"), (1, None)):
-        done = rescale(made.path, num_partitions)
+        done = Checkpoint(made.path).rescale(num_partitions)
         assert read_checkpoint(made.path) == made.expected()
         assert [store.way for store in done.stores[-1:]] == ["whole"]
         assert way in (None, done.stores[0].way)
@@ -52,8 +50,8 @@ def test_query_goes_on_when_rescaled_again_and_again(
         if num_partitions == 2:
             made.take_snapshots()
         assert read_checkpoint(made.path) == made.expected()
-    rescale(made.path, 3)
-    rescale(made.path, 4)
+    Checkpoint(made.path).rescale(3)
+    Checkpoint(made.path).rescale(4)
     assert read_checkpoint(made.path) == made.expected()
     made.run_batch({5: 5})
 
@@ -65,7 +63,7 @@ def test_rehash_of_more_rows_than_memory_holds(tmp_path, monkeypatch):
     monkeypatch.setattr(sorting, "RUN_BYTES", 300)
     made = make(tmp_path, operators=OPERATORS[:2])
 
-    rescale(made.path, 5)
+    Checkpoint(made.path).rescale(5)
 
     assert read_checkpoint(made.path) == made.expected()
 
@@ -80,13 +78,11 @@ def test_progress_of_a_single_rehashed_store_grows(tmp_path, restored):
         reports.append((done, total))
 
     if restored:
-        take_savepoint(made.path, str(tmp_path / "savepoint"))
-        with plan_restore(
-            str(tmp_path / "savepoint"), str(tmp_path / "copy"), num_partitions=6
-        ) as plan:
-            plan.run(report)
+        Checkpoint(made.path).savepoint(tmp_path / "savepoint")
+        plan = Savepoint(tmp_path / "savepoint").plan_restore(tmp_path / "copy", num_partitions=6)
+        plan.run(report)
     else:
-        rescale(made.path, 6, report=report)
+        Checkpoint(made.path).rescale(6, report=report)
 
     done = [value for value, _ in reports]
     (total,) = {total for _, total in reports}
@@ -126,11 +122,10 @@ def test_rescale_by_key_groups_reads_and_writes_no_row(tmp_path):
     made = make(tmp_path, backend="filesystem")
     requests = RequestCounts()
 
-    rescale(
+    at(
         made.path,
-        8,
         io=CountingTreeFileIO(TrailersOnly(), requests, RequestCounts(), is_counted_inside=False),
-    )
+    ).rescale(8)
 
     written = [SealedFile(str(path)) for path in Path(made.path).rglob("4.delta.arrows")]
     assert len(written) == 8 * 3 + 1
@@ -143,7 +138,7 @@ def test_plan_changes_nothing_and_says_what_is_done(tmp_path):
     made = make(tmp_path)
     before = listing(made.path)
 
-    plan = plan_rescale(made.path, 8)
+    plan = Checkpoint(made.path).plan_rescale(8)
 
     assert listing(made.path) == before
     assert (plan.batch, plan.num_partitions_before, plan.num_partitions) == (3, 4, 8)
@@ -155,8 +150,8 @@ def test_plan_changes_nothing_and_says_what_is_done(tmp_path):
     assert list(keyed.partition_rows) == rows_by_partition(made.numbers, 8, keyed.max_parallelism)
     assert keyed.num_rows == sum(keyed.partition_rows) == len(made.numbers)
     assert (whole.way, whole.num_rows, whole.partition_rows) == ("whole", 1, (1,))
-    assert plan_rescale(made.path, 8, count_rows=True).stores == plan.stores
-    assert rescale(made.path, 8).stores == plan.stores
+    assert Checkpoint(made.path).plan_rescale(8, count_rows=True).stores == plan.stores
+    assert Checkpoint(made.path).rescale(8).stores == plan.stores
 
 
 def test_plan_asks_no_more_for_many_state_partitions(tmp_path):
@@ -167,7 +162,7 @@ def test_plan_asks_no_more_for_many_state_partitions(tmp_path):
     for num_partitions in (8, 4096):
         requests = RequestCounts()
         io = CountingTreeFileIO(LocalFileIO(), requests, RequestCounts(), is_counted_inside=False)
-        (plan,) = plan_rescale(made.path, num_partitions, io=io).stores
+        (plan,) = at(made.path, io=io).plan_rescale(num_partitions).stores
         asked.append(requests.take())
 
     assert asked[0] == asked[1]
@@ -211,10 +206,10 @@ def test_skew_shows_a_heavy_key_group_or_is_unknown(tmp_path, backend, is_told):
     if not is_told:
         forget_key_groups(made)
 
-    (plan,) = plan_rescale(made.path, 4).stores
-    (counted,) = plan_rescale(made.path, 4, count_rows=True).stores
-    (rehash,) = plan_rescale(made.path, 3).stores
-    (rehash_counted,) = plan_rescale(made.path, 3, count_rows=True).stores
+    (plan,) = Checkpoint(made.path).plan_rescale(4).stores
+    (counted,) = Checkpoint(made.path).plan_rescale(4, count_rows=True).stores
+    (rehash,) = Checkpoint(made.path).plan_rescale(3).stores
+    (rehash_counted,) = Checkpoint(made.path).plan_rescale(3, count_rows=True).stores
 
     rows = rows_by_partition(keys, 4, 8)
     assert list(counted.partition_rows) == rows
@@ -234,7 +229,7 @@ def test_state_kept_elsewhere_is_rescaled_there(tmp_path):
     made = make(tmp_path, options={"checkpoint_storage": str(elsewhere)}, operators=KEYED)
 
     for num_partitions in (8, 6):
-        rescale(made.path, num_partitions)
+        Checkpoint(made.path).rescale(num_partitions)
         assert read_checkpoint(made.path) == made.expected()
         placeholders = {path.parent.name for path in Path(made.path, "state/0").glob("*/.stat*")}
         assert {str(partition) for partition in range(num_partitions)} <= placeholders
@@ -253,10 +248,10 @@ def test_checkpoint_on_s3_is_rescaled_and_undone(s3_server, bucket, tmp_path):
     made = MadeCheckpoint(path, tmp_path / "scratch", 2, operators=KEYED, io=io)
     made.run_batch({key: key for key in range(20)})
 
-    rescale(path, 4, io=io)
+    at(path, io=io).rescale(4)
     assert read_checkpoint(path, io=io) == made.expected()
-    undo_rescale(path, io=io)
-    rescale(path, 3, io=io)
+    at(path, io=io).undo_rescale()
+    at(path, io=io).rescale(3)
     made.run_batch({3: 4})
 
     assert read_checkpoint(path, io=io) == made.expected()
@@ -267,7 +262,7 @@ def test_checksum_of_an_entry_deleted_by_hand_does_not_stay(tmp_path):
     made = make(tmp_path)
     Path(checksum_path(f"{made.path}/offsets/3")).write_bytes(b"crc\0stale")
 
-    rescale(made.path, 8)
+    Checkpoint(made.path).rescale(8)
 
     assert not Path(checksum_path(f"{made.path}/offsets/3")).exists()
 
@@ -279,7 +274,10 @@ def test_uncommitted_batch_is_refused_by_name(tmp_path):
     Path(made.path, "offsets/3").write_text(entry.replace('"logOffset":2', '"logOffset":3'))
     before = listing(made.path)
 
-    for operation in (lambda: rescale(made.path, 8), lambda: undo_rescale(made.path)):
+    for operation in (
+        lambda: Checkpoint(made.path).rescale(8),
+        lambda: Checkpoint(made.path).undo_rescale(),
+    ):
         with pytest.raises(InvalidArgumentError, match="planned_batch=3") as raised:
             operation()
         assert raised.value.kind == "unfinished-batch"
@@ -292,14 +290,17 @@ def test_gap_in_the_offset_log_is_refused_with_the_way_out(tmp_path):
     entry = Path(made.path, "offsets/2").read_text()
     Path(made.path, "offsets/4").write_text(entry.replace('"logOffset":2', '"logOffset":4'))
 
-    for operation in (lambda: rescale(made.path, 8), lambda: undo_rescale(made.path)):
+    for operation in (
+        lambda: Checkpoint(made.path).rescale(8),
+        lambda: Checkpoint(made.path).undo_rescale(),
+    ):
         with pytest.raises(NotFoundError, match="offsets/3") as raised:
             operation()
         assert raised.value.kind == "file-not-found"
         assert "statestore repair" in raised.value.to_fix
 
-    repair(made.path)
-    rescale(made.path, 8)
+    Checkpoint(made.path).repair()
+    Checkpoint(made.path).rescale(8)
     assert read_checkpoint(made.path) == made.expected()
 
 
@@ -308,11 +309,11 @@ def test_checkpoint_in_use_is_refused(tmp_path):
     made = make(tmp_path, operators=KEYED)
     before = listing(made.path)
     with (
-        open_checkpoint(made.path) as checkpoint,
+        open_checkpoint(place_of(made.path)) as checkpoint,
         exclusive_use(checkpoint, "something else"),
         pytest.raises(InUseError, match="something else"),
     ):
-        rescale(made.path, 8)
+        Checkpoint(made.path).rescale(8)
 
     assert listing(made.path) == before
 
@@ -324,7 +325,7 @@ def test_state_that_does_not_follow_its_keys_is_refused(tmp_path):
     edit_conf(made, **{key: "false"})
 
     with pytest.raises(IncompatibleError) as raised:
-        rescale(made.path, 8)
+        Checkpoint(made.path).rescale(8)
 
     assert raised.value.kind == "not-rescalable"
     assert newest(made.path, "offsets") == 2
@@ -337,7 +338,7 @@ def test_other_provider_is_refused(tmp_path):
     edit_conf(made, **{key: "org.apache.spark.Other"})
 
     with pytest.raises(IncompatibleError, match="another state store provider"):
-        rescale(made.path, 8)
+        Checkpoint(made.path).rescale(8)
 
 
 def test_heap_backend_without_its_driver_is_refused(tmp_path):
@@ -347,7 +348,7 @@ def test_heap_backend_without_its_driver_is_refused(tmp_path):
     edit_conf(made, **{key: "io.statestore.HeapStateStoreProvider"})
 
     with pytest.raises(NotFoundError) as raised:
-        rescale(made.path, 8)
+        Checkpoint(made.path).rescale(8)
 
     assert raised.value.kind == "driver-lost"
     assert newest(made.path, "offsets") == 2
@@ -359,16 +360,16 @@ def test_number_out_of_range_is_refused(tmp_path, num_partitions):
     made = make(tmp_path, operators=KEYED)
 
     with pytest.raises(InvalidArgumentError, match="out of range"):
-        rescale(made.path, num_partitions)
+        Checkpoint(made.path).rescale(num_partitions)
 
 
 def test_rescale_to_the_same_number_does_nothing(tmp_path):
     """Catches a repeated command that fails, or adds a batch, after it was done."""
     made = make(tmp_path)
-    rescale(made.path, 8)
+    Checkpoint(made.path).rescale(8)
     before = listing(made.path)
 
-    again = rescale(made.path, 8)
+    again = Checkpoint(made.path).rescale(8)
 
     assert again.is_done
     assert listing(made.path) == before
@@ -378,7 +379,7 @@ def test_operator_metadata_and_logs_are_what_spark_would_write(tmp_path):
     """Catches a lost watermark, source offset or checkpoint ID."""
     made = make(tmp_path, checkpoint_format=2)
 
-    rescale(made.path, 8)
+    Checkpoint(made.path).rescale(8)
 
     old, new = (Path(made.path, f"offsets/{batch}").read_text() for batch in (2, 3))
     assert new == old.replace(f'"{NUM_PARTITIONS_KEY}":"4"', f'"{NUM_PARTITIONS_KEY}":"8"')

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from statestore import Checkpoint
 from statestore.core.errors import InvalidArgumentError, StorageError
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.rescale.rescale import plan_rescale, rescale, undo_rescale
 from statestore.testing.checkpoints import read_checkpoint
 from statestore.testing.crash_io import CrashFileIO
 from statestore.testing.fault_io import Fault, FaultFileIO
@@ -23,6 +23,7 @@ from tests.rescaled import (
     logged_partitions,
     make,
 )
+from tests.seams import at, place_of
 
 
 def fails_on_copy(made, copy, fault, operation):
@@ -54,19 +55,19 @@ def test_fault_at_every_step_leaves_old_or_new_state(
         for remedy in ("finish", "undo"):
             fault = Fault(index, happens, MUTATIONS)
             has_failed = fails_on_copy(
-                made, copy, fault, lambda path, io: rescale(path, num_partitions, io=io)
+                made, copy, fault, lambda path, io: at(path, io=io).rescale(num_partitions)
             )
             if not has_failed:
                 break
             state = assert_old_new_or_refused(copy, expected, 2, num_partitions)
             seen.add(state)
             if remedy == "finish":
-                rescale(str(copy), num_partitions)
+                Checkpoint(copy).rescale(num_partitions)
                 assert logged_partitions(copy, 3) == num_partitions
                 assert read_checkpoint(str(copy)) == expected
                 continue
             try:
-                undo_rescale(str(copy))
+                Checkpoint(copy).undo_rescale()
             except InvalidArgumentError:
                 assert state == 2
             stray = {name for name in listing(copy).keys() - original if ".tmp-" not in name}
@@ -82,24 +83,24 @@ def test_fault_at_every_step_of_undo_can_be_gone_on_from(tmp_path, happens):
     """Catches an undo after whose failure neither side is whole."""
     made = make(tmp_path, operators=KEYED, num_partitions=2, checkpoint_format=2)
     original, expected = listing(made.path), made.expected()
-    rescale(made.path, 3)
+    Checkpoint(made.path).rescale(3)
     copy = tmp_path / "copy"
     seen = set()
     for index in range(200):
         for remedy in ("undo", "finish"):
             fault = Fault(index, happens, MUTATIONS)
             has_failed = fails_on_copy(
-                made, copy, fault, lambda path, io: undo_rescale(path, io=io)
+                made, copy, fault, lambda path, io: at(path, io=io).undo_rescale()
             )
             if not has_failed:
                 break
             state = assert_old_new_or_refused(copy, expected, 2, 3)
             seen.add(state)
             if remedy == "finish":
-                rescale(str(copy), 3)
+                Checkpoint(copy).rescale(3)
                 assert read_checkpoint(str(copy)) == expected
             elif state != 2:
-                undo_rescale(str(copy))
+                Checkpoint(copy).undo_rescale()
                 assert listing(copy) == original
         if not has_failed:
             break
@@ -109,7 +110,7 @@ def test_fault_at_every_step_of_undo_can_be_gone_on_from(tmp_path, happens):
 KILLED = """
 import os, signal, sys
 from statestore.io.local import LocalFileIO
-from statestore.operations.rescale.rescale import rescale
+from tests.seams import at
 
 class Killer(LocalFileIO):
     calls = -int(sys.argv[2])
@@ -127,7 +128,7 @@ class Killer(LocalFileIO):
         self.count()
         return super().delete(*args, **named)
 
-rescale(sys.argv[1], int(sys.argv[3]), io=Killer())
+at(sys.argv[1], io=Killer()).rescale(int(sys.argv[3]))
 """
 
 
@@ -139,7 +140,7 @@ def test_kill_at_every_step_leaves_old_or_new_state(tmp_path, num_partitions, wa
     """Catches a step that only an orderly end completes: the process dies by signal 9."""
     made = make(tmp_path, operators=KEYED, num_partitions=2, checkpoint_format=2)
     expected = made.expected()
-    assert plan_rescale(made.path, num_partitions).stores[0].way == way
+    assert Checkpoint(made.path).plan_rescale(num_partitions).stores[0].way == way
     seen = []
     for step in range(60):
         copy = tmp_path / "copy"
@@ -152,9 +153,9 @@ def test_kill_at_every_step_leaves_old_or_new_state(tmp_path, num_partitions, wa
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         seen.append(assert_old_new_or_refused(copy, expected, 2, num_partitions))
         if step % 2:
-            rescale(str(copy), num_partitions)
+            Checkpoint(copy).rescale(num_partitions)
         elif seen[-1] != 2:
-            undo_rescale(str(copy))
+            Checkpoint(copy).undo_rescale()
         assert read_checkpoint(str(copy)) == expected
     assert seen == sorted(seen, key=[2, "refused", num_partitions].index)
     assert {2, "refused"} <= set(seen)
@@ -174,16 +175,16 @@ def test_power_loss_at_every_step_leaves_old_or_new_state(tmp_path):
         io = FaultFileIO(memory)
         io.arm(Fault(index, happens=True, calls=MUTATIONS))
         try:
-            rescale("/ck", 4, io=io)
+            at("/ck", io=io).rescale(4)
         except StorageError:
             assert io.has_failed
         memory.crash()
         end_process("/ck", memory)
-        with open_checkpoint("/ck", io=memory) as checkpoint:
+        with open_checkpoint(place_of("/ck", io=memory)) as checkpoint:
             is_refused = not checkpoint.is_between_batches
         if not is_refused:
             assert read_checkpoint("/ck", io=memory) == made.expected()
-        rescale("/ck", 4, io=memory)
+        at("/ck", io=memory).rescale(4)
         assert read_checkpoint("/ck", io=memory) == made.expected()
         if not io.has_failed:
             break

@@ -4,16 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from statestore import Checkpoint, Savepoint
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY, OffsetsEntry
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.rescale.rescale import plan_rescale, plan_undo, rescale, undo_rescale
-from statestore.operations.savepoint.branch import plan_branch
-from statestore.operations.savepoint.restore import plan_restore
-from statestore.operations.savepoint.savepoint import take_savepoint
-from statestore.operations.upkeep.repair import repair
 from statestore.testing.checkpoints import read_checkpoint
 from tests.rescaled import KEYED, edit_conf, listing, make
+from tests.seams import place_of
 
 
 @pytest.mark.parametrize(("checkpoint_format", "num_partitions"), [(1, 8), (2, 2), (2, 6)])
@@ -21,18 +18,18 @@ def test_undo_takes_everything_back(tmp_path, checkpoint_format, num_partitions)
     """Catches a file, an entry or a number that an undo leaves behind."""
     made = make(tmp_path, checkpoint_format=checkpoint_format)
     before = listing(made.path)
-    rescale(made.path, num_partitions)
+    Checkpoint(made.path).rescale(num_partitions)
 
-    plan = plan_undo(made.path)
+    plan = Checkpoint(made.path).plan_undo_rescale()
     assert (plan.batch, plan.was_committed, plan.num_partitions) == (3, True, 4)
-    undo_rescale(made.path)
+    Checkpoint(made.path).undo_rescale()
 
     assert listing(made.path) == before
-    rescale(made.path, num_partitions)
+    Checkpoint(made.path).rescale(num_partitions)
     made.run_batch({1: 2})
     assert read_checkpoint(made.path) == made.expected()
     with pytest.raises(InvalidArgumentError, match="no rescale to undo"):
-        undo_rescale(made.path)
+        Checkpoint(made.path).undo_rescale()
 
 
 def to_other_provider(made):
@@ -69,13 +66,13 @@ def to_lost(made):
 def test_undo_that_cannot_be_done_deletes_nothing(tmp_path, change, error, match):
     """Catches an undo that finds out half way, or that deletes the only state there is."""
     made = make(tmp_path, operators=KEYED)
-    rescale(made.path, 8)
+    Checkpoint(made.path).rescale(8)
     change(made)
     before = listing(made.path)
 
-    for operation in (plan_undo, undo_rescale):
+    for operation in (Checkpoint.plan_undo_rescale, Checkpoint.undo_rescale):
         with pytest.raises(error, match=match):
-            operation(made.path)
+            operation(Checkpoint(made.path))
 
     assert listing(made.path) == before
 
@@ -85,14 +82,14 @@ def test_undo_after_a_repair_that_left_later_files(tmp_path, checkpoint_format):
     """Catches an undo that takes files which no log names for a batch that has run."""
     made = make(tmp_path, operators=KEYED, checkpoint_format=checkpoint_format)
     expected, numbers = made.expected(), dict(made.numbers)
-    rescale(made.path, 8)
+    Checkpoint(made.path).rescale(8)
     made.run_batch({1: 2, 70: 1})
     for file in Path(made.path, "state/0").glob("*/4*.delta.arrows"):
         file.write_bytes(file.read_bytes()[:-1])
-    assert repair(made.path).version == 3
+    assert Checkpoint(made.path).repair().version == 3
 
-    assert plan_undo(made.path).was_committed is False
-    undo_rescale(made.path)
+    assert Checkpoint(made.path).plan_undo_rescale().was_committed is False
+    Checkpoint(made.path).undo_rescale()
 
     assert read_checkpoint(made.path) == expected
     made.numbers = numbers
@@ -106,19 +103,19 @@ def test_copy_made_right_after_a_rescale_has_none_to_undo(tmp_path, copied):
     """Catches an undo whose state before the rescale was never copied."""
     made = make(tmp_path, operators=KEYED)
     made.run_batch({})
-    rescale(made.path, 8)
+    Checkpoint(made.path).rescale(8)
     copy = str(tmp_path / "copy")
     if copied == "branch":
-        with plan_branch(made.path, copy) as plan:
-            plan.run()
+        plan = Checkpoint(made.path).plan_branch(copy)
+        plan.run()
     else:
-        take_savepoint(made.path, str(tmp_path / "savepoint"), form="native")
-        with plan_restore(str(tmp_path / "savepoint"), copy) as plan:
-            plan.run()
+        Checkpoint(made.path).savepoint(tmp_path / "savepoint", form="native")
+        plan = Savepoint(tmp_path / "savepoint").plan_restore(copy)
+        plan.run()
     before = listing(copy)
 
     with pytest.raises(InvalidArgumentError, match="no rescale to undo"):
-        undo_rescale(copy)
+        Checkpoint(copy).undo_rescale()
 
     assert listing(copy) == before
     assert read_checkpoint(copy) == made.expected()
@@ -129,20 +126,20 @@ def test_copy_of_a_version_from_before_a_rescale_is_as_it_was_then(tmp_path, cop
     """Catches operator metadata that tells the state reader of state partitions to come."""
     made = make(tmp_path)
     expected = made.expected()
-    rescale(made.path, 8)
+    Checkpoint(made.path).rescale(8)
     made.run_batch({1: 2})
     copy = str(tmp_path / "copy")
     if copied == "branch":
-        with plan_branch(made.path, copy, version=3) as plan:
-            plan.run()
+        plan = Checkpoint(made.path).plan_branch(copy, version=3)
+        plan.run()
     else:
-        take_savepoint(made.path, copy, version=3, form=copied)
+        Checkpoint(made.path).savepoint(copy, version=3, form=copied)
 
     assert read_checkpoint(copy) == expected
-    with open_checkpoint(copy) as checkpoint:
+    with open_checkpoint(place_of(copy)) as checkpoint:
         stores = [store for operator in checkpoint.operators for store in operator.stores]
         assert [store.num_partitions for store in stores] == [4, 4, 4, 4]
-    with open_checkpoint(made.path) as checkpoint:
+    with open_checkpoint(place_of(made.path)) as checkpoint:
         assert checkpoint.operators[0].stores[0].num_partitions == 8
 
 
@@ -160,14 +157,14 @@ def test_stray_entry_of_sparks_repartition_is_finished_or_cleaned(tmp_path):
     before = listing(made.path)
     stray_offsets(made, 8)
 
-    with pytest.raises(InvalidArgumentError, match="--partitions 8") as raised:
-        rescale(made.path, 2)
+    with pytest.raises(InvalidArgumentError, match="rescale to 8") as raised:
+        Checkpoint(made.path).rescale(2)
     assert raised.value.kind == "unfinished-operation"
-    undo_rescale(made.path)
+    Checkpoint(made.path).undo_rescale()
     assert listing(made.path) == before
     stray_offsets(made, 8)
-    assert plan_rescale(made.path, 8).is_begun
-    rescale(made.path, 8)
+    assert Checkpoint(made.path).plan_rescale(8).is_begun
+    Checkpoint(made.path).rescale(8)
 
     made.run_batch({3: 4})
     assert read_checkpoint(made.path) == made.expected()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import statestore
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.merging import merge_files
 from statestore.checkpoint.layout import StoreLocation
@@ -22,6 +21,7 @@ from statestore.engine.service import MAX_CLOSED_STORES
 from statestore.io.local import LocalFileIO
 from statestore.testing.engine_process import EngineProcess
 from statestore.testing.fault_io import FaultFileIO
+from tests.seams import at
 from tests.shim import G, RocksDBShim, in_view, rows, write_sst
 
 OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=4)
@@ -29,7 +29,7 @@ OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=4)
 
 def load(root, version):
     """Rows of a version by a handle that has nothing on its local disk."""
-    with statestore.open_store(str(root), version=version, options=OPTIONS) as store:
+    with at(root, options=OPTIONS).open_store(version=version) as store:
         return list(store.scan())
 
 
@@ -37,7 +37,7 @@ def load(root, version):
 def checkpoint(tmp_path):
     """Versions 1 to 7, of which 5 names a merged file; returns (root, rows of each version)."""
     versions = {}
-    with statestore.open_store(str(tmp_path), options=OPTIONS, backend="rocksdb") as store:
+    with at(tmp_path, options=OPTIONS).open_store(backend="rocksdb") as store:
         for number in range(1, 8):
             batch = store.begin()
             batch.put(b"n", b"%d" % number)
@@ -98,12 +98,13 @@ def test_cleanup_beside_commits_keeps_a_merged_file_that_was_just_named(tmp_path
     """Catches a cleanup that knows neither the merge nor the newer version that names its file."""
     io = FaultFileIO(LocalFileIO())
     options = StateStoreOptions(fsync_enabled=False, orphan_age_ms=0, min_versions_to_retain=6)
-    how = {"backend": "rocksdb", "checkpoint_format": 2, "options": options, "io": io}
-    with statestore.open_store(str(tmp_path), **how) as store:
+    checkpoint = at(tmp_path, options=options, io=io)
+    how = {"backend": "rocksdb", "checkpoint_format": 2}
+    with checkpoint.open_store(**how) as store:
         for number in range(1, 6):
             put(store, number)
     # This one must read about the versions before its first.
-    with statestore.open_store(str(tmp_path), **how) as store:
+    with checkpoint.open_store(**how) as store:
         versions = store._versions
         sixth, seventh = put(store, 6), put(store, 7)
         merged = versions.take_snapshot(sixth, str(tmp_path), options)
@@ -121,7 +122,7 @@ def test_cleanup_beside_commits_keeps_a_merged_file_that_was_just_named(tmp_path
 
         assert merged.ref in eighth.trailer.files
         expected = list(store.scan())
-    with statestore.open_store(str(tmp_path), version=8, **how) as other:
+    with checkpoint.open_store(version=8, **how) as other:
         assert list(other.scan()) == expected
 
 
@@ -129,14 +130,14 @@ def test_cleanup_beside_commits_keeps_a_merged_file_that_was_just_named(tmp_path
 def test_newest_merged_file_is_known_after_a_restart(tmp_path, incremental):
     """Catches a store that Spark counts as lagging, and has rewrite its state, for no reason."""
     options = StateStoreOptions(fsync_enabled=False, rocksdb_incremental=incremental)
-    how = {"backend": "rocksdb", "options": options}
-    with statestore.open_store(str(tmp_path), **how) as store:
+    checkpoint, how = at(tmp_path, options=options), {"backend": "rocksdb"}
+    with checkpoint.open_store(**how) as store:
         for number in range(1, 5):
             put(store, number)
         store.snapshot()
         put(store, 5)
         before = store._versions.snapshot_status
-    with statestore.open_store(str(tmp_path), **how) as store:
+    with checkpoint.open_store(**how) as store:
         after = store._versions.snapshot_status
 
     assert after.version == before.version == (4 if incremental else 5)
@@ -171,7 +172,7 @@ def test_merge_needs_no_memory_for_each_deleted_key(tmp_path):
     keys = [b"key-%012d" % number for number in range(num_keys)]
     location = StoreLocation(LocalFileIO(), str(tmp_path / "state"), StoreName(0, 0, "default"))
     location = replace(location, body="sst")
-    with statestore.open_store(str(tmp_path), options=OPTIONS, backend="rocksdb") as store:
+    with at(tmp_path, options=OPTIONS).open_store(backend="rocksdb") as store:
         put(store, 1)
         for deleted in (keys[:-10], keys[10:]):
             batch = store.begin()
@@ -210,7 +211,7 @@ def test_bytes_of_a_commit(tmp_path, incremental):
     options = StateStoreOptions(fsync_enabled=False, rocksdb_incremental=incremental)
     num_keys, num_updates = 40_000, 2_000
     root = str(tmp_path)
-    with statestore.open_store(root, options=options, backend="rocksdb") as store:
+    with at(root, options=options).open_store(backend="rocksdb") as store:
         batch = store.begin()
         for number in range(num_keys):
             batch.put(b"key-%012d" % number, os.urandom(100))
@@ -236,13 +237,13 @@ def test_bytes_of_a_commit(tmp_path, incremental):
 
 def test_commit_of_another_backends_checkpoint_is_refused(tmp_path):
     """Catches one backend going on where another one stopped, with half of the state."""
-    with statestore.open_store(str(tmp_path), options=OPTIONS) as store:
+    with at(tmp_path, options=OPTIONS).open_store() as store:
         batch = store.begin()
         batch.put(b"a", b"1")
         batch.commit()
 
     with pytest.raises(StateStoreError, match="backend-changed"):
-        statestore.open_store(str(tmp_path), version=1, options=OPTIONS, backend="rocksdb")
+        at(tmp_path, options=OPTIONS).open_store(version=1, backend="rocksdb")
 
 
 def test_merge_does_not_hold_up_commits(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import statestore
+from statestore import Checkpoint
 from statestore.codec.rows import PUT, Row
 from statestore.testing.engine_process import EngineGoneError, EngineProcess
 from tests.shim import G, RocksDBShim, in_view, rows
@@ -15,7 +15,7 @@ from tests.shim import G, RocksDBShim, in_view, rows
 
 def load(root, version):
     """Rows of a version by a handle that has nothing on its local disk."""
-    with statestore.open_store(str(root), version=version) as store:
+    with Checkpoint(root).open_store(version=version) as store:
         return dict(store.scan())
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import statestore
 from statestore.backends.rocksdb.database import MAX_WAITING
 from statestore.backends.rocksdb.view import View
 from statestore.codec.rows import PUT, Row
@@ -20,6 +19,7 @@ from statestore.io.counting import CountingFileIO
 from statestore.io.local import LocalFileIO
 from statestore.testing.engine_process import EngineProcess
 from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.seams import at
 from tests.shim import Engine, G, RocksDBShim, Shim, in_view, rows
 
 OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=4)
@@ -27,7 +27,7 @@ OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=4)
 
 def load(root, version):
     """Rows of a version by a handle that has nothing on its local disk."""
-    with statestore.open_store(str(root), version=version, options=OPTIONS) as store:
+    with at(root, options=OPTIONS).open_store(version=version) as store:
         return list(store.scan())
 
 
@@ -140,10 +140,10 @@ def test_store_closed_beside_its_commits_keeps_every_row(tmp_path):
 def test_outage_of_the_storage_leaves_the_local_database(tmp_path, fault):
     """Catches a whole download after a request that failed."""
     io = FaultFileIO(LocalFileIO())
-    how = {"backend": "rocksdb", "options": OPTIONS, "io": io}
+    checkpoint = at(tmp_path, options=OPTIONS, io=io)
     with (
-        statestore.open_store(str(tmp_path), **how) as there,
-        statestore.open_store(str(tmp_path), **how) as here,
+        checkpoint.open_store(backend="rocksdb") as there,
+        checkpoint.open_store(backend="rocksdb") as here,
     ):
         for number in range(1, 4):
             put(there, number)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import statestore
+from statestore import Checkpoint
 from statestore.core.errors import (
     CorruptionError,
     FencedError,
@@ -16,6 +16,7 @@ from statestore.core.errors import (
 from statestore.core.options import StateStoreOptions
 from statestore.io.s3 import PART_BYTES, S3FileIO
 from statestore.io.s3_settings import S3Settings, resolve_s3_path
+from tests.seams import at
 
 LARGE = 2 * PART_BYTES + 1
 """Bytes of a file that is sent in parts."""
@@ -309,7 +310,9 @@ def test_listing_has_the_files_of_one_directory_only(io, bucket):
 def test_store_of_a_bucket_is_opened_by_its_uri(s3_server, bucket):
     """Catches an API that only the local disk can be used with, and requests nobody needs."""
     uri = f"s3://{bucket}/checkpoint"
-    with statestore.open_store(uri, s3=s3_server.settings(), checkpoint_format=2) as store:
+    with Checkpoint(uri, storage_options=s3_server.options()).open_store(
+        checkpoint_format=2
+    ) as store:
         for version in range(1, 4):
             s3_server.requests.clear()
             batch = store.begin()
@@ -317,7 +320,7 @@ def test_store_of_a_bucket_is_opened_by_its_uri(s3_server, bucket):
             batch.commit()
             assert s3_server.requests["PUT"] == 1
             assert s3_server.requests.total() <= 2
-    with statestore.open_store(uri, s3=s3_server.settings()) as again:
+    with Checkpoint(uri, storage_options=s3_server.options()).open_store() as again:
         assert (again.version, again.get(b"key")) == (3, b"value 3")
 
 
@@ -333,7 +336,7 @@ def test_uris_resolve():
 def test_damaged_file_is_named_as_it_is_in_the_bucket(io, bucket, backend):
     """Catches an error that names the copy on the local disk, which is gone by then."""
     uri = f"/{bucket}/checkpoint"
-    with statestore.open_store(uri, io=io, backend=backend) as store:
+    with at(uri, io=io).open_store(backend=backend) as store:
         batch = store.begin()
         batch.put(b"key", b"value")
         batch.commit()
@@ -345,6 +348,6 @@ def test_damaged_file_is_named_as_it_is_in_the_bucket(io, bucket, backend):
 
     with (
         pytest.raises(CorruptionError, match=f"file='{path}'"),
-        statestore.open_store(uri, io=io, version=1) as store,
+        at(uri, io=io).open_store(version=1) as store,
     ):
         store.get(b"key")

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from statestore import Savepoint
 from statestore.core.errors import StateStoreError
 from statestore.io.local import LocalFileIO
-from statestore.operations.savepoint.restore import plan_restore
-from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
+from statestore.operations.savepoint.savepoint import open_savepoint
 from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.operations.checkpoints import OPTIONS, QueryCheckpoint, files_below, read_rows
+from tests.seams import at, place_of
 
 CHILD = """
 import os, signal, sys
@@ -35,18 +36,17 @@ OPERATIONS[sys.argv[1]](sys.argv[2], Killer(LocalFileIO()))
 
 def savepoint(root, io):
     """Take a savepoint."""
-    take_savepoint(
-        f"{root}/query", f"{root}/new", io=LocalFileIO(), destination_io=io, options=OPTIONS
+    at(f"{root}/query", options=OPTIONS, io=LocalFileIO()).savepoint(
+        at(f"{root}/new", options=OPTIONS, io=io)
     )
 
 
 def restore(root, io):
     """Restore one, on another state backend and parallelism."""
-    with plan_restore(
-        f"{root}/savepoint", f"{root}/new", backend="rocksdb", num_partitions=4,
-        io=LocalFileIO(), target_io=io, options=OPTIONS,
-    ) as plan:  # fmt: skip
-        plan.run()
+    plan = at(f"{root}/savepoint", kind=Savepoint, options=OPTIONS, io=LocalFileIO()).plan_restore(
+        at(f"{root}/new", options=OPTIONS, io=io), backend="rocksdb", num_partitions=4
+    )
+    plan.run()
 
 
 OPERATIONS = {"savepoint": savepoint, "restore": restore}
@@ -58,7 +58,7 @@ def test_either_side_is_whole_when_the_process_is_killed(tmp_path, name):
     query = QueryCheckpoint(tmp_path / "query", num_partitions=2)
     for batch in range(2):
         query.run({f"key-{number}": str(batch) for number in range(20)})
-    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
     before = {part: files_below(tmp_path / part) for part in ("query", "savepoint")}
     counted = FaultFileIO(LocalFileIO())
     counted.arm(Fault(10**9))
@@ -83,7 +83,7 @@ def test_either_side_is_whole_when_the_process_is_killed(tmp_path, name):
         assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
         with pytest.raises(StateStoreError):
             read_rows(root / "new")
-        with pytest.raises(StateStoreError), open_savepoint(str(root / "new")):
+        with pytest.raises(StateStoreError), open_savepoint(place_of(root / "new")):
             pass
 
     OPERATIONS[name](root, FaultFileIO(LocalFileIO()))

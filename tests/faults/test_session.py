@@ -10,6 +10,7 @@ import pytest
 from statestore.backends.filesystem.versions import StoreVersions
 from statestore.checkpoint import commit
 from statestore.checkpoint.layout import StoreLocation
+from statestore.checkpoint.trailers import read_trailer
 from statestore.codec.rows import DELETE, PUT, Row
 from statestore.codec.trailer import StoreName, VersionRef
 from statestore.core.clock import SystemClock
@@ -51,7 +52,7 @@ class SessionBench:
         path = f"{self.directory}/{checkpoint_id}.arrows"
         length = write_stream(path, rows, G)
         new = new_version(version, self.parent, checkpoint_id, rows, num_keys)
-        published, _, status = self.session.commit(
+        published, status = self.session.commit(
             new, path, length, options, force_snapshot=force_snapshot
         )
         self.parent = VersionRef(version, checkpoint_id, published.trailer.lineage)
@@ -182,9 +183,9 @@ def test_repeated_commit_answers_the_same_from_a_new_session(bench):
     length = write_stream(path, rows, G)
     new = new_version(1, None, "ab" * 16, rows, 1)
 
-    first, _, _ = bench.session.commit(new, path, length, OPTIONS, force_snapshot=False)
-    again, _, _ = bench.new_session().commit(new, path, length, OPTIONS, force_snapshot=False)
-    same, _, _ = bench.session.commit(new, path, length, OPTIONS, force_snapshot=False)
+    first, _ = bench.session.commit(new, path, length, OPTIONS, force_snapshot=False)
+    again, _ = bench.new_session().commit(new, path, length, OPTIONS, force_snapshot=False)
+    same, _ = bench.session.commit(new, path, length, OPTIONS, force_snapshot=False)
 
     assert first == again == same
 
@@ -328,3 +329,19 @@ def _exists(path):
     from pathlib import Path
 
     return Path(path).exists()
+
+
+def test_version_tells_what_the_commit_before_took(bench):
+    """Catches times of another version, and times that nobody measured."""
+    first, _ = bench.commit()
+    second, _ = bench.commit()
+    bench.session = bench.new_session()
+    third, _ = bench.commit()
+
+    told = [
+        read_trailer(bench.location, file.ref.path).trailer.parent_commit
+        for file in (first, second, third)
+    ]
+    assert told[0] is told[2] is None
+    assert told[1].to_json() == first.commit.to_json()
+    assert told[1].total_ms > 0

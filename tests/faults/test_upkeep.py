@@ -1,22 +1,21 @@
 """List, verify, repair and expire: damage is found, and nothing that is needed goes."""
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from statestore import Checkpoint
 from statestore.cli.commands import cli
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.rescale.rescale import rescale
-from statestore.operations.savepoint.savepoint import take_savepoint
-from statestore.operations.upkeep.expire import expire, plan_expiry
-from statestore.operations.upkeep.listing import list_versions
 from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import read_checkpoint
 from tests.damaged import NOW, deltas, flip, make_small, make_with_snapshots, run
+from tests.seams import at, place_of
 
 ONE, OTHER = (f"{number}-0000-4000-8000-000000000000" for number in ("0" * 8, "1" * 8))
 
@@ -24,10 +23,10 @@ ONE, OTHER = (f"{number}-0000-4000-8000-000000000000" for number in ("0" * 8, "1
 def test_list_tells_what_each_version_added(made):
     """Catches sizes, or times, of one version taken for another's."""
     for batch in range(4):
-        for log, time_s in (("offsets", 1_000), ("commits", 1_002.5)):
-            os.utime(Path(made.path, log, str(batch)), (0, time_s + batch * 100))
+        os.utime(Path(made.path, "commits", str(batch)), (0, 1_002.5 + batch * 100))
 
-    info = list_versions(made.path)
+    made_ms = time.time() * 1000
+    info = Checkpoint(made.path).summary()
 
     assert [version.version for version in info.versions] == [4, 3, 2, 1]
     assert [version.kind for version in info.versions] == ["incremental"] * 3 + ["full"]
@@ -40,30 +39,37 @@ def test_list_tells_what_each_version_added(made):
     assert [version.committed_ms for version in info.versions] == [
         1_302_500, 1_202_500, 1_102_500, 1_002_500
     ]  # fmt: skip
-    assert {version.duration_ms for version in info.versions} == {2_500}
+    assert info.versions[0].commit is None
+    for version in info.versions[1:]:
+        phases = version.commit
+        assert phases.checksum_ms > 0
+        assert phases.publish_ms >= phases.sync_ms > 0
+        assert 0 <= made_ms - phases.committed_ms < 600_000
 
-    rescale(made.path, 8)
-    assert list_versions(made.path, limit=1).versions[0].kind == "rescaled"
+    Checkpoint(made.path).rescale(8)
+    assert Checkpoint(made.path).summary(limit=1).versions[0].kind == "rescaled"
 
 
 def test_list_counts_the_files_of_state_partitions_that_are_no_more(made):
     """Catches storage that is used and that nobody sees after a scale-down."""
-    rescale(made.path, 2)
+    Checkpoint(made.path).rescale(2)
     made.run_batch({1: 1})
 
     files = Path(made.path, "state").rglob("*.[as][rs][rt]*")
-    assert list_versions(made.path).stored_bytes == sum(file.stat().st_size for file in files)
+    assert Checkpoint(made.path).summary().stored_bytes == sum(
+        file.stat().st_size for file in files
+    )
 
 
 def test_list_finds_the_savepoints_of_the_query_only(made, tmp_path):
     """Catches another query's savepoint, or half of one, taken for the query's own."""
     Path(made.path, "metadata").write_text(f'{{"id":"{ONE}"}}')
     retained = tmp_path / "savepoints"
-    take_savepoint(made.path, str(retained / "first"))
+    Checkpoint(made.path).savepoint(retained / "first")
     made.run_batch({1: 1})
-    take_savepoint(made.path, str(retained / "second"), form="native")
+    Checkpoint(made.path).savepoint(retained / "second", form="native")
     Path(made.path, "metadata").write_text(f'{{"id":"{OTHER}"}}')
-    take_savepoint(made.path, str(retained / "strange"))
+    Checkpoint(made.path).savepoint(retained / "strange")
     Path(made.path, "metadata").write_text(f'{{"id":"{ONE}"}}')
     (retained / "half").mkdir()
 
@@ -76,14 +82,14 @@ def test_list_finds_the_savepoints_of_the_query_only(made, tmp_path):
 
 def test_verify_finds_nothing_wrong_where_nothing_is(made):
     """Catches findings in files that a query would read without complaint."""
-    rescale(made.path, 8)
+    Checkpoint(made.path).rescale(8)
     made.run_batch({1: 1, 99: 2})
 
-    found = verify(made.path, versions=[1, 2, 3, 4, 5, 6], deep=True)
+    found = Checkpoint(made.path).verify(versions=[1, 2, 3, 4, 5, 6], deep=True)
 
     assert found.findings == ()
     assert found.num_rows > 0
-    code, printed = run("verify", made.path, "--all", "--deep")
+    code, printed = run("verify", made.path, "--version", "all", "--deep")
     assert (code, printed["ok"], len(printed["versions"])) == (0, True, 6)
 
 
@@ -91,8 +97,8 @@ def test_verify_finds_a_flipped_byte_in_every_version_made_of_it(made):
     """Catches damage that shows only when the query needs the file."""
     flip(deltas(made, 2)[0])
 
-    fast = verify(made.path, versions=[1, 2, 3, 4])
-    deep = verify(made.path, versions=[1, 2, 3, 4], deep=True)
+    fast = Checkpoint(made.path).verify(versions=[1, 2, 3, 4])
+    deep = Checkpoint(made.path).verify(versions=[1, 2, 3, 4], deep=True)
 
     assert fast.findings == ()
     assert {finding.version for finding in deep.findings} == {2, 3, 4}
@@ -108,7 +114,7 @@ def test_verify_finds_a_missing_file_and_a_cut_one_without_reading_rows(made):
     cut = deltas(made, 3, partition=2)[0]
     cut.write_bytes(cut.read_bytes()[:-9])
 
-    found = verify(made.path)
+    found = Checkpoint(made.path).verify()
 
     assert {(finding.store.partition, finding.kind) for finding in found.findings} >= {
         (1, "file-not-found"),
@@ -118,7 +124,7 @@ def test_verify_finds_a_missing_file_and_a_cut_one_without_reading_rows(made):
 
 def test_verify_finds_rows_in_the_wrong_state_partition(made):
     """Catches a store directory put in another one's place with its names and sizes right."""
-    found = verify(made.path, deep=True)
+    found = Checkpoint(made.path).verify(deep=True)
     assert found.findings == ()
     one, two = (Path(made.path) / "state" / "0" / str(partition) for partition in (1, 2))
     aside = one.with_name("aside")
@@ -126,7 +132,7 @@ def test_verify_finds_rows_in_the_wrong_state_partition(made):
     two.rename(one)
     aside.rename(two)
 
-    kinds = {finding.kind for finding in verify(made.path).findings}
+    kinds = {finding.kind for finding in Checkpoint(made.path).verify().findings}
     assert kinds & {"other-store", "fenced", "version-not-found"}
 
 
@@ -137,18 +143,18 @@ def test_expire_keeps_what_retained_versions_are_made_of(made):
         made.run_batch(dict.fromkeys(range(batch), batch))
     expected = read_checkpoint(made.path)
 
-    plan = plan_expiry(made.path, 2, options=NOW)
+    plan = at(made.path, options=NOW).plan_expire(2)
     files = {str(path) for path in Path(made.path).rglob("*.*") if path.is_file()}
     reports = []
-    done = expire(made.path, 2, options=NOW, report=lambda *stores: reports.append(stores))
+    done = at(made.path, options=NOW).expire(2, report=lambda *stores: reports.append(stores))
 
     assert plan.stores == done.stores
     assert reports == [(number, len(reports)) for number in range(1, len(reports) + 1)]
     left = {str(path) for path in Path(made.path).rglob("*.*") if path.is_file()}
     assert files - left == {path for store in done.stores for path in store.files}
     assert read_checkpoint(made.path) == expected
-    assert verify(made.path, versions=[8, 9], deep=True).findings == ()
-    assert plan_expiry(made.path, 2, options=NOW).num_files == 0
+    assert Checkpoint(made.path).verify(versions=[8, 9], deep=True).findings == ()
+    assert at(made.path, options=NOW).plan_expire(2).num_files == 0
     made.run_batch({3: 3})
 
 
@@ -158,21 +164,21 @@ def test_verify_of_all_versions_leaves_expired_ones_out(tmp_path, backend):
     query, _ = make_with_snapshots(tmp_path, backend)
     for number in range(5):
         query.run({f"more {number}": number}, snapshot=number == 2)
-    expire(query.path, 2, options=NOW)
+    at(query.path, options=NOW).expire(2)
 
-    code, printed = run("verify", query.path, "--all", "--deep")
+    code, printed = run("verify", query.path, "--version", "all", "--deep")
 
     assert (code, printed["findings"]) == (0, [])
     assert {8, 9} <= {*printed["versions"]}
     assert {1, 2} <= {*printed["expired"]}
     assert sorted(printed["versions"] + printed["expired"]) == [*range(1, 10)]
-    with open_checkpoint(query.path) as checkpoint:
+    with open_checkpoint(place_of(query.path)) as checkpoint:
         for version in printed["versions"]:
             assert verify(checkpoint, versions=[version], deep=True).is_readable(version)
         for version in printed["expired"]:
             assert not verify(checkpoint, versions=[version]).is_readable(version)
     deltas(query, 9)[0].unlink()
-    assert run("verify", query.path, "--all")[0] == 1
+    assert run("verify", query.path, "--version", "all")[0] == 1
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
@@ -182,15 +188,15 @@ def test_versions_of_a_rescaled_store_expire_oldest_first(tmp_path, backend):
     Those are held for other state partitions, which let go of them one after the other.
     """
     query, _ = make_with_snapshots(tmp_path, backend)
-    rescale(query.path, 4)
+    Checkpoint(query.path).rescale(4)
     query.num_partitions, query.version = 4, 5
     query.options = replace(query.options, rocksdb_merge_min_files=2)
     for number in range(9):
         query.run({f"more {number}": number}, snapshot=number in (3, 6))
 
     for _ in range(3):
-        expire(query.path, 2, options=NOW)
-        code, printed = run("verify", query.path, "--all", "--deep")
+        at(query.path, options=NOW).expire(2)
+        code, printed = run("verify", query.path, "--version", "all", "--deep")
         assert (code, printed["findings"]) == (0, [])
         assert {13, 14} <= {*printed["versions"]}
 
@@ -213,14 +219,17 @@ def test_verify_of_a_checkpoint_without_a_version_finds_nothing_wrong(tmp_path):
     made = make_small(tmp_path, 1, num_partitions=1)
     Path(made.path, "commits", "0").unlink()
 
-    assert (verify(made.path).versions, verify(made.path).findings) == ((), ())
-    assert run("verify", made.path, "--all")[0] == 0
+    assert (Checkpoint(made.path).verify().versions, Checkpoint(made.path).verify().findings) == (
+        (),
+        (),
+    )
+    assert run("verify", made.path, "--version", "all")[0] == 0
 
 
 def test_expire_refuses_to_keep_too_little(made):
     """Catches a checkpoint whose last batch cannot run again."""
     with pytest.raises(InvalidArgumentError, match="keep=1"):
-        expire(made.path, 1)
+        Checkpoint(made.path).expire(1)
 
 
 def test_no_checkpoint_is_named():

@@ -22,27 +22,21 @@ from statestore.checkpoint.operator_metadata import (
 from statestore.checkpoint.placement import read_placement
 from statestore.checkpoint.rescale_refs import RescaleRefName, release
 from statestore.codec.arrow_batch import read_batch, read_stream
+from statestore.codec.column_family import ColumnFamily
 from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
 from statestore.codec.merge import merge_runs
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import SCHEMA, rows_in, to_numpy
 from statestore.codec.spark_types import parse_schema
 from statestore.codec.state_file import blocks_of, slices_of
-from statestore.codec.trailer import (
-    MAGIC,
-    ColumnFamily,
-    StoreName,
-    Trailer,
-    decode_trailer,
-    encode_trailer,
-)
+from statestore.codec.trailer import MAGIC, StoreName, Trailer, decode_trailer, encode_trailer
 from statestore.codec.unsafe_row import decode_column
 from statestore.core.clock import ManualClock
 from statestore.core.errors import InternalError, StateStoreError
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupSet
-from statestore.core.options import StateStoreOptions
 from statestore.io.memory import MemoryFileIO
-from statestore.operations.checkpoint import Checkpoint
+from statestore.io.place import Place
+from statestore.operations.checkpoint import OpenCheckpoint
 from statestore.operations.new_directory import check_of_query
 from statestore.operations.rescale_log import check_rescalable
 from statestore.operations.savepoint.savepoint import read_savepoint
@@ -205,8 +199,8 @@ def _use_checkpoint(files):
     io = MemoryFileIO("")
     for path, data in files.items():
         io.write(path, data, sync=False, overwrite=True)
-    options, root = StateStoreOptions(), "/ck/state"
-    checkpoint = Checkpoint("/ck", io, "/ck", io, root, None, options, ManualClock(), "")
+    place, root = Place("/ck", io=io, clock=ManualClock()), "/ck/state"
+    checkpoint = OpenCheckpoint("/ck", io, "/ck", place, io, root, "")
     for again in (checkpoint.offsets_entry, checkpoint.commit_entry):
         with _Named():
             entry = again(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import statestore
+from statestore import Checkpoint
 from statestore.core.errors import (
     CorruptionError,
     IncompatibleError,
@@ -15,15 +15,9 @@ from statestore.core.errors import (
     StateStoreError,
 )
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.reading.diff import DiffCounts, count_differences
-from statestore.operations.reading.inspection import describe
-from statestore.operations.rescale.rescale import rescale
-from statestore.operations.savepoint.savepoint import take_savepoint
+from statestore.operations.reading.diff import DiffCounts
 from statestore.operations.spark_states import find_versions
-from statestore.operations.upkeep.expire import expire
-from statestore.operations.upkeep.listing import list_versions
-from statestore.operations.upkeep.repair import repair
-from statestore.operations.upkeep.verify import verify
+from tests.seams import place_of
 
 GOLDEN = Path(__file__).parent / "spark"
 NAMES = sorted(path.name for path in GOLDEN.iterdir())
@@ -51,11 +45,11 @@ def read_all(path, version=None):
     return {
         family.name: sorted(
             json.dumps(row, default=str)
-            for row in statestore.read(
-                str(path), version=version, store=store.name, column_family=family.name
-            ).to_pylist()
+            for row in Checkpoint(path)
+            .read(version=version, store=store.name, column_family=family.name)
+            .to_pylist()
         )
-        for store in describe(str(path), version=version)
+        for store in Checkpoint(path).inspect(version=version)
         for family in store.column_families
         if len(store.column_families) == 1 or family.name != "default"
     }
@@ -75,8 +69,8 @@ def test_golden_checkpoint_is_read(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_checkpoint_is_verified_and_listed(name):
     """Catches a whole checkpoint that is taken for a damaged one."""
-    verified = verify(path_of(name), versions="all", deep=True)
-    listed = list_versions(path_of(name))
+    verified = Checkpoint(path_of(name)).verify(versions="all", deep=True)
+    listed = Checkpoint(path_of(name)).summary()
 
     assert verified.findings == ()
     assert verified.num_rows
@@ -92,7 +86,7 @@ def test_golden_checkpoint_is_verified_and_listed(name):
 def test_golden_checkpoints_begin_with_snapshots_and_go_on():
     """Catches golden files that would not show an error in either: they must have both."""
     for name in CHANGES:
-        with open_checkpoint(path_of(name)) as checkpoint:
+        with open_checkpoint(place_of(path_of(name))) as checkpoint:
             chains = [
                 found.chain
                 for version in range(1, checkpoint.newest_version + 1)
@@ -104,9 +98,9 @@ def test_golden_checkpoints_begin_with_snapshots_and_go_on():
 def test_two_versions_are_compared():
     """Catches a diff that passes over state partitions, or finds what did not change."""
     path = path_of("hdfs")
-    counts = count_differences(path, path, old_version=1)
+    counts = Checkpoint(path).count_differences(old_version=1)
     old, new = (
-        {json.dumps(row["key"]): row for row in statestore.read(path, version=version).to_pylist()}
+        {json.dumps(row["key"]): row for row in Checkpoint(path).read(version=version).to_pylist()}
         for version in (1, None)
     )
 
@@ -116,17 +110,17 @@ def test_two_versions_are_compared():
         changed=sum(old[key] != new[key] for key in {*old} & {*new}),
     )
     assert counts.changed
-    assert count_differences(path, path_of("rocksdb-no-changelog")) == DiffCounts()
+    assert Checkpoint(path).count_differences(path_of("rocksdb-no-changelog")) == DiffCounts()
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda path: rescale(path, 4),
-        lambda path: repair(path),
-        lambda path: expire(path, 2),
-        lambda path: take_savepoint(path, f"{path}-savepoint"),
-        lambda path: statestore.plan_branch(path, f"{path}-branch").__enter__(),
+        lambda path: Checkpoint(path).rescale(4),
+        lambda path: Checkpoint(path).repair(),
+        lambda path: Checkpoint(path).expire(2),
+        lambda path: Checkpoint(path).savepoint(f"{path}-savepoint"),
+        lambda path: Checkpoint(path).plan_branch(f"{path}-branch"),
     ],
     ids=["rescale", "repair", "expire", "savepoint", "branch"],
 )
@@ -175,7 +169,7 @@ def test_damage_is_found_wherever_it_is(copy, name, pattern, keeps_checksum_file
         data = file.read_bytes()
         for place in range(0, len(data), max(1, len(data) // 8)):
             file.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
-            found = verify(str(path), versions="all", deep=True)
+            found = Checkpoint(path).verify(versions="all", deep=True)
             if found.findings:
                 wrong += 1
                 assert all(finding.kind in DAMAGE for finding in found.findings), found.findings
@@ -217,7 +211,7 @@ def test_files_that_are_cut_off_or_gone_are_named(copy, name, pattern):
             file.unlink()
         else:
             file.write_bytes(data[:length])
-        found = verify(str(path), versions="all", deep=True).findings
+        found = Checkpoint(path).verify(versions="all", deep=True).findings
         assert found, length
         assert all(one.kind in DAMAGE | {"version-not-found"} for one in found), found
         assert any(file.name in one.problem for one in found), found
@@ -233,7 +227,7 @@ def test_other_checksums_of_a_row_are_an_error(copy):
             entry.write_text(text.replace(off, on))
 
     with pytest.raises(CorruptionError) as caught:
-        statestore.read(str(path))
+        Checkpoint(path).read()
 
     assert caught.value.kind == "checksum-mismatch"
 
@@ -241,7 +235,7 @@ def test_other_checksums_of_a_row_are_an_error(copy):
 @pytest.mark.parametrize(
     ("old", "new", "error"),
     [
-        ('encodingFormat":"unsaferow', 'encodingFormat":"avro', IncompatibleError),
+        ('encodingFormat":"unsaferow', 'encodingFormat":"json', IncompatibleError),
         ('compression.codec":"lz4', 'compression.codec":"lzf', IncompatibleError),
         ('compression.codec":"lz4', 'compression.codec":"zstd', CorruptionError),
         ('compression.codec":"lz4', 'compression.codec":"snappy', CorruptionError),
@@ -256,7 +250,7 @@ def test_what_cannot_be_read_is_said_by_name(copy, old, new, error):
         entry.write_text(text.replace(old, new))
 
     with pytest.raises(error):
-        statestore.read(str(path))
+        Checkpoint(path).read()
 
 
 def test_missing_schema_is_named(copy):
@@ -266,7 +260,7 @@ def test_missing_schema_is_named(copy):
     schema.unlink()
 
     with pytest.raises(NotFoundError, match="_metadata/schema"):
-        statestore.read(str(path))
+        Checkpoint(path).read()
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 40])
@@ -277,7 +271,7 @@ def test_damaged_schema_is_an_error(copy, length):
     schema.write_bytes(schema.read_bytes()[:length])
 
     with pytest.raises(CorruptionError) as caught:
-        statestore.read(str(path))
+        Checkpoint(path).read()
 
     assert caught.value.fields["file"] == str(schema)
 
@@ -288,15 +282,15 @@ def test_expired_versions_are_told_from_lost_ones(copy):
     for file in files_of(path, "[12].delta"):
         file.unlink()
 
-    found = verify(str(path), versions="all", deep=True)
+    found = Checkpoint(path).verify(versions="all", deep=True)
     assert (found.findings, found.expired) == ((), (2, 1))
     with pytest.raises(NotFoundError) as caught:
-        statestore.read(str(path), version=2)
+        Checkpoint(path).read(version=2)
     assert caught.value.kind == "version-not-found"
     assert caught.value.fields["oldest_version"] == 3
     (first, *_) = files_of(path, "3.snapshot")
     first.unlink()
-    assert verify(str(path), versions="all", deep=True).findings
+    assert Checkpoint(path).verify(versions="all", deep=True).findings
 
 
 def test_rocksdict_is_asked_for_only_by_snapshots(monkeypatch):
@@ -304,7 +298,9 @@ def test_rocksdict_is_asked_for_only_by_snapshots(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "rocksdict", None)
 
     with pytest.raises(InvalidArgumentError, match=r"statestore\[rocksdb\]"):
-        statestore.read(path_of("rocksdb-no-changelog"))
-    assert statestore.read(path_of("hdfs")).num_rows
-    assert isinstance(list_versions(path_of("rocksdb-no-changelog")).versions[0].num_rows, int)
+        Checkpoint(path_of("rocksdb-no-changelog")).read()
+    assert Checkpoint(path_of("hdfs")).read().num_rows
+    assert isinstance(
+        Checkpoint(path_of("rocksdb-no-changelog")).summary().versions[0].num_rows, int
+    )
     assert issubclass(InvalidArgumentError, StateStoreError)

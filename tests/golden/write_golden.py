@@ -1,6 +1,6 @@
-"""Writes the golden checkpoints and savepoints of the current format version.
+"""Writes the golden checkpoints and savepoints of a format version.
 
-Run only when a new format version begins: `python -m tests.golden.write_golden --rewrite-golden`.
+Run only when it begins: `python -m tests.golden.write_golden --rewrite-golden 2`.
 A golden file of a released format version is never edited; later versions must read it for ever.
 """
 
@@ -8,33 +8,44 @@ import json
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import statestore
-from statestore.codec.trailer import FORMAT_VERSION
 from statestore.core.clock import ManualClock
 from statestore.core.ids import CountingIds
 from statestore.core.options import StateStoreOptions
-from statestore.operations.savepoint.savepoint import take_savepoint
 from tests.operations.checkpoints import AGGREGATION, GLOBAL_LIMIT, QueryCheckpoint
+from tests.seams import at
 
-GOLDEN = Path(__file__).parent / f"v{FORMAT_VERSION}"
+GOLDEN = Path(__file__).parent
+SCHEMAS = {
+    number: json.dumps(
+        {
+            "type": "struct",
+            "fields": [
+                {"name": name, "type": "long", "nullable": True, "metadata": {}} for name in names
+            ],
+        }
+    )
+    for number, names in enumerate(("a", "ab", "b"))
+}
+"""Of values, as Spark numbers them: a field is added, another removed."""
 
 
 def write_checkpoint(root, checkpoint_format, compression):
     """Write five versions with a snapshot of the third; return the rows of each version."""
     contents = {}
-    with statestore.open_store(
-        str(root),
-        operator=2,
-        partition=1,
-        name="left-keyToNumValues",
-        num_partitions=4,
-        checkpoint_format=checkpoint_format,
+    with at(
+        root,
         options=StateStoreOptions(file_compression=compression),
         ids=CountingIds(),
         clock=ManualClock(),
+    ).open_store(
+        operator=2,
+        partition=1,
+        num_partitions=4,
+        checkpoint_format=checkpoint_format,
+        store="left-keyToNumValues",
     ) as store:
         for number in range(1, 6):
             batch = store.begin()
@@ -70,7 +81,7 @@ def write_savepoint(root, form, checkpoint_format):
         )  # fmt: skip
         query.run({f"key-{number}": f"{number}" for number in range(12)})
         query.run({"key-1": "changed", "key-2": None, "κλειδί": ""})
-        taken = take_savepoint(query.path, str(root), form=form, **fixed)
+        taken = at(query.path, **fixed).savepoint(root, form=form).info
     rows = {
         f"{operator}/{name}": {key.hex(): value.hex() for key, value in sorted(found.items())}
         for (operator, name), found in query.model.items()
@@ -78,19 +89,60 @@ def write_savepoint(root, form, checkpoint_format):
     return {"savepoint": asdict(taken), "rows": rows}
 
 
-def main():
-    """Write every golden checkpoint and savepoint anew."""
-    if sys.argv[1:] != ["--rewrite-golden"]:
-        sys.exit("usage: python -m tests.golden.write_golden --rewrite-golden")
-    shutil.rmtree(GOLDEN, ignore_errors=True)
+def write_evolved(root):
+    """Write a version of each value schema and a snapshot; return the values of each, by key."""
+    contents = {}
+    fixed = {"ids": CountingIds(), "clock": ManualClock()}
+    with at(root, **fixed).open_store(num_partitions=1) as store:
+        for number, schema in SCHEMAS.items():
+            batch = store.begin()
+            batch.create_column_family("value")
+            default, family, *_ = batch.column_families
+            known = {**family.value_schemas, number: schema}
+            family = replace(family, value_schema=schema, value_schemas=known)
+            batch.column_families = (default, family)
+            numbers = [1, 2] if schema.count("long") == 2 else [1]
+            for key in range(number, 4):
+                row = [0, *(10 * place + key for place in numbers), number]
+                value = b"".join(word.to_bytes(8, "little") for word in row)
+                batch.put(b"%d" % key, value, key_group=0, column_family="value")
+            batch.commit()
+            contents[number + 1] = {
+                key.decode(): value.hex() for key, value in store.scan(column_family="value")
+            }
+        store.snapshot()
+    return contents
+
+
+def write_first(root):
+    """Write what version 1 has: checkpoints, and savepoints in both forms."""
     for checkpoint_format, compression in ((1, "none"), (2, "zstd")):
-        root = GOLDEN / "filesystem" / f"checkpoint-format-{checkpoint_format}"
-        contents = write_checkpoint(root, checkpoint_format, compression)
-        (root / "expected.json").write_text(json.dumps(contents, indent=1) + "\n")
+        place = root / "filesystem" / f"checkpoint-format-{checkpoint_format}"
+        contents = write_checkpoint(place, checkpoint_format, compression)
+        (place / "expected.json").write_text(json.dumps(contents, indent=1) + "\n")
     for form, checkpoint_format in (("canonical", 1), ("native", 2)):
-        root = GOLDEN / "savepoints" / form
-        expected = write_savepoint(root / "savepoint", form, checkpoint_format)
-        (root / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+        place = root / "savepoints" / form
+        expected = write_savepoint(place / "savepoint", form, checkpoint_format)
+        (place / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+def write_second(root):
+    """Write what version 2 has beside: values of several schemas."""
+    place = root / "evolved"
+    contents = write_evolved(place)
+    (place / "expected.json").write_text(json.dumps(contents, indent=1) + "\n")
+
+
+WRITERS = {"1": write_first, "2": write_second}
+
+
+def main():
+    """Write the golden files of a format version anew."""
+    if sys.argv[1:-1] != ["--rewrite-golden"] or sys.argv[-1] not in WRITERS:
+        sys.exit("usage: python -m tests.golden.write_golden --rewrite-golden 2")
+    root = GOLDEN / f"v{sys.argv[-1]}"
+    shutil.rmtree(root, ignore_errors=True)
+    WRITERS[sys.argv[-1]](root)
 
 
 if __name__ == "__main__":

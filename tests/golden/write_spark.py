@@ -15,8 +15,7 @@ from typing import Any
 
 import pyspark
 
-import statestore
-from statestore.operations.reading.inspection import describe
+from statestore import Checkpoint
 from tests.spark.application import start_application
 from tests.spark.harness import HDFS, ROCKSDB, STATE_STORE, Lane
 from tests.spark.helper_jar import compile_test_jar
@@ -63,8 +62,8 @@ def _write_expected(target: Path, lane: Lane) -> None:
     """Write the rows of the newest version, which Spark's reader was compared with here."""
     path = str(target / "checkpoint")
     rows = {
-        family.name: statestore.read(path, store=store.name, column_family=family.name).to_pylist()
-        for store in describe(path)
+        family.name: Checkpoint(path).read(store=store.name, column_family=family.name).to_pylist()
+        for store in Checkpoint(path).inspect()
         for family in store.column_families
         if len(store.column_families) == 1 or family.name != "default"
     }

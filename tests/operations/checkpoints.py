@@ -6,13 +6,14 @@ import json
 import zlib
 from pathlib import Path
 
-from statestore import StateStoreOptions, open_store
-from statestore.codec.trailer import ColumnFamily
+from statestore import Savepoint
+from statestore.codec.column_family import ColumnFamily
 from statestore.core.key_groups import default_max_parallelism
+from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.savepoint.restore import plan_restore
+from tests.seams import at, place_of
 
 QUERY_ID = "0f0e0d0c-0b0a-4908-8706-050403020100"
 OPTIONS = StateStoreOptions(fsync_enabled=False)
@@ -48,10 +49,10 @@ class QueryCheckpoint:
         checkpoint_format=1,
         operators=(AGGREGATION,),
         options=OPTIONS,
-        **stores,
+        **seams,
     ):
-        """Begin a query; `stores` are more arguments of `open_store`."""
-        self.path, self.io, self.options, self.stores = str(path), io, options, stores
+        """Begin a query; `seams` are more arguments of `at`."""
+        self.path, self.io, self.options, self.seams = str(path), io, options, seams
         self.files = io or LocalFileIO()
         self.backend, self.num_partitions = backend, num_partitions
         self.checkpoint_format, self.operators = checkpoint_format, operators
@@ -80,11 +81,11 @@ class QueryCheckpoint:
         for (operator, name), model in self.model.items():
             parts = self.partitions(operator)
             for partition in range(parts):
-                with open_store(
-                    self.path, operator, partition, name, version=self.version,
+                with at(self.path, options=self.options, io=self.io, **self.seams).open_store(
+                    operator, partition, name, version=self.version,
                     checkpoint_id=self.ids.get((operator, partition, name)),
                     num_partitions=self.num_partitions, checkpoint_format=self.checkpoint_format,
-                    backend=self.backend, options=self.options, io=self.io, **self.stores,
+                    backend=self.backend,
                 ) as store:  # fmt: skip
                     if snapshot:
                         store.snapshot()
@@ -164,19 +165,17 @@ class QueryCheckpoint:
 def read_rows(path, io=None, options=OPTIONS):
     """Return the rows of the newest version by (operator, store name), each where it belongs."""
     rows = {}
-    with open_checkpoint(str(path), io=io, options=options) as checkpoint:
+    with open_checkpoint(place_of(path, options=options, io=io)) as checkpoint:
         version = checkpoint.newest_version
         for store, head in checkpoint.heads(version).items():
             family = head.trailer.column_families[0]
             if GLOBAL_LIMIT[0] == checkpoint.operator(store.operator).name or family.key_schema:
                 assert store.partition == 0
             found = rows.setdefault((store.operator, store.name), {})
-            location = checkpoint.location(store)
-            with open_store(
-                str(path), store.operator, store.partition, store.name, version=version,
-                checkpoint_id=checkpoint.checkpoint_id(store, version), io=io, options=options,
+            with at(path, options=options, io=io).open_store(
+                store.operator, store.partition, store.name, version=version,
+                checkpoint_id=checkpoint.checkpoint_id(store, version),
                 num_partitions=checkpoint.num_partitions, backend=checkpoint.backend,
-                s3=getattr(location.io, "_settings", None),
             ) as opened:  # fmt: skip
                 before = len(found)
                 found |= dict(opened.scan())
@@ -203,9 +202,9 @@ def make_query(path, num_batches=3, **how):
     return query
 
 
-def restore(savepoint, checkpoint, **how):
+def restore(savepoint, checkpoint, *, options=OPTIONS, io=None, target_io=None, **how):
     """Restore a savepoint and return the plan that was carried out."""
-    how.setdefault("options", OPTIONS)
-    with plan_restore(str(savepoint), str(checkpoint), **how) as plan:
-        plan.run()
+    source = at(savepoint, kind=Savepoint, options=options, io=io)
+    plan = source.plan_restore(at(checkpoint, options=options, io=target_io), **how)
+    plan.run()
     return plan

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from statestore import take_savepoint
+from statestore import Savepoint
 from statestore.checkpoint.layout import RescaleRefName, StoreLocation
 from statestore.checkpoint.rescale_refs import release
 from statestore.codec.trailer import StoreName
@@ -12,9 +12,7 @@ from statestore.core.errors import CorruptionError, StateStoreError
 from statestore.io.local import LocalFileIO
 from statestore.io.s3 import S3FileIO
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.savepoint.branch import plan_branch
-from statestore.operations.savepoint.conversion import plan_conversion
-from statestore.operations.savepoint.restore import plan_restore
+from statestore.operations.savepoint.conversion import plan_convert
 from tests.hostile import edit_json, edit_trailer
 from tests.operations.checkpoints import (
     AGGREGATION,
@@ -24,6 +22,7 @@ from tests.operations.checkpoints import (
     make_query,
     restore,
 )
+from tests.seams import at, place_of
 
 ID = "0123456789abcdef" * 2
 OUT = "../" * 9
@@ -136,7 +135,7 @@ def made(tmp_path_factory):
     query = make_query(
         root / "query", num_partitions=2, checkpoint_format=2, operators=(AGGREGATION, JOIN)
     )
-    take_savepoint(query.path, str(root / "savepoint"), form="native", options=OPTIONS)
+    at(query.path, options=OPTIONS).savepoint(root / "savepoint", form="native")
     return files_below(root / "savepoint")
 
 
@@ -156,8 +155,8 @@ def savepoint(made, tmp_path):
 
 
 def _branch(savepoint, target):
-    with plan_branch(str(savepoint), str(target), options=OPTIONS) as plan:
-        plan.run()
+    plan = at(savepoint, options=OPTIONS).plan_branch(target)
+    plan.run()
 
 
 def _restore_anew(savepoint, target):
@@ -165,16 +164,16 @@ def _restore_anew(savepoint, target):
 
 
 def _claim(savepoint, target):
-    restore(savepoint, target, claims=True)
+    restore(savepoint, target, claim=True)
 
 
 def _savepoint_again(savepoint, target):
-    take_savepoint(str(savepoint), str(target), form="native", options=OPTIONS)
+    at(savepoint, options=OPTIONS).savepoint(target, form="native")
 
 
 def _convert(savepoint, target):
-    with open_checkpoint(str(savepoint), options=OPTIONS) as checkpoint:
-        plan = plan_conversion(checkpoint, str(target), "spark-rocksdb")
+    with open_checkpoint(place_of(savepoint, options=OPTIONS)) as checkpoint:
+        plan = plan_convert(checkpoint, place_of(target), "spark-rocksdb")
         for operator in plan.operators:
             for store in operator.info.stores:
                 checkpoint.heads(plan.version, operator=operator.info.id, name=store.name)
@@ -241,8 +240,8 @@ def test_keys_of_an_object_store_stay_in_the_target_when_they_look_like_parents(
     target = tmp_path.joinpath("deep", "er", "target")
     before = files_below(tmp_path)
 
-    with plan_restore(f"/{bucket}/savepoint", str(target), io=io, options=OPTIONS) as plan:
-        plan.run()
+    plan = at(f"/{bucket}/savepoint", kind=Savepoint, options=OPTIONS, io=io).plan_restore(target)
+    plan.run()
 
     after = files_below(tmp_path)
     assert {name for name in after if name.endswith("evil")} == set()
@@ -260,17 +259,10 @@ def test_no_key_outside_of_the_target_changes_when_both_are_on_s3(
         io.write(f"/{bucket}/a/b/{name}", data, sync=True, overwrite=True)
     keys = {info.name: info.size for info in io.list_tree(f"/{bucket}")}
 
-    with (
-        pytest.raises(StateStoreError),
-        plan_restore(
-            f"/{bucket}/a/b/savepoint",
-            f"/{bucket}/c/d/target",
-            io=io,
-            target_io=io,
-            options=OPTIONS,
-        ) as plan,
-    ):
-        plan.run()
+    with pytest.raises(StateStoreError):
+        at(f"/{bucket}/a/b/savepoint", kind=Savepoint, options=OPTIONS, io=io).restore(
+            at(f"/{bucket}/c/d/target", options=OPTIONS, io=io)
+        )
 
     found = {info.name: info.size for info in io.list_tree(f"/{bucket}")}
     assert {name: size for name, size in found.items() if not name.startswith("c/d/target")} == keys

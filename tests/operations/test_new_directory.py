@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from statestore import Checkpoint, Savepoint
 from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StateStoreError
 from statestore.core.options import StateStoreOptions
 from statestore.io.memory import MemoryFileIO
 from statestore.io.storage import is_within, resolve_path
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.new_directory import begin_directory, metadata_fields
-from statestore.operations.savepoint.branch import plan_branch
-from statestore.operations.savepoint.restore import plan_restore
-from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
-from statestore.spark.convert import open_conversion
+from statestore.operations.savepoint.savepoint import open_savepoint
 from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.seams import at, place_of
 
 from .checkpoints import OPTIONS, files_below, make_query, read_rows, restore
 
@@ -27,10 +26,10 @@ from .checkpoints import OPTIONS, files_below, make_query, read_rows, restore
 def test_destination_must_be_new(tmp_path):
     """Catches a checkpoint or savepoint that is written over."""
     query = make_query(tmp_path / "query")
-    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
     for act in (
-        lambda: take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS),
-        lambda: take_savepoint(query.path, query.path, options=OPTIONS),
+        lambda: at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint"),
+        lambda: at(query.path, options=OPTIONS).savepoint(query.path),
         lambda: restore(tmp_path / "savepoint", query.path),
     ):
         with pytest.raises(InvalidArgumentError) as raised:
@@ -64,13 +63,13 @@ def test_source_and_target_that_are_not_apart_are_refused(tmp_path, source, targ
             act()
         assert files_below(tmp_path) == before
 
-    take_savepoint(query.path, source, options=OPTIONS)
-    check("restore", lambda: restore(source, target, claims=True))
+    at(query.path, options=OPTIONS).savepoint(source)
+    check("restore", lambda: restore(source, target, claim=True))
     shutil.rmtree(resolve_path(source))
     shutil.copytree(query.path, resolve_path(source))
-    check("savepoint", lambda: take_savepoint(source, target, options=OPTIONS))
-    check("branch", lambda: plan_branch(source, target, options=OPTIONS).__enter__())
-    check("convert", lambda: open_conversion(source, target, "spark-hdfs").__enter__())
+    check("savepoint", lambda: at(source, options=OPTIONS).savepoint(target))
+    check("branch", lambda: at(source, options=OPTIONS).plan_branch(target))
+    check("convert", lambda: Checkpoint(source).plan_convert(target, "spark-hdfs"))
 
 
 @pytest.mark.parametrize(
@@ -91,12 +90,12 @@ def test_uri_is_within_a_directory_however_it_is_spelled(uri, directory, expecte
 def test_claimed_savepoint_does_not_take_state_with_it(tmp_path):
     """Catches a checkpoint whose state is kept in the directory that the claim deletes."""
     query = make_query(tmp_path / "query")
-    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
     before = files_below(tmp_path)
     within = StateStoreOptions(checkpoint_storage=str(tmp_path / "savepoint" / "states"))
 
     with pytest.raises(InvalidArgumentError, match="not apart"):
-        restore(tmp_path / "savepoint", tmp_path / "new", claims=True, options=within)
+        restore(tmp_path / "savepoint", tmp_path / "new", claim=True, options=within)
 
     assert files_below(tmp_path) == before
 
@@ -104,13 +103,13 @@ def test_claimed_savepoint_does_not_take_state_with_it(tmp_path):
 def test_directory_that_another_operation_began_is_left_to_it(tmp_path):
     """Catches the files of an operation that is under way, deleted by one of another kind."""
     query = make_query(tmp_path / "query")
-    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
-    with begin_directory(str(tmp_path / "new"), "convert", query.path):
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
+    with begin_directory(place_of(tmp_path / "new"), "convert", query.path):
         before = files_below(tmp_path / "new")
         for act in (
-            lambda: take_savepoint(query.path, str(tmp_path / "new"), options=OPTIONS),
+            lambda: at(query.path, options=OPTIONS).savepoint(tmp_path / "new"),
             lambda: restore(tmp_path / "savepoint", tmp_path / "new"),
-            lambda: plan_branch(query.path, str(tmp_path / "new")).__enter__(),
+            lambda: Checkpoint(query.path).plan_branch(tmp_path / "new"),
         ):
             with pytest.raises(InvalidArgumentError, match="begun='convert'") as raised:
                 act()
@@ -119,22 +118,22 @@ def test_directory_that_another_operation_began_is_left_to_it(tmp_path):
 
 
 CRASHES = {
-    "canonical": lambda io: take_savepoint(
-        "/query", "/new", io=io, destination_io=io, options=OPTIONS
+    "canonical": lambda io: at("/query", options=OPTIONS, io=io).savepoint(
+        at("/new", options=OPTIONS, io=io)
     ),
-    "native": lambda io: take_savepoint(
-        "/query", "/new", form="native", io=io, destination_io=io, options=OPTIONS
+    "native": lambda io: at("/query", options=OPTIONS, io=io).savepoint(
+        at("/new", options=OPTIONS, io=io), form="native"
     ),
     "restore": lambda io: restore("/savepoint", "/new", io=io, target_io=io),
     "rescale": lambda io: restore("/savepoint", "/new", io=io, target_io=io, num_partitions=1),
-    "claim": lambda io: restore("/savepoint", "/new", io=io, target_io=io, claims=True),
+    "claim": lambda io: restore("/savepoint", "/new", io=io, target_io=io, claim=True),
     "branch": lambda io: branch(io),
 }
 
 
 def branch(io):
-    with plan_branch("/query", "/new", io=io, target_io=io, options=OPTIONS) as plan:
-        plan.run()
+    plan = at("/query", options=OPTIONS, io=io).plan_branch(at("/new", options=OPTIONS, io=io))
+    plan.run()
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +141,7 @@ def at_rest(tmp_path_factory):
     """A query's checkpoint and a savepoint of it in memory, and what the query holds."""
     io = MemoryFileIO(str(tmp_path_factory.mktemp("at-rest")))
     query = make_query("/query", 2, io=io, num_partitions=2, checkpoint_format=2)
-    take_savepoint("/query", "/savepoint", io=io, destination_io=io, options=OPTIONS)
+    at("/query", options=OPTIONS, io=io).savepoint(at("/savepoint", options=OPTIONS, io=io))
     return {path: io.read(path) for path in io.paths()}, query
 
 
@@ -182,7 +181,7 @@ def test_either_side_is_whole_when_it_ends_at_any_call(tmp_path, at_rest, name):
 
         is_whole = _is_whole(io, name, query)
         if name != "claim" or not is_whole:
-            with open_savepoint("/savepoint", io=io) as (savepoint, _):
+            with open_savepoint(place_of("/savepoint", io=io)) as (savepoint, _):
                 assert savepoint.version == 2
         assert {p: d for p, d in files.items() if p.startswith("/query")} == {
             path: io.inner.read(path) for path in io.inner.paths() if path.startswith("/query")
@@ -200,7 +199,7 @@ def _is_whole(io, name, query):
     """Whether there is a savepoint or checkpoint that holds all; anything else is refused."""
     try:
         if name in ("canonical", "native"):
-            with open_savepoint("/new", io=io) as (savepoint, _):
+            with open_savepoint(place_of("/new", io=io)) as (savepoint, _):
                 assert savepoint.version == 2
         else:
             fields = json.loads(io.read_tail("/new/metadata", 1 << 20)[0])
@@ -217,18 +216,18 @@ def _is_whole(io, name, query):
 def test_second_writer_of_a_directory_is_fenced(tmp_path):
     """Catches a directory in which the files of two restores are mixed."""
     query = make_query(tmp_path / "query")
-    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
-    with plan_restore(
-        str(tmp_path / "savepoint"), str(tmp_path / "again"), num_partitions=2, options=OPTIONS
-    ) as first:
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
+    first = at(tmp_path / "savepoint", kind=Savepoint, options=OPTIONS).plan_restore(
+        tmp_path / "again", num_partitions=2
+    )
 
-        def meanwhile(done, total):
-            if done == total:
-                restore(tmp_path / "savepoint", tmp_path / "again")
+    def meanwhile(done, total):
+        if done == total:
+            restore(tmp_path / "savepoint", tmp_path / "again")
 
-        with pytest.raises(FencedError, match="begun anew"):
-            first.run(meanwhile)
+    with pytest.raises(FencedError, match="begun anew"):
+        first.run(meanwhile)
     assert read_rows(tmp_path / "again") == query.model
-    with open_checkpoint(str(tmp_path / "again")) as checkpoint:
+    with open_checkpoint(place_of(tmp_path / "again")) as checkpoint:
         assert checkpoint.num_partitions == 4
         assert checkpoint.operators[0].stores[0].num_partitions == 4

@@ -2,12 +2,12 @@
 
 import pytest
 
-from statestore import open_store
 from statestore.checkpoint.lease import Holder, Lease
 from statestore.core.clock import SystemClock
 from statestore.core.errors import InUseError
 from statestore.core.process import find_process
 from statestore.io.local import LocalFileIO
+from tests.seams import at
 
 from .checkpoints import OPTIONS, files_below, make_query
 
@@ -17,11 +17,11 @@ def test_newest_version_is_the_one_that_a_batch_committed(tmp_path, backend):
     """Catches a version of a batch that may yet run again, with other rows."""
     query = make_query(tmp_path / "ck", backend=backend, num_partitions=1)
     query.plan()
-    with open_store(query.path, options=OPTIONS) as store:
+    with at(query.path, options=OPTIONS).open_store() as store:
         store.begin().commit()
         assert store.version == 4
 
-    with open_store(query.path, options=OPTIONS) as store:
+    with at(query.path, options=OPTIONS).open_store() as store:
         assert store.version == 3
 
 
@@ -29,10 +29,10 @@ def test_store_is_empty_when_the_first_batch_is_not_committed(tmp_path):
     """Catches a first version that counts before its batch does."""
     query = make_query(tmp_path / "ck", num_batches=0, num_partitions=1)
     query.plan()
-    with open_store(query.path, options=OPTIONS) as store:
+    with at(query.path, options=OPTIONS).open_store() as store:
         store.begin().commit()
 
-    with open_store(query.path, options=OPTIONS) as store:
+    with at(query.path, options=OPTIONS).open_store() as store:
         assert store.version == 0
 
 
@@ -44,7 +44,7 @@ def test_store_is_not_changed_when_a_query_runs(tmp_path):
     lease.take()
     before = files_below(query.path)
 
-    with open_store(query.path, options=OPTIONS) as store:
+    with at(query.path, options=OPTIONS).open_store() as store:
         batch = store.begin()
         batch.put(b"key", b"value")
         for change in (batch.commit, store.clean_up):

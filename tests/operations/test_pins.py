@@ -16,10 +16,8 @@ from statestore.core.errors import StorageError
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
-from statestore.operations.savepoint.branch import plan_branch
-from statestore.operations.savepoint.savepoint import take_savepoint
-from statestore.store.store import open_store
 from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.seams import at, place_of
 
 from .checkpoints import AGGREGATION, JOIN, OPTIONS, QueryCheckpoint, read_rows
 
@@ -31,11 +29,15 @@ def clean_up(query):
     """Clean every store up as maintenance does, with one version to retain."""
     for operator, name in query.model:
         for partition in range(query.partitions(operator)):
-            with open_store(
-                query.path, operator, partition, name, version=query.version,
+            with at(query.path, options=KEEP_ONE).open_store(
+                operator,
+                partition,
+                name,
+                version=query.version,
                 checkpoint_id=query.ids.get((operator, partition, name)),
-                num_partitions=query.num_partitions, backend=query.backend, options=KEEP_ONE,
-            ) as store:  # fmt: skip
+                num_partitions=query.num_partitions,
+                backend=query.backend,
+            ) as store:
                 store.clean_up()
 
 
@@ -95,12 +97,12 @@ def test_pinned_version_outlives_the_querys_retention(query, tmp_path, taken):
     copy = str(tmp_path / "copy")
 
     if taken == "branch":
-        with plan_branch(
-            query.path, copy, version=VERSION, io=io, target_io=io, options=OPTIONS
-        ) as plan:
-            plan.run()
+        plan = at(query.path, options=OPTIONS, io=io).plan_branch(
+            at(copy, options=OPTIONS, io=io), version=VERSION
+        )
+        plan.run()
     else:
-        take_savepoint(query.path, copy, version=VERSION, form=taken, io=io, options=OPTIONS)
+        at(query.path, options=OPTIONS, io=io).savepoint(copy, version=VERSION, form=taken)
 
     assert io.has_gone_on
     assert read_rows(copy) == query.models[VERSION]
@@ -113,7 +115,7 @@ def test_pinned_version_outlives_the_querys_retention(query, tmp_path, taken):
 
 @contextmanager
 def pinned(query):
-    with open_checkpoint(query.path, options=OPTIONS) as checkpoint:
+    with open_checkpoint(place_of(query.path, options=OPTIONS)) as checkpoint:
         yield find_version(checkpoint, VERSION).pinned()
 
 
@@ -142,13 +144,13 @@ def test_lost_call_about_a_pin_does_not_lose_the_savepoint(query, tmp_path, happ
     """Catches a savepoint that fails for the sake of what only might have been needed."""
     io = FaultFileIO(LocalFileIO())
     io.arm(Fault(10**9))
-    take_savepoint(query.path, str(tmp_path / "first"), io=io, options=OPTIONS)
+    at(query.path, options=OPTIONS, io=io).savepoint(tmp_path / "first")
     of_pins = [index for index, call in enumerate(io.trace) if call.endswith(".pin")]
     assert len(of_pins) == 2 * len(query.model) * query.num_partitions
 
     for index in of_pins[::4]:
         io.arm(Fault(index, happens=happens))
-        take_savepoint(query.path, str(tmp_path / str(index)), io=io, options=OPTIONS)
+        at(query.path, options=OPTIONS, io=io).savepoint(tmp_path / str(index))
         assert io.has_failed
         assert read_rows(str(tmp_path / str(index))) == query.model
 
@@ -162,7 +164,7 @@ def test_checkpoint_that_cannot_be_written_is_copied_without_pins(query, tmp_pat
                 raise StorageError("read-only", path=path, to_fix="mount it otherwise")
             super().write(path, data, sync=sync, overwrite=overwrite)
 
-    take_savepoint(query.path, str(tmp_path / "copy"), io=ReadOnlyFileIO(), options=OPTIONS)
+    at(query.path, options=OPTIONS, io=ReadOnlyFileIO()).savepoint(tmp_path / "copy")
 
     assert read_rows(str(tmp_path / "copy")) == query.model
     assert "may be expired while it is read" in caplog.text

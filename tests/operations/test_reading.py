@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import statestore
+from statestore import Checkpoint
 from statestore.codec import sorting
 from statestore.core.clock import SystemClock
 from statestore.core.errors import InvalidArgumentError, NotFoundError
@@ -14,16 +14,9 @@ from statestore.core.providers import PROVIDERS
 from statestore.io.local import LocalFileIO
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage
-from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.reading.diff import DiffCounts, count_differences, diff
-from statestore.operations.reading.inspection import (
-    describe,
-    find_rows,
-    key_group_histogram,
-    largest_keys,
-)
-from statestore.operations.rescale.rescale import rescale
+from statestore.operations.reading.diff import DiffCounts
 from tests.checkpoints import DEFAULT, contents, without_lists, write_checkpoint
+from tests.seams import at
 
 WORDS = [None, "", "a", "zwölf", "a word that is longer than a slot"]
 VERSIONS = [
@@ -59,19 +52,19 @@ def _rows(table):
 def test_every_version_is_read_as_it_was(checkpoint):
     """Catches a delete that comes back, an old value, a row of another version or partition."""
     for version in range(1, len(VERSIONS) + 1):
-        table = statestore.read(checkpoint, version=version)
+        table = Checkpoint(checkpoint).read(version=version)
 
         expected = contents(VERSIONS[:version])
         assert _rows(table) == expected
         assert table.num_rows == len(expected)
-    assert _rows(statestore.read(checkpoint)) == expected
+    assert _rows(Checkpoint(checkpoint).read()) == expected
     assert table.schema.names == ["key", "value", "partition_id"]
 
 
 def test_values_of_a_multi_value_family_are_rows_in_order(checkpoint):
     """Catches values of one key out of order, or only the first of them."""
     found = {}
-    for row in statestore.read(checkpoint, column_family="lists").to_pylist():
+    for row in Checkpoint(checkpoint).read(column_family="lists").to_pylist():
         found.setdefault(tuple(row["key"].values()), []).append(tuple(row["value"].values()))
 
     assert found == contents(VERSIONS, "lists")
@@ -80,13 +73,13 @@ def test_values_of_a_multi_value_family_are_rows_in_order(checkpoint):
 def test_batches_and_state_partitions_make_up_the_whole(checkpoint):
     """Catches a state partition read twice or left out, and a reader that needs all memory."""
     reports = []
-    batches = list(statestore.read_batches(checkpoint, report=lambda *done: reports.append(done)))
+    batches = list(Checkpoint(checkpoint).read_batches(report=lambda *done: reports.append(done)))
     assert batches[0].num_rows == 0
     assert reports == sorted(reports)
     assert {total for _, total in reports} == {reports[-1][0]}
     whole = pa.Table.from_batches(batches)
 
-    pieces = [statestore.read(checkpoint, partitions=[partition]) for partition in range(4)]
+    pieces = [Checkpoint(checkpoint).read(partitions=[partition]) for partition in range(4)]
 
     assert all(set(piece["partition_id"].to_pylist()) == {n} for n, piece in enumerate(pieces))
     assert _rows(pa.concat_tables(pieces)) == _rows(whole)
@@ -111,18 +104,10 @@ def test_batches_and_state_partitions_make_up_the_whole(checkpoint):
 def test_what_is_not_there_is_refused_by_name(checkpoint, arguments, kind, names):
     """Catches an empty table where a name was misspelt."""
     with pytest.raises((InvalidArgumentError, NotFoundError)) as caught:
-        statestore.read(checkpoint, **arguments)
+        Checkpoint(checkpoint).read(**arguments)
 
     assert caught.value.kind == kind
     assert names in str(caught.value)
-
-
-def test_an_open_checkpoint_is_read_and_stays_open(checkpoint):
-    """Catches a checkpoint closed by the first of several readers."""
-    with open_checkpoint(checkpoint) as source:
-        first = statestore.read(source, version=1)
-        assert _rows(statestore.read(source, version=2)) == contents(VERSIONS[:2])
-        assert _rows(first) == contents(VERSIONS[:1])
 
 
 def _differences(table):
@@ -158,8 +143,8 @@ def test_two_versions_differ_in_what_was_written_between_them(checkpoint):
             versions = {"old_version": old, "new_version": new}
             expected = _expected(contents(VERSIONS[:old]), contents(VERSIONS[:new]))
 
-            assert _differences(diff(checkpoint, checkpoint, **versions)) == expected
-            assert count_differences(checkpoint, checkpoint, **versions) == _counts(expected)
+            assert _differences(Checkpoint(checkpoint).diff(**versions)) == expected
+            assert Checkpoint(checkpoint).count_differences(**versions) == _counts(expected)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +164,8 @@ def test_two_checkpoints_are_compared_whatever_their_layout(
     monkeypatch.setattr(sorting, "RUN_BYTES", 1000)
     twin = write_checkpoint(tmp_path / "twin", VERSIONS, **other)
 
-    assert count_differences(checkpoint, twin) == DiffCounts()
-    found = diff(checkpoint, twin, new_version=1)
+    assert Checkpoint(checkpoint).count_differences(twin) == DiffCounts()
+    found = Checkpoint(checkpoint).diff(twin, new_version=1)
     assert _differences(found) == _expected(contents(VERSIONS), contents(VERSIONS[:1]))
 
 
@@ -190,8 +175,8 @@ def test_a_column_family_made_later_is_all_added(checkpoint, tmp_path):
         tmp_path / "plain", without_lists(VERSIONS), num_partitions=4, families=(DEFAULT,)
     )
 
-    found = diff(plain, checkpoint, column_family="lists").to_pylist()
-    back = count_differences(checkpoint, plain, column_family="lists")
+    found = Checkpoint(plain).diff(checkpoint, column_family="lists").to_pylist()
+    back = Checkpoint(checkpoint).count_differences(plain, column_family="lists")
 
     expected = contents(VERSIONS, "lists")
     assert {row["change"] for row in found} == {"added"}
@@ -201,31 +186,31 @@ def test_a_column_family_made_later_is_all_added(checkpoint, tmp_path):
     } == expected
     assert back == DiffCounts(removed=len(expected))
     with pytest.raises(InvalidArgumentError, match="no such column family"):
-        diff(plain, checkpoint, column_family="timers")
+        Checkpoint(plain).diff(checkpoint, column_family="timers")
 
 
 def test_rows_are_found_by_key_and_by_its_first_columns(checkpoint):
     """Catches a key looked for in the wrong state partition, and null taken for no value."""
     expected = contents(VERSIONS)
     for key in [("zwölf", 5), (None, 7), ("", 0), ("a", "2")]:
-        found = find_rows(checkpoint, list(key))
+        found = Checkpoint(checkpoint).find(list(key))
         assert _rows(found) == {(key[0], int(key[1])): expected[key[0], int(key[1])]}
     for word in WORDS:
-        assert _rows(find_rows(checkpoint, [word])) == {
+        assert _rows(Checkpoint(checkpoint).find([word])) == {
             key: value for key, value in expected.items() if key[0] == word
         }
-    assert _rows(find_rows(checkpoint, [])) == expected
-    assert find_rows(checkpoint, ["zwölf", 3]).num_rows == 0
-    assert find_rows(checkpoint, ["a", 5], version=1).to_pylist()[0]["value"]["total"] == 35
+    assert _rows(Checkpoint(checkpoint).find([])) == expected
+    assert Checkpoint(checkpoint).find(["zwölf", 3]).num_rows == 0
+    assert Checkpoint(checkpoint).find(["a", 5], version=1).to_pylist()[0]["value"]["total"] == 35
     with pytest.raises(InvalidArgumentError, match="not of the type"):
-        find_rows(checkpoint, ["a", "three"])
+        Checkpoint(checkpoint).find(["a", "three"])
     with pytest.raises(InvalidArgumentError, match="more values"):
-        find_rows(checkpoint, ["a", 3, 4])
+        Checkpoint(checkpoint).find(["a", 3, 4])
 
 
 def test_the_largest_keys_come_first(checkpoint):
     """Catches sizes of other rows, and a largest key forgotten between batches."""
-    found = largest_keys(checkpoint, 3, column_family="lists").to_pylist()
+    found = Checkpoint(checkpoint).largest(3, column_family="lists").to_pylist()
 
     assert tuple(found[0]["key"].values()) == ("b", 0)
     assert found[0]["value_bytes"] == 12 * (4 + 32)
@@ -234,7 +219,7 @@ def test_the_largest_keys_come_first(checkpoint):
 
 def test_key_groups_add_up_to_the_state(checkpoint):
     """Catches rows counted under a key group that is not their state partition's."""
-    table = key_group_histogram(checkpoint)
+    table = Checkpoint(checkpoint).key_groups()
 
     assert sum(table["num_rows"].to_pylist()) == len(contents(VERSIONS))
     groups = table["key_group"].to_pylist()
@@ -247,7 +232,7 @@ def test_key_groups_add_up_to_the_state(checkpoint):
 
 def test_a_checkpoint_is_described_by_its_trailers(checkpoint):
     """Catches schemas or counts of another version."""
-    (store,) = describe(checkpoint, version=2)
+    (store,) = Checkpoint(checkpoint).inspect(version=2)
 
     assert (store.operator, store.operator_name, store.name) == (0, "stateStoreSave", "default")
     assert (store.num_partitions, store.max_parallelism, store.rescalable) == (4, 64, True)
@@ -266,10 +251,9 @@ def test_state_on_the_heap_is_read_through_the_drivers_memory(tmp_path):
         text = entry.read_text()
         entry.write_text(text.replace(PROVIDERS["filesystem"], PROVIDERS["heap"]))
 
-    with open_checkpoint(root, memory=LocalFileIO(clock=SystemClock())) as source:
-        assert _rows(statestore.read(source)) == contents(VERSIONS)
+    assert _rows(at(root, memory=LocalFileIO).read()) == contents(VERSIONS)
     with pytest.raises(NotFoundError) as caught:
-        statestore.read(root)
+        Checkpoint(root).read()
     assert caught.value.kind == "driver-lost"
 
 
@@ -286,8 +270,8 @@ def test_state_on_s3_is_read_by_its_uri(backend, s3_server, bucket, tmp_path):
             name = f"{path}/{file.relative_to(root)}"
             io.write(name, file.read_bytes(), sync=True, overwrite=False)
 
-    assert _rows(statestore.read(uri, options=options)) == contents(VERSIONS)
-    assert count_differences(root, uri, options=options) == DiffCounts()
+    assert _rows(at(uri, options=options).read()) == contents(VERSIONS)
+    assert at(root, options=options).count_differences(uri) == DiffCounts()
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
@@ -295,14 +279,14 @@ def test_a_rescaled_version_reads_as_before(backend, tmp_path):
     """Catches rows read twice, or not at all, from files that state partitions share."""
     root = write_checkpoint(tmp_path / "rescaled", VERSIONS, backend=backend, num_partitions=4)
     for number, num_partitions in enumerate((8, 2, 6)):
-        rescale(root, num_partitions)
+        Checkpoint(root).rescale(num_partitions)
 
-        table = statestore.read(root)
+        table = Checkpoint(root).read()
         assert _rows(table) == contents(VERSIONS)
         assert table.num_rows == len(contents(VERSIONS))
-        assert count_differences(root, root, old_version=3) == DiffCounts()
-        assert count_differences(root, root, old_version=3 + number) == DiffCounts()
-        assert find_rows(root, ["zwölf", 5]).num_rows == 1
-        groups = key_group_histogram(root)
+        assert Checkpoint(root).count_differences(old_version=3) == DiffCounts()
+        assert Checkpoint(root).count_differences(old_version=3 + number) == DiffCounts()
+        assert Checkpoint(root).find(["zwölf", 5]).num_rows == 1
+        groups = Checkpoint(root).key_groups()
         assert sum(groups["num_rows"].to_pylist()) == len(contents(VERSIONS))
         assert max(groups["partition_id"].to_pylist()) < num_partitions

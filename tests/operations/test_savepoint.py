@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from statestore import Checkpoint, Savepoint
 from statestore.core.errors import (
     CorruptionError,
     IncompatibleError,
@@ -18,15 +19,9 @@ from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.new_directory import metadata_fields
-from statestore.operations.operator_map import OperatorMap
-from statestore.operations.rescale.rescale import plan_rescale, plan_undo, rescale, undo_rescale
-from statestore.operations.savepoint.branch import plan_branch
-from statestore.operations.savepoint.restore import plan_restore
-from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
-from statestore.operations.upkeep.expire import expire, plan_expiry
-from statestore.operations.upkeep.repair import plan_repair, repair
-from statestore.spark.convert import open_conversion
-from statestore.store.store import open_store
+from statestore.operations.savepoint.branch import decide_branch
+from statestore.operations.savepoint.savepoint import open_savepoint
+from tests.seams import at, place_of
 
 from .checkpoints import (
     AGGREGATION,
@@ -57,7 +52,7 @@ def test_query_goes_on_from_a_restored_savepoint(tmp_path, form, backend, checkp
     )  # fmt: skip
     before = files_below(tmp_path / "query")
 
-    taken = take_savepoint(query.path, str(tmp_path / "savepoint"), form=form, options=OPTIONS)
+    taken = at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint", form=form).info
 
     assert files_below(tmp_path / "query") == before
     assert (taken.version, taken.backend, taken.num_partitions) == (2, backend, 4)
@@ -66,7 +61,7 @@ def test_query_goes_on_from_a_restored_savepoint(tmp_path, form, backend, checkp
         name = tmp_path / f"{other}-{partitions}"
         restore(tmp_path / "savepoint", name, backend=other, num_partitions=partitions)
         assert read_rows(name) == query.model
-        with open_checkpoint(str(name)) as checkpoint:
+        with open_checkpoint(place_of(name)) as checkpoint:
             assert (checkpoint.backend, checkpoint.num_partitions) == (other, partitions)
             assert checkpoint.newest_version == 2
             assert [info.name for info in checkpoint.operators] == [name for name, _ in operators]
@@ -77,11 +72,11 @@ def test_query_goes_on_from_a_restored_savepoint(tmp_path, form, backend, checkp
             store = next(store for store in heads if store.operator == 0)
             checkpoint_id = checkpoint.checkpoint_id(store, 2)
         # The next batch, and the maintenance after it.
-        with open_store(
-            str(name), store.operator, store.partition, store.name, version=2,
-            checkpoint_id=checkpoint_id,
-            options=StateStoreOptions(min_versions_to_retain=2, fsync_enabled=False),
-        ) as opened:  # fmt: skip
+        with at(
+            name, options=StateStoreOptions(min_versions_to_retain=2, fsync_enabled=False)
+        ).open_store(
+            store.operator, store.partition, store.name, version=2, checkpoint_id=checkpoint_id
+        ) as opened:
             for _ in range(3):
                 batch = opened.begin()
                 batch.put(b"another", b"value", key_group=store.partition)
@@ -98,7 +93,7 @@ def test_savepoint_is_complete_and_can_be_moved(tmp_path, form):
     """Catches a path into the checkpoint, or a file left behind there."""
     query = make_query(tmp_path / "query")
     query.write("_schema_log/0", "of another tool")
-    take_savepoint(query.path, str(tmp_path / "savepoint"), form=form, options=OPTIONS)
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint", form=form)
     model = query.model
     shutil.rmtree(query.path)
     (tmp_path / "savepoint").rename(tmp_path / "moved")
@@ -126,7 +121,7 @@ def test_savepoint_stays_whole_whatever_queries_delete(tmp_path):
     """Catches a savepoint that shares files with the checkpoint it came from or became."""
     query = make_query(tmp_path / "query")
     for form in FORMS:
-        take_savepoint(query.path, str(tmp_path / form), form=form, options=OPTIONS)
+        at(query.path, options=OPTIONS).savepoint(tmp_path / form, form=form)
         restore(tmp_path / form, tmp_path / f"of-{form}")
     before = {form: files_below(tmp_path / form) for form in FORMS}
 
@@ -145,13 +140,13 @@ def test_older_version_is_taken_when_asked_for(tmp_path):
     model = {key: dict(rows) for key, rows in query.model.items()}
     query.run({"key-1": "later"})
 
-    taken = take_savepoint(query.path, str(tmp_path / "savepoint"), version=1, options=OPTIONS)
+    taken = at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint", version=1).info
     restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=2)
 
     assert taken.version == 1
     assert read_rows(tmp_path / "again") == model
     with pytest.raises(NotFoundError, match=r"oldest_version=1, newest_version=2") as raised:
-        take_savepoint(query.path, str(tmp_path / "none"), version=9, options=OPTIONS)
+        at(query.path, options=OPTIONS).savepoint(tmp_path / "none", version=9)
     assert raised.value.kind == "version-not-found"
     assert not (tmp_path / "none").exists()
 
@@ -161,10 +156,10 @@ def test_batch_that_was_planned_is_repeated_with_the_same_input(tmp_path):
     query = make_query(tmp_path / "query")
     query.plan()
 
-    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
     restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=8, backend="rocksdb")
 
-    with open_checkpoint(str(tmp_path / "again")) as checkpoint:
+    with open_checkpoint(place_of(tmp_path / "again")) as checkpoint:
         assert (checkpoint.newest_planned, checkpoint.newest_committed) == (3, 2)
         planned = checkpoint.offsets_entry(3)
     assert planned.sources == ('{"logOffset":3}',)
@@ -196,17 +191,19 @@ def test_newer_version_is_taken_when_files_are_expired_meanwhile(tmp_path, form)
     """Catches a savepoint without a file that retention deleted, or one that is given up."""
     query = make_query(tmp_path / "query", num_batches=2, num_partitions=2)
 
-    taken = take_savepoint(
-        query.path, str(tmp_path / "newer"), form=form, io=ExpiringFileIO(query), options=OPTIONS
+    taken = (
+        at(query.path, options=OPTIONS, io=ExpiringFileIO(query))
+        .savepoint(tmp_path / "newer", form=form)
+        .info
     )
     restore(tmp_path / "newer", tmp_path / "again")
 
     assert taken.version == 3
     assert read_rows(tmp_path / "again") == query.model
     with pytest.raises(NotFoundError) as raised:
-        take_savepoint(query.path, str(tmp_path / "asked"), version=2, form=form, options=OPTIONS)
+        at(query.path, options=OPTIONS).savepoint(tmp_path / "asked", version=2, form=form)
     assert raised.value.kind == "version-not-found"
-    with pytest.raises(NotFoundError), open_savepoint(str(tmp_path / "asked")):
+    with pytest.raises(NotFoundError), open_savepoint(place_of(tmp_path / "asked")):
         pass
 
 
@@ -224,18 +221,19 @@ def test_damaged_descriptor_is_named_and_nothing_is_changed(tmp_path, old, new):
     """Catches "there is no savepoint" for one that is, and one that a rescale takes for a query."""
     make_query(tmp_path / "query")
     saved = tmp_path / "saved"
-    take_savepoint(str(tmp_path / "query"), str(saved), options=OPTIONS)
+    at(tmp_path / "query", options=OPTIONS).savepoint(saved)
     path = saved / "metadata"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new, 1))
     before = files_below(saved)
 
-    with (
-        pytest.raises(CorruptionError, match="saved/metadata"),
-        plan_restore(str(saved), str(tmp_path / "new")),
+    with pytest.raises(CorruptionError, match="saved/metadata"):
+        Savepoint(saved).plan_restore(tmp_path / "new")
+    for change in (
+        lambda uri: Checkpoint(uri).rescale(2),
+        lambda uri: Checkpoint(uri).expire(2),
+        lambda uri: Checkpoint(uri).repair(),
     ):
-        pass
-    for change in (lambda uri: rescale(uri, 2), lambda uri: expire(uri, 2), repair):
         with pytest.raises((CorruptionError, InvalidArgumentError), match="saved"):
             change(str(saved))
     assert files_below(saved) == before
@@ -245,12 +243,12 @@ def test_restore_has_as_many_state_partitions_as_the_savepoints_logs_say(tmp_pat
     """Catches a rescale that nobody asked for, by a digit of the descriptor."""
     query = make_query(tmp_path / "query")
     saved = tmp_path / "saved"
-    take_savepoint(query.path, str(saved), options=OPTIONS)
+    at(query.path, options=OPTIONS).savepoint(saved)
     path = saved / "metadata"
     path.write_text(path.read_text().replace('"num_partitions": 4', '"num_partitions": 7'))
 
-    with plan_restore(str(saved), str(tmp_path / "new")) as plan:
-        assert (plan.savepoint.num_partitions, plan.num_partitions) == (7, 4)
+    plan = Savepoint(saved).plan_restore(tmp_path / "new")
+    assert (Savepoint(saved).info.num_partitions, plan.num_partitions) == (7, 4)
 
 
 def test_damaged_file_does_not_become_part_of_a_savepoint(tmp_path):
@@ -263,7 +261,7 @@ def test_damaged_file_does_not_become_part_of_a_savepoint(tmp_path):
 
     for form in FORMS:
         with pytest.raises(CorruptionError, match=f"file='{damaged}'"):
-            take_savepoint(query.path, str(tmp_path / form), form=form, options=OPTIONS)
+            at(query.path, options=OPTIONS).savepoint(tmp_path / form, form=form)
         with pytest.raises(NotFoundError, match="begun and not finished"):
             restore(tmp_path / form, tmp_path / "again")
 
@@ -272,18 +270,18 @@ def test_savepoint_is_never_changed(tmp_path):
     """Catches a backup that an operation for checkpoints writes into."""
     query = make_query(tmp_path / "query")
     savepoint = str(tmp_path / "savepoint")
-    take_savepoint(query.path, savepoint, options=OPTIONS)
+    at(query.path, options=OPTIONS).savepoint(savepoint)
     before = files_below(savepoint)
     for act in (
-        lambda: plan_rescale(savepoint, 2),
-        lambda: rescale(savepoint, 2),
-        lambda: plan_undo(savepoint),
-        lambda: undo_rescale(savepoint),
-        lambda: plan_repair(savepoint),
-        lambda: repair(savepoint),
-        lambda: plan_expiry(savepoint, 2),
-        lambda: expire(savepoint, 2),
-        lambda: open_conversion(savepoint, str(tmp_path / "new"), "spark-hdfs").__enter__(),
+        lambda: Checkpoint(savepoint).plan_rescale(2),
+        lambda: Checkpoint(savepoint).rescale(2),
+        lambda: Checkpoint(savepoint).plan_undo_rescale(),
+        lambda: Checkpoint(savepoint).undo_rescale(),
+        lambda: Checkpoint(savepoint).plan_repair(),
+        lambda: Checkpoint(savepoint).repair(),
+        lambda: Checkpoint(savepoint).plan_expire(2),
+        lambda: Checkpoint(savepoint).expire(2),
+        lambda: Checkpoint(savepoint).plan_convert(tmp_path / "new", "spark-hdfs"),
     ):
         with pytest.raises(InvalidArgumentError, match="restore it first"):
             act()
@@ -291,17 +289,17 @@ def test_savepoint_is_never_changed(tmp_path):
 
     (tmp_path / "savepoint" / "metadata").write_text(metadata_fields(unfinished="savepoint"))
     with pytest.raises(NotFoundError, match="begun and not finished"):
-        open_conversion(savepoint, str(tmp_path / "new"), "spark-hdfs").__enter__()
+        Checkpoint(savepoint).plan_convert(tmp_path / "new", "spark-hdfs")
 
 
 @pytest.mark.parametrize("partitions", [4, 8])
 def test_claimed_savepoint_is_moved(tmp_path, partitions):
     """Catches a claim that copies, or that leaves half a savepoint behind."""
     query = make_query(tmp_path / "query")
-    take_savepoint(query.path, str(tmp_path / "savepoint"), form="native", options=OPTIONS)
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint", form="native")
     inodes = {path.name: path.stat().st_ino for path in (tmp_path / "savepoint").rglob("3.*")}
 
-    restore(tmp_path / "savepoint", tmp_path / "again", claims=True, num_partitions=partitions)
+    restore(tmp_path / "savepoint", tmp_path / "again", claim=True, num_partitions=partitions)
 
     assert not (tmp_path / "savepoint").exists()
     assert read_rows(tmp_path / "again") == query.model
@@ -314,10 +312,12 @@ def test_operators_are_renumbered_dropped_and_added(tmp_path):
     query = make_query(
         tmp_path / "query", checkpoint_format=2, operators=(AGGREGATION, GLOBAL_LIMIT, JOIN)
     )
-    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
 
-    operators = OperatorMap({0: 1, 2: 0}, frozenset([1]), {2: "dedupe"})
-    restore(tmp_path / "savepoint", tmp_path / "again", operators=operators)
+    restore(
+        tmp_path / "savepoint", tmp_path / "again",
+        map_operators={0: 1, 2: 0}, drop_operators=[1], add_operators={2: "dedupe"},
+    )  # fmt: skip
 
     # With an operator that is new, Spark writes all operators' metadata in its first batch.
     metadata = tmp_path / "again" / "state" / "0" / "_metadata" / "metadata"
@@ -331,30 +331,31 @@ def test_operators_are_renumbered_dropped_and_added(tmp_path):
     for partition, ((checkpoint_id,), (empty_id,)) in enumerate(
         zip(entry["stateUniqueIds"]["1"], entry["stateUniqueIds"]["2"], strict=True)
     ):
-        with open_store(
-            str(tmp_path / "again"), 1, partition, version=3, checkpoint_id=checkpoint_id
+        with Checkpoint(tmp_path / "again").open_store(
+            1, partition, version=3, checkpoint_id=checkpoint_id
         ) as store:
             assert dict(store.scan()).items() <= query.model[0, "default"].items()
-        with open_store(
-            str(tmp_path / "again"), 2, partition, version=3, checkpoint_id=empty_id
+        with Checkpoint(tmp_path / "again").open_store(
+            2, partition, version=3, checkpoint_id=empty_id
         ) as store:
             assert len(store) == 0
 
     restore(
         tmp_path / "savepoint", tmp_path / "fewer",
-        operators=OperatorMap({2: 0, 0: 1}, frozenset([1])),
+        map_operators={2: 0, 0: 1},
+        drop_operators=[1],
     )  # fmt: skip
     rows = read_rows(tmp_path / "fewer")
     assert rows[1, "default"] == query.model[0, "default"]
     assert rows[0, JOIN[1][0]] == query.model[2, JOIN[1][0]]
     assert (tmp_path / "fewer/state/0/0" / JOIN[1][1] / "_metadata/schema").exists()
     for wrong, message in (
-        (OperatorMap({0: 2}), "operators 0, 1, 2"),
-        (OperatorMap({7: 0}), "no such operator"),
-        (OperatorMap(dropped=frozenset([0])), "operators 0, 1, 2"),
+        ({"map_operators": {0: 2}}, "operators 0, 1, 2"),
+        ({"map_operators": {7: 0}}, "no such operator"),
+        ({"drop_operators": [0]}, "operators 0, 1, 2"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
-            restore(tmp_path / "savepoint", tmp_path / "wrong", operators=wrong)
+            restore(tmp_path / "savepoint", tmp_path / "wrong", **wrong)
 
 
 def test_what_has_no_key_stays_in_one_partition_from_one_to_many(tmp_path):
@@ -364,7 +365,7 @@ def test_what_has_no_key_stays_in_one_partition_from_one_to_many(tmp_path):
         operators=(AGGREGATION, GLOBAL_LIMIT, GLOBAL_AGGREGATION),
     )  # fmt: skip
     query.run({f"key-{number}": "value" for number in range(20)})
-    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
 
     restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=4)
 
@@ -377,7 +378,7 @@ def test_what_has_no_key_stays_in_one_partition_from_one_to_many(tmp_path):
 def test_parallelism_out_of_range_is_refused(tmp_path, num_partitions):
     """Catches a checkpoint without state partitions, and 0 taken for "as before"."""
     query = make_query(tmp_path / "query")
-    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
     with pytest.raises(InvalidArgumentError, match="out of range"):
         restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=num_partitions)
     assert not (tmp_path / "again").exists()
@@ -387,16 +388,16 @@ def test_parallelism_out_of_range_is_refused(tmp_path, num_partitions):
 def test_rows_that_do_not_follow_their_keys_are_not_dealt_out(tmp_path, num_partitions):
     """Catches rows dealt out to partitions in which Spark does not look for them."""
     query = make_query(tmp_path / "query")
-    with open_store(query.path, 0, 0) as store:
+    with Checkpoint(query.path).open_store(0, 0) as store:
         batch = store.begin()
         batch.put(b"of another partition", b"", key_group=1)
         batch.commit()
     for partition in range(1, 4):
-        with open_store(query.path, 0, partition) as store:
+        with Checkpoint(query.path).open_store(0, partition) as store:
             store.begin().commit()
     query.plan()
     query._commit({})
-    take_savepoint(query.path, str(tmp_path / "foreign"), options=OPTIONS)
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "foreign")
     with pytest.raises(IncompatibleError) as raised:
         restore(tmp_path / "foreign", tmp_path / "again", num_partitions=num_partitions)
     assert raised.value.kind == "not-rescalable"
@@ -405,7 +406,7 @@ def test_rows_that_do_not_follow_their_keys_are_not_dealt_out(tmp_path, num_part
 def test_restore_to_the_heap_backend_needs_the_drivers_memory(tmp_path):
     """Catches state written where no query would look for it."""
     query = make_query(tmp_path / "query")
-    take_savepoint(query.path, str(tmp_path / "savepoint"), options=OPTIONS)
+    at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
     with pytest.raises(InvalidArgumentError, match="memory of the query's driver"):
         restore(tmp_path / "savepoint", tmp_path / "again", backend="heap")
 
@@ -413,8 +414,8 @@ def test_restore_to_the_heap_backend_needs_the_drivers_memory(tmp_path):
 def test_branch_shares_files_and_harms_nobody(tmp_path):
     """Catches a branch that copies state, or that changes with the original."""
     query = make_query(tmp_path / "query", checkpoint_format=2)
-    with plan_branch(query.path, str(tmp_path / "branch"), options=OPTIONS) as plan:
-        plan.run()
+    plan = at(query.path, options=OPTIONS).plan_branch(tmp_path / "branch")
+    plan.run()
     model = {key: dict(rows) for key, rows in query.model.items()}
     shared = list((tmp_path / "branch" / "state").rglob("*.arrows"))
     assert len(shared) == 12
@@ -427,7 +428,7 @@ def test_branch_shares_files_and_harms_nobody(tmp_path):
     query.run({"key-1": "original"})
     forked = QueryCheckpoint(tmp_path / "unused", checkpoint_format=2)
     forked.path, forked.version, forked.model = str(tmp_path / "branch"), 3, model
-    with open_checkpoint(forked.path) as checkpoint:
+    with open_checkpoint(place_of(forked.path)) as checkpoint:
         forked.ids = {
             (store.operator, store.partition, store.name): head.trailer.checkpoint_id
             for store, head in checkpoint.heads(3).items()
@@ -439,7 +440,7 @@ def test_branch_shares_files_and_harms_nobody(tmp_path):
     assert read_rows(tmp_path / "branch") == forked.model
     assert forked.model != query.model
     shutil.rmtree(tmp_path / "branch")
-    with open_checkpoint(query.path) as checkpoint:
+    with open_checkpoint(place_of(query.path)) as checkpoint:
         assert len(checkpoint.heads(4)) == 4
 
 
@@ -455,21 +456,23 @@ def test_every_storage_to_every_other(tmp_path, s3_server, bucket):
     for place, (form, partitions) in zip(
         places.values(), [("native", 2), ("canonical", 4)], strict=True
     ):
-        take_savepoint(query.path, place, form=form, options=options)
+        at(query.path, options=options).savepoint(place, form=form)
         for to in (str(tmp_path / f"again-{form}"), f"{remote}/again-{form}"):
             restore(place, to, num_partitions=partitions, options=options)
             assert read_rows(to, options=options) == query.model
 
-    with plan_branch(f"{remote}/again-native", f"{remote}/branch", options=options) as plan:
+    target = place_of(f"{remote}/branch", options=options)
+    with open_checkpoint(place_of(f"{remote}/again-native", options=options)) as source:
+        branch = decide_branch(source, target)
         s3_server.requests.clear()
-        plan.run()
-        fetched = s3_server.requests["GET"]
-        # Spark's small files go through here, the operator's too, and `metadata` between the steps
-        # and of what is above: the bucket.
-        assert fetched == len(plan.version.spark_files) + 7
+        branch.run()
+    fetched = s3_server.requests["GET"]
+    # Spark's small files go through here, the operator's too, and `metadata` between the steps
+    # and of what is above: the bucket.
+    assert fetched == len(branch.version.spark_files) + 7
     assert read_rows(f"{remote}/branch", options=options) == query.model
     assert not list(tmp_path.glob("branch*"))
-    restore(f"{remote}/savepoint", f"{remote}/claimed", claims=True, options=options)
+    restore(f"{remote}/savepoint", f"{remote}/claimed", claim=True, options=options)
     assert not [key for key in s3_server.keys(bucket) if key.startswith("savepoint/")]
     assert read_rows(f"{remote}/claimed", options=options) == query.model
 
@@ -486,7 +489,7 @@ def test_state_kept_elsewhere_comes_home_and_goes_there_again(tmp_path):
         path.rename(to)
 
     for form in FORMS:
-        take_savepoint(query.path, str(tmp_path / form), form=form, options=OPTIONS)
+        at(query.path, options=OPTIONS).savepoint(tmp_path / form, form=form)
         assert not (tmp_path / form / "statestore.json").exists()
         elsewhere = StateStoreOptions(checkpoint_storage=str(tmp_path / f"elsewhere-{form}"))
         restore(tmp_path / form, tmp_path / f"again-{form}", options=elsewhere)

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from statestore import Checkpoint
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
 from statestore.cli.commands import cli
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import PUT, Row
 from statestore.codec.trailer import StoreName
-from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, unsafe_row
 from statestore.testing.deltas import write_stream
 
@@ -104,10 +104,10 @@ def test_rows_that_do_not_belong_are_found(
     row = Row((group + group_error) % NUM_KEY_GROUPS, 0, PUT, key, unsafe_row(7))
     commit_again(made, row, num_keys, class_error)
 
-    found = verify(made.path, deep=True).findings
+    found = Checkpoint(made.path).verify(deep=True).findings
     deep = CliRunner().invoke(cli, ["verify", made.path, "--deep", "--output", "json"])
 
-    assert verify(made.path).findings == ()
+    assert Checkpoint(made.path).verify().findings == ()
     assert CliRunner().invoke(cli, ["verify", made.path]).exit_code == 0
     if problem is None:
         assert (found, deep.exit_code) == ((), 0)

@@ -1,10 +1,11 @@
-"""Counts words in a session made by `statestore.configure`.
+"""Counts words in a session made by `statestore.configure`, and keeps what its pages show of it.
 
 python configured_job.py BACKEND STORAGE JAR, the last a jar that the program brings itself.
 """
 
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 from pyspark.sql import SparkSession
 
@@ -15,7 +16,7 @@ builder = (
     SparkSession.builder.master("local[2]")
     .config("spark.jars", jar)
     .config("spark.sql.shuffle.partitions", 1)
-    .config("spark.ui.enabled", "false")
+    .config("spark.ui.port", 0)
 )
 spark = statestore.configure(
     builder, backend, checkpoint_storage=storage, **{"fsync.enabled": False}
@@ -36,6 +37,13 @@ query = (
 )
 query.awaitTermination()
 counts = {row["word"]: row["count"] for row in spark.table("counts").collect()}
+pages = {
+    "prometheus.txt": "/metrics/prometheus/",
+    "query.html": f"/StreamingQuery/statistics/?id={query.runId}",
+}
+for name, page in pages.items():
+    with urlopen(f"{spark.sparkContext.uiWebUrl}{page}", timeout=60) as reply:  # noqa: S310
+        Path(name).write_bytes(reply.read())
 jars = [Path(path).name for path in spark.conf.get("spark.jars").split(",")]
 spark.stop()
 sys.stdout.write(f"{counts} {jars}\n")

@@ -42,6 +42,8 @@ IGNORED_WARNINGS = [
     "PySpark does not yet fully support pandas:FutureWarning",
 ]
 EXTENDED = pytest.mark.extended
+ON_EACH_SPARK = [EXTENDED, pytest.mark.each_spark]
+"""Of `test-all` on the newest Spark, and of `test-spark` on the others."""
 MakeLane = Callable[..., Lane]
 RunOnce = Callable[[Query, str], Lane]
 RunReference = Callable[[Query], Lane]
@@ -57,7 +59,7 @@ state_in_files = pytest.mark.skipif(
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ours: asserts what only this project's provider promises")
-    config.addinivalue_line("markers", "upgrade: goes on with checkpoints of other Sparks")
+    config.addinivalue_line("markers", "each_spark: of `test-spark`, though extended")
     config.addinivalue_line("markers", "needs(feature): runs on a Spark that has it, features.py")
     config.addinivalue_line("markers", "lacks(feature): runs on a Spark that has not got it")
 

@@ -76,15 +76,30 @@ FEATURES = {
         "`convert --to spark-rocksdb`",
         older="refused",
     ),
-    "join-guardrail": Feature("4.3", "Spark asks no join for its provider before"),
+    "join-format-3": Feature(
+        "4.1", "it knows no such format", "joins of state format 3", older="Spark has none"
+    ),
+    "join-format-4": Feature(
+        "4.2", "it knows no such format", "joins of state format 4", older="Spark has none"
+    ),
+    "join-guardrail": Feature(
+        "4.3",
+        "Spark asks no join for its provider before",
+        "a new join that asks for state format 3 or 4 gets",
+        older="what it asks for",
+        newer="format 2",
+    ),
     "pinned-format": Feature(
         "4.3",
         "the session, not the commit log, says the checkpoint format",
         "a checkpoint stays in the format that it was begun in",
-        older="name it: `checkpoint_format`",
+        older="refused by Spark: name it, `checkpoint_format`",
     ),
     "merged-row-counts": Feature(
         "4.1", "Spark's RocksDB provider miscounts rows once a restart has merged values"
+    ),
+    "feed-of-lists": Feature(
+        "4.3", "the change feed of Spark's RocksDB provider has one value of a list that is put"
     ),
     "every-encoder": Feature("4.2", "it has not got every type and key encoder of the golden rows"),
     "store-calls": Feature("4.2", "the test calls methods that a state store has not got"),

@@ -124,10 +124,9 @@ class Lane:
             for name, schema in self.query.schemas.items()
         }
         writer = (
-            self.query.build(session, streams)
-            .writeStream.outputMode(self.query.mode)
+            self._keep_rows(self.query.build(session, streams))
+            .outputMode(self.query.mode)
             .option("checkpointLocation", str(self.checkpoint))
-            .foreachBatch(self._collect)
         )
         return (writer.trigger(availableNow=True) if available_now else writer).start()
 
@@ -150,6 +149,9 @@ class Lane:
     def _keep_progress(self, handle: Any) -> None:
         reports = [json.loads(report.json) for report in handle.recentProgress]
         self.progress += [report for report in reports if "addBatch" in report["durationMs"]]
+        self._keep_failed_tasks(handle)
+
+    def _keep_failed_tasks(self, handle: Any) -> None:
         tracker = self.spark.sparkContext.statusTracker()
         for job_id in tracker.getJobIdsForGroup(str(handle.runId)):
             for stage_id in tracker.getJobInfo(job_id).stageIds:
@@ -166,6 +168,10 @@ class Lane:
     def custom_metrics(self) -> list[dict[str, int]]:
         """Return the first operator's custom metrics, batch by batch."""
         return [report["stateOperators"][0]["customMetrics"] for report in self.progress]
+
+    def _keep_rows(self, frame: DataFrame) -> Any:
+        """Give the query a sink that keeps what every batch returns."""
+        return frame.writeStream.foreachBatch(self._collect)
 
     def _collect(self, frame: DataFrame, batch_id: int) -> None:
         self.attempts[batch_id] = self.attempts.get(batch_id, 0) + 1

@@ -189,6 +189,23 @@ def interpreters(
     return {"errors": errors, "batches": batches}
 
 
+def connect_server(root: Path, jars: list[Path]) -> dict[str, Any]:
+    """Serve Spark Connect until it is killed; `port` holds where."""
+    package = "org.apache.spark.sql.connect"
+    conf = {
+        "spark.plugins": f"{package}.SparkConnectPlugin",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+    }
+    session = start_application(root, jars, conf=conf)
+    # A Scala object, which py4j takes for no class.
+    service = getattr(getattr(session._jvm, f"{package}.service.SparkConnectService$"), "MODULE$")
+    (root / "port.partial").write_text(str(service.localPort()))
+    (root / "port.partial").rename(root / "port")
+    threading.Event().wait()
+    return {}
+
+
 def _lane(session: SparkSession, root: Path, query: Query, provider: str, conf: Any = None) -> Lane:
     return Lane(session, query, provider, root / query.name, conf)
 
@@ -224,7 +241,7 @@ def main(name: str, text: str) -> None:
     arguments = json.loads(text)
     root = Path(arguments.pop("root"))
     jars = [Path(jar) for jar in arguments.pop("jars")]
-    known = (cluster, heap_cluster, endless, resume, resume_lost, interpreters)
+    known = (cluster, heap_cluster, endless, resume, resume_lost, interpreters, connect_server)
     jobs: dict[str, Any] = {job.__name__: job for job in known}
     report = jobs[name](root, jars, **arguments)
     (root / "report.json").write_text(json.dumps(report))

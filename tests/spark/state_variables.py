@@ -200,7 +200,8 @@ class Changing(StatefulProcessor):
         pass
 
 
-def _events(streams: Mapping[str, DataFrame]) -> DataFrame:
+def keyed_events(streams: Mapping[str, DataFrame]) -> DataFrame:
+    """Return the events with a key each, and their time in milliseconds, `at`."""
     events = streams["events"].na.fill("none", ["key"]).withColumn("at", sf.unix_millis("ts"))
     return events.withWatermark("ts", "10 seconds")
 
@@ -216,7 +217,7 @@ def everything(
     """Return the query of `Everything` in an API."""
 
     def build(session: SparkSession, streams: Mapping[str, DataFrame]) -> DataFrame:
-        events = _events(streams)
+        events = keyed_events(streams)
         first = session.createDataFrame(INITIAL, "key STRING, first BIGINT") if initial else None
         if api == "scala":
             queries = session._jvm.io.statestore.testing.TransformWithStateQueries
@@ -271,7 +272,7 @@ class Latest(StatefulProcessor):
 
 def _chained(name: str, after: Any) -> Query:
     def build(session: SparkSession, streams: Mapping[str, DataFrame]) -> DataFrame:
-        groups = _events(streams).groupBy("key")
+        groups = keyed_events(streams).groupBy("key")
         latest = groups.transformWithState(
             Latest(), EVENTS, "Append", "EventTime", eventTimeColumnName="ts"
         )

@@ -157,7 +157,7 @@ def test_number_of_partitions_cannot_change_by_conf(stopped: StoppedQuery, parti
     assert f"spark.sql.shuffle.partitions from {NUM_PARTITIONS} to {partitions}" in text
     assert f"={partitions}" in text
     assert f"={NUM_PARTITIONS}" in text
-    assert f"statestore rescale CHECKPOINT --partitions {partitions} --yes" in text
+    assert f"statestore rescale CHECKPOINT --num-partitions {partitions} --yes" in text
     _edit_offsets(stopped.lane, "spark.sql.shuffle.partitions", str(NUM_PARTITIONS))
     stopped.assert_goes_on()
 
@@ -172,7 +172,7 @@ def test_number_of_partitions_asked_for_in_vain_is_a_warning(
     stopped.assert_goes_on()
 
     lines = [line for line in log.read_text().splitlines() if str(stopped.lane.checkpoint) in line]
-    command = f"{stopped.lane.checkpoint} --partitions 5 --yes"
+    command = f"{stopped.lane.checkpoint} --num-partitions 5 --yes"
     (warning,) = [line for line in lines if "statestore rescale" in line]
     assert command in warning
     assert f"state_partitions={NUM_PARTITIONS}" in warning

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from pyspark.errors import StreamingQueryException
+
+from statestore import find_obstacle
 
 from .conftest import PROVIDER, MakeLane
 from .harness import HDFS, STATE_STORE, Lane, Query, assert_same
@@ -42,3 +45,25 @@ def test_checkpoint_keeps_its_format_when_another_is_asked_for(
     assert_same(run_reference(query), lane)
     commits = lane.checkpoint.glob("commits/[0-9]*")
     assert {path.read_text().split("\n")[0] for path in commits} == {f"v{first}"}
+
+
+@pytest.mark.ours
+@pytest.mark.lacks("pinned-format")
+@pytest.mark.parametrize(("first", "then"), [("1", "2"), ("2", "1")], ids=["v1", "v2"])
+def test_checkpoint_waits_for_its_format_where_spark_goes_by_the_session(
+    make_lane: MakeLane, run_reference: Callable[[Query], Lane], first: str, then: str
+) -> None:
+    """Catches a batch in two formats, whose checkpoint goes on in neither, and vain restarts."""
+    query = AGGREGATION
+    lane = make_lane(query, conf={FORMAT: first})
+    lane.run(*query.plan[0])
+    lane.conf[FORMAT] = then
+    with pytest.raises(StreamingQueryException, match="only supported log version") as caught:
+        lane.run()
+    assert find_obstacle(caught.value) == "INVALID_LOG_VERSION"
+
+    lane.conf[FORMAT] = first
+    for batches in query.plan[1:]:
+        lane.run(*batches)
+
+    assert_same(run_reference(query), lane)

@@ -75,7 +75,7 @@ def _assert_nothing_left(job: Job, report: dict[str, Any]) -> None:
     wait_for(lambda: not job.pids(), "the end of the job's processes")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize(
     "provider",
     [PROVIDER, pytest.param(ROCKSDB_BACKEND, marks=[EXTENDED, pytest.mark.ours])],
@@ -95,7 +95,7 @@ def test_rows_equal_built_in_when_executors_and_engines_are_killed(
     for reference in references.values():
         run_plan(reference)
 
-    report = job.report(timeout_s=250)
+    report = job.report(timeout_s=420)
 
     for name, reference in references.items():
         assert _rows(report["batches"][name]) == reference.batches, name
@@ -108,7 +108,7 @@ def test_rows_equal_built_in_when_executors_and_engines_are_killed(
 
 @EXTENDED
 @pytest.mark.ours
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(480)
 def test_rows_equal_built_in_when_executors_are_killed_under_other_operators(
     start_job: Callable[..., Job], make_lane: MakeLane
 ) -> None:
@@ -123,7 +123,7 @@ def test_rows_equal_built_in_when_executors_are_killed_under_other_operators(
     for reference in references.values():
         run_plan(reference)
 
-    report = job.report(timeout_s=250)
+    report = job.report(timeout_s=420)
 
     for name, reference in references.items():
         assert _rows(report["batches"][name]) == reference.batches, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -12,6 +13,8 @@ import pytest
 from statestore.io.shim_jar import find_jar
 
 JOB = Path(__file__).with_name("configured_job.py")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
+MONITORING = PAGE.with_suffix("")
 
 pytestmark = pytest.mark.ours
 
@@ -35,5 +38,30 @@ def test_query_of_a_configured_session_uses_backend_options_and_all_jars(tmp_pat
     assert done.returncode == 0, done.stderr[-4000:]
     expected = f"{ {'a': 1, 'b': 2} } {['mine.jar', find_jar().name]}"
     assert done.stdout.splitlines()[-1] == expected
+    _check_pages(tmp_path)
     assert list(storage.rglob("1*.delta.sst"))
     assert not list((tmp_path / "checkpoint").rglob("*.sst"))
+
+
+def _check_pages(shown: Path) -> None:
+    """Catches a dashboard of metrics that nobody exports, and a page of Spark's without ours."""
+    exported = dict(
+        re.findall(r"^metrics_\w+?_statestore_(\w+)\{[^}]*\} (\S+)$", _text(shown), re.MULTILINE)
+    )
+    asked = set()
+    for name in ("grafana.json", "alerts.yaml"):
+        asked |= set(re.findall(r"_statestore_(\w+)", (MONITORING / name).read_text()))
+    assert len(asked) > 15
+    assert asked <= exported.keys()
+    documented = set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE))
+    assert documented == {name.rpartition("_")[0] for name in exported}
+    assert exported["commitMs_Count"] == "1"
+    assert float(exported["engineRssBytes_Value"]) > 10_000_000
+    assert float(exported["storagePuts_Count"]) > 0
+    page = (shown / "query.html").read_text()
+    for metric in ("statestoreDeltaBytes", "statestoreCommitPublishMs", "rocksdbLoadLatencyMs"):
+        assert f"aggregated-{metric}-timeline" in page
+
+
+def _text(shown: Path) -> str:
+    return (shown / "prometheus.txt").read_text()

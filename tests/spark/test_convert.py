@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from statestore import Checkpoint
 from statestore.cli.commands import cli
 from statestore.core.errors import (
     FencedError,
@@ -26,10 +27,8 @@ from statestore.core.errors import (
     InvalidArgumentError,
     StorageError,
 )
-from statestore.core.providers import PROVIDERS
+from statestore.core.providers import PROVIDERS, TARGETS
 from statestore.operations.new_directory import metadata_fields
-from statestore.operations.savepoint.conversion import TARGETS
-from statestore.spark.convert import ConversionProgress, convert, open_conversion
 
 from .conftest import EXTENDED, OURS, MakeLane
 from .harness import HDFS, ROCKSDB, STATE_STORE, Lane, Query, assert_same, run_plan, wait_for
@@ -130,19 +129,17 @@ def _convert(lane: Lane, to: str) -> None:
     """Convert a lane's checkpoint; the lane goes on with the new one, under the session it had."""
     before, leases = _tree(lane.checkpoint), _leases(lane.checkpoint)
     new = lane.checkpoint.with_name(f"checkpoint-{to}")
-    reports: list[ConversionProgress] = []
+    reports: list[tuple[int, int]] = []
 
-    with open_conversion(str(lane.checkpoint), str(new), to, spark=lane.spark) as conversion:
-        rows = conversion.run(reports.append)
+    conversion = Checkpoint(lane.checkpoint, spark=lane.spark).plan_convert(new, to)
+    rows = conversion.run(lambda *done: reports.append(done)).rows
 
     assert _tree(lane.checkpoint) == before
     assert _leases(lane.checkpoint) <= leases
     assert not _leases(new), "no query has run on it yet"
-    assert (reports[-1].stores, reports[-1].rows) == (
-        conversion.plan.num_stores,
-        sum(rows.values()),
-    )
-    assert conversion.plan.num_stores > 0
+    assert reports[-1] == (conversion.num_stores, conversion.num_stores)
+    assert sum(rows.values()) > 0
+    assert conversion.num_stores > 0
     lane.checkpoint = new
 
 
@@ -278,20 +275,18 @@ def test_conversion_is_done_again_when_killed(make_lane: MakeLane, place: str) -
     assert json.loads((new / "metadata").read_text())["statestore"]["unfinished"] == "convert"
     assert _tree(lane.checkpoint) == before
     _assert_not_startable(lane, new)
-    convert(str(lane.checkpoint), str(new), "filesystem", spark=lane.spark)
+    Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "filesystem")
     finished = _tree(new)
     with pytest.raises(InvalidArgumentError, match="checkpoint-exists"):
-        convert(str(lane.checkpoint), str(new), "rocksdb", spark=lane.spark)
+        Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "rocksdb")
     assert _tree(new) == finished
     # The same command twice: each planned while the first conversion was unfinished.
     (new / "metadata").write_text(metadata_fields(unfinished="convert"))
-    with open_conversion(
-        str(lane.checkpoint), str(new), "filesystem", spark=lane.spark
-    ) as conversion:
-        assert conversion.plan.is_begun
-        (new / "metadata").write_bytes(finished["metadata"])
-        with pytest.raises(InvalidArgumentError, match="checkpoint-exists"):
-            conversion.run()
+    conversion = Checkpoint(lane.checkpoint, spark=lane.spark).plan_convert(new, "filesystem")
+    assert conversion.is_begun
+    (new / "metadata").write_bytes(finished["metadata"])
+    with pytest.raises(InvalidArgumentError, match="checkpoint-exists"):
+        conversion.run()
     assert _tree(new) == finished
     # A crash before the very last step; an overwritten file has no checksum file of Hadoop's.
     (new / "metadata").write_text(metadata_fields(unfinished="convert"))
@@ -300,13 +295,11 @@ def test_conversion_is_done_again_when_killed(make_lane: MakeLane, place: str) -
     def begin_anew() -> None:
         (new / "metadata").write_text(metadata_fields(unfinished="convert", attempt="another"))
 
-    with (
-        open_conversion(str(lane.checkpoint), str(new), "rocksdb", spark=lane.spark) as conversion,
-        pytest.raises(FencedError, match="begun anew"),
-    ):
-        conversion.run(lambda _: begin_anew())
+    conversion = Checkpoint(lane.checkpoint, spark=lane.spark).plan_convert(new, "rocksdb")
+    with pytest.raises(FencedError, match="begun anew"):
+        conversion.run(lambda *_: begin_anew())
     assert not (new / "offsets").exists()
-    convert(str(lane.checkpoint), str(new), "rocksdb", spark=lane.spark)
+    Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "rocksdb")
     lane.checkpoint = new
     lane.run(*query.plan[1])
     assert_same(reference, lane)
@@ -323,13 +316,13 @@ def test_error_names_the_reason_when_state_is_damaged(make_lane: MakeLane) -> No
     damaged.unlink()
 
     with pytest.raises(StorageError, match=r"1\.delta") as caught:
-        convert(f"{uri}/checkpoint", f"{uri}/new", "filesystem", spark=session)
+        Checkpoint(f"{uri}/checkpoint", spark=session).convert(f"{uri}/new", "filesystem")
 
     assert "\n" not in str(caught.value)
     _assert_not_startable(lane, new)
     damaged.write_bytes(data)
-    rows = convert(f"{uri}/checkpoint", f"{uri}/new", "filesystem", spark=session)
-    assert sum(rows.values()) == lane.counts("numRowsTotal")[1][0]
+    converted = Checkpoint(f"{uri}/checkpoint", spark=session).convert(f"{uri}/new", "filesystem")
+    assert sum(converted.rows.values()) == lane.counts("numRowsTotal")[1][0]
 
 
 FAULTS = {
@@ -353,7 +346,7 @@ def test_conversion_fails_when_the_target_keeps_other_rows(
     for fault, counts in FAULTS.items():
         monkeypatch.setitem(TARGETS, "filesystem", f"io.statestore.testing.{fault}")
         with pytest.raises(InternalError, match="is not what it was made from") as caught:
-            convert(str(lane.checkpoint), str(new), "filesystem", spark=lane.spark)
+            Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "filesystem")
 
         assert f"operator=0, partition=0, store='default', {counts}" in str(caught.value)
         assert json.loads((new / "metadata").read_text())["statestore"]["unfinished"] == "convert"
@@ -369,7 +362,7 @@ def test_conversion_is_refused_when_this_spark_cannot_write_it(make_lane: MakeLa
     new = lane.root / "new"
 
     with pytest.raises(IncompatibleError, match=r"\[wrong-spark\] .*target='spark-rocksdb'"):
-        convert(str(lane.checkpoint), str(new), "spark-rocksdb", spark=lane.spark)
+        Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "spark-rocksdb")
 
     assert not new.exists()
 
@@ -381,10 +374,14 @@ def test_conversion_is_refused_when_the_query_runs_meanwhile(make_lane: MakeLane
     lane.run(*query.plan[0])
     new = lane.root / "new"
 
-    with open_conversion(str(lane.checkpoint), str(new), "rocksdb", spark=lane.spark) as conversion:
-        lane.run(*query.plan[1])
-        with pytest.raises(InUseError, match="batch_now=1"):
-            conversion.run()
+    runs = iter(query.plan[1:])
+
+    def run_meanwhile(*_: int) -> None:
+        for inputs in runs:
+            lane.run(*inputs)
+
+    with pytest.raises(InUseError, match="batch_now=1"):
+        Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "rocksdb", report=run_meanwhile)
 
     _assert_not_startable(lane, new)
 
@@ -399,7 +396,7 @@ def test_conversion_is_refused_while_a_query_of_ours_runs(make_lane: MakeLane) -
         wait_for(lambda: (lane.checkpoint / "commits" / "0").exists(), "a batch", timeout_s=60)
 
         with pytest.raises(InUseError, match="a query is writing the checkpoint") as caught:
-            convert(str(lane.checkpoint), str(new), "spark-hdfs", spark=lane.spark)
+            Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "spark-hdfs")
     finally:
         handle.stop()
 
@@ -438,4 +435,4 @@ def test_error_says_which_command_when_both_are_ours(make_lane: MakeLane) -> Non
     run_plan(lane)
 
     with pytest.raises(InvalidArgumentError, match="--backend rocksdb"):
-        convert(str(lane.checkpoint), str(lane.root / "new"), "rocksdb", spark=lane.spark)
+        Checkpoint(lane.checkpoint, spark=lane.spark).convert(lane.root / "new", "rocksdb")

@@ -11,27 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from statestore import (
-    convert,
-    driver_files,
-    open_store,
-    plan_branch,
-    plan_restore,
-    read,
-    rescale,
+    Checkpoint,
+    Savepoint,
     stop_with_savepoint,
-    take_savepoint,
-    undo_rescale,
 )
 from statestore.core.errors import InUseError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import PROVIDERS
 from statestore.io.file_io import TreeFileIO
 from statestore.io.hadoop_process import HadoopProcess, use
-from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.upkeep.expire import expire
-from statestore.operations.upkeep.verify import verify
 from tests.contract.test_tree_io import *  # noqa: F403
 
 from .conftest import EXTENDED, MakeLane, RunReference
@@ -103,25 +92,24 @@ def test_rows_equal_built_in_when_operated_on(
     uri = str(lane.checkpoint)
 
     lane.run(*first)
-    rescale(uri, 8)
-    undo_rescale(uri)
-    rescale(uri, 6)
+    Checkpoint(uri).rescale(8)
+    Checkpoint(uri).undo_rescale()
+    Checkpoint(uri).rescale(6)
     lane.run(*second)
-    rescale(uri, 2)
-    with open_checkpoint(uri) as checkpoint:
-        assert verify(checkpoint, deep=True).findings == ()
-        expire(checkpoint, 2)
-        assert verify(checkpoint, deep=True).findings == ()
-    take_savepoint(uri, f"{uri}-native", form="native")
-    with plan_branch(uri, f"{uri}-branch") as branch:
-        branch.run()
-    before = read(uri).sort_by("key")
+    Checkpoint(uri).rescale(2)
+    assert Checkpoint(uri).verify(deep=True).findings == ()
+    Checkpoint(uri).expire(2)
+    assert Checkpoint(uri).verify(deep=True).findings == ()
+    Checkpoint(uri).savepoint(f"{uri}-native", form="native")
+    branch = Checkpoint(uri).plan_branch(f"{uri}-branch")
+    branch.run()
+    before = Checkpoint(uri).read().sort_by("key")
     lane.run(*third)
-    take_savepoint(uri, f"{uri}-canonical")
-    with plan_restore(
-        f"{uri}-canonical", f"{uri}-restored", backend=other, num_partitions=3
-    ) as plan:
-        plan.run()
+    Checkpoint(uri).savepoint(f"{uri}-canonical")
+    plan = Savepoint(f"{uri}-canonical").plan_restore(
+        f"{uri}-restored", backend=other, num_partitions=3
+    )
+    plan.run()
     lane.checkpoint = f"{uri}-restored"  # type: ignore[assignment]
     lane.conf[PROVIDER_CLASS] = PROVIDERS[other]
     lane.run(*last)
@@ -131,8 +119,10 @@ def test_rows_equal_built_in_when_operated_on(
     assert _in_order(lane.counts("numRowsTotal")) == _in_order(reference.counts("numRowsTotal"))
     assert before.num_rows == _in_order(reference.counts("numRowsTotal"))[2][0]
     for copy in ("branch", "native"):
-        assert read(f"{uri}-{copy}").sort_by("key") == before
-    assert read(lane.checkpoint).num_rows == _in_order(lane.counts("numRowsTotal"))[-1][0]
+        assert Checkpoint(f"{uri}-{copy}").read().sort_by("key") == before
+    assert (
+        Checkpoint(lane.checkpoint).read().num_rows == _in_order(lane.counts("numRowsTotal"))[-1][0]
+    )
 
 
 def test_commands_open_hdfs_by_themselves(make_hdfs_lane: MakeLane) -> None:
@@ -142,20 +132,20 @@ def test_commands_open_hdfs_by_themselves(make_hdfs_lane: MakeLane) -> None:
     lane.run(*query.plan[0])
 
     def run(*arguments: str) -> Any:
-        conf = [f"--conf={key}={value}" for key, value in CLIENT_CONF.items()]
+        conf = [f"--storage-option={key}={value}" for key, value in CLIENT_CONF.items()]
         command = [sys.executable, "-m", "statestore.cli", *arguments, "--output=json", *conf]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    assert run("rescale", str(lane.checkpoint), "--partitions=6", "--yes")["done"]
+    assert run("rescale", str(lane.checkpoint), "--num-partitions=6", "--yes")["done"]
     lane.run(*query.plan[1])
     assert run("verify", str(lane.checkpoint), "--deep")["findings"] == []
 
 
 @EXTENDED
 def test_query_is_stopped_with_a_savepoint(
-    make_hdfs_lane: MakeLane, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    make_hdfs_lane: MakeLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches a program whose savepoints need another configuration than its queries."""
     query = replace(AGGREGATION, plan=one_input(2))
@@ -169,17 +159,16 @@ def test_query_is_stopped_with_a_savepoint(
             RUN_TIMEOUT_S,
         )
         with pytest.raises(InUseError):
-            rescale(str(lane.checkpoint), 6)
+            Checkpoint(lane.checkpoint).rescale(6)
         monkeypatch.setenv("SPARK_HOME", "/nowhere")
         with use(HadoopProcess()):  # which could not start
             taken = stop_with_savepoint(handle, f"{lane.checkpoint}-stopped")
-            with driver_files(spark):
-                assert read(f"{lane.checkpoint}-stopped").num_rows == taken.num_rows
+            assert taken.read().num_rows == taken.info.num_rows
             with pytest.raises(NotFoundError, match="spark-submit"):
-                read(f"{lane.checkpoint}-stopped")
+                Checkpoint(f"{lane.checkpoint}-stopped").read()
     finally:
         handle.stop()
-    assert taken.version == 2
+    assert taken.info.version == 2
 
 
 @EXTENDED
@@ -190,7 +179,7 @@ def test_rows_equal_never_converted(make_hdfs_lane: MakeLane, run_reference: Run
     (first, *rest), old = query.plan, str(lane.checkpoint)
 
     lane.run(*first)
-    convert(old, f"{old}-new", "filesystem", spark=lane.session())
+    Checkpoint(old, spark=lane.session()).convert(f"{old}-new", "filesystem")
     lane.checkpoint = f"{old}-new"  # type: ignore[assignment]
     lane.conf[PROVIDER_CLASS] = FILESYSTEM
     for batches in rest:
@@ -198,7 +187,7 @@ def test_rows_equal_never_converted(make_hdfs_lane: MakeLane, run_reference: Run
 
     assert_same(run_reference(query), lane)
     with pytest.raises(InvalidArgumentError, match="checkpoint-exists"):
-        convert(old, f"{old}-new", "filesystem", spark=lane.session())
+        Checkpoint(old, spark=lane.session()).convert(f"{old}-new", "filesystem")
 
 
 def test_store_is_opened_without_spark(make_hdfs_lane: MakeLane) -> None:
@@ -209,6 +198,6 @@ def test_store_is_opened_without_spark(make_hdfs_lane: MakeLane) -> None:
 
     num_keys = 0
     for partition in range(NUM_PARTITIONS):
-        with open_store(str(lane.checkpoint), operator=0, partition=partition) as store:
+        with Checkpoint(lane.checkpoint).open_store(operator=0, partition=partition) as store:
             num_keys += len(list(store.scan()))
     assert [num_keys] == lane.counts("numRowsTotal")[0]

@@ -21,13 +21,14 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from statestore import Checkpoint
 from statestore.checkpoint.lease import Leases
 from statestore.core.errors import InUseError
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
-from statestore.operations.rescale.rescale import rescale, undo_rescale
 from tests.s3_server import REGION
+from tests.seams import place_of
 
 from .conftest import PROVIDER, MakeLane
 from .harness import STATE_STORE, Lane, wait_for
@@ -54,7 +55,10 @@ def _leases(lane: Lane) -> Leases:
 
 def _change(lane: Lane) -> None:
     """Do nothing to the checkpoint, as an operation."""
-    with open_checkpoint(str(lane.checkpoint)) as checkpoint, exclusive_use(checkpoint, "rescale"):
+    with (
+        open_checkpoint(place_of(lane.checkpoint)) as checkpoint,
+        exclusive_use(checkpoint, "rescale"),
+    ):
         pass
 
 
@@ -100,7 +104,10 @@ def test_running_query_is_in_use_until_it_stops(lane: Lane, spark: SparkSession)
     _change(lane)
     assert _leases(lane).list() == {}
 
-    with open_checkpoint(str(lane.checkpoint)) as checkpoint, exclusive_use(checkpoint, "rescale"):
+    with (
+        open_checkpoint(place_of(lane.checkpoint)) as checkpoint,
+        exclusive_use(checkpoint, "rescale"),
+    ):
         with pytest.raises(StreamingQueryException, match="checkpoint-under-operation"):
             lane.run(*second)
         (name,) = _leases(lane).list()
@@ -244,14 +251,14 @@ def test_query_without_a_batch_is_in_use(make_lane: MakeLane) -> None:
         conf={"spark.sql.shuffle.partitions": "2", LEASE_INTERVAL: str(INTERVAL_MS)},
     )
     lane.run(*lane.query.plan[0])
-    rescale(str(lane.checkpoint), 4)
+    Checkpoint(lane.checkpoint).rescale(4)
     before = {path.name for path in (lane.checkpoint / "offsets").iterdir()}
     handle = lane.start(available_now=False)
     try:
         wait_for(lambda: _leases(lane).list(), "a lease")
-        for operation in (undo_rescale, partial(rescale, num_partitions=8)):
+        for operation in (Checkpoint.undo_rescale, partial(Checkpoint.rescale, num_partitions=8)):
             with pytest.raises(InUseError) as caught:
-                operation(str(lane.checkpoint))
+                operation(Checkpoint(lane.checkpoint))
             assert caught.value.kind == "checkpoint-in-use"
             assert caught.value.fields["run"] == str(handle.runId)
         assert {path.name for path in (lane.checkpoint / "offsets").iterdir()} == before

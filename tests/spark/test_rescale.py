@@ -12,12 +12,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-import statestore
-from statestore import driver_memory, plan_rescale, rescale, undo_rescale
+from statestore import Checkpoint
 from statestore.codec.partition_key import compute_key_groups
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.rows import read_rows
 from statestore.operations.upkeep.verify import verify
+from statestore.spark.driver_memory import driver_memory
+from tests.seams import at, place_of
 
 from .conftest import EXTENDED, PROVIDER, MakeLane, RunReference
 from .features import missing
@@ -77,17 +78,18 @@ def _memory(spark: SparkSession, provider: str) -> AbstractContextManager[Any]:
 def _rescale(lane: Lane, provider: str, *numbers: int) -> None:
     """Rescale a lane's checkpoint, several times in a row; no row is lost, doubled or misplaced."""
     uri = str(lane.checkpoint)
+    checkpoint = Checkpoint(uri, spark=lane.spark if provider == HEAP else None)
     with _memory(lane.spark, provider) as memory:
         before = _rows(uri, memory)
         for num_partitions in numbers:
-            rescale(uri, num_partitions, memory=memory)
+            checkpoint.rescale(num_partitions)
             assert _rows(uri, memory) == before
 
 
 def _rows(uri: str, memory: Any) -> dict[tuple[int, str], dict[bytes, bytes]]:
     """Every row of every store, after a check that it is where Spark's hash puts its key."""
     found: dict[tuple[int, str], dict[bytes, bytes]] = {}
-    with open_checkpoint(uri, memory=memory) as checkpoint:
+    with open_checkpoint(place_of(uri, memory=memory and (lambda: memory))) as checkpoint:
         assert verify(checkpoint, deep=True).findings == ()
         for store, head in checkpoint.heads(checkpoint.newest_version).items():
             rows = found.setdefault((store.operator, store.name), {})
@@ -144,7 +146,7 @@ def test_rows_are_counted_where_no_file_tells_them(
     for batches, num_partitions in zip(AGGREGATION.plan, (3, 12, 2), strict=True):
         lane.run(*batches)
         _rescale(lane, provider, num_partitions)
-        with open_checkpoint(str(lane.checkpoint)) as checkpoint:
+        with open_checkpoint(place_of(lane.checkpoint)) as checkpoint:
             heads = checkpoint.heads(checkpoint.newest_version).values()
             # 12 to 2 is a merge, whose rows add up.
             assert all((head.trailer.num_keys is None) == (num_partitions > 2) for head in heads)
@@ -174,14 +176,14 @@ def test_spark_refuses_what_is_unfinished_and_goes_on_after_it(
         spark._streamingCheckpointManager.repartition(uri, 8)
     assert UNFINISHED in _refusal(lane)
     with _memory(spark, PROVIDER) as memory:
-        assert plan_rescale(uri, 8, memory=memory).is_begun
-        rescale(uri, 8, memory=memory)
+        assert at(uri, memory=lambda: memory).plan_rescale(8).is_begun
+        at(uri, memory=lambda: memory).rescale(8)
     lane.run(*second)
     with _memory(spark, PROVIDER) as memory:
-        done = rescale(uri, 2, memory=memory)
+        done = at(uri, memory=lambda: memory).rescale(2)
         (lane.checkpoint / "commits" / str(done.batch)).unlink()
         assert UNFINISHED in _refusal(lane)
-        undo_rescale(uri, memory=memory)
+        at(uri, memory=lambda: memory).undo_rescale()
     lane.run(*third)
 
     _assert_same(run_reference(AGGREGATION), lane)
@@ -199,11 +201,11 @@ def test_unfinished_rescale_is_refused_where_spark_does_not_know_of_it(
     lane.run(*first)
 
     with _memory(spark, PROVIDER) as memory:
-        done = rescale(uri, num_partitions, memory=memory)
+        done = at(uri, memory=lambda: memory).rescale(num_partitions)
         (lane.checkpoint / "commits" / str(done.batch)).unlink()
         text = _refusal(lane)
         assert "[num-partitions-changed]" in text or "[max-parallelism-changed]" in text
-        undo_rescale(uri, memory=memory)
+        at(uri, memory=lambda: memory).undo_rescale()
     lane.run(*second)
     lane.run(*third)
 
@@ -221,11 +223,14 @@ def test_state_reader_finds_the_new_state_partitions(
 
     for num_partitions in (8, 2):
         _rescale(lane, PROVIDER, num_partitions)
-        with _memory(spark, PROVIDER) as memory, open_checkpoint(uri, memory=memory) as checkpoint:
+        with (
+            _memory(spark, PROVIDER) as memory,
+            open_checkpoint(place_of(uri, memory=memory and (lambda: memory))) as checkpoint,
+        ):
             heads = checkpoint.heads(checkpoint.newest_version).values()
             assert sum(head.trailer.num_keys or 0 for head in heads) == num_rows
             assert all(sum(head.trailer.key_group_rows or ()) for head in heads)
-            assert statestore.read(checkpoint).num_rows == num_rows
+            assert Checkpoint(uri).read().num_rows == num_rows
         frame = spark.read.format("statestore").load(str(lane.checkpoint))
         if num_partitions < 4 and missing("reader-of-fewer"):
             with pytest.raises(Py4JJavaError, match=r"CANNOT_LOAD_STATE_STORE\."):
@@ -243,6 +248,6 @@ def test_global_aggregation_stays_whole(make_lane: MakeLane) -> None:
     lane.run(*GLOBAL_AGGREGATION.plan[0])
 
     with _memory(lane.spark, PROVIDER) as memory:
-        plan = plan_rescale(str(lane.checkpoint), 6, memory=memory)
+        plan = at(lane.checkpoint, memory=lambda: memory).plan_rescale(6)
 
     assert [(store.way, store.partition_rows) for store in plan.stores] == [("whole", (1,))]

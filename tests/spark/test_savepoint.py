@@ -13,9 +13,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from examples.edit_diffs import rolling_diffs
-from statestore import plan_branch, plan_restore, stop_with_savepoint, take_savepoint
-from statestore.operations.operator_map import OperatorMap
-from statestore.spark.driver_memory import driver_memory
+from statestore import (
+    Checkpoint,
+    Savepoint,
+    stop_with_savepoint,
+)
 
 from .conftest import OURS, PROVIDER, MakeLane
 from .harness import (
@@ -114,14 +116,14 @@ def test_edit_stream_goes_on_when_restored_otherwise(spark: SparkSession, tmp_pa
     try:
         wait_for(lambda: (original / "commits" / "1").exists(), "two batches", RUN_TIMEOUT_S)
 
-        running = take_savepoint(str(original), str(tmp_path / "running"), form="native")
+        running = Checkpoint(original).savepoint(tmp_path / "running", form="native").info
         assert query.isActive
         assert (running.version, running.form) == (2, "native")
-        with plan_branch(str(original), str(tmp_path / "branch")) as branch:
-            branch.run()
+        branch = Checkpoint(original).plan_branch(tmp_path / "branch")
+        branch.run()
         edits.feed(2)
         wait_for(lambda: edits.rows["original"] == edits.sums[4], "files 3, 4", RUN_TIMEOUT_S)
-        stopped = stop_with_savepoint(query, str(tmp_path / "stopped"))
+        stopped = stop_with_savepoint(query, tmp_path / "stopped").info
         assert not query.isActive
     finally:
         query.stop()
@@ -131,10 +133,8 @@ def test_edit_stream_goes_on_when_restored_otherwise(spark: SparkSession, tmp_pa
     # Another state backend and parallelism. What the original wrote so far is what it starts from.
     other = tmp_path / "other"
     backend = "filesystem" if PROVIDER == ROCKSDB_BACKEND else "rocksdb"
-    with plan_restore(
-        str(tmp_path / "stopped"), str(other), backend=backend, num_partitions=8
-    ) as plan:
-        plan.run()
+    plan = Savepoint(tmp_path / "stopped").plan_restore(other, backend=backend, num_partitions=8)
+    plan.run()
     edits.feed(NUM_FILES - edits.num_fed)
     edits.rows["other"] = dict(edits.rows["original"])
     progress = edits.run(other)
@@ -146,11 +146,9 @@ def test_edit_stream_goes_on_when_restored_otherwise(spark: SparkSession, tmp_pa
 
     # Other business logic, the seeds' assignment 3.2: the sums stay bytes, what comes out are kB.
     kilobytes = tmp_path / "kilobytes"
-    with plan_restore(
-        str(tmp_path / "running"), str(kilobytes), claims=True, keeps_query_id=False
-    ) as plan:
-        assert plan.is_copied
-        plan.run()
+    plan = Savepoint(tmp_path / "running").plan_restore(kilobytes, claim=True, new_query_id=True)
+    assert plan.state_files == "moved"
+    plan.run()
     assert not (tmp_path / "running").exists()
     progress = edits.run(kilobytes, lambda diffs: diffs.select("user", sf.col("diff") / 1024))
     touched = sums(line for chunk in edits.chunks[2:] for line in chunk)
@@ -181,9 +179,8 @@ def run_restored(lane: Lane, name: str, **how: Any) -> None:
     """Run the first part of a lane's plan, and the second from a restored savepoint."""
     lane.run(*lane.query.plan[0])
     savepoint, restored = lane.root / f"{name}-savepoint", lane.root / name
-    take_savepoint(str(lane.checkpoint), str(savepoint))
-    with plan_restore(str(savepoint), str(restored), **how) as plan:
-        plan.run()
+    Checkpoint(lane.checkpoint).savepoint(savepoint)
+    Savepoint(savepoint).restore(restored, **how)
     lane.checkpoint = restored
     lane.run(*lane.query.plan[1])
 
@@ -211,7 +208,7 @@ def test_operator_that_is_new_begins_empty_and_others_are_renumbered(make_lane: 
     """Catches state taken over by the wrong operator, or an operator that Spark refuses."""
     lane = make_lane(COUNTS)
     lane.run(*COUNTS.plan[0])
-    take_savepoint(str(lane.checkpoint), str(lane.root / "savepoint"))
+    Checkpoint(lane.checkpoint).savepoint(lane.root / "savepoint")
     before = lane.batches[max(lane.batches)]
     fresh = make_lane(DISTINCT_COUNTS)
     fresh.run(*COUNTS.plan[1])
@@ -222,11 +219,11 @@ def test_operator_that_is_new_begins_empty_and_others_are_renumbered(make_lane: 
     numbers = {info["operatorName"]: info["operatorId"] for info in operators}
 
     changed = make_lane(DISTINCT_COUNTS)
-    mapped = OperatorMap({0: numbers["stateStoreSave"]}, added={numbers["dedupe"]: "dedupe"})
-    with plan_restore(
-        str(lane.root / "savepoint"), str(changed.root / "restored"), operators=mapped
-    ) as plan:
-        plan.run()
+    Savepoint(lane.root / "savepoint").restore(
+        changed.root / "restored",
+        map_operators={0: numbers["stateStoreSave"]},
+        add_operators={numbers["dedupe"]: "dedupe"},
+    )
     changed.checkpoint = changed.root / "restored"
     # The files that the source has read are the first lane's.
     changed.root, changed._fed = lane.root, lane._fed
@@ -247,9 +244,9 @@ def test_query_refuses_what_is_not_a_whole_checkpoint(make_lane: MakeLane) -> No
     """Catches a query that begins from nothing where a restore was killed, or in a savepoint."""
     lane = make_lane(COUNTS)
     lane.run(*COUNTS.plan[0])
-    take_savepoint(str(lane.checkpoint), str(lane.root / "savepoint"))
-    with plan_restore(str(lane.root / "savepoint"), str(lane.root / "restored")) as plan:
-        plan.run()
+    Checkpoint(lane.checkpoint).savepoint(lane.root / "savepoint")
+    plan = Savepoint(lane.root / "savepoint").plan_restore(lane.root / "restored")
+    plan.run()
     unfinished = json.dumps({"statestore": {"unfinished": "restore", "attempt": "0"}})
     (lane.root / "restored" / "metadata").write_text(unfinished)
 
@@ -270,14 +267,14 @@ def test_heap_query_leaves_its_driver_with_a_savepoint(
     never_interrupted, lane = make_lane(COUNTS), make_lane(COUNTS, HEAP)
     root = lane.root
     never_interrupted.run(*COUNTS.plan[0])
-    take_savepoint(str(never_interrupted.checkpoint), str(root / "of-files"))
+    Checkpoint(never_interrupted.checkpoint).savepoint(root / "of-files")
     never_interrupted.run(*COUNTS.plan[1])
     lane.feed(*COUNTS.plan[0])
     query = lane.start(available_now=False)
     try:
         last = len(COUNTS.plan[0]) - 1
         wait_for(lambda: (lane.checkpoint / "commits" / str(last)).exists(), "batches", 60)
-        taken = stop_with_savepoint(query, str(root / "of-heap"))
+        taken = stop_with_savepoint(query, root / "of-heap").info
     finally:
         query.stop()
     assert taken.backend == "heap"
@@ -286,17 +283,9 @@ def test_heap_query_leaves_its_driver_with_a_savepoint(
     def go_on(lane: Lane, savepoint: str, backend: str, num_partitions: int) -> None:
         lane.checkpoint = root / f"{savepoint}-to-{backend}"
         lane.batches = {batch: lane.batches[batch] for batch in range(last + 1)}
-        with (
-            driver_memory(spark) as memory,
-            plan_restore(
-                str(root / savepoint),
-                str(lane.checkpoint),
-                backend=backend,
-                num_partitions=num_partitions,
-                memory=memory,
-            ) as plan,
-        ):
-            plan.run()
+        Savepoint(root / savepoint, spark=spark).restore(
+            lane.checkpoint, backend=backend, num_partitions=num_partitions
+        )
         lane.run()
         assert bool(list(lane.checkpoint.rglob("heap-backend"))) == (backend == "heap")
 

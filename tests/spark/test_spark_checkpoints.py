@@ -10,22 +10,14 @@ from typing import Any
 
 import pytest
 
-import statestore
+from statestore import Checkpoint
 from statestore.core.clock import SystemClock
 from statestore.core.errors import IncompatibleError, NotFoundError
 from statestore.core.options import StateStoreOptions
 from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_storage
-from statestore.operations.reading.diff import DiffCounts, count_differences, diff
-from statestore.operations.reading.inspection import (
-    describe,
-    find_rows,
-    key_group_histogram,
-    largest_keys,
-)
-from statestore.operations.upkeep.listing import list_versions
-from statestore.operations.upkeep.verify import verify
-from statestore.spark.convert import convert
+from statestore.operations.reading.diff import DiffCounts
+from tests.seams import at
 
 from .conftest import EXTENDED, OURS
 from .features import missing
@@ -148,7 +140,7 @@ def test_rows_are_what_spark_reads(
     path = str(lane.checkpoint)
 
     assert sum(assert_read(lane, batch) for batch in _batches(lane))
-    verified = verify(path, versions="all", deep=True)
+    verified = Checkpoint(path).verify(versions="all", deep=True)
     assert verified.findings == ()
     assert len(verified.versions) == len(lane.batches)
 
@@ -176,7 +168,7 @@ def test_variables_are_what_spark_reads(run: RunOnce, query: Query, conf: dict[s
 
     for batch in _batches(lane):
         for name, (options, as_ours) in _variables(lane).items():
-            found = statestore.read(path, version=batch + 1, column_family=name).to_pylist()
+            found = Checkpoint(path).read(version=batch + 1, column_family=name).to_pylist()
             expected = _of_spark(lane, batch, **options).toArrow().to_pylist()
             assert found
             assert sorted(repr((row["key"], row["value"])) for row in found) == sorted(
@@ -184,19 +176,19 @@ def test_variables_are_what_spark_reads(run: RunOnce, query: Query, conf: dict[s
             ), (name, batch)
         timers = [
             row["key"] for name in _timers(path) for row in
-            statestore.read(path, version=batch + 1, column_family=name).to_pylist()
+            Checkpoint(path).read(version=batch + 1, column_family=name).to_pylist()
         ]  # fmt: skip
         expected = _of_spark(lane, batch, readRegisteredTimers="true").toArrow().to_pylist()
         assert sorted((repr(key["key"]), key["expiryTimestampMs"]) for key in timers) == sorted(
             (repr(row["key"]), row["expiration_timestamp_ms"]) for row in expected
         )
-    verified = verify(path, versions="all", deep=True)
+    verified = Checkpoint(path).verify(versions="all", deep=True)
     assert verified.findings == ()
     assert len(verified.versions) == len(lane.batches)
 
 
 def _timers(path: str) -> list[str]:
-    (store,) = describe(path)
+    (store,) = Checkpoint(path).inspect()
     return [one.name for one in store.column_families if one.name.endswith("_keyToTimestamp")]
 
 
@@ -211,7 +203,7 @@ def test_joins_in_column_families_are_what_spark_reads(run: RunOnce, version: st
 
     for batch in _batches(lane):
         for side in ("left", "right"):
-            found = statestore.read(path, version=batch + 1, column_family=f"{side}-{kind}")
+            found = Checkpoint(path).read(version=batch + 1, column_family=f"{side}-{kind}")
             expected = _of_spark(lane, batch, joinSide=side).toArrow().to_pylist()
             assert sorted(
                 repr((row["key"]["field0"], _without_match(row["value"])))
@@ -220,7 +212,7 @@ def test_joins_in_column_families_are_what_spark_reads(run: RunOnce, version: st
                 repr((row["key"]["field0"], _without_match(row["value"]))) for row in expected
             )
     assert found.num_rows
-    assert verify(path, versions="all", deep=True).findings == ()
+    assert Checkpoint(path).verify(versions="all", deep=True).findings == ()
 
 
 def _without_match(value: dict[str, Any]) -> dict[str, Any]:
@@ -232,27 +224,27 @@ def test_inspection_without_conversion(run: RunOnce, provider: str) -> None:
     """Catches a command that does not work on Spark's own checkpoints as it does on ours."""
     lane = run(ROWS, provider, SNAPSHOTS)
     path = str(lane.checkpoint)
-    rows = statestore.read(path).to_pylist()
+    rows = Checkpoint(path).read().to_pylist()
 
-    listed = list_versions(path)
+    listed = Checkpoint(path).summary()
     assert listed.backend == ("spark-hdfs" if provider == HDFS else "spark-rocksdb")
     assert [info.problem for info in listed.versions] == [None] * len(lane.batches)
     assert listed.versions[0].num_stores == NUM_PARTITIONS
     assert 0 < listed.versions[0].incremental_bytes <= listed.versions[0].full_bytes
     assert listed.stored_bytes >= listed.versions[0].full_bytes
-    (store,) = describe(path)
+    (store,) = Checkpoint(path).inspect()
     assert (store.operator_name, store.num_partitions) == ("stateStoreSave", NUM_PARTITIONS)
     key = rows[0]["key"]["key"]
-    assert find_rows(path, [key]).to_pylist() == [rows[0]]
-    assert largest_keys(path, 3).num_rows == 3
-    histogram = key_group_histogram(path)
+    assert Checkpoint(path).find([key]).to_pylist() == [rows[0]]
+    assert Checkpoint(path).largest(3).num_rows == 3
+    histogram = Checkpoint(path).key_groups()
     assert sum(histogram["num_rows"].to_pylist()) == len(rows)
     assert {row["partition_id"] for row in histogram.to_pylist()} == {
         row["key_group"] % NUM_PARTITIONS for row in histogram.to_pylist()
     }
-    first = {repr(row["key"]): row for row in statestore.read(path, version=1).to_pylist()}
+    first = {repr(row["key"]): row for row in Checkpoint(path).read(version=1).to_pylist()}
     last = {repr(row["key"]): row for row in rows}
-    changes = diff(path, path, old_version=1).to_pylist()
+    changes = Checkpoint(path).diff(old_version=1).to_pylist()
     assert {repr(row["key"]) for row in changes if row["change"] == "added"} == {*last} - {*first}
     assert {repr(row["key"]) for row in changes if row["change"] == "changed"} == {
         key for key in {*last} & {*first} if last[key]["value"] != first[key]["value"]
@@ -263,16 +255,16 @@ def test_both_providers_hold_the_same(run: RunOnce) -> None:
     """Catches bytes of keys and values that differ by who wrote them: nothing could be compared."""
     paths = [str(run(ROWS, provider, SNAPSHOTS).checkpoint) for provider in (HDFS, ROCKSDB)]
 
-    assert count_differences(*paths) == DiffCounts()
-    assert count_differences(*paths, old_version=1).changed
+    assert Checkpoint(paths[0]).count_differences(paths[1]) == DiffCounts()
+    assert Checkpoint(paths[0]).count_differences(paths[1], old_version=1).changed
 
 
 def test_keys_of_two_encodings_are_not_compared(run: RunOnce) -> None:
     """Catches equal sessions reported as removed and added, since their bytes differ."""
-    paths = [str(run(SESSION_APPEND, provider, {}).checkpoint) for provider in (HDFS, ROCKSDB)]
+    old, new = [run(SESSION_APPEND, provider, {}).checkpoint for provider in (HDFS, ROCKSDB)]
 
     with pytest.raises(IncompatibleError, match="encoded in different ways"):
-        count_differences(*paths)
+        Checkpoint(old).count_differences(new)
 
 
 @pytest.mark.skipif(not OURS, reason="no session with the jar")
@@ -283,10 +275,10 @@ def test_a_checkpoint_equals_what_it_is_converted_to(
     """Catches a conversion that nobody can check, or rows that it changes."""
     lane = run(ROWS, provider, SNAPSHOTS)
     new = tmp_path / "converted"
-    convert(str(lane.checkpoint), str(new), to="filesystem", spark=lane.spark)
+    Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, to="filesystem")
 
-    assert count_differences(str(lane.checkpoint), str(new)) == DiffCounts()
-    assert count_differences(str(lane.checkpoint), str(new), old_version=1).changed
+    assert Checkpoint(lane.checkpoint).count_differences(new) == DiffCounts()
+    assert Checkpoint(lane.checkpoint).count_differences(new, old_version=1).changed
 
 
 @pytest.mark.parametrize("provider", [HDFS, ROCKSDB], ids=["hdfs", "rocksdb"])
@@ -300,14 +292,14 @@ def test_what_spark_did_not_delete_is_read(spark: Any, tmp_path: Path, provider:
     path = str(lane.checkpoint)
     wait_for(lambda: not list(lane.checkpoint.glob("state/0/*/1.*")), "the first version goes")
 
-    verified = verify(path, versions="all", deep=True)
+    verified = Checkpoint(path).verify(versions="all", deep=True)
 
     assert verified.findings == ()
     assert max(lane.batches) + 1 in verified.versions
     for version in verified.versions:
         assert assert_read(lane, version - 1)
     with pytest.raises(NotFoundError):
-        statestore.read(path, version=1)
+        Checkpoint(path).read(version=1)
 
 
 @pytest.mark.parametrize("provider", [HDFS, ROCKSDB], ids=["hdfs", "rocksdb"])
@@ -326,10 +318,10 @@ def test_state_on_s3_is_read_by_its_uri(
             io.write(name, file.read_bytes(), sync=True, overwrite=False)
 
     local = str(lane.checkpoint)
-    assert count_differences(local, uri, options=options) == DiffCounts()
-    assert count_differences(local, uri, old_version=1, options=options).changed
-    assert verify(uri, versions="all", deep=True, options=options).findings == ()
-    assert len(list_versions(uri, options=options).versions) == len(lane.batches)
+    assert at(local, options=options).count_differences(uri) == DiffCounts()
+    assert at(local, options=options).count_differences(uri, old_version=1).changed
+    assert at(uri, options=options).verify(versions="all", deep=True).findings == ()
+    assert len(at(uri, options=options).summary().versions) == len(lane.batches)
 
 
 def test_copies_without_the_query_are_read(run: RunOnce, tmp_path: Path) -> None:
@@ -338,5 +330,5 @@ def test_copies_without_the_query_are_read(run: RunOnce, tmp_path: Path) -> None
     copy = tmp_path / "copy"
     shutil.copytree(lane.checkpoint, copy)
 
-    assert count_differences(str(lane.checkpoint), str(copy), column_family="seen") == DiffCounts()
-    assert statestore.read(str(copy), column_family="seen").num_rows
+    assert Checkpoint(lane.checkpoint).count_differences(copy, column_family="seen") == DiffCounts()
+    assert Checkpoint(copy).read(column_family="seen").num_rows

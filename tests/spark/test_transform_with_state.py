@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from .conftest import EXTENDED, PROVIDER, MakeLane, RunOnce
+from .conftest import EXTENDED, ON_EACH_SPARK, PROVIDER, MakeLane, RunOnce
 from .harness import (
     FILESYSTEM,
     HEAP,
@@ -38,10 +38,15 @@ def _needs(case: tuple[Any, ...]) -> list[Any]:
 def _cases(*of_ci: tuple[Any, ...], rest: Any = ()) -> list[Any]:
     """Return cases, the first element a backend: those of CI, and the others for `test-all`.
 
-    Where another backend is under test, its own only.
+    Each Spark has those of the API that starts no Python workers. Where another backend is under
+    test, its own only.
     """
     cases = [(case, []) for case in of_ci]
-    cases += [(case, [EXTENDED]) for case in rest if case not in of_ci]
+    cases += [
+        (case, ON_EACH_SPARK if "scala" in case else [EXTENDED])
+        for case in rest
+        if case not in of_ci
+    ]
     return [
         pytest.param(*case, id="-".join(map(str, case)), marks=[*marks, *_needs(case)])
         for case, marks in cases
@@ -66,7 +71,7 @@ def _in_format(query: Query, checkpoint_format: int) -> Query:
 @pytest.mark.parametrize(
     ("backend", "api", "checkpoint_format"),
     _cases(
-        ("filesystem", "row", 1),
+        ("filesystem", COMPARED, 1),
         ("rocksdb", "pandas", 2),
         ("heap", "scala", 1),
         rest=product(BACKENDS, ("row", "pandas", "scala"), (1, 2)),
@@ -91,7 +96,7 @@ def test_rows_equal_built_in_with_every_variable_and_event_timers(
 
 @pytest.mark.parametrize(
     ("backend", "api"),
-    _cases(("filesystem", "row"), rest=product(BACKENDS, ("row", "pandas", "scala"))),
+    _cases(("filesystem", COMPARED), rest=product(BACKENDS, ("row", "pandas", "scala"))),
 )
 def test_rows_equal_built_in_with_initial_state(run_once: RunOnce, backend: str, api: Any) -> None:
     """Catches a store that the first batch opens in another way than all others, and is refused."""
@@ -136,7 +141,7 @@ def _run_at(lane: Lane, files: Files, at_ms: int) -> None:
 
 @pytest.mark.parametrize(
     ("backend", "api", "checkpoint_format"),
-    _cases(("filesystem", "row", 1), rest=product(BACKENDS, ("row", "pandas", "scala"), (1, 2))),
+    _cases(("filesystem", COMPARED, 1), rest=product(BACKENDS, ("row", "pandas", "scala"), (1, 2))),
 )
 def test_rows_equal_built_in_with_ttl_and_processing_timers(
     make_lane: MakeLane, backend: str, api: Any, checkpoint_format: int

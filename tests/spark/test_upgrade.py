@@ -10,6 +10,7 @@ import pytest
 
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.upkeep.verify import verify
+from tests.seams import place_of
 
 from .conftest import EXTENDED, PROVIDER, MakeLane, RunReference
 from .harness import FILESYSTEM, comparable_counts
@@ -17,7 +18,7 @@ from .upgrades import UPGRADED, archives, unpack
 
 pytestmark = [
     pytest.mark.ours,
-    pytest.mark.upgrade,
+    pytest.mark.each_spark,
     pytest.mark.skipif(PROVIDER != FILESYSTEM, reason="each checkpoint has its backend"),
 ]
 
@@ -48,7 +49,7 @@ def test_rows_equal_built_in_when_a_spark_before_it_wrote_the_state(
     first, *rest = query.plan
     lane = make_lane(query, provider, conf)
     unpack(archive, name, lane.root)
-    with open_checkpoint(str(lane.checkpoint)) as checkpoint:
+    with open_checkpoint(place_of(lane.checkpoint)) as checkpoint:
         assert not verify(checkpoint, deep=True).findings
     lane.begin_after(first)
 
@@ -63,5 +64,5 @@ def test_rows_equal_built_in_when_a_spark_before_it_wrote_the_state(
     for counter in comparable_counts(expected):
         counts = expected.counts(counter)
         assert lane.counts(counter) == {batch: counts[batch] for batch in ran}, counter
-    with open_checkpoint(str(lane.checkpoint)) as checkpoint:
+    with open_checkpoint(place_of(lane.checkpoint)) as checkpoint:
         assert not verify(checkpoint, deep=True).findings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -12,53 +11,19 @@ from typing import Any
 import pytest
 
 import statestore
-from statestore import plan_branch, plan_restore, rescale, take_savepoint, undo_rescale
-from statestore.operations.reading.diff import diff
-from statestore.operations.reading.inspection import describe, find_rows
-from statestore.operations.upkeep.expire import expire
-from statestore.operations.upkeep.listing import list_versions
-from statestore.operations.upkeep.repair import repair
-from statestore.operations.upkeep.verify import verify
+from statestore import Checkpoint, Savepoint
 from tests.damaged import flip
 
 from .conftest import EXTENDED, PROVIDER, RunOnce
-from .harness import FILESYSTEM, PROVIDER_CLASS, ROCKSDB, ROCKSDB_BACKEND, Lane
-from .queries import generate_events
+from .harness import FILESYSTEM, ROCKSDB, ROCKSDB_BACKEND
 from .state_variables import EVENT_TIME
+from .stopped import Stopped
 
 pytestmark = [
     pytest.mark.ours,
     pytest.mark.skipif(PROVIDER not in (FILESYSTEM, ROCKSDB_BACKEND), reason="state is in files"),
 ]
 VARIABLES = ("count", "seen", "totals", "$eventTimers_keyToTimestamp")
-
-
-class Stopped:
-    """A query that was stopped, with one more file to read.
-
-    Attributes:
-        path: Its checkpoint; tests work on copies, whose query goes on with the same input.
-    """
-
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
-        self.path = lane.checkpoint
-        lane.feed({"events": generate_events("events", 9, num_rows=30)})
-
-    def copy(self, path: Path) -> str:
-        """Return a copy of the checkpoint, made with our own command: its schemas are its own."""
-        with plan_branch(str(self.path), str(path)) as branch:
-            branch.run()
-        return str(path)
-
-    def go_on(self, path: str, provider: str | None = None) -> list[list[str]]:
-        """Run the query from a checkpoint; return the rows of each batch."""
-        lane = copy.copy(self.lane)
-        lane.checkpoint, lane.batches = Path(path), {}
-        if provider is not None:
-            lane.conf = {**lane.conf, PROVIDER_CLASS: provider}
-        lane.run()
-        return [lane.batches[batch] for batch in sorted(lane.batches)]
 
 
 @pytest.fixture(
@@ -103,7 +68,7 @@ def _rows(path: str) -> dict[str, list[str]]:
     return {
         name: sorted(
             repr((row["key"], row["value"]))
-            for row in statestore.read(path, column_family=name).to_pylist()
+            for row in Checkpoint(path).read(column_family=name).to_pylist()
         )
         for name in VARIABLES
     }
@@ -113,11 +78,11 @@ def test_variables_are_listed_read_and_compared(stopped: Stopped) -> None:
     """Catches an operator that is overlooked, or a variable that Spark reads otherwise."""
     path, spark = str(stopped.path), stopped.lane.session()
 
-    assert verify(path, versions="all", deep=True).findings == ()
-    listed = list_versions(path)
+    assert Checkpoint(path).verify(versions="all", deep=True).findings == ()
+    listed = Checkpoint(path).summary()
     assert {variable.name for variable in listed.operators[0].variables} == {*VARIABLES}
     assert listed.versions[0].num_rows
-    (store,) = describe(path)
+    (store,) = Checkpoint(path).inspect()
     kinds = {family.name: family.variable for family in store.column_families if family.variable}
     assert kinds == dict(
         zip(VARIABLES, ("ValueState", "ListState", "MapState", "TimerState"), strict=True)
@@ -126,25 +91,27 @@ def test_variables_are_listed_read_and_compared(stopped: Stopped) -> None:
     for name in ("count", "seen"):
         rows = reader.option("stateVarName", name).load().collect()
         values = [row["list_element" if name == "seen" else "value"].asDict() for row in rows]
-        found = statestore.read(path, column_family=name).to_pylist()
+        found = Checkpoint(path).read(column_family=name).to_pylist()
         assert sorted(map(repr, values)) == sorted(repr(row["value"]) for row in found)
-    key = statestore.read(path, column_family="totals").to_pylist()[0]["key"]["key"]
-    of_key = find_rows(path, [key], column_family="totals").to_pylist()
+    key = Checkpoint(path).read(column_family="totals").to_pylist()[0]["key"]["key"]
+    of_key = Checkpoint(path).find([key], column_family="totals").to_pylist()
     assert of_key
     assert all(row["key"]["key"] == key for row in of_key)
-    changes = diff(path, path, old_version=1, column_family="seen").to_pylist()
+    changes = Checkpoint(path).diff(old_version=1, column_family="seen").to_pylist()
     assert {row["change"] for row in changes} >= {"added", "changed"}
     with pytest.raises(statestore.StateStoreError, match="in variables, and none is named"):
-        statestore.read(path)
+        Checkpoint(path).read()
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(lambda path: rescale(path, 6), id="by-key-group"),
-        pytest.param(lambda path: rescale(path, 7), id="hashed-anew", marks=EXTENDED),
-        pytest.param(lambda path: (rescale(path, 6), undo_rescale(path)), id="undone"),
-        pytest.param(lambda path: expire(path, 2), id="expired"),
+        pytest.param(lambda path: Checkpoint(path).rescale(6), id="by-key-group"),
+        pytest.param(lambda path: Checkpoint(path).rescale(7), id="hashed-anew", marks=EXTENDED),
+        pytest.param(
+            lambda path: (Checkpoint(path).rescale(6), Checkpoint(path).undo_rescale()), id="undone"
+        ),
+        pytest.param(lambda path: Checkpoint(path).expire(2), id="expired"),
     ],
 )
 def test_query_goes_on_when_its_checkpoint_was_changed(
@@ -156,7 +123,7 @@ def test_query_goes_on_when_its_checkpoint_was_changed(
 
     change(path)
 
-    assert verify(path, deep=True).findings == ()
+    assert Checkpoint(path).verify(deep=True).findings == ()
     assert _rows(path) == before
     assert _schemas(path) == {path}
     assert stopped.go_on(path) == expected
@@ -181,20 +148,20 @@ def test_query_goes_on_from_a_savepoint_when_nothing_else_is_left(
     """Catches a savepoint that reads the schemas of its checkpoint, or is bound to its place."""
     path = stopped.copy(tmp_path / "copy")
     before = _rows(path)
-    take_savepoint(path, str(tmp_path / "savepoint"))
+    Checkpoint(path).savepoint(tmp_path / "savepoint")
     shutil.rmtree(path)
     moved = (tmp_path / "savepoint").rename(tmp_path / "moved")
 
-    with plan_restore(
-        str(moved), str(tmp_path / "new"), backend=backend, num_partitions=num_partitions
-    ) as plan:
-        plan.run()
+    plan = Savepoint(moved).plan_restore(
+        tmp_path / "new", backend=backend, num_partitions=num_partitions
+    )
+    plan.run()
     shutil.rmtree(moved)
 
     new = str(tmp_path / "new")
     assert _schemas(new) == {new}
     assert _rows(new) == before
-    assert verify(new, deep=True).findings == ()
+    assert Checkpoint(new).verify(deep=True).findings == ()
     provider = FILESYSTEM if backend == "filesystem" else ROCKSDB_BACKEND
     assert stopped.go_on(new, provider) == expected
 
@@ -205,7 +172,7 @@ def test_query_goes_on_from_an_older_version_after_repair(
     """Catches metadata of batches that are no more, which a later restart takes for the newest."""
     path = str(tmp_path / "copy")  # a branch has no older versions
     shutil.copytree(stopped.path, path, ignore=shutil.ignore_patterns("statestore-leases"))
-    newest = list_versions(path).versions[0].version
+    newest = Checkpoint(path).summary().versions[0].version
     # As where the run began with its last batch.
     later = Path(path, f"state/0/_metadata/v2/{newest - 1}")
     shutil.copy(later.parent / "0", later)
@@ -213,7 +180,7 @@ def test_query_goes_on_from_an_older_version_after_repair(
         for delta in Path(path).glob(f"state/0/1/{version}[._]*delta*"):
             flip(delta, 40)
 
-    done = repair(path)
+    done = Checkpoint(path).repair()
 
     assert done.version == newest - 2
     assert not later.exists()
@@ -225,4 +192,4 @@ def test_query_goes_on_from_an_older_version_after_repair(
                 file.unlink()
                 file.with_name(f".{file.name}.crc").unlink()
     assert stopped.go_on(path) == built_in.go_on(str(older))
-    assert verify(path, deep=True).findings == ()
+    assert Checkpoint(path).verify(deep=True).findings == ()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from .conftest import EXTENDED, PROVIDER, MakeLane, RunOnce
+from .features import missing
 from .harness import FILESYSTEM, ROCKSDB, ROCKSDB_BACKEND, STATE_STORE, Lane, run_plan
 from .state_variables import COMPARED, EVENT_TIME, everything
 
@@ -119,11 +120,13 @@ def test_change_feed_of_variables_is_the_net_change_of_built_in(
     """
     lanes = run_once(EVENT_TIME, ROCKSDB), run_once(EVENT_TIME, BACKENDS[backend])
 
-    for variable in ("count", "seen", "totals"):
+    for variable in ("count", "totals", *([] if missing("feed-of-lists") else ["seen"])):
         expected, found = (_change_feed(lane, variable) for lane in lanes)
         assert found == expected, variable
         kinds = {"put", "merge", "delete"} if variable == "seen" else {"put", "delete"}
         assert {change.what for change in found.values()} == kinds
+    if missing("feed-of-lists"):
+        return
     options = {"stateVarName": "seen", "readChangeFeed": "true", "changeStartBatchId": 0}
     shown = [
         lane.spark.read.format("statestore").options(**options).load(str(lane.checkpoint)).count()

@@ -9,16 +9,14 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from statestore import Savepoint
 from statestore.checkpoint.layout import lease_directory
 from statestore.core.errors import InvalidArgumentError, StorageError
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
-from statestore.operations.rescale.rescale import rescale, undo_rescale
-from statestore.operations.savepoint.branch import plan_branch
-from statestore.operations.savepoint.restore import plan_restore
-from statestore.operations.savepoint.savepoint import take_savepoint
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
 from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.seams import at
 
 MUTATIONS = ("write", "publish", "delete")
 OPTIONS = StateStoreOptions(fsync_enabled=False)
@@ -84,24 +82,25 @@ def test_rows_are_those_of_the_batches(history, checkpoint_format, num_partition
                 case "batch":
                     made.run_batch(argument)
                 case "rescale":
-                    attempt(made.path, lambda io, n=argument: rescale(made.path, n, io=io), fault)
+                    attempt(
+                        made.path, lambda io, n=argument: at(made.path, io=io).rescale(n), fault
+                    )
                 case "undo":
                     with suppress(InvalidArgumentError):
-                        attempt(made.path, lambda io: undo_rescale(made.path, io=io), fault)
+                        attempt(made.path, lambda io: at(made.path, io=io).undo_rescale(), fault)
                 case "restore":
                     num_partitions, backend, form = argument
                     savepoint, made.path = f"{directory}/{number}-taken", f"{directory}/{number}"
-                    take_savepoint(path, savepoint, form=form, options=OPTIONS)
-                    with plan_restore(
-                        savepoint, made.path, backend=backend, num_partitions=num_partitions,
-                        options=OPTIONS,
-                    ) as plan:  # fmt: skip
-                        plan.run()
+                    at(path, options=OPTIONS).savepoint(savepoint, form=form)
+                    plan = at(savepoint, kind=Savepoint, options=OPTIONS).plan_restore(
+                        made.path, backend=backend, num_partitions=num_partitions
+                    )
+                    plan.run()
                     made.backend = backend
                 case "branch":
                     made.path = f"{directory}/{number}"
-                    with plan_branch(path, made.path, options=OPTIONS) as branch:
-                        branch.run()
+                    branch = at(path, options=OPTIONS).plan_branch(made.path)
+                    branch.run()
             assert read_checkpoint(made.path) == made.expected()
         made.run_batch({2: 2})
 

@@ -10,10 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from statestore import Savepoint
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.savepoint.branch import plan_branch
-from statestore.operations.savepoint.restore import plan_restore
-from statestore.operations.savepoint.savepoint import take_savepoint
 from tests.operations.checkpoints import (
     AGGREGATION,
     GLOBAL_LIMIT,
@@ -21,6 +19,7 @@ from tests.operations.checkpoints import (
     QueryCheckpoint,
     read_rows,
 )
+from tests.seams import at, place_of
 
 ROWS = st.dictionaries(
     st.integers(0, 30).map(str), st.none() | st.text("ab", max_size=3), max_size=12
@@ -64,7 +63,7 @@ class SavepointMachine(RuleBasedStateMachine):
     @rule(form=st.sampled_from(["canonical", "native"]))
     def take(self, form):
         name = self.new()
-        taken = take_savepoint(self.query.path, name, form=form, options=OPTIONS)
+        taken = at(self.query.path, options=OPTIONS).savepoint(name, form=form).info
         assert taken.version == self.query.version
         self.savepoints[name] = (self.model(), self.query.version)
 
@@ -76,11 +75,10 @@ class SavepointMachine(RuleBasedStateMachine):
     def restore(self, data, backend, partitions, claims):
         name = data.draw(st.sampled_from(sorted(self.savepoints)))
         checkpoint = self.new()
-        with plan_restore(
-            name, checkpoint, backend=backend, num_partitions=partitions, claims=claims,
-            options=OPTIONS,
-        ) as plan:  # fmt: skip
-            plan.run()
+        plan = at(name, kind=Savepoint, options=OPTIONS).plan_restore(
+            checkpoint, backend=backend, num_partitions=partitions, claim=claims
+        )
+        plan.run()
         self.query.model, self.query.version = (
             self.savepoints.pop(name) if claims else self.savepoints[name]
         )
@@ -92,14 +90,14 @@ class SavepointMachine(RuleBasedStateMachine):
     @rule()
     def branch(self):
         checkpoint = self.new()
-        with plan_branch(self.query.path, checkpoint, options=OPTIONS) as plan:
-            plan.run()
+        plan = at(self.query.path, options=OPTIONS).plan_branch(checkpoint)
+        plan.run()
         shutil.rmtree(self.query.path)
         self.move(checkpoint)
 
     def move(self, checkpoint):
         self.query.path, self.query.ids = checkpoint, {}
-        with open_checkpoint(checkpoint) as opened:
+        with open_checkpoint(place_of(checkpoint)) as opened:
             for store in opened.heads(self.query.version):
                 key = store.operator, store.partition, store.name
                 self.query.ids[key] = opened.checkpoint_id(store, self.query.version)

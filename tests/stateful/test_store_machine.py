@@ -8,7 +8,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import statestore
 from statestore.checkpoint.layout import parse_state_file_name
 from statestore.checkpoint.retention import plan_cleanup
 from statestore.checkpoint.summaries import Summaries
@@ -18,6 +17,7 @@ from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
 from statestore.testing.fault_io import Fault, FaultFileIO
 from statestore.testing.models import StoreModel, keys, values
+from tests.seams import at
 
 NUM_RETAINED = 3
 
@@ -49,13 +49,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def reopen(self, version):
         """A fresh handle, which knows nothing."""
-        return statestore.open_store(
-            self.root,
-            version=version,
-            checkpoint_id=self.asked_id(version),
-            checkpoint_format=self.format,
-            options=self.options,
-            io=self.io,
+        return at(self.root, options=self.options, io=self.io).open_store(
+            version=version, checkpoint_id=self.asked_id(version), checkpoint_format=self.format
         )
 
     def asked_id(self, version):

@@ -14,6 +14,12 @@ from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.options import IGNORED, PREFIX, spark_conf
 from statestore.io.shim_jar import JAR_VARIABLE
 
+SHOWN = (
+    "spark.sql.streaming.ui.enabledCustomMetricList",
+    "spark.metrics.conf.*.sink.prometheusServlet.class",
+    "spark.metrics.conf.*.sink.prometheusServlet.path",
+)
+
 
 @pytest.fixture
 def jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -37,6 +43,8 @@ def test_builder_has_jar_provider_and_options(jar: str) -> None:
     )
 
     assert returned is builder
+    shown = {key: builder._options.pop(key) for key in SHOWN}
+    assert all(shown.values())
     assert builder._options == {
         "spark.jars": jar,
         f"{PREFIX}providerClass": "io.statestore.RocksDBStateStoreProvider",
@@ -46,6 +54,41 @@ def test_builder_has_jar_provider_and_options(jar: str) -> None:
         f"{PREFIX}snapshot.maxChainLength": "8",
         f"{PREFIX}rocksdb.compression": "zstd",
     }
+
+
+def test_what_is_shown_where_stays_as_the_builder_says(jar: str) -> None:
+    """Catches a sink of the user's that is replaced."""
+    builder = SparkSession.Builder().config(map=dict.fromkeys(SHOWN, "mine"))
+
+    statestore.configure(builder)
+
+    assert {builder._options[key] for key in SHOWN} == {"mine"}
+
+
+@pytest.mark.parametrize("named", ["builder", "environment"])
+def test_builder_has_no_jar_when_the_server_runs_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """Catches a client of Spark Connect that needs a jar, or asks its server for one in vain."""
+    monkeypatch.setenv(JAR_VARIABLE, "not/there.jar")
+    builder = SparkSession.Builder()
+    if named == "builder":
+        builder.config("spark.remote", "sc://server")
+    else:
+        monkeypatch.setenv("SPARK_REMOTE", "sc://server")
+
+    statestore.configure(builder, backend="rocksdb")
+
+    assert not {"spark.jars", *SHOWN} & builder._options.keys()
+    key = f"{PREFIX}providerClass"
+    assert builder._options[key] == "io.statestore.RocksDBStateStoreProvider"
+
+
+def test_builder_has_the_jar_when_it_starts_its_own_server(jar: str) -> None:
+    """Catches a server of Spark Connect within this process that lacks the provider."""
+    builder = SparkSession.Builder().config("spark.remote", "local[2]")
+
+    assert statestore.configure(builder)._options["spark.jars"] == jar
 
 
 def test_checkpoint_format_is_v2_unless_told_otherwise(jar: str) -> None:

@@ -6,18 +6,16 @@ from dataclasses import replace
 import pytest
 
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY
-from statestore.core.clock import SystemClock
 from statestore.core.errors import (
     IncompatibleError,
     InvalidArgumentError,
     NotFoundError,
 )
-from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.io.memory import MemoryFileIO
-from statestore.operations.checkpoint import Checkpoint, open_checkpoint
+from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.operations.new_directory import metadata_fields
-from statestore.operations.savepoint.conversion import plan_conversion
+from statestore.operations.savepoint.conversion import plan_convert
 from tests.operations.checkpoints import (
     AGGREGATION,
     GLOBAL_LIMIT,
@@ -25,6 +23,7 @@ from tests.operations.checkpoints import (
     QUERY_ID,
     QueryCheckpoint,
 )
+from tests.seams import place_of
 
 NUM_PARTITIONS = 3
 WITH_FAMILIES = (
@@ -73,18 +72,16 @@ class Files:
         self.write(f"offsets/{batch}", f"v1\n{metadata}\n0")
 
     def plan(self, to="filesystem"):
-        checkpoint = Checkpoint(
+        checkpoint = OpenCheckpoint(
             "file:/ck",
             self.io,
             "/ck",
+            place_of("/ck", io=self.io),
             self.io,
             "/ck/state",
-            None,
-            StateStoreOptions(),
-            SystemClock(),
             "",
         )
-        return plan_conversion(checkpoint, "/new", to, self.io)
+        return plan_convert(checkpoint, place_of("/new", io=self.io), to)
 
 
 @pytest.fixture
@@ -154,8 +151,8 @@ def test_join_is_planned_whole_when_its_state_is_elsewhere(tmp_path, checkpoint_
     placement = {"format_version": 1, "storage": f"file:{elsewhere.parent}", "id": elsewhere.name}
     query.write("statestore.json", json.dumps(placement))
 
-    with open_checkpoint(query.path) as checkpoint:
-        plan = plan_conversion(checkpoint, str(tmp_path / "new"), "spark-rocksdb")
+    with open_checkpoint(place_of(query.path)) as checkpoint:
+        plan = plan_convert(checkpoint, place_of(tmp_path / "new"), "spark-rocksdb")
 
     assert [operator.num_partitions for operator in plan.operators] == [3, 3, 1]
 
@@ -166,12 +163,6 @@ def test_join_is_planned_whole_when_its_state_is_elsewhere(tmp_path, checkpoint_
         ({}, "spark-hdfs", InvalidArgumentError, "leave it as it is"),
         ({}, "heap", InvalidArgumentError, "use one of"),
         ({PROVIDER_KEY: PROVIDERS["rocksdb"]}, "filesystem", InvalidArgumentError, "savepoint"),
-        (
-            {"spark.sql.streaming.stateStore.encodingFormat": "avro"},
-            "rocksdb",
-            IncompatibleError,
-            "avro",
-        ),
     ],
 )
 def test_plan_is_refused_when_providers_do_not_fit(files, conf, to, error, match):

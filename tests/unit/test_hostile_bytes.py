@@ -11,11 +11,12 @@ import pytest
 from statestore.checkpoint.lease import Leases
 from statestore.checkpoint.placement import read_placement
 from statestore.codec.arrow_batch import most_unpacked, read_batch, read_stream
+from statestore.codec.column_family import ColumnFamily
 from statestore.codec.key_bytes import decode_keys
 from statestore.codec.rows import PUT, SCHEMA, Row, batch_from_rows, to_numpy, write_options
 from statestore.codec.spark_types import parse_schema
 from statestore.codec.state_file import describe_stream
-from statestore.codec.trailer import ColumnFamily, decode_trailer, encode_trailer
+from statestore.codec.trailer import decode_trailer, encode_trailer
 from statestore.codec.unsafe_row import decode_column
 from statestore.core.errors import CorruptionError, InvalidArgumentError
 from statestore.core.json_fields import MalformedError, parse_fields

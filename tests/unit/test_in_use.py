@@ -24,6 +24,7 @@ from statestore.operations.in_use import (
     require_same_batches,
 )
 from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.seams import place_of
 
 INTERVAL_MS = 10_000
 ELSEWHERE = Process("elsewhere", "boot namespace", 1, 1)
@@ -220,7 +221,7 @@ def test_look_without_a_lease(storage):
     for log, text in (("offsets", OFFSETS), ("commits", "v1\n{}")):
         storage.io.write(f"/ck/{log}/0", text.encode(), sync=False, overwrite=False)
     query = held(storage)
-    with open_checkpoint("/ck", io=storage.io, clock=storage) as checkpoint:
+    with open_checkpoint(place_of("/ck", io=storage.io, clock=storage)) as checkpoint:
         storage.later(9_000, query.renew)
         with pytest.raises(InUseError, match="run-1"):
             require_not_in_use(checkpoint)
@@ -307,7 +308,7 @@ def test_operation_on_a_real_storage(real):
 def test_checkpoint_that_moved_on_is_refused(real):
     """Catches an operation that is planned on what a query has changed meanwhile."""
     io, path = real
-    with open_checkpoint(path, io=io) as checkpoint:
+    with open_checkpoint(place_of(path, io=io)) as checkpoint:
         with exclusive_use(checkpoint, "rescale"), require_same_batches(checkpoint):
             pass
 

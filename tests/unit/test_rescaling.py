@@ -6,7 +6,6 @@ from itertools import product
 
 import pytest
 
-import statestore
 from statestore.checkpoint import restore
 from statestore.checkpoint.layout import RescaleRefName, StoreLocation
 from statestore.checkpoint.rescaling import (
@@ -33,6 +32,7 @@ from statestore.io.memory import MemoryFileIO
 from statestore.operations.full_state import Work, dealt_anew, open_memory, write_full_state
 from statestore.operations.rehashing import rehashed_version
 from statestore.testing.deltas import new_version
+from tests.seams import at
 
 G = 24
 NUM_KEYS = 240
@@ -52,10 +52,14 @@ class Checkpoint:
         return StoreLocation(self.io, "/ck/state", StoreName(0, partition, self.name), self.body)
 
     def open(self, partition, num_partitions, version=None):
-        return statestore.open_store(
-            "/ck", 0, partition, self.name, io=self.io, backend=self.backend, options=OPTIONS,
-            num_partitions=num_partitions, version=version,
-        )  # fmt: skip
+        return at("/ck", options=OPTIONS, io=self.io).open_store(
+            0,
+            partition,
+            self.name,
+            backend=self.backend,
+            num_partitions=num_partitions,
+            version=version,
+        )
 
     def commit(self, num_partitions, keys, value, delete=False):
         for partition in range(num_partitions):

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from statestore.codec.column_family import ColumnFamily
 from statestore.codec.key_bytes import decode_keys, split_values
 from statestore.codec.murmur3 import hash_columns
 from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.spark_types import parse_schema
-from statestore.codec.trailer import ColumnFamily
 from statestore.codec.unsafe_row import decode_column, decode_rows
 from statestore.core.errors import CorruptionError, IncompatibleError
 from tests.golden.row_cases import CASES, KEYS, NOT_HASHED, ROWS_PATH, WIDE_COLUMNS, with_null

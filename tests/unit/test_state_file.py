@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from statestore.codec.column_family import ColumnFamily
 from statestore.codec.rows import DELETE, MERGE, PUT, SCHEMA, Row
 from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import StateFile, describe_stream
 from statestore.codec.trailer import (
-    ColumnFamily,
     FileRef,
     RowCounts,
     StoreName,
@@ -186,7 +186,7 @@ def test_newer_format_version_is_refused_by_name(sealed):
     raw[-1] = 9
     sealed.write_bytes(raw)
 
-    with pytest.raises(IncompatibleError, match="format_version=9, newest_known=1"):
+    with pytest.raises(IncompatibleError, match="format_version=9, newest_known=2"):
         StateFile(str(sealed))
 
 

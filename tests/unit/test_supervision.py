@@ -187,6 +187,10 @@ def _engine(error_class: str, kind: str) -> str:
             "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
         ),
         (
+            "[INVALID_LOG_VERSION.EXACT_MATCH_VERSION] UnsupportedLogVersion. SQLSTATE: KD002",
+            "INVALID_LOG_VERSION",
+        ),
+        (
             "java.lang.IllegalArgumentException: unknown option: key=a. To fix: use b, or remove",
             "invalid-option",
         ),

@@ -6,12 +6,10 @@ knows of, which is all that a commit needs; everything else is on storage.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.commit import (
     Body,
-    CommitTimes,
     NewVersion,
     describe_delta,
     publish_delta,
@@ -94,7 +92,7 @@ class StoreVersions(VersionsBase):
 
     def commit(
         self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
-    ) -> tuple[PublishedFile, CommitTimes]:
+    ) -> PublishedFile:
         """Make a version durable; repeating it with the same checkpoint ID answers the same.
 
         Args:
@@ -114,15 +112,14 @@ class StoreVersions(VersionsBase):
         done = self._recent.find_done(new, local_path, sync=options.fsync_enabled)
         if done is not None:
             self._recent.remember(done)
-            return done, CommitTimes()
+            return done
         parent = self._recent.parent_of(new)
         start_ms = self._clock.elapsed_ms()
         files = () if parent is None else self._chain(parent)
         blocks = describe_delta(new, local_path, arrow_length)
         body = Body(local_path, blocks, new.rows, compute_lineage(new.parent, blocks))
-        described_ms = self._clock.elapsed_ms() - start_ms
         try:
-            published, times = publish_delta(
+            published = publish_delta(
                 self.location,
                 new,
                 parent,
@@ -130,6 +127,7 @@ class StoreVersions(VersionsBase):
                 body,
                 sync=options.fsync_enabled,
                 clock=self._clock,
+                start_ms=start_ms,
             )
         except StorageError:
             # The file may be there and only the reply lost: look before the next attempt writes.
@@ -139,7 +137,7 @@ class StoreVersions(VersionsBase):
         with self._lock:
             # Whoever commits on a version has read its files.
             self._pinned, self._held = frozenset(), ()
-        return published, replace(times, checksum_ms=times.checksum_ms + described_ms)
+        return published
 
     def view(
         self, _version: VersionRef, _checkpoint_format: int, _options: StateStoreOptions

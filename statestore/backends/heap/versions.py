@@ -23,7 +23,7 @@ from statestore.core.providers import PROVIDERS
 from statestore.io.driver_memory import TO_FIX_LOSS
 
 if TYPE_CHECKING:
-    from statestore.checkpoint.commit import CommitTimes, NewVersion
+    from statestore.checkpoint.commit import NewVersion
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.restore import RestoredVersion
     from statestore.checkpoint.trailers import PublishedFile
@@ -82,7 +82,7 @@ class HeapVersions(StoreVersions):
 
     def commit(
         self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
-    ) -> tuple[PublishedFile, CommitTimes]:
+    ) -> PublishedFile:
         """See StoreVersions; durable means: until the driver ends.
 
         Raises:

@@ -20,7 +20,6 @@ from statestore.backends.rocksdb.local_versions import LocalVersion, LocalVersio
 from statestore.backends.rocksdb.merging import merge_files
 from statestore.checkpoint.commit import (
     Body,
-    CommitTimes,
     NewVersion,
     SstRows,
     check_length,
@@ -144,7 +143,7 @@ class RocksDBVersions(VersionsBase):
 
     def commit(
         self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
-    ) -> tuple[PublishedFile, CommitTimes]:
+    ) -> PublishedFile:
         """Make a version durable; the local database follows when somebody reads it.
 
         Args:
@@ -165,7 +164,7 @@ class RocksDBVersions(VersionsBase):
         done = self._recent.find_done(new, local_path, sync=options.fsync_enabled)
         if done is not None:
             self._remember(done)
-            return done, CommitTimes()
+            return done
         parent = self._recent.parent_of(new)
         # In the local database's directory, which the next engine clears of all but views.
         scratch = f"{self._local_directory}/.tmp-body"
@@ -187,7 +186,7 @@ class RocksDBVersions(VersionsBase):
         arrow_length: int,
         scratch: str,
         options: StateStoreOptions,
-    ) -> tuple[PublishedFile, CommitTimes]:
+    ) -> PublishedFile:
         start_ms = self._clock.elapsed_ms()
         database = self._local.stand_at(parent, options)
         if new.sst is None:
@@ -201,8 +200,7 @@ class RocksDBVersions(VersionsBase):
         files: tuple[FileRef, ...] = ()
         if parent is not None and options.rocksdb_incremental:
             files = self._chain(parent)
-        encoded_ms = self._clock.elapsed_ms() - start_ms
-        published, times = publish_delta(
+        published = publish_delta(
             self.location,
             new,
             parent,
@@ -210,6 +208,7 @@ class RocksDBVersions(VersionsBase):
             Body(body.path, body.blocks, body.rows, lineage),
             sync=options.fsync_enabled,
             clock=self._clock,
+            start_ms=start_ms,
         )
         try:
             database.follow(delta.sst_path, published.trailer.version_ref)
@@ -224,7 +223,7 @@ class RocksDBVersions(VersionsBase):
             database.close()
         Path(local_path).unlink(missing_ok=True)
         self._remember(published)
-        return published, replace(times, checksum_ms=times.checksum_ms + encoded_ms)
+        return published
 
     def _write(
         self,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from statestore.backends.spark.files import Chain, StoreFiles
     from statestore.backends.spark.records import Record
     from statestore.backends.spark.snapshot import Database, Snapshot
-    from statestore.codec.trailer import ColumnFamily
+    from statestore.codec.column_family import ColumnFamily
 
 _BATCH_ROWS = 16_384
 _ENCODING = b"\0"

@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from statestore.codec.trailer import DEFAULT_FAMILY, ColumnFamily
+from statestore.codec.column_family import DEFAULT_FAMILY, ColumnFamily
 from statestore.core.errors import CorruptionError, IncompatibleError
 from statestore.core.json_fields import MalformedError, parse_fields, to_integer
 
@@ -38,8 +38,8 @@ def read_schemas(data: bytes, path: str) -> tuple[ColumnFamily, ...]:
         path: What errors call it.
 
     Returns:
-        Of versions 1 and 2 the one family of the store, without a key encoder. IDs are 0: they are
-        kept with the state.
+        Of versions 1 and 2 the one family of the store, without a key encoder; of version 3 with
+        the ID of its value schema. IDs of families are 0: they are kept with the state.
 
     Raises:
         CorruptionError: It is no schema file.
@@ -75,9 +75,9 @@ def read_schemas(data: bytes, path: str) -> tuple[ColumnFamily, ...]:
 
 def _read_family(source: _Source) -> ColumnFamily:
     name = source.text()
-    source.skip_number()
+    source.number()
     key_schema = source.chunks()
-    source.skip_number()
+    number = source.number()
     value_schema = source.chunks()
     encoder = parse_fields(source.chunks())
     source.chunks()
@@ -93,6 +93,7 @@ def _read_family(source: _Source) -> ColumnFamily:
         _ENCODERS[kind],
         encoder.integer("numColsPrefixKey") if encoder.has("numColsPrefixKey") else None,
         tuple(map(to_integer, encoder.items("orderingOrdinals"))) if has_ordinals else None,
+        value_schemas={number: value_schema},
     )
 
 
@@ -108,8 +109,10 @@ class _Source:
         self.position += 4
         return int(found)
 
-    def skip_number(self) -> None:
+    def number(self) -> int:
+        (found,) = struct.unpack_from(">h", self.data, self.position)
         self.position += 2
+        return int(found)
 
     def text(self) -> str:
         return _whole(self._halves())

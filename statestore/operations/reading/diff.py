@@ -6,7 +6,6 @@ another state backend or number of state partitions. Values are compared byte by
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +19,16 @@ from statestore.codec.rows import from_numpy
 from statestore.codec.sorting import join_batches
 from statestore.core.errors import IncompatibleError
 from statestore.operations.reading.ordering import Side, side_by_side
-from statestore.operations.reading.read import decode_values
-from statestore.operations.rows import find_family, find_store, opened, try_find_family
+from statestore.operations.reading.read import decode_by_key
+from statestore.operations.rows import families_of, find_family, find_store
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     import numpy.typing as npt
 
-    from statestore.codec.trailer import ColumnFamily
-    from statestore.core.options import StateStoreOptions
-    from statestore.operations.checkpoint import Checkpoint
+    from statestore.codec.column_family import ColumnFamily
+    from statestore.operations.checkpoint import OpenCheckpoint
 
 _RAW = pa.schema({"key": pa.binary(), "old_value": pa.binary(), "new_value": pa.binary()})
 
@@ -44,114 +42,70 @@ class DiffCounts:
     changed: int = 0
 
 
-def diff(
-    old: str | Checkpoint,
-    new: str | Checkpoint,
+def diff_batches(
+    old: OpenCheckpoint,
+    new: OpenCheckpoint,
     *,
     old_version: int | None = None,
     new_version: int | None = None,
     operator: int = 0,
     store: str = "default",
     column_family: str = "default",
-    options: StateStoreOptions | None = None,
-) -> pa.Table:
-    """Compare two versions of a column family.
+) -> Generator[pa.RecordBatch, None, None]:
+    """Compare two versions of a column family batch by batch, in bounded memory.
 
-    Takes what `read` takes, for both sides; `old` and `new` are checkpoint directories or open
-    checkpoints, the same one or two, with a version each.
+    Takes what `read_batches` takes, for both sides; `old` and `new` are the same checkpoint or two,
+    with a version each.
 
-    Returns:
-        A row a key that differs, in no order. Columns: `change` (added, removed or changed), `key`,
-        `old_value` and `new_value`, null where there is none. A multi-value column family has lists
-        of values. Both values are of their own version's schema, the key of the new one's.
+    Yields:
+        Record batches, the first one always, if empty. A row a key that differs, in no order.
+        Columns: `change` (added, removed or changed), `key`, `old_value` and `new_value`, null
+        where there is none. A multi-value column family has lists of values. Both values are of
+        their own version's schema, the key of the new one's.
 
     Raises:
         NotFoundError, InvalidArgumentError, IncompatibleError, CorruptionError, FencedError,
-            StorageError: As `read`, for either.
+            StorageError: As `read_batches`, for either.
     """
-    return pa.Table.from_batches(
-        list(
-            diff_batches(
-                old,
-                new,
-                old_version=old_version,
-                new_version=new_version,
-                operator=operator,
-                store=store,
-                column_family=column_family,
-                options=options,
-            )
-        )
-    )
-
-
-def diff_batches(
-    old: str | Checkpoint,
-    new: str | Checkpoint,
-    *,
-    old_version: int | None = None,
-    new_version: int | None = None,
-    operator: int = 0,
-    store: str = "default",
-    column_family: str = "default",
-    options: StateStoreOptions | None = None,
-) -> Generator[pa.RecordBatch, None, None]:
-    """Compare two versions batch by batch, in bounded memory.
-
-    Yields:
-        Record batches of the columns of `diff`, the first one always, if empty.
-
-    Arguments and errors as `diff`.
-    """
-    with ExitStack() as stack:
-        sides, families = _open_sides(
-            stack, (old, old_version), (new, new_version), operator, store, column_family, options
-        )
-        yield _decode(pa.RecordBatch.from_pylist([], schema=_RAW), *families)
-        for raw in _differences(*sides):
-            yield _decode(raw, *families)
+    sides, families = _sides((old, old_version), (new, new_version), operator, store, column_family)
+    yield _decode(pa.RecordBatch.from_pylist([], schema=_RAW), *families)
+    for raw in _differences(*sides):
+        yield _decode(raw, *families)
 
 
 def count_differences(
-    old: str | Checkpoint,
-    new: str | Checkpoint,
+    old: OpenCheckpoint,
+    new: OpenCheckpoint,
     *,
     old_version: int | None = None,
     new_version: int | None = None,
     operator: int = 0,
     store: str = "default",
     column_family: str = "default",
-    options: StateStoreOptions | None = None,
 ) -> DiffCounts:
-    """Count what `diff` would return, in bounded memory; arguments and errors as there."""
+    """Count what `diff_batches` would yield, in bounded memory; arguments and errors as there."""
     added = removed = changed = 0
-    with ExitStack() as stack:
-        sides, _ = _open_sides(
-            stack, (old, old_version), (new, new_version), operator, store, column_family, options
-        )
-        for raw in _differences(*sides):
-            added += raw.column(1).null_count
-            removed += raw.column(2).null_count
-            changed += raw.num_rows - raw.column(1).null_count - raw.column(2).null_count
+    sides, _ = _sides((old, old_version), (new, new_version), operator, store, column_family)
+    for raw in _differences(*sides):
+        added += raw.column(1).null_count
+        removed += raw.column(2).null_count
+        changed += raw.num_rows - raw.column(1).null_count - raw.column(2).null_count
     return DiffCounts(added, removed, changed)
 
 
-def _open_sides(
-    stack: ExitStack,
-    old: tuple[str | Checkpoint, int | None],
-    new: tuple[str | Checkpoint, int | None],
+def _sides(
+    old: tuple[OpenCheckpoint, int | None],
+    new: tuple[OpenCheckpoint, int | None],
     operator: int,
     store: str,
     column_family: str,
-    options: StateStoreOptions | None,
 ) -> tuple[tuple[Side, Side], tuple[ColumnFamily, ColumnFamily]]:
     sides = []
     for checkpoint, version in (old, new):
-        source = stack.enter_context(opened(checkpoint, options))
-        states = find_store(source, operator, store, version, column_family)
-        sides.append(Side(states, column_family, source.scratch_directory))
+        states = find_store(checkpoint, operator, store, version, column_family)
+        sides.append(Side(states, column_family, checkpoint.scratch_directory))
     # One of the versions may be from before the column family was made.
-    old_family, new_family = (try_find_family(side.states, column_family) for side in sides)
+    old_family, new_family = (families_of(side.states).get(column_family) for side in sides)
     _check_encoders(old_family, new_family)
     either = new_family or old_family or find_family(sides[1].states, column_family)
     return (sides[0], sides[1]), (old_family or either, new_family or either)
@@ -226,8 +180,8 @@ def _decode(raw: pa.RecordBatch, old: ColumnFamily, new: ColumnFamily) -> pa.Rec
     columns: list[pa.Array[Any]] = [
         pa.array(change.tolist(), pa.string()),
         decode_keys(keys, new),
-        decode_values(old_values, old),
-        decode_values(new_values, new),
+        decode_by_key(old_values, old),
+        decode_by_key(new_values, new),
     ]
     types = [value_type(old).arrow, value_type(new).arrow]
     old_type, new_type = (

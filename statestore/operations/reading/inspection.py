@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,13 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statestore.codec.byte_ranges import ByteRanges, child, unpack
+from statestore.codec.joined_trailers import add_counts
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
 from statestore.codec.murmur3 import hash_columns, key_groups
 from statestore.codec.partition_key import field_type, partition_key_columns
 from statestore.codec.rows import from_numpy, to_numpy
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.reading.read import decode_batch, row_schema
-from statestore.operations.rows import find_family, find_store, opened
+from statestore.operations.rows import families_of, find_family, find_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,10 +25,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from statestore.checkpoint.operator_metadata import OperatorInfo
+    from statestore.codec.column_family import ColumnFamily
     from statestore.codec.spark_types import SparkType
-    from statestore.codec.trailer import ColumnFamily
-    from statestore.core.options import StateStoreOptions
-    from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.store_state import States
 
 _NOT_OF_TYPE = (pa.ArrowException, OverflowError, UnicodeError)
@@ -81,27 +81,43 @@ class StoreDescription:
     num_keys: dict[int, int | None]
     column_families: tuple[FamilyDescription, ...]
 
+    def fields(self) -> dict[str, Any]:
+        """Return it as JSON and Arrow have it, types as text."""
+        return {
+            "operator": self.operator,
+            "operator_name": self.operator_name,
+            "store": self.name,
+            "num_partitions": self.num_partitions,
+            "max_parallelism": self.max_parallelism,
+            "rescalable": self.rescalable,
+            "num_keys": add_counts(self.num_keys.values()),
+            "num_keys_by_partition": self.num_keys,
+            "column_families": [
+                {**asdict(family), "key": str(family.key), "value": str(family.value)}
+                for family in self.column_families
+            ],
+        }
+
 
 def describe(
-    checkpoint: str | Checkpoint,
+    checkpoint: OpenCheckpoint,
     *,
     version: int | None = None,
-    options: StateStoreOptions | None = None,
 ) -> tuple[StoreDescription, ...]:
     """Describe every store of a checkpoint, from the trailers of one version alone.
 
-    Takes what `read` takes.
+    Takes what `read_batches` takes.
 
     Raises:
-        NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As `read`.
+        NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
+            `read_batches`.
     """
-    with opened(checkpoint, options) as source:
-        return tuple(
-            _describe(operator, states)
-            for operator in source.operators
-            for store in operator.stores
-            if (states := find_store(source, operator.id, store.name, version))
-        )
+    return tuple(
+        _describe(operator, states)
+        for operator in checkpoint.operators
+        for store in operator.stores
+        if (states := find_store(checkpoint, operator.id, store.name, version))
+    )
 
 
 def _describe(operator: OperatorInfo, states: States) -> StoreDescription:
@@ -118,7 +134,7 @@ def _describe(operator: OperatorInfo, states: States) -> StoreDescription:
             variables[family.name].kind if family.name in variables else None,
             family.name in variables and variables[family.name].has_ttl,
         )
-        for family in of[0].column_families
+        for family in families_of(states).values()
     )
     return StoreDescription(
         operator.id,
@@ -133,53 +149,52 @@ def _describe(operator: OperatorInfo, states: States) -> StoreDescription:
 
 
 def find_rows(
-    checkpoint: str | Checkpoint,
+    checkpoint: OpenCheckpoint,
     key: Sequence[Any],
     *,
     operator: int = 0,
     store: str = "default",
     version: int | None = None,
     column_family: str = "default",
-    options: StateStoreOptions | None = None,
 ) -> pa.Table:
     """Read the rows of a key, or of all keys that begin with some columns.
 
     Only one state partition is read where the columns given decide on it.
 
-    Takes what `read` takes, and `key`: values of the first key columns, in order: Python values, a
-    dict for a struct, or text that Arrow can read as the column's type; None for null.
+    Takes what `read_batches` takes, and `key`: values of the first key columns, in order: Python
+    values, a dict for a struct, or text that Arrow can read as the column's type; None for null.
 
     Returns:
-        Columns as `read`.
+        Columns as `read_batches`.
 
     Raises:
         InvalidArgumentError: A value is not of its column's type, there are more values than
-            columns, or as `read`.
-        NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As `read`.
+            columns, or as `read_batches`.
+        NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
+            `read_batches`.
     """
-    with opened(checkpoint, options) as source:
-        states = find_store(source, operator, store, version, column_family)
-        family = find_family(states, column_family)
-        schema = key_type(family)
-        if len(key) > len(schema.fields):
-            raise InvalidArgumentError(
-                "more values than the key has columns",
-                values=len(key),
-                columns=", ".join(schema.names),
-                to_fix="give values of the first columns, in order",
-            )
-        wanted = [_literal(*pair) for pair in zip(key, schema.types, schema.names, strict=False)]
-        found = [pa.RecordBatch.from_pylist([], schema=row_schema(family))]
-        partition = _partition_of(wanted, states, family)
-        for name, state in states.items():
-            if partition in (None, name.partition):
-                for batch in state.rows(family.name):
-                    decoded = decode_batch(batch, family, name.partition)
-                    keys = decoded.column("key")
-                    mask = np.ones(decoded.num_rows, bool)
-                    for ordinal, value in enumerate(wanted):
-                        mask &= _equals(child(keys, ordinal), value)
-                    found.append(decoded.take(from_numpy(np.flatnonzero(mask), pa.int64())))
+    states = find_store(checkpoint, operator, store, version, column_family)
+    family = find_family(states, column_family)
+    schema = key_type(family)
+    if len(key) > len(schema.fields):
+        raise InvalidArgumentError(
+            "more values than the key has columns",
+            values=len(key),
+            columns=", ".join(schema.names),
+            to_fix="give values of the first columns, in order",
+        )
+    wanted = [_literal(*pair) for pair in zip(key, schema.types, schema.names, strict=False)]
+    found = [pa.RecordBatch.from_pylist([], schema=row_schema(family))]
+    partition = _partition_of(wanted, states, family)
+    for name, state in states.items():
+        if partition in (None, name.partition):
+            for batch in state.rows(family.name):
+                decoded = decode_batch(batch, family, name.partition)
+                keys = decoded.column("key")
+                mask = np.ones(decoded.num_rows, bool)
+                for ordinal, value in enumerate(wanted):
+                    mask &= _equals(child(keys, ordinal), value)
+                found.append(decoded.take(from_numpy(np.flatnonzero(mask), pa.int64())))
     return pa.Table.from_batches(found)
 
 
@@ -236,95 +251,91 @@ def _partition_of(wanted: list[pa.Array[Any]], states: States, family: ColumnFam
 
 
 def largest_keys(
-    checkpoint: str | Checkpoint,
+    checkpoint: OpenCheckpoint,
     num_keys: int = 10,
     *,
     operator: int = 0,
     store: str = "default",
     version: int | None = None,
     column_family: str = "default",
-    options: StateStoreOptions | None = None,
 ) -> pa.Table:
     """Find the keys with the most bytes of values.
 
-    Takes what `read` takes, and `num_keys`, how many, at least 1.
+    Takes what `read_batches` takes, and `num_keys`, how many, at least 1.
 
     Returns:
         Largest first; columns `key`, `partition_id`, `key_bytes` and `value_bytes`.
 
     Raises:
-        As `read`.
+        As `read_batches`.
     """
-    with opened(checkpoint, options) as source:
-        states = find_store(source, operator, store, version, column_family)
-        family = find_family(states, column_family)
-        fields: list[pa.Field[Any]] = [
-            pa.field("key", pa.binary()),
-            pa.field("partition_id", pa.int32()),
-            pa.field("key_bytes", pa.int64()),
-            pa.field("value_bytes", pa.int64()),
+    states = find_store(checkpoint, operator, store, version, column_family)
+    family = find_family(states, column_family)
+    fields: list[pa.Field[Any]] = [
+        pa.field("key", pa.binary()),
+        pa.field("partition_id", pa.int32()),
+        pa.field("key_bytes", pa.int64()),
+        pa.field("value_bytes", pa.int64()),
+    ]
+    schema = pa.schema(fields)
+    best = pa.Table.from_pylist([], schema=schema)
+    for batch, partition in _batches(states, family):
+        key_bytes, value_bytes = (ByteRanges.of_column(batch.column(n)).sizes for n in (3, 4))
+        order = np.argsort(-value_bytes, kind="stable")[:num_keys]
+        index = from_numpy(order, pa.int64())
+        columns = [
+            batch.column("key").take(index),
+            pa.array(np.full(len(order), partition, np.int32)),
+            pa.array(key_bytes[order]),
+            pa.array(value_bytes[order]),
         ]
-        schema = pa.schema(fields)
-        best = pa.Table.from_pylist([], schema=schema)
-        for batch, partition in _batches(states, family):
-            key_bytes, value_bytes = (ByteRanges.of_column(batch.column(n)).sizes for n in (3, 4))
-            order = np.argsort(-value_bytes, kind="stable")[:num_keys]
-            index = from_numpy(order, pa.int64())
-            columns = [
-                batch.column("key").take(index),
-                pa.array(np.full(len(order), partition, np.int32)),
-                pa.array(key_bytes[order]),
-                pa.array(value_bytes[order]),
-            ]
-            candidates = pa.concat_tables([best, pa.Table.from_arrays(columns, schema=schema)])
-            best = candidates.sort_by([("value_bytes", "descending")]).slice(0, num_keys)
-        keys = best.column("key").combine_chunks()
-        return best.set_column(0, "key", decode_keys(keys, family))
+        candidates = pa.concat_tables([best, pa.Table.from_arrays(columns, schema=schema)])
+        best = candidates.sort_by([("value_bytes", "descending")]).slice(0, num_keys)
+    keys = best.column("key").combine_chunks()
+    return best.set_column(0, "key", decode_keys(keys, family))
 
 
 def key_group_histogram(
-    checkpoint: str | Checkpoint,
+    checkpoint: OpenCheckpoint,
     *,
     operator: int = 0,
     store: str = "default",
     version: int | None = None,
     column_family: str = "default",
-    options: StateStoreOptions | None = None,
 ) -> pa.Table:
     """Count the rows of every key group: how state would spread over more state partitions.
 
-    Takes what `read` takes.
+    Takes what `read_batches` takes.
 
     Returns:
         Key groups that have rows, ascending; columns `key_group`, `partition_id`, `num_rows`,
         `key_bytes` and `value_bytes`.
 
     Raises:
-        As `read`.
+        As `read_batches`.
     """
-    with opened(checkpoint, options) as source:
-        states = find_store(source, operator, store, version, column_family)
-        family = find_family(states, column_family)
-        max_parallelism = next(iter(states.values())).max_parallelism
-        sums = np.zeros((3, max_parallelism), np.int64)
-        partitions = np.zeros(max_parallelism, np.int32)
-        for batch, partition in _batches(states, family):
-            groups = to_numpy(batch.column(0), np.uint16)
-            partitions[groups] = partition
-            sums[0] += np.bincount(groups, minlength=max_parallelism)
-            for place in (1, 2):
-                sizes = ByteRanges.of_column(batch.column(place + 2)).sizes
-                np.add.at(sums[place], groups, sizes)
-        used = np.flatnonzero(sums[0])
-        return pa.table(
-            {
-                "key_group": used.astype(np.uint16),
-                "partition_id": partitions[used],
-                "num_rows": sums[0][used],
-                "key_bytes": sums[1][used],
-                "value_bytes": sums[2][used],
-            }
-        )
+    states = find_store(checkpoint, operator, store, version, column_family)
+    family = find_family(states, column_family)
+    max_parallelism = next(iter(states.values())).max_parallelism
+    sums = np.zeros((3, max_parallelism), np.int64)
+    partitions = np.zeros(max_parallelism, np.int32)
+    for batch, partition in _batches(states, family):
+        groups = to_numpy(batch.column(0), np.uint16)
+        partitions[groups] = partition
+        sums[0] += np.bincount(groups, minlength=max_parallelism)
+        for place in (1, 2):
+            sizes = ByteRanges.of_column(batch.column(place + 2)).sizes
+            np.add.at(sums[place], groups, sizes)
+    used = np.flatnonzero(sums[0])
+    return pa.table(
+        {
+            "key_group": used.astype(np.uint16),
+            "partition_id": partitions[used],
+            "num_rows": sums[0][used],
+            "key_bytes": sums[1][used],
+            "value_bytes": sums[2][used],
+        }
+    )
 
 
 def _batches(states: States, family: ColumnFamily) -> Iterator[tuple[pa.RecordBatch, int]]:

@@ -1,8 +1,4 @@
-"""Reading state as typed Arrow columns, without Spark and without a JVM.
-
-table = statestore.read("/data/checkpoint", operator=0)
-table.flatten().to_pandas()
-"""
+"""Reading state as typed Arrow columns, without Spark and without a JVM."""
 
 from __future__ import annotations
 
@@ -13,109 +9,71 @@ import numpy as np
 import pyarrow as pa
 
 from statestore.codec.byte_ranges import bits, buffer, unpack
+from statestore.codec.evolution import decode_value_rows, decode_values
 from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
 from statestore.codec.rows import from_numpy
-from statestore.codec.unsafe_row import decode_column, decode_rows
-from statestore.operations.committed_version import no_report
+from statestore.operations.plan import no_report
 from statestore.operations.rows import (
     find_family,
     find_store,
     of_partitions,
-    opened,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
-    from statestore.codec.trailer import ColumnFamily
-    from statestore.core.options import StateStoreOptions
-    from statestore.operations.checkpoint import Checkpoint
-    from statestore.operations.committed_version import Report
+    from statestore.codec.column_family import ColumnFamily
+    from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.plan import Report
     from statestore.operations.store_state import States
 
 NUM_THREADS = 2
 """Threads that decode; as many batches again wait for the reader."""
 
 
-def read(
-    checkpoint: str | Checkpoint,
+def read_batches(
+    checkpoint: OpenCheckpoint,
     *,
     operator: int = 0,
     store: str = "default",
     version: int | None = None,
     column_family: str = "default",
     partitions: Iterable[int] | None = None,
-    options: StateStoreOptions | None = None,
-) -> pa.Table:
-    """Read a column family of a store into memory.
+    report: Report = no_report,
+) -> Generator[pa.RecordBatch, None, None]:
+    """Read a column family of a store batch by batch, for state that does not fit memory.
 
     Args:
-        checkpoint: Checkpoint directory of the query, a path or a URI of any scheme; or
-            one that is open.
+        checkpoint: The checkpoint, or a savepoint.
         operator: Operator ID.
         store: Store name; a stream-stream join has four.
         version: State version, which is batch + 1; None for the newest committed.
         column_family: Name of the column family; of transformWithState that of a state variable.
         partitions: Only these state partitions, None for all.
-        options: How to reach the storage (`s3.*`); defaults when None.
+        report: Called with the rows read so far and the total, of all column families of the store.
 
-    Returns:
-        A row a key, in a multi-value column family a row a value; no order. Columns as in Spark's
-        state reader: `key` and `value`, structs of the column family's schemas, and `partition_id`.
-        `Table.flatten` makes a column of every field.
+    Yields:
+        Record batches, a few MiB each, the first one always, if empty. A row a key, in a
+        multi-value column family a row a value; no order. Columns as in Spark's state reader: `key`
+        and `value`, structs of the column family's schemas, and `partition_id`. A version stays
+        readable while it is read unless the query expires it.
 
     Raises:
-        NotFoundError: There is no checkpoint, no such version, or it was expired.
+        NotFoundError: There is no such version, or it was expired.
         InvalidArgumentError: There is no such operator, store, column family or state partition.
         IncompatibleError: A provider's that cannot be read, or such a data type.
         CorruptionError, FencedError, StorageError: The version cannot be restored.
     """
-    return pa.Table.from_batches(
-        list(
-            read_batches(
-                checkpoint,
-                operator=operator,
-                store=store,
-                version=version,
-                column_family=column_family,
-                partitions=partitions,
-                options=options,
-            )
-        )
-    )
-
-
-def read_batches(
-    checkpoint: str | Checkpoint,
-    *,
-    operator: int = 0,
-    store: str = "default",
-    version: int | None = None,
-    column_family: str = "default",
-    partitions: Iterable[int] | None = None,
-    options: StateStoreOptions | None = None,
-    report: Report = no_report,
-) -> Generator[pa.RecordBatch, None, None]:
-    """Read a column family of a store batch by batch, for state that does not fit memory.
-
-    Yields:
-        Record batches of the columns of `read`, a few MiB each, the first one always, if empty. A
-        version stays readable while it is read unless the query expires it.
-
-    Arguments and errors as `read`; and `report` is called with the rows read so far and the total,
-    of all column families of the store.
-    """
-    with opened(checkpoint, options) as source:
-        states = find_store(source, operator, store, version, column_family)
-        family = find_family(states, column_family)
-        if partitions is not None:
-            states = of_partitions(states, partitions)
-        yield pa.RecordBatch.from_pylist([], schema=row_schema(family))
-        yield from _decode_all(_raw_batches(states, family, report), family)
+    states = find_store(checkpoint, operator, store, version, column_family)
+    family = find_family(states, column_family)
+    if partitions is not None:
+        states = of_partitions(states, partitions)
+    yield pa.RecordBatch.from_pylist([], schema=row_schema(family))
+    yield from _decode_all(_raw_batches(states, family, report), family)
 
 
 def row_schema(family: ColumnFamily) -> pa.Schema:
-    """Return the schema of what `read` returns for a column family."""
+    """Return the schema of what `read_batches` yields of a column family."""
     return pa.schema(
         [
             pa.field("key", key_type(family).arrow),
@@ -126,7 +84,7 @@ def row_schema(family: ColumnFamily) -> pa.Schema:
 
 
 def decode_batch(batch: pa.RecordBatch, family: ColumnFamily, partition: int) -> pa.RecordBatch:
-    """Decode rows of one column family and state partition into the columns of `read`.
+    """Decode rows of one column family and state partition into the columns of `read_batches`.
 
     Raises:
         CorruptionError, IncompatibleError: As `decode_keys`.
@@ -142,22 +100,21 @@ def decode_pairs(
     """Decode keys and values; those of a multi-value family become a row a value."""
     decoded = decode_keys(keys, family)
     if not family.multi_values:
-        return decoded, decode_column(values, value_type(family))
+        return decoded, decode_values(values, family)
     rows, owners = split_values(values)
-    return decoded.take(from_numpy(owners, pa.int64())), decode_rows(rows, value_type(family))
+    return decoded.take(from_numpy(owners, pa.int64())), decode_value_rows(rows, family)
 
 
-def decode_values(values: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
+def decode_by_key(values: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
     """Decode values, one for one; those of a multi-value family become a list each."""
-    schema = value_type(family)
     if not family.multi_values:
-        return decode_column(values, schema)
+        return decode_values(values, family)
     rows, owners = split_values(values)
     counts = np.bincount(owners, minlength=len(values))
     offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
     buffers: list[pa.Buffer | None] = [bits(~unpack(values.is_null())), buffer(offsets)]
-    kind = pa.list_(schema.arrow)
-    return pa.Array.from_buffers(kind, len(values), buffers, children=[decode_rows(rows, schema)])
+    decoded = decode_value_rows(rows, family)
+    return pa.Array.from_buffers(pa.list_(decoded.type), len(values), buffers, children=[decoded])
 
 
 def _raw_batches(

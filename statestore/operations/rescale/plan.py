@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from statestore.checkpoint.layout import store_directory
+from statestore.codec.trailer import StoreName
+from statestore.core.text import format_bytes, format_table
+from statestore.operations.plan import Change, Plan
 
 Way = Literal["key-groups", "whole", "rehash"]
 """How a store is rescaled: by files it has already, each new state partition taking its key groups
 of them; not at all, because its state is one; or row by row."""
+
+
+_WAYS = {
+    "key-groups": "state files stay as they are, each state partition reads its key groups of them",
+    "whole": "stays whole in state partition 0",
+    "rehash": "every row is read, hashed anew and written",
+}
+_MOST_LINES, _LARGEST = 40, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +54,41 @@ class StoreRescale:
         rows = self.partition_rows or ()
         return max(rows) * len(rows) / sum(rows) if any(rows) else None
 
+    def describe(self) -> str:
+        """Return what is done with it, and its rows in the new state partitions, in words."""
+        lines = [
+            f"Operator {self.operator} ({self.operator_name}), store {self.name}: "
+            f"{_WAYS[self.way]}.",
+            f"{self._summary()}.",
+            *self._describe_partitions(),
+        ]
+        return "\n".join(lines)
 
-@dataclass(frozen=True, slots=True)
-class RescalePlan:
+    def _summary(self) -> str:
+        files = f"{self.num_files} files of {format_bytes(self.num_bytes)}"
+        parts = [files if self.num_rows is None else f"{self.num_rows} rows in {files}"]
+        if self.partition_rows is None:
+            parts.append("skew unknown (--count-rows reads every row to know it)")
+        elif self.skew is not None:
+            parts.append(f"skew {self.skew:.2f}")
+        if self.way == "rehash":
+            parts.append(f"{self.max_parallelism} key groups afterwards")
+        return ", ".join(parts)
+
+    def _describe_partitions(self) -> list[str]:
+        """Return the rows of every state partition, or of the largest where there are many."""
+        num_rows = self.partition_rows or ()
+        partitions = list(range(len(num_rows)))
+        lines = []
+        if len(num_rows) > _MOST_LINES:
+            partitions = sorted(partitions, key=lambda number: -num_rows[number])[:_LARGEST]
+            lines.append(f"The {_LARGEST} largest of {len(num_rows)}:")
+        rows = [[number, num_rows[number]] for number in partitions]
+        return [*lines, *([format_table(["partition", "rows"], rows)] if rows else [])]
+
+
+@dataclass(frozen=True, repr=False)
+class RescalePlan(Plan["RescalePlan"]):
     """What a rescale does, or did.
 
     Attributes:
@@ -69,9 +114,50 @@ class RescalePlan:
     is_done: bool
     stores: tuple[StoreRescale, ...]
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the state that is hashed anew; else files are only referred to."""
+        return sum(store.num_bytes for store in self.stores if store.way == "rehash")
 
-@dataclass(frozen=True, slots=True)
-class UndoPlan:
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The new state partitions of every store, then Spark's logs."""
+        if self.is_done:
+            return ()
+        directories = [
+            store_directory("state", StoreName(store.operator, partition, store.name))
+            for store in self.stores
+            for partition in range(1 if store.way == "whole" else self.num_partitions)
+        ]
+        operators = dict.fromkeys(f"state/{store.operator}/_metadata" for store in self.stores)
+        offsets = () if self.is_begun else (f"offsets/{self.batch}",)
+        paths = (*directories, *offsets, *operators, f"commits/{self.batch}")
+        return tuple(Change("write", path) for path in paths)
+
+    def describe(self) -> str:
+        """Return the numbers of state partitions, and what is done with each store."""
+        if self.is_done:
+            return f"The checkpoint has {self.num_partitions} state partitions already."
+        lines = [
+            f"From {self.num_partitions_before} to {self.num_partitions} state partitions as batch "
+            f"{self.batch}, {self.backend} backend."
+        ]
+        if self.is_begun:
+            lines.append(
+                "It was begun before, by a rescale or by Spark's own repartition: to finish it."
+            )
+        return "\n\n".join(["\n".join(lines), *(store.describe() for store in self.stores)])
+
+    def fields(self) -> dict[str, Any]:
+        """Return the attributes, and the skew of every store."""
+        of = super().fields()
+        for fields, store in zip(of["stores"], self.stores, strict=True):
+            fields["skew"] = store.skew
+        return of
+
+
+@dataclass(frozen=True, repr=False)
+class UndoPlan(Plan["UndoPlan"]):
     """What the undo of a rescale does, or did.
 
     Attributes:
@@ -80,6 +166,8 @@ class UndoPlan:
         was_committed: Whether the rescale was finished.
         num_partitions_before: Number of state partitions until now; that of the rescale.
         num_partitions: Number of state partitions afterwards.
+        version: The rescaled version.
+        stores: The stores that lose it, each of one state partition.
     """
 
     checkpoint: str
@@ -87,3 +175,37 @@ class UndoPlan:
     was_committed: bool
     num_partitions_before: int
     num_partitions: int
+    version: int
+    stores: tuple[StoreName, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """0: state files that the rescale did not make stay as they are."""
+        return 0
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The way back: the commit, the rescaled versions, the metadata, the plan of the batch."""
+        stores = tuple(Change("delete", store_directory("state", store)) for store in self.stores)
+        if self.batch is None:
+            return stores
+        operators = dict.fromkeys(store.operator for store in self.stores)
+        return (
+            *([Change("delete", f"commits/{self.batch}")] if self.was_committed else []),
+            *stores,
+            *(Change("write", f"state/{operator}/_metadata") for operator in operators),
+            Change("delete", f"offsets/{self.batch}"),
+        )
+
+    def describe(self) -> str:
+        """Return which rescale is taken back."""
+        if self.batch is None:
+            return (
+                "Takes away the state files of a rescale that was killed before it planned its "
+                f"batch; the checkpoint has {self.num_partitions} state partitions."
+            )
+        kind = "finished" if self.was_committed else "unfinished"
+        return (
+            f"Takes back the {kind} rescale of batch {self.batch}: from "
+            f"{self.num_partitions_before} to {self.num_partitions} state partitions."
+        )

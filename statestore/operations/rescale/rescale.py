@@ -26,8 +26,9 @@ from statestore.codec.rows import to_numpy
 from statestore.codec.trailer import StoreName
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
-from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint, open_checkpoint
+from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.in_use import ExclusiveUse, exclusive_use
+from statestore.operations.plan import no_report
 from statestore.operations.rehashing import rehash, rehash_effort, rehash_store
 from statestore.operations.rescale.plan import RescalePlan, StoreRescale, UndoPlan, Way
 from statestore.operations.rescale.undo import Undo
@@ -43,32 +44,26 @@ from statestore.operations.rescale_log import (
 from statestore.operations.rows import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.core.options import StateStoreOptions
-    from statestore.io.file_io import FileIO, TreeFileIO
+    from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.plan import Report
 
 
 def plan_rescale(
-    uri: str,
+    checkpoint: OpenCheckpoint,
     num_partitions: int,
     *,
     count_rows: bool = False,
-    options: StateStoreOptions | None = None,
-    io: TreeFileIO | None = None,
-    memory: FileIO | None = None,
 ) -> RescalePlan:
     """Return what a rescale would do; reads logs and trailers, changes nothing.
 
     Args:
-        uri: Checkpoint directory: a path, or a URI of any scheme.
+        checkpoint: The checkpoint.
         num_partitions: Number of state partitions to have, 1 to 32768.
         count_rows: Whether to read every row, so that the rows of the new state partitions are
             known where trailers do not tell them.
-        options: Options of the query, for its storage; defaults when None.
-        io: Storage of `uri`, which is then a path of it; what the URI names when None.
-        memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
 
     Raises:
         InvalidArgumentError: The number is out of range; a batch is planned but not committed (kind
@@ -77,30 +72,24 @@ def plan_rescale(
         IncompatibleError: Another provider's checkpoint, or state that does not follow its keys
             (kind not-rescalable).
         NotFoundError: There is no checkpoint, or a version of a store is not there; of the heap
-            backend also when memory is None (kind driver-lost).
+            backend also where its memory cannot be reached (kind
+            driver-lost).
         CorruptionError, FencedError, StorageError: A file cannot be read.
     """
-    with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
-        return _Rescale(checkpoint, num_partitions).plan(count_rows=count_rows)
+    return _Rescale(checkpoint, num_partitions).plan(count_rows=count_rows)
 
 
 def rescale(
-    uri: str,
+    checkpoint: OpenCheckpoint,
     num_partitions: int,
     *,
-    options: StateStoreOptions | None = None,
-    io: TreeFileIO | None = None,
-    memory: FileIO | None = None,
-    report: Callable[[int, int], None] | None = None,
+    report: Report = no_report,
 ) -> RescalePlan:
     """Change the number of state partitions of a query that does not run.
 
     Args:
-        uri: Checkpoint directory, as `plan_rescale` takes it.
+        checkpoint: The checkpoint.
         num_partitions: Number of state partitions to have, 1 to 32768.
-        options: Options of the query, for its storage; defaults when None.
-        io: Storage of `uri`, which is then a path of it; what the URI names when None.
-        memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
         report: Called with what is done and the total: a new state partition of a store counts 1,
             or where every row is hashed anew each row that is read and each that is written.
 
@@ -115,50 +104,30 @@ def rescale(
     Raises:
         InUseError: A query, or another operation, is writing the checkpoint; or as `plan_rescale`.
     """
-    with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
-        planned = _Rescale(checkpoint, num_partitions)
-        with exclusive_use(checkpoint, "rescale") as use:
-            return planned.run(use, report or (lambda _done, _total: None))
+    planned = _Rescale(checkpoint, num_partitions)
+    with exclusive_use(checkpoint, "rescale") as use:
+        return planned.run(use, report)
 
 
-def plan_undo(
-    uri: str,
-    *,
-    options: StateStoreOptions | None = None,
-    io: TreeFileIO | None = None,
-    memory: FileIO | None = None,
-) -> UndoPlan:
+def plan_undo(checkpoint: OpenCheckpoint) -> UndoPlan:
     """Return what the undo of the newest rescale would do; changes nothing.
 
     Args:
-        uri: Checkpoint directory, as `plan_rescale` takes it.
-        options: Options of the query, for its storage; defaults when None.
-        io: Storage of `uri`, which is then a path of it; what the URI names when None.
-        memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
+        checkpoint: The checkpoint.
 
     Raises:
         InvalidArgumentError: The newest batch is not a rescale's: nothing can be undone, or no more
             since a batch has run; or what the rescale was made of is not all here.
         NotFoundError, IncompatibleError, CorruptionError, StorageError: As `plan_rescale`.
     """
-    with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
-        return Undo(checkpoint).plan
+    return Undo(checkpoint).plan
 
 
-def undo_rescale(
-    uri: str,
-    *,
-    options: StateStoreOptions | None = None,
-    io: TreeFileIO | None = None,
-    memory: FileIO | None = None,
-) -> UndoPlan:
+def undo_rescale(checkpoint: OpenCheckpoint) -> UndoPlan:
     """Go back to the state partitions before the newest rescale, finished or not.
 
     Args:
-        uri: Checkpoint directory, as `plan_rescale` takes it.
-        options: Options of the query, for its storage; defaults when None.
-        io: Storage of `uri`, which is then a path of it; what the URI names when None.
-        memory: The driver's memory, for the heap backend: `statestore.driver_memory`.
+        checkpoint: The checkpoint.
 
     Returns:
         What was done.
@@ -169,11 +138,10 @@ def undo_rescale(
     Raises:
         InUseError: A query, or another operation, is writing the checkpoint; or as `plan_undo`.
     """
-    with open_checkpoint(uri, options=options, io=io, memory=memory) as checkpoint:
-        undo = Undo(checkpoint)
-        with exclusive_use(checkpoint, "undo of a rescale") as use:
-            undo.run(use)
-        return undo.plan
+    undo = Undo(checkpoint)
+    with exclusive_use(checkpoint, "undo of a rescale") as use:
+        undo.run(use)
+    return undo.plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +160,7 @@ class _StoreChange:
 class _Rescale:
     """One rescale of an open checkpoint."""
 
-    def __init__(self, checkpoint: Checkpoint, num_partitions: int) -> None:
+    def __init__(self, checkpoint: OpenCheckpoint, num_partitions: int) -> None:
         self._checkpoint = checkpoint
         self._num_partitions = num_partitions
         check_range("num_partitions", num_partitions)
@@ -215,7 +183,7 @@ class _Rescale:
             stores = list(map(self._counted, stores, changes))
         return self._as_plan(stores)
 
-    def run(self, use: ExclusiveUse, report: Callable[[int, int], None]) -> RescalePlan:
+    def run(self, use: ExclusiveUse, report: Report) -> RescalePlan:
         """Do it."""
         if self._is_done:
             return self._as_plan([])
@@ -293,9 +261,7 @@ class _Rescale:
         rows = tuple(num_rows.tolist())
         return replace(store, num_rows=sum(rows), partition_rows=rows)
 
-    def _write_state(
-        self, changes: Sequence[_StoreChange], report: Callable[[int, int], None]
-    ) -> CheckpointIds:
+    def _write_state(self, changes: Sequence[_StoreChange], report: Report) -> CheckpointIds:
         """Make the rescaled version of every store; return its checkpoint IDs in format v2."""
         made: dict[StoreName, PublishedFile] = {}
         jobs = [
@@ -345,7 +311,7 @@ class _Rescale:
 
 
 def _begun_with_another(
-    checkpoint: Checkpoint, begun: RescaleBatch, num_partitions: int
+    checkpoint: OpenCheckpoint, begun: RescaleBatch, num_partitions: int
 ) -> InvalidArgumentError:
     return InvalidArgumentError(
         "a rescale to another number of state partitions was begun and not finished",
@@ -354,6 +320,6 @@ def _begun_with_another(
         batch=begun.batch,
         begun=begun.num_partitions,
         asked=num_partitions,
-        to_fix=f"finish it with --partitions {begun.num_partitions}, or take it back with --undo, "
-        "before you rescale again",
+        to_fix=f"finish it by a rescale to {begun.num_partitions}, or take it back (--undo, "
+        "undo_rescale), before you rescale again",
     )

@@ -24,7 +24,7 @@ from statestore.operations.upkeep.verify import verify
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.operations.checkpoint import Checkpoint
+    from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.in_use import ExclusiveUse
 
 
@@ -42,7 +42,7 @@ class Undo:
             `plan_undo`.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: OpenCheckpoint) -> None:
         self._checkpoint = checkpoint
         self._found = found = find_rescale_batch(checkpoint)
         if found is None:
@@ -69,6 +69,8 @@ class Undo:
             was_committed=found is not None and found.is_committed,
             num_partitions_before=now,
             num_partitions=before,
+            version=self._version,
+            stores=tuple(location.store for location in self._locations),
         )
 
     def run(self, use: ExclusiveUse) -> None:
@@ -144,11 +146,11 @@ class Undo:
         return [checkpoint.location(store) for store in sorted(found, key=str)]
 
 
-def _locations(checkpoint: Checkpoint, num_partitions: int) -> list[StoreLocation]:
+def _locations(checkpoint: OpenCheckpoint, num_partitions: int) -> list[StoreLocation]:
     """Return the place of every store in as many state partitions.
 
     Raises:
-        IncompatibleError, NotFoundError: As `Checkpoint.location`.
+        IncompatibleError, NotFoundError: As `OpenCheckpoint.location`.
     """
     return [
         checkpoint.location(StoreName(operator.id, partition, info.name))
@@ -158,7 +160,9 @@ def _locations(checkpoint: Checkpoint, num_partitions: int) -> list[StoreLocatio
     ]
 
 
-def _nothing_to_undo(checkpoint: Checkpoint, reason: str, **fields: str) -> InvalidArgumentError:
+def _nothing_to_undo(
+    checkpoint: OpenCheckpoint, reason: str, **fields: str
+) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"there is no rescale to undo: {reason}",
         checkpoint=checkpoint.uri,

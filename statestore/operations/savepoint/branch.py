@@ -7,49 +7,50 @@ is its own. A branch is dropped by deleting its directory.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError
-from statestore.core.options import StateStoreOptions
-from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import (
     CommittedVersion,
     copy_spark_files,
     copy_state,
     find_version,
     link_file,
-    no_report,
     write_logs,
 )
 from statestore.operations.new_directory import begin_directory, check_target
+from statestore.operations.plan import no_report
+from statestore.operations.savepoint.plans import BranchPlan
 from statestore.operations.savepoint.restore import new_query_id, query_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from statestore.core.clock import Clock
-    from statestore.core.ids import IdSource
-    from statestore.io.file_io import TreeFileIO
-    from statestore.operations.committed_version import Report
+    from statestore.io.place import Place
+    from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.plan import Report
 
 
 @dataclass(frozen=True)
 class Branch:
-    """What a branch does, decided and not yet done.
+    """A branch that was decided and is not yet made.
 
     Attributes:
         version: What is branched off.
-        target: The new checkpoint, as the caller named it.
+        target: The new checkpoint.
     """
 
     version: CommittedVersion
-    target: str
-    options: StateStoreOptions
-    target_io: TreeFileIO | None
-    ids: IdSource | None
-    clock: Clock | None
+    target: Place
+
+    @property
+    def plan(self) -> BranchPlan:
+        """What it does."""
+        checkpoint = self.version.checkpoint
+        with tempfile.TemporaryDirectory(dir=checkpoint.scratch_directory) as work:
+            is_shared = self.target.open(work)[0].shares(checkpoint.state_io)
+        version, state_bytes = self.version.version, self.version.state_bytes()
+        return BranchPlan(checkpoint.uri, self.target.uri, version, state_bytes, is_shared)
 
     def run(self, report: Report = no_report) -> None:
         """Make the checkpoint, of a new query that goes on where the version stands.
@@ -66,10 +67,11 @@ class Branch:
             NotFoundError: The query expired a file meanwhile; branch off a newer version.
             StorageError: A storage failed.
         """
-        with self.version.pinned(self.ids), begin_directory(
-            self.target, "branch", self.version.checkpoint.uri, options=self.options,
-            io=self.target_io, ids=self.ids, clock=self.clock,
-        ) as target:  # fmt: skip
+        source = self.version.checkpoint.uri
+        with (
+            self.version.pinned(self.target.ids),
+            begin_directory(self.target, "branch", source) as target,
+        ):
             root = f"{target.path}/state"
             copy_state(self.version, self.version.heads, target, root, report, copy=link_file)
             copy_spark_files(self.version, target)
@@ -78,33 +80,14 @@ class Branch:
             target.finish(query_metadata(new_query_id(target.ids)))
 
 
-@contextmanager
-def plan_branch(
-    checkpoint: str,
-    new: str,
-    *,
-    version: int | None = None,
-    options: StateStoreOptions | None = None,
-    io: TreeFileIO | None = None,
-    target_io: TreeFileIO | None = None,
-    ids: IdSource | None = None,
-    clock: Clock | None = None,
-) -> Iterator[Branch]:
+def decide_branch(checkpoint: OpenCheckpoint, target: Place, version: int | None = None) -> Branch:
     """Decide how a checkpoint is branched; nothing is written. The query may run meanwhile.
 
     Args:
-        checkpoint: Checkpoint directory: a path, or a URI of any scheme.
-        new: The new checkpoint, which must not be there; state files are shared where it is on the
-            storage that has the state, and else copied.
+        checkpoint: The checkpoint.
+        target: The new checkpoint, which must not be there; state files are shared where it is on
+            the storage that has the state, and else copied.
         version: State version, None for the newest committed one.
-        options: Of the query, for its storage (`s3.*`); defaults when None.
-        io: Storage of `checkpoint`, which is then a path of it; what the URI names when None.
-        target_io: The same of `new`.
-        ids: Source of IDs, random when None.
-        clock: Source of time, the machine's when None.
-
-    Yields:
-        The plan, to be run within the context.
 
     Raises:
         InvalidArgumentError: The new checkpoint has files (kind checkpoint-exists), or the state is
@@ -112,13 +95,11 @@ def plan_branch(
         NotFoundError: The version was not committed, or was expired.
         CorruptionError, IncompatibleError, FencedError, StorageError: As `find_version`.
     """
-    options = options or StateStoreOptions()
-    with open_checkpoint(checkpoint, options=options, io=io, clock=clock) as source:
-        if source.backend == "heap":
-            raise InvalidArgumentError(
-                "a checkpoint of the heap backend has no files to share",
-                checkpoint=checkpoint,
-                to_fix="take a savepoint in the driver's own Python program, and restore that",
-            )
-        check_target(new, "branch", checkpoint, options, source.clock, target_io)
-        yield Branch(find_version(source, version), new, options, target_io, ids, clock)
+    if checkpoint.backend == "heap":
+        raise InvalidArgumentError(
+            "a checkpoint of the heap backend has no files to share",
+            checkpoint=checkpoint.uri,
+            to_fix="take a savepoint in the driver's own Python program, and restore that",
+        )
+    check_target(target, "branch", checkpoint.uri)
+    return Branch(find_version(checkpoint, version), target)

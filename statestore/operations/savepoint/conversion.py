@@ -7,26 +7,29 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.operator_metadata import OperatorInfo, StoreInfo
+from statestore.codec.column_family import ColumnFamily
 from statestore.codec.partition_key import is_single
-from statestore.codec.trailer import ColumnFamily, StoreName
-from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
-from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
+from statestore.codec.trailer import StoreName
+from statestore.core.errors import (
+    IncompatibleError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateStoreError,
+)
+from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS, TARGETS
+from statestore.core.text import format_table
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.new_directory import check_target, read_metadata
+from statestore.operations.plan import Change, Plan
+from statestore.operations.rows import find_states
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.io.file_io import TreeFileIO
-    from statestore.operations.checkpoint import Checkpoint
-
-TARGETS = {
-    **{name: provider for name, provider in PROVIDERS.items() if name != "heap"},
-    **SPARK_PROVIDERS,
-}
-"""Provider class by the name that a checkpoint is converted to."""
+    from statestore.io.place import Place
+    from statestore.operations.checkpoint import OpenCheckpoint
 
 CONVERT = "convert"
 """What NEW says is under way."""
@@ -34,7 +37,6 @@ CONVERT = "convert"
 _NAMES = {provider: name for name, provider in {**PROVIDERS, **SPARK_PROVIDERS}.items()}
 _SCHEMA_START = '{"type":"struct"'
 _MAX_SCHEMA_BYTES = 64 * 1024 * 1024
-_ENCODING_KEY = "spark.sql.streaming.stateStore.encodingFormat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ class OperatorPlan:
     num_partitions: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConversionPlan:
+@dataclass(frozen=True, repr=False)
+class ConvertPlan(Plan[Any]):
     """A conversion that can be done.
 
     Attributes:
@@ -64,6 +66,7 @@ class ConversionPlan:
         checkpoint_format: 1 or 2.
         operators: What has state.
         is_begun: There is an unfinished conversion at `new`, which is done anew.
+        state_bytes: Bytes of the state files that are read; None where only Spark can read them.
     """
 
     checkpoint: str
@@ -75,6 +78,56 @@ class ConversionPlan:
     checkpoint_format: int
     operators: tuple[OperatorPlan, ...]
     is_begun: bool
+    state_bytes: int | None
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Bytes of the state files that are read: those that are written hold the same rows."""
+        return self.state_bytes
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The new checkpoint."""
+        return (Change("write", self.new),)
+
+    def describe(self) -> str:
+        """Return from what to what, and every store."""
+        lines = [
+            f"from  {self.checkpoint}: {self.source}, version {self.version}",
+            f"to    {self.new}: {self.target}",
+        ]
+        if self.is_begun:
+            lines.append("      deletes the unfinished conversion that is there")
+        rows = [
+            [operator.info.id, operator.info.name, store.name, operator.num_partitions]
+            for operator in self.operators
+            for store in operator.info.stores
+        ]
+        table = format_table(["operator", "name", "store", "state partitions"], rows)
+        return "\n".join([*lines, table])
+
+    def fields(self) -> dict[str, Any]:
+        """Return the attributes that tell of the state, and every store."""
+        return {
+            "checkpoint": self.checkpoint,
+            "new": self.new,
+            "source": self.source,
+            "target": self.target,
+            "version": self.version,
+            "checkpoint_format": self.checkpoint_format,
+            "is_begun": self.is_begun,
+            "state_bytes": self.state_bytes,
+            "stores": [
+                {
+                    "operator": operator.info.id,
+                    "name": operator.info.name,
+                    "store": store.name,
+                    "num_partitions": operator.num_partitions,
+                }
+                for operator in self.operators
+                for store in operator.info.stores
+            ],
+        }
 
     @property
     def version(self) -> int:
@@ -87,16 +140,13 @@ class ConversionPlan:
         return sum(len(plan.info.stores) * plan.num_partitions for plan in self.operators)
 
 
-def plan_conversion(
-    checkpoint: Checkpoint, new: str, to: str, new_io: TreeFileIO | None = None
-) -> ConversionPlan:
+def plan_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> ConvertPlan:
     """Return what a conversion would do.
 
     Args:
         checkpoint: What is converted.
-        new: URI of the checkpoint to make.
+        new: The checkpoint to make.
         to: A name of TARGETS.
-        new_io: Storage of `new`, which is then a path of it; what the URI names when None.
 
     Raises:
         InvalidArgumentError: `to` is unknown or the checkpoint's own, nothing is to convert, or
@@ -128,20 +178,28 @@ def plan_conversion(
             checkpoint=checkpoint.uri,
             to_fix="convert to spark-rocksdb",
         )
-    return ConversionPlan(
+    return ConvertPlan(
         checkpoint.uri,
-        new,
+        new.uri,
         source,
         to,
         batch,
         checkpoint.num_partitions,
         checkpoint_format,
         operators,
-        check_target(new, CONVERT, checkpoint.uri, checkpoint.options, checkpoint.clock, new_io),
+        check_target(new, CONVERT, checkpoint.uri),
+        _state_bytes(checkpoint, batch + 1),
     )
 
 
-def _check_pair(checkpoint: Checkpoint, source: str, to: str) -> None:
+def _state_bytes(checkpoint: OpenCheckpoint, version: int) -> int | None:
+    with suppress(StateStoreError):
+        states = find_states(checkpoint, version)
+        return sum(state.full_bytes for state in states.values())
+    return None
+
+
+def _check_pair(checkpoint: OpenCheckpoint, source: str, to: str) -> None:
     if source == to:
         raise InvalidArgumentError(
             "the checkpoint is of this provider already",
@@ -157,18 +215,9 @@ def _check_pair(checkpoint: Checkpoint, source: str, to: str) -> None:
             to=to,
             to_fix=f"take a savepoint and restore it with --backend {to}",
         )
-    encoding = checkpoint.conf.get(_ENCODING_KEY, "unsaferow")
-    if encoding != "unsaferow":
-        raise IncompatibleError(
-            "state of this encoding cannot be converted",
-            checkpoint=checkpoint.uri,
-            key=_ENCODING_KEY,
-            value=encoding,
-            to_fix="stay with Spark's RocksDB provider",
-        )
 
 
-def _operators(checkpoint: Checkpoint) -> tuple[OperatorPlan, ...]:
+def _operators(checkpoint: OpenCheckpoint) -> tuple[OperatorPlan, ...]:
     """Return every operator with state, after a check that no other state is there."""
     infos = checkpoint.operators
     for info in infos:
@@ -191,19 +240,17 @@ def _operators(checkpoint: Checkpoint) -> tuple[OperatorPlan, ...]:
     return tuple(_operator(checkpoint, info) for info in infos)
 
 
-def schema_of(store: StoreInfo) -> str:
-    """Return the path of a store's newest state schema below its operator's directory."""
-    if store.schema_files:
-        return store.schema_files[-1]
-    return f"0/{store.name}/_metadata/schema".replace("/default/", "/")
+def schemas_of(store: StoreInfo) -> tuple[str, ...]:
+    """Return the paths of a store's state schemas below its operator's directory, newest last."""
+    return store.schema_files or (f"0/{store.name}/_metadata/schema".replace("/default/", "/"),)
 
 
-def _operator(checkpoint: Checkpoint, info: OperatorInfo) -> OperatorPlan:
+def _operator(checkpoint: OpenCheckpoint, info: OperatorInfo) -> OperatorPlan:
     """Return what is to convert of an operator, whichever provider wrote it, wherever it is."""
     if info.has_families:  # the schemas were looked for with the metadata
         return OperatorPlan(info, checkpoint.num_partitions)
     for store in info.stores:
-        schema = f"{checkpoint.state_directory}/{info.id}/{schema_of(store)}"
+        schema = f"{checkpoint.state_directory}/{info.id}/{schemas_of(store)[-1]}"
         directory, _, name = schema.rpartition("/")
         if all(file.name != name for file in checkpoint.io.list(directory)):
             raise NotFoundError(
@@ -223,7 +270,7 @@ def _operator(checkpoint: Checkpoint, info: OperatorInfo) -> OperatorPlan:
     return OperatorPlan(info, checkpoint.num_partitions)
 
 
-def _used_partitions(checkpoint: Checkpoint, operator: int) -> set[int]:
+def _used_partitions(checkpoint: OpenCheckpoint, operator: int) -> set[int]:
     """Return state partition 0 and those others that have a file of an operator with one store.
 
     Also where the state is elsewhere: an empty file of each state partition is here.

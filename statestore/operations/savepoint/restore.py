@@ -1,7 +1,7 @@
 """Restore: a new checkpoint made of a savepoint, from which a query goes on.
 
 State files are copied as they are where the new checkpoint keeps its state the same way, and else
-written anew. `plan_restore` reads and decides, `Restore.run` writes.
+written anew. `decide_restore` reads and decides, `Restore.run` writes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,10 +27,8 @@ from statestore.checkpoint.query_log import (
 from statestore.codec.trailer import RowCounts, StoreName
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
-from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS
-from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import is_within, open_storage
+from statestore.io.storage import is_within
 from statestore.operations.committed_version import (
     CommittedVersion,
     copy_file,
@@ -39,7 +36,6 @@ from statestore.operations.committed_version import (
     copy_state,
     find_version,
     link_file,
-    no_report,
     write_logs,
 )
 from statestore.operations.full_state import (
@@ -61,28 +57,33 @@ from statestore.operations.operator_map import (
     ResolvedOperators,
     store_names_of,
 )
+from statestore.operations.plan import no_report
 from statestore.operations.rehashing import rehash_effort, rehashed_version, write_rehashed
-from statestore.operations.savepoint.savepoint import Savepoint, open_savepoint
+from statestore.operations.savepoint.plans import RestorePlan
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import FileBody
-    from statestore.core.clock import Clock
     from statestore.core.ids import IdSource
+    from statestore.core.options import StateStoreOptions
     from statestore.io.file_io import FileIO, TreeFileIO
-    from statestore.operations.committed_version import Report
+    from statestore.io.place import Place
+    from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.new_directory import NewDirectory
+    from statestore.operations.plan import Report
+    from statestore.operations.savepoint.plans import StateFiles
+    from statestore.operations.savepoint.savepoint import SavepointInfo
 
 _OF_OPERATOR = re.compile(r"state/([0-9]+)/(.*)")
 
 
 @dataclass(frozen=True)
 class Restore:
-    """What a restore does, decided and not yet done.
+    """A restore that was decided and is not yet done.
 
     Attributes:
         savepoint: What is restored.
         version: Its files.
-        target: The new checkpoint, as the caller named it.
+        target: The new checkpoint.
         backend: State backend of the new checkpoint.
         num_partitions: Number of its state partitions.
         operators: Which operators become which.
@@ -90,19 +91,51 @@ class Restore:
         keeps_query_id: Whether sinks take it for the same query.
     """
 
-    savepoint: Savepoint
+    savepoint: SavepointInfo
     version: CommittedVersion
-    target: str
+    target: Place
     backend: str
     num_partitions: int
     operators: ResolvedOperators
     claims: bool
     keeps_query_id: bool
-    options: StateStoreOptions
-    target_io: TreeFileIO | None
-    memory: FileIO | None
-    ids: IdSource | None
-    clock: Clock | None
+
+    @property
+    def plan(self) -> RestorePlan:
+        """What it does."""
+        source = self.version.checkpoint
+        kept = self.operators.kept
+        return RestorePlan(
+            savepoint=source.uri,
+            checkpoint=self.target.uri,
+            version=self.version.version,
+            query_id=(self.keeps_query_id and self.savepoint.query_id) or None,
+            backend=self.backend,
+            num_partitions=self.num_partitions,
+            operators=dict(kept),
+            dropped_operators=tuple(info.id for info in source.operators if info.id not in kept),
+            added_operators=dict(self.operators.added),
+            state_files=self._state_files(),
+            state_bytes=self.state_bytes,
+            claim=self.claims,
+        )
+
+    def _state_files(self) -> StateFiles:
+        if any(self.is_rehashed(*store) for store in self.store_names):
+            return "hashed anew"
+        if not self.is_copied:
+            return "written anew"
+        return "moved" if self.claims else "copied"
+
+    @property
+    def options(self) -> StateStoreOptions:
+        """Options of the new checkpoint."""
+        return self.target.options
+
+    @cached_property
+    def memory(self) -> FileIO | None:
+        """The driver's memory, for the heap backend."""
+        return None if self.target.memory is None else self.target.memory()
 
     @property
     def is_copied(self) -> bool:
@@ -151,10 +184,8 @@ class Restore:
             CorruptionError, NotFoundError, StorageError: A file of the savepoint cannot be read, or
                 a storage failed.
         """
-        with begin_directory(
-            self.target, "restore", self.version.checkpoint.uri, options=self.options,
-            io=self.target_io, ids=self.ids, clock=self.clock,
-        ) as target:  # fmt: skip
+        source = self.version.checkpoint.uri
+        with begin_directory(self.target, "restore", source) as target:
             state_io, state_root = self._place_state(target)
             to = replace(target, io=state_io)
             ids = self._new_ids(target)
@@ -185,8 +216,7 @@ class Restore:
             return target.io, root
         fetched = f"{target.scratch_directory}/fetched"
         Path(fetched).mkdir()
-        settings = S3Settings.from_options(self.options)
-        io, path = open_storage(uri, fetched, settings, target.clock)
+        io, path = self.target.open_other(uri, fetched)
         home = StoreLocation(target.io, root, StoreName(0, 0))
         placement = make_placement(home, io, path, uri, sync=self.options.fsync_enabled)
         elsewhere = f"{path}/{placement.id}"
@@ -349,28 +379,24 @@ def new_query_id(ids: IdSource) -> str:
     return str(uuid.UUID(hex=ids.new_id()))
 
 
-@contextmanager
-def plan_restore(
-    savepoint: str,
-    checkpoint: str,
+def decide_restore(
+    savepoint: SavepointInfo,
+    source: OpenCheckpoint,
+    target: Place,
     *,
     backend: str | None = None,
     num_partitions: int | None = None,
     operators: OperatorMap | None = None,
     claims: bool = False,
     keeps_query_id: bool = True,
-    options: StateStoreOptions | None = None,
-    io: TreeFileIO | None = None,
-    target_io: TreeFileIO | None = None,
-    memory: FileIO | None = None,
-    ids: IdSource | None = None,
-    clock: Clock | None = None,
-) -> Iterator[Restore]:
+) -> Restore:
     """Decide how a savepoint becomes a new checkpoint; nothing is written.
 
     Args:
-        savepoint: The savepoint: a path, or a URI of any scheme.
-        checkpoint: The new checkpoint, which must not be there; of any such storage.
+        savepoint: The savepoint, as `open_savepoint` yields it.
+        source: Its files, likewise.
+        target: The new checkpoint, which must not be there; of any storage. Its options also say
+            where state is kept (checkpointStorage), and the form of files.
         backend: Its state backend; that of the checkpoint the savepoint was taken of when None.
         num_partitions: Number of its state partitions, 1 to 32768; the savepoint's when None. Where
             it does not divide the number of key groups, every row is hashed anew, which needs local
@@ -379,16 +405,6 @@ def plan_restore(
         claims: Whether the savepoint is moved, and gone afterwards.
         keeps_query_id: Whether the query goes on under its ID, so that sinks which know its batches
             by it pass over those they have; else it is a new query beside the one that was.
-        options: Of the query: storage (`s3.*`, checkpointStorage) and the form of files; defaults
-            when None.
-        io: Storage of `savepoint`, which is then a path of it; what the URI names when None.
-        target_io: The same of `checkpoint`.
-        memory: The driver's memory, for the heap backend.
-        ids: Source of IDs, random when None.
-        clock: Source of time, the machine's when None.
-
-    Yields:
-        The plan, to be run within the context.
 
     Raises:
         InvalidArgumentError: The checkpoint has files (kind checkpoint-exists); the operators do
@@ -396,35 +412,29 @@ def plan_restore(
             be had.
         IncompatibleError: The rows of a store do not follow their key groups (kind
             not-rescalable).
-        NotFoundError, CorruptionError, StorageError: As `open_savepoint`.
+        NotFoundError, CorruptionError, StorageError: As `find_version`.
     """
-    options = options or StateStoreOptions()
-    with open_savepoint(savepoint, options=options, io=io, clock=clock) as (found, source):
-        check_target(checkpoint, "restore", savepoint, options, source.clock, target_io)
-        if options.checkpoint_storage and is_within(options.checkpoint_storage, source.uri):
-            raise not_apart(options.checkpoint_storage, savepoint)
-        version = find_version(source)
-        restore = Restore(
-            savepoint=found,
-            version=version,
-            target=checkpoint,
-            backend=backend or found.backend,
-            num_partitions=version.num_partitions if num_partitions is None else num_partitions,
-            operators=(operators or OperatorMap()).resolve(
-                [operator.id for operator in source.operators]
-            ),
-            claims=claims,
-            keeps_query_id=keeps_query_id,
-            options=options,
-            target_io=target_io,
-            memory=memory,
-            ids=ids,
-            clock=clock,
-        )
-        _check_backend(restore)
-        _check_partitions(restore)
-        _check_max_parallelism(restore)
-        yield restore
+    check_target(target, "restore", source.uri)
+    elsewhere = target.options.checkpoint_storage
+    if elsewhere and is_within(elsewhere, source.uri):
+        raise not_apart(elsewhere, source.uri)
+    version = find_version(source)
+    restore = Restore(
+        savepoint=savepoint,
+        version=version,
+        target=target,
+        backend=backend or savepoint.backend,
+        num_partitions=version.num_partitions if num_partitions is None else num_partitions,
+        operators=(operators or OperatorMap()).resolve(
+            [operator.id for operator in source.operators]
+        ),
+        claims=claims,
+        keeps_query_id=keeps_query_id,
+    )
+    _check_backend(restore)
+    _check_partitions(restore)
+    _check_max_parallelism(restore)
+    return restore
 
 
 class _Progress:
@@ -455,12 +465,12 @@ def _check_backend(restore: Restore) -> None:
             backend=restore.backend,
             to_fix=f"use one of {', '.join(PROVIDERS)}",
         )
-    if restore.backend == "heap" and restore.memory is None:
+    if restore.backend == "heap" and restore.target.memory is None:
         raise InvalidArgumentError(
             "the heap backend keeps state in the memory of the query's driver",
             backend=restore.backend,
-            to_fix="call plan_restore in the driver's own Python program, with "
-            "memory=driver_memory(spark), or restore to the filesystem or rocksdb backend",
+            to_fix="use Savepoint(…, spark=session) in the driver's own Python program, or restore "
+            "to the filesystem or rocksdb backend",
         )
 
 

@@ -8,12 +8,13 @@ restore that is told to claim it.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.query_log import PROVIDER_KEY
@@ -26,14 +27,13 @@ from statestore.core.errors import (
 )
 from statestore.core.json_fields import Fields, MalformedError, to_text
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
-from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS
+from statestore.core.text import format_bytes, format_fields
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import (
     copy_spark_files,
     copy_state,
     find_version,
-    no_report,
     write_logs,
 )
 from statestore.operations.full_state import MAX_STATES_AT_ONCE, Work, open_memory, write_states
@@ -41,21 +41,23 @@ from statestore.operations.new_directory import (
     QUERY_ID,
     begin_directory,
     check_finished,
+    check_target,
     metadata_fields,
     read_metadata,
 )
+from statestore.operations.plan import no_report
+from statestore.operations.savepoint.plans import SavepointForm, SavepointPlan
 
 if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.trailer import StoreName
-    from statestore.core.clock import Clock
-    from statestore.core.ids import IdSource
-    from statestore.io.file_io import FileIO, TreeFileIO
-    from statestore.operations.checkpoint import Checkpoint
-    from statestore.operations.committed_version import CommittedVersion, Report
+    from statestore.core.options import StateStoreOptions
+    from statestore.io.file_io import FileIO
+    from statestore.io.place import Place
+    from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.new_directory import NewDirectory
-
-SavepointForm = Literal["canonical", "native"]
+    from statestore.operations.plan import Report
 
 FORMAT_VERSION = 1
 CANONICAL_BACKEND = "filesystem"
@@ -68,7 +70,7 @@ _ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Savepoint:
+class SavepointInfo:
     """What a savepoint says about itself.
 
     Attributes:
@@ -99,37 +101,59 @@ class Savepoint:
     state_bytes: int
     operators: tuple[str, ...]
 
+    def fields_for_people(self) -> list[tuple[str, object]]:
+        """Return its attributes in words."""
+        return [
+            ("form", self.form),
+            ("backend", self.backend),
+            ("query ID", self.query_id or None),
+            ("version", self.version),
+            ("state partitions", self.num_partitions),
+            ("checkpoint format", self.checkpoint_format),
+            ("stores", self.num_stores),
+            ("rows", self.num_rows),
+            ("state", format_bytes(self.state_bytes)),
+            ("operators", ", ".join(self.operators)),
+        ]
 
-def take_savepoint(
-    checkpoint: str,
-    destination: str,
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(format_fields(self.fields_for_people()))}</pre>"
+
+
+def plan_savepoint(
+    checkpoint: OpenCheckpoint,
+    destination: Place,
     *,
     version: int | None = None,
     form: SavepointForm = "canonical",
-    options: StateStoreOptions | None = None,
-    io: TreeFileIO | None = None,
-    destination_io: TreeFileIO | None = None,
-    memory: FileIO | None = None,
-    ids: IdSource | None = None,
-    clock: Clock | None = None,
+) -> SavepointPlan:
+    """Say what `take_savepoint` would do; arguments and errors as there, nothing is written."""
+    _check_form(checkpoint, form)
+    check_target(destination, "savepoint", checkpoint.uri)
+    found = find_version(checkpoint, version)
+    state_bytes = found.state_bytes()
+    return SavepointPlan(checkpoint.uri, destination.uri, found.version, form, state_bytes)
+
+
+def take_savepoint(
+    place: Place,
+    destination: Place,
+    *,
+    version: int | None = None,
+    form: SavepointForm = "canonical",
     report: Report = no_report,
-) -> Savepoint:
+) -> SavepointInfo:
     """Copy a committed version of a query, with all that a restart needs, to a new directory.
 
     The query may run meanwhile. Where its retention deletes a file that is being copied, a newer
     version is copied instead, unless one was asked for.
 
     Args:
-        checkpoint: Checkpoint directory: a path, or a URI of any scheme.
-        destination: Directory of the savepoint, which must not be there; of any such storage.
+        place: The checkpoint.
+        destination: The savepoint, which must not be there; of any storage. Its options say the
+            form of the files.
         version: State version, None for the newest committed one.
         form: canonical can be restored on every state backend; native is copied faster.
-        options: Of the query, for its storage (`s3.*`) and the form of files; defaults when None.
-        io: Storage of `checkpoint`, which is then a path of it; what the URI names when None.
-        destination_io: The same of `destination`.
-        memory: The driver's memory, for a query of the heap backend.
-        ids: Source of IDs, random when None.
-        clock: Source of time, the machine's when None.
         report: Called with bytes done and the total.
 
     Guarantee: on return the savepoint is whole and durable, and refers to nothing outside of it.
@@ -142,19 +166,16 @@ def take_savepoint(
         IncompatibleError: Another provider wrote the checkpoint, or a newer version of this.
         CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
     """
-    options = options or StateStoreOptions()
     for attempt in range(_ATTEMPTS):
         try:
-            with open_checkpoint(
-                checkpoint, options=options, io=io, memory=memory, clock=clock
-            ) as source:
+            with open_checkpoint(place) as source:
                 _check_form(source, form)
                 found = find_version(source, version)
-                with found.pinned(ids), begin_directory(
-                    destination, "savepoint", checkpoint, options=options, io=destination_io,
-                    ids=ids, clock=clock,
-                ) as target:  # fmt: skip
-                    return _copy(found, target, form, options, report)
+                with (
+                    found.pinned(destination.ids),
+                    begin_directory(destination, "savepoint", source.uri) as target,
+                ):
+                    return _copy(found, target, form, destination.options, report)
         except NotFoundError as error:
             is_expiring = error.kind in ("file-not-found", "version-not-found")
             if version is not None or not is_expiring or attempt == _ATTEMPTS - 1:
@@ -162,7 +183,7 @@ def take_savepoint(
     raise AssertionError("unreachable")
 
 
-def _check_form(checkpoint: Checkpoint, form: SavepointForm) -> None:
+def _check_form(checkpoint: OpenCheckpoint, form: SavepointForm) -> None:
     if checkpoint.backend == "heap" and form == "native":
         raise InvalidArgumentError(
             "a checkpoint of the heap backend has no files of its own to copy",
@@ -177,7 +198,7 @@ def _copy(
     form: SavepointForm,
     options: StateStoreOptions,
     report: Report,
-) -> Savepoint:
+) -> SavepointInfo:
     checkpoint = version.checkpoint
     offsets = version.offsets
     copy_spark_files(version, target)  # first: nothing pins those
@@ -191,7 +212,7 @@ def _copy(
         offsets = {batch: entry.with_conf(provider) for batch, entry in offsets.items()}
     version.copy_operators(target)
     write_logs(target, offsets, version.commits)
-    savepoint = Savepoint(
+    savepoint = SavepointInfo(
         form=form,
         backend=checkpoint.backend,
         query_id=version.query_id or "",
@@ -241,7 +262,7 @@ def _write_canonical(
     return num_rows, num_bytes
 
 
-def read_savepoint(io: FileIO, directory: str, uri: str) -> Savepoint:
+def read_savepoint(io: FileIO, directory: str, uri: str) -> SavepointInfo:
     """Read what a savepoint says about itself.
 
     Args:
@@ -275,7 +296,7 @@ def _no_savepoint(uri: str, *, is_checkpoint: bool) -> NotFoundError:
     )
 
 
-def _parse(fields: dict[str, Any], uri: str) -> Savepoint:
+def _parse(fields: dict[str, Any], uri: str) -> SavepointInfo:
     try:
         found = Fields(fields).object(_FIELD)
         format_version = found.integer("format_version", 1)
@@ -288,7 +309,7 @@ def _parse(fields: dict[str, Any], uri: str) -> Savepoint:
                 known=FORMAT_VERSION,
                 to_fix="use the version of statestore that took it, or a later one",
             )
-        return Savepoint(
+        return SavepointInfo(
             form=cast("SavepointForm", found.text("form", _FORM)),
             backend=found.text("backend", _BACKEND),
             query_id=found.text("query_id", _QUERY_ID),
@@ -306,27 +327,18 @@ def _parse(fields: dict[str, Any], uri: str) -> Savepoint:
             "the descriptor of a savepoint is damaged",
             file=f"{uri}/metadata",
             offset=0,
-            expected=f"the fields {', '.join(Savepoint.__slots__)}",
+            expected=f"the fields {', '.join(SavepointInfo.__slots__)}",
             found=str(error),
             to_fix="restore the file from a copy of the savepoint",
         ) from error
 
 
 @contextmanager
-def open_savepoint(
-    uri: str,
-    *,
-    options: StateStoreOptions | None = None,
-    io: TreeFileIO | None = None,
-    clock: Clock | None = None,
-) -> Iterator[tuple[Savepoint, Checkpoint]]:
+def open_savepoint(place: Place) -> Iterator[tuple[SavepointInfo, OpenCheckpoint]]:
     """Open a savepoint: what it says about itself, and its files, laid out as a checkpoint's.
 
     Args:
-        uri: The savepoint: a path, or a URI of any scheme.
-        options: How to reach its storage (`s3.*`); defaults when None.
-        io: Storage of `uri`, which is then a path of it; what the URI names when None.
-        clock: Source of time, the machine's when None.
+        place: The savepoint.
 
     Raises:
         NotFoundError, CorruptionError, IncompatibleError, StorageError: As `read_savepoint`.
@@ -334,11 +346,9 @@ def open_savepoint(
     """
     with ExitStack() as stack:
         try:
-            checkpoint = stack.enter_context(
-                open_checkpoint(uri, options=options, io=io, clock=clock)
-            )
+            checkpoint = stack.enter_context(open_checkpoint(place))
         except NotFoundError as error:
             if error.kind != "checkpoint-not-found":
                 raise
-            raise _no_savepoint(uri, is_checkpoint=False) from error
-        yield read_savepoint(checkpoint.io, checkpoint.path, uri), checkpoint
+            raise _no_savepoint(place.uri, is_checkpoint=False) from error
+        yield read_savepoint(checkpoint.io, checkpoint.path, checkpoint.uri), checkpoint

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from statestore.backends.filesystem.versions import StoreVersions
 from statestore.core.errors import InvalidArgumentError
+from statestore.core.text import format_bytes, format_table
 from statestore.io.deferred import DeferredDeletes
-from statestore.operations.committed_version import no_report
 from statestore.operations.full_state import open_memory
 from statestore.operations.in_use import exclusive_use
-from statestore.operations.rows import opened
+from statestore.operations.plan import Change, Plan, no_report
 
 if TYPE_CHECKING:
     from statestore.backends.rocksdb.versions import RocksDBVersions
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.trailer import StoreName
-    from statestore.core.options import StateStoreOptions
-    from statestore.operations.checkpoint import Checkpoint
-    from statestore.operations.committed_version import Report
+    from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.in_use import ExclusiveUse
+    from statestore.operations.plan import Report
 
 MIN_VERSIONS = 2
 """A restart may need the version before the newest: its batch may have to run again."""
 
 
 @dataclass(frozen=True, slots=True)
-class StoreExpiry:
+class StoreExpire:
     """What goes of one store.
 
     Attributes:
@@ -42,8 +41,8 @@ class StoreExpiry:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ExpiryPlan:
+@dataclass(frozen=True, repr=False)
+class ExpirePlan(Plan["ExpirePlan"]):
     """What an expiry does, or did.
 
     Attributes:
@@ -56,7 +55,7 @@ class ExpiryPlan:
     checkpoint: str
     keep: int
     oldest_version: int
-    stores: tuple[StoreExpiry, ...]
+    stores: tuple[StoreExpire, ...]
 
     @property
     def num_files(self) -> int:
@@ -68,22 +67,45 @@ class ExpiryPlan:
         """Bytes of all stores."""
         return sum(store.num_bytes for store in self.stores)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the files that are deleted."""
+        return self.num_bytes
 
-def plan_expiry(
-    checkpoint: str | Checkpoint,
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The files that are deleted."""
+        return tuple(Change("delete", file) for store in self.stores for file in store.files)
+
+    def describe(self) -> str:
+        """Return how much goes of each store."""
+        stay = f"versions from {self.oldest_version} on stay."
+        if not self.stores:
+            return f"Nothing to delete: {stay}"
+        rows = [
+            [str(store.store), len(store.files), format_bytes(store.num_bytes)]
+            for store in self.stores
+        ]
+        table = format_table(["store", "files", "bytes"], rows)
+        return f"{table}\n{self.num_files} files, {format_bytes(self.num_bytes)}; {stay}"
+
+    def fields(self) -> dict[str, Any]:
+        """Return the attributes, and the sums of all stores."""
+        return {"num_files": self.num_files, "num_bytes": self.num_bytes, **super().fields()}
+
+
+def plan_expire(
+    checkpoint: OpenCheckpoint,
     keep: int,
     *,
-    options: StateStoreOptions | None = None,
     report: Report = no_report,
-) -> ExpiryPlan:
+) -> ExpirePlan:
     """Say what `expire` would delete; nothing is changed.
 
     Args:
-        checkpoint: Checkpoint directory of the query, a path or a URI of any scheme; or
-            one that is open.
+        checkpoint: The checkpoint. Its option orphan_age_ms says how old a file that nobody needs
+            must be, since another process may be writing it.
         keep: How many versions stay loadable, the newest; at least 2.
-        options: How to reach the storage (`s3.*`), and orphan_age_ms: how old a file that nobody
-            needs must be, since another process may be writing it.
         report: Called with the stores done and their number.
 
     Raises:
@@ -92,21 +114,19 @@ def plan_expiry(
         CorruptionError, IncompatibleError, StorageError: A trailer cannot be read; nothing can be
             deleted safely then.
     """
-    with opened(checkpoint, options) as source:
-        source.check_of_query()
-        return _expire(source, keep, None, report)
+    checkpoint.check_of_query()
+    return _expire(checkpoint, keep, None, report)
 
 
 def expire(
-    checkpoint: str | Checkpoint,
+    checkpoint: OpenCheckpoint,
     keep: int,
     *,
-    options: StateStoreOptions | None = None,
     report: Report = no_report,
-) -> ExpiryPlan:
+) -> ExpirePlan:
     """Delete the versions before the newest few, with the files that only they need.
 
-    Arguments and errors as `plan_expiry`. Savepoints are elsewhere and never touched.
+    Arguments and errors as `plan_expire`. Savepoints are elsewhere and never touched.
 
     Guarantee: the newest `keep` versions stay loadable, also after a raise half way, and so do
     those that a savepoint or branch being made has pinned.
@@ -115,13 +135,13 @@ def expire(
         InUseError: A query is writing the checkpoint, or may be, since this process stood still for
             longer than its lease lasts.
     """
-    with opened(checkpoint, options) as source, exclusive_use(source, "expire") as use:
-        return _expire(source, keep, use, report)
+    with exclusive_use(checkpoint, "expire") as use:
+        return _expire(checkpoint, keep, use, report)
 
 
 def _expire(
-    checkpoint: Checkpoint, keep: int, use: ExclusiveUse | None, report: Report
-) -> ExpiryPlan:
+    checkpoint: OpenCheckpoint, keep: int, use: ExclusiveUse | None, report: Report
+) -> ExpirePlan:
     """Expire, or only say what would go where the checkpoint is not held."""
     if keep < MIN_VERSIONS:
         raise InvalidArgumentError(
@@ -132,7 +152,7 @@ def _expire(
         )
     options = replace(checkpoint.options, min_versions_to_retain=keep)
     newest = checkpoint.newest_version
-    stores: list[StoreExpiry] = []
+    stores: list[StoreExpire] = []
     with tempfile.TemporaryDirectory(dir=checkpoint.scratch_directory) as directory:
         heads = checkpoint.heads(newest) if newest else {}
         for number, (store, head) in enumerate(heads.items(), 1):
@@ -146,13 +166,13 @@ def _expire(
             finally:
                 versions.forget_heads()
             if io.deleted:
-                stores.append(StoreExpiry(store, tuple(sorted(io.deleted)), cleaned.num_bytes))
+                stores.append(StoreExpire(store, tuple(sorted(io.deleted)), cleaned.num_bytes))
             report(number, len(heads))
-    return ExpiryPlan(checkpoint.uri, keep, max(newest - keep + 1, 1), tuple(stores))
+    return ExpirePlan(checkpoint.uri, keep, max(newest - keep + 1, 1), tuple(stores))
 
 
 def _open_versions(
-    checkpoint: Checkpoint, location: StoreLocation, scratch_directory: str
+    checkpoint: OpenCheckpoint, location: StoreLocation, scratch_directory: str
 ) -> StoreVersions | RocksDBVersions:
     if location.body == "arrows":
         return StoreVersions(location, checkpoint.clock, checkpoint.backend)

@@ -9,11 +9,12 @@ import posixpath
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from statestore.backends.spark import files as spark_files
-from statestore.checkpoint.layout import parse_state_file_name
+from statestore.checkpoint.layout import parse_pin_name, parse_state_file_name
+from statestore.codec.commit_times import CommitTimes
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.trailer import StoreName
 from statestore.core.errors import (
@@ -23,12 +24,11 @@ from statestore.core.errors import (
     StateStoreError,
 )
 from statestore.core.providers import SPARK_PROVIDERS
-from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import absolute_uri, open_storage
-from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
+from statestore.io.storage import absolute_uri
+from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint
 from statestore.operations.new_directory import try_read_metadata
-from statestore.operations.rows import find_states, opened
-from statestore.operations.savepoint.savepoint import Savepoint, read_savepoint
+from statestore.operations.rows import find_states
+from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepoint
 from statestore.operations.store_state import VersionKind
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.operator_metadata import OperatorInfo
-    from statestore.core.options import StateStoreOptions
     from statestore.operations.store_state import States
 
 
@@ -55,7 +54,8 @@ class VersionInfo:
         num_snapshots, snapshot_bytes: Snapshots of it; a restore may start from them.
         committed_ms: When its batch was committed, milliseconds since the Unix epoch; None where
             its entry of the commit log was lost.
-        duration_ms: From the planning of its batch to its commit, milliseconds.
+        commit: What the commit of its slowest store took; None where the version after it does not
+            tell: it is the newest, or another engine made that one.
         problem: Why it cannot be loaded, None where its trailers say that it can.
     """
 
@@ -70,7 +70,7 @@ class VersionInfo:
     num_snapshots: int
     snapshot_bytes: int
     committed_ms: int | None
-    duration_ms: int | None
+    commit: CommitTimes | None
     problem: str | None
 
 
@@ -87,6 +87,7 @@ class CheckpointInfo:
         uncommitted_batch: Batch that was planned and not committed; it runs again first.
         stored_bytes: Bytes of all state files there are, whoever needs them; of the heap backend
             those in the directories of the newest version.
+        pinned_versions: Versions that a reader holds back from retention now, oldest first.
         versions: Newest first.
     """
 
@@ -97,73 +98,109 @@ class CheckpointInfo:
     newest_version: int
     uncommitted_batch: int | None
     stored_bytes: int
+    pinned_versions: tuple[int, ...]
     versions: tuple[VersionInfo, ...]
 
 
 def list_versions(
-    checkpoint: str | Checkpoint,
+    checkpoint: OpenCheckpoint,
     *,
     limit: int | None = None,
-    options: StateStoreOptions | None = None,
 ) -> CheckpointInfo:
     """Describe a checkpoint and its newest versions.
 
     Args:
-        checkpoint: Checkpoint directory of the query, a path or a URI of any scheme; or
-            one that is open.
+        checkpoint: The checkpoint, or a savepoint.
         limit: At most so many versions, None for all that the commit log has.
-        options: How to reach the storage (`s3.*`); defaults when None.
 
     Raises:
         NotFoundError: There is no checkpoint.
         IncompatibleError: Neither this package's nor one of Spark's own providers wrote it.
         CorruptionError, StorageError: Spark's logs cannot be read, or the storage failed.
     """
-    with opened(checkpoint, options) as source:
-        batches = source.done_batches[::-1][:limit]
-        files = _state_files(source)
-        snapshots: dict[int, list[int]] = defaultdict(list)
-        for name, size in files:
-            if (version := _snapshot_version(name)) is not None:
-                snapshots[version].append(size)
-        planned = {info.name: info.modified_ms for info in source.io.list(source.offsets.directory)}
-        committed = {
-            info.name: info.modified_ms for info in source.io.list(source.commits.directory)
-        }
-        versions = tuple(
-            _describe(source, batch, snapshots[batch + 1], planned, committed) for batch in batches
+    return survey(checkpoint, limit)[0]
+
+
+def survey(
+    checkpoint: OpenCheckpoint, limit: int | None = None
+) -> tuple[CheckpointInfo, dict[int, States]]:
+    """Describe a checkpoint as `list_versions` does, and return what it read to know it.
+
+    Returns:
+        The description, and every store of each version in it, newest version first; none of one
+        that is unreadable.
+
+    Raises:
+        CorruptionError, StorageError: As `list_versions`.
+    """
+    batches = checkpoint.done_batches[::-1][:limit]
+    names = _list_files(checkpoint)
+    files = _state_files(checkpoint, names)
+    pins = {version for name, _ in names if (version := parse_pin_name(name)) is not None}
+    snapshots: dict[int, list[int]] = defaultdict(list)
+    for name, size in files:
+        if (version := _snapshot_version(name)) is not None:
+            snapshots[version].append(size)
+    committed = {
+        info.name: info.modified_ms for info in checkpoint.io.list(checkpoint.commits.directory)
+    }
+    versions: list[VersionInfo] = []
+    stores: dict[int, States] = {}
+    commits: dict[int, CommitTimes] = {}
+    for batch in batches:  # newest first: a version tells of the one before
+        stores[batch + 1], problem = _try_states(checkpoint, batch + 1)
+        commits |= _slowest_before(batch + 1, stores[batch + 1])
+        info = _describe(
+            checkpoint, batch, stores[batch + 1], snapshots[batch + 1], committed, problem
         )
-        return CheckpointInfo(
-            uri=source.uri,
-            backend=source.kept_by,
-            num_partitions=source.num_partitions,
-            operators=source.operators,
-            newest_version=source.newest_version,
-            uncommitted_batch=None if source.is_between_batches else source.newest_planned,
+        versions.append(replace(info, commit=commits.get(batch + 1)))
+    return (
+        CheckpointInfo(
+            uri=checkpoint.uri,
+            backend=checkpoint.kept_by,
+            num_partitions=checkpoint.num_partitions,
+            operators=checkpoint.operators,
+            newest_version=checkpoint.newest_version,
+            uncommitted_batch=None if checkpoint.is_between_batches else checkpoint.newest_planned,
             stored_bytes=sum(size for _, size in files),
-            versions=versions,
-        )
+            pinned_versions=tuple(sorted(pins)),
+            versions=tuple(versions),
+        ),
+        stores,
+    )
+
+
+def _try_states(checkpoint: OpenCheckpoint, version: int) -> tuple[States, str | None]:
+    """Return a version of every store, or none of them and why."""
+    try:
+        return find_states(checkpoint, version), None
+    except StateStoreError as error:
+        return {}, str(error)
+
+
+def _slowest_before(version: int, states: States) -> dict[int, CommitTimes]:
+    """Return what the slowest store's commit of the version before took, where it is known."""
+    known = [state.parent_commit for state in states.values() if state.parent_commit is not None]
+    if len(known) < len(states) or not known:
+        return {}
+    return {version - 1: max(known, key=lambda commit: commit.total_ms)}
 
 
 def _describe(
-    checkpoint: Checkpoint,
+    checkpoint: OpenCheckpoint,
     batch: int,
+    states: States,
     snapshots: list[int],
-    planned: Mapping[str, int],
     committed: Mapping[str, int],
+    problem: str | None,
 ) -> VersionInfo:
-    version = batch + 1
-    states: States = {}
     num_partitions = None
-    problem = None
     try:
-        num_partitions = checkpoint.num_partitions_at(version)
-        states = find_states(checkpoint, version)
+        num_partitions = checkpoint.num_partitions_at(batch + 1)
     except StateStoreError as error:
-        problem = str(error)
-    planned_ms, committed_ms = planned.get(str(batch)), committed.get(str(batch))
+        problem = problem or str(error)
     return VersionInfo(
-        version=version,
+        version=batch + 1,
         batch=batch,
         kind="unreadable" if problem else _kind(states),
         num_partitions=num_partitions,
@@ -173,10 +210,8 @@ def _describe(
         full_bytes=sum(state.full_bytes for state in states.values()),
         num_snapshots=len(snapshots),
         snapshot_bytes=sum(snapshots),
-        committed_ms=committed_ms,
-        duration_ms=None
-        if planned_ms is None or committed_ms is None
-        else committed_ms - planned_ms,
+        committed_ms=committed.get(str(batch)),
+        commit=None,
         problem=problem,
     )
 
@@ -199,18 +234,15 @@ class FoundSavepoint:
     """
 
     uri: str
-    savepoint: Savepoint
+    savepoint: SavepointInfo
 
 
-def find_savepoints(
-    checkpoint: str | Checkpoint, directory: str, *, options: StateStoreOptions | None = None
-) -> tuple[FoundSavepoint, ...]:
+def find_savepoints(checkpoint: OpenCheckpoint, directory: str) -> tuple[FoundSavepoint, ...]:
     """Return the savepoints of a checkpoint's query that are retained in a directory.
 
     Args:
         checkpoint: As `list_versions`.
         directory: Where to look: savepoints lie directly in it. A path or URI as well.
-        options: How to reach the storage (`s3.*`); defaults when None.
 
     Returns:
         Oldest version first. Nobody but the user knows where savepoints are, so nothing else is
@@ -221,22 +253,20 @@ def find_savepoints(
         InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
         StorageError: The storage failed.
     """
-    with opened(checkpoint, options) as source:
-        query_id, _ = try_read_metadata(source.io, source.path)
-        s3 = S3Settings.from_options(source.options)
-        directory = absolute_uri(directory)
-        io, path = open_storage(directory, source.scratch_directory, s3, source.clock)
-        found: list[FoundSavepoint] = []
-        for child in sorted(io.list_directories(path.rstrip("/") or "/")):
-            uri = f"{directory.rstrip('/')}/{child}"
-            with suppress(NotFoundError, CorruptionError, IncompatibleError):
-                savepoint = read_savepoint(io, f"{path.rstrip('/')}/{child}", uri)
-                if savepoint.query_id == query_id:
-                    found.append(FoundSavepoint(uri, savepoint))
-        return tuple(sorted(found, key=lambda one: one.savepoint.version))
+    query_id, _ = try_read_metadata(checkpoint.io, checkpoint.path)
+    directory = absolute_uri(directory)
+    io, path = checkpoint.place.open_other(directory, checkpoint.scratch_directory)
+    found: list[FoundSavepoint] = []
+    for child in sorted(io.list_directories(path.rstrip("/") or "/")):
+        uri = f"{directory.rstrip('/')}/{child}"
+        with suppress(NotFoundError, CorruptionError, IncompatibleError):
+            savepoint = read_savepoint(io, f"{path.rstrip('/')}/{child}", uri)
+            if savepoint.query_id == query_id:
+                found.append(FoundSavepoint(uri, savepoint))
+    return tuple(sorted(found, key=lambda one: one.savepoint.version))
 
 
-def store_locations(checkpoint: Checkpoint) -> list[StoreLocation]:
+def store_locations(checkpoint: OpenCheckpoint) -> list[StoreLocation]:
     """Return every store of the newest version, of every state partition it may have."""
     return [
         checkpoint.location(StoreName(operator.id, partition, store.name))
@@ -246,9 +276,8 @@ def store_locations(checkpoint: Checkpoint) -> list[StoreLocation]:
     ]
 
 
-def _state_files(checkpoint: Checkpoint) -> list[tuple[str, int]]:
-    """Return name and size of all state files, also those of state partitions there were before."""
-    is_spark = checkpoint.kept_by in SPARK_PROVIDERS
+def _list_files(checkpoint: OpenCheckpoint) -> list[tuple[str, int]]:
+    """Return name and size of all files, also of state partitions there were before."""
     if checkpoint.kept_by == "heap":
         locations = store_locations(checkpoint)
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
@@ -256,10 +285,14 @@ def _state_files(checkpoint: Checkpoint) -> list[tuple[str, int]]:
             infos = [info for files in listings for info in files]
     else:
         infos = checkpoint.state_io.list_tree(checkpoint.state_root)
-    found = [(posixpath.basename(info.name), info.size) for info in infos]
+    return [(posixpath.basename(info.name), info.size) for info in infos]
+
+
+def _state_files(checkpoint: OpenCheckpoint, files: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    is_spark = checkpoint.kept_by in SPARK_PROVIDERS
     return [
         (name, size)
-        for name, size in found
+        for name, size in files
         if (spark_files.is_state_file(name) if is_spark else parse_state_file_name(name))
     ]
 

@@ -11,29 +11,27 @@ from __future__ import annotations
 import posixpath
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
 from statestore.core.errors import CorruptionError, NotFoundError
-from statestore.operations.committed_version import no_report
 from statestore.operations.in_use import exclusive_use
+from statestore.operations.plan import Change, Plan, no_report
 from statestore.operations.rescale_log import write_operators
-from statestore.operations.rows import opened
 from statestore.operations.upkeep.verify import Finding, verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from statestore.core.options import StateStoreOptions
-    from statestore.operations.checkpoint import Checkpoint
-    from statestore.operations.committed_version import Report
+    from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.plan import Report
 
 ASIDE = "statestore-repair"
 """Directory of the checkpoint where entries that a repair takes out are kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class RepairPlan:
+@dataclass(frozen=True, repr=False)
+class RepairPlan(Plan["RepairPlan"]):
     """What a repair does, or did.
 
     Attributes:
@@ -67,21 +65,57 @@ class RepairPlan:
         """Whether there is anything to repair."""
         return bool(self.uncommits or self.unplans)
 
+    @property
+    def size_bytes(self) -> int:
+        """0: state files stay as they are."""
+        return 0
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The entries that Spark's logs lose, newest first."""
+        return (
+            *(Change("move", f"commits/{batch}") for batch in reversed(self.uncommits)),
+            *(Change("move", f"offsets/{batch}") for batch in reversed(self.unplans)),
+        )
+
+    def describe(self) -> str:
+        """Return what is wrong, the version to go back to, and which batches run again."""
+        lines = [finding.describe() for finding in self.findings]
+        if not self.is_needed:
+            lines.append(f"Version {self.version}, the newest, can be read: nothing to repair.")
+            return "\n".join(lines)
+        lines.append(
+            f"The newest version that can be read is {self.version}; {self.newest_version} was the "
+            "newest committed one."
+        )
+        lines += [
+            f"The rescale of batch {batch} is taken back; it can be done again."
+            for batch in self.undone_rescales
+        ]
+        if self.replayed_batch is not None:
+            lines.append(f"Batch {self.replayed_batch} runs again as it was planned.")
+        if self.replanned_batches:
+            first, last = self.replanned_batches[0], self.replanned_batches[-1]
+            lines.append(f"Batches {first} to {last} are planned anew from their input.")
+        lines.append(f"Their entries are kept in {self.aside}.")
+        return "\n".join(lines)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the attributes, and whether there is anything to repair."""
+        return {"is_needed": self.is_needed, **super().fields()}
+
 
 def plan_repair(
-    checkpoint: str | Checkpoint,
+    checkpoint: OpenCheckpoint,
     *,
     deep: bool = True,
-    options: StateStoreOptions | None = None,
     report: Report = no_report,
 ) -> RepairPlan:
     """Find the newest version that can be read; nothing is changed.
 
     Args:
-        checkpoint: Checkpoint directory of the query, a path or a URI of any scheme; or
-            one that is open.
+        checkpoint: The checkpoint, or a savepoint.
         deep: Whether a version counts as readable only after every byte of it was read.
-        options: How to reach the storage (`s3.*`); defaults when None.
         report: As `verify`, once for each version that is tried.
 
     Raises:
@@ -90,26 +124,25 @@ def plan_repair(
         IncompatibleError, StorageError: As `verify`: what cannot be reached is not taken for
             damaged.
     """
-    with opened(checkpoint, options) as source:
-        source.check_of_query()
-        _ = source.backend  # what another provider wrote is read, not changed
-        findings: list[Finding] = []
-        for batch in reversed(source.done_batches):
-            found = verify(source, versions=[batch + 1], deep=deep, report=report)
-            findings += found.findings
-            if found.is_readable(batch + 1):
-                return _plan(source, batch + 1, findings)
-        raise NotFoundError(
-            "no version of the checkpoint can be read",
-            kind="version-not-found",
-            checkpoint=source.uri,
-            tried=", ".join(str(batch + 1) for batch in source.done_batches) or None,
-            newest_problem=findings[0].problem if findings else None,
-            to_fix="restore a savepoint, or start the query with a new checkpoint directory",
-        )
+    checkpoint.check_of_query()
+    _ = checkpoint.backend  # what another provider wrote is read, not changed
+    findings: list[Finding] = []
+    for batch in reversed(checkpoint.done_batches):
+        found = verify(checkpoint, versions=[batch + 1], deep=deep, report=report)
+        findings += found.findings
+        if found.is_readable(batch + 1):
+            return _plan(checkpoint, batch + 1, findings)
+    raise NotFoundError(
+        "no version of the checkpoint can be read",
+        kind="version-not-found",
+        checkpoint=checkpoint.uri,
+        tried=", ".join(str(batch + 1) for batch in checkpoint.done_batches) or None,
+        newest_problem=findings[0].problem if findings else None,
+        to_fix="restore a savepoint, or start the query with a new checkpoint directory",
+    )
 
 
-def _plan(checkpoint: Checkpoint, version: int, findings: list[Finding]) -> RepairPlan:
+def _plan(checkpoint: OpenCheckpoint, version: int, findings: list[Finding]) -> RepairPlan:
     # Batch `version` makes the version after it. Later ones are planned where a repair was killed
     # after it took out their commits, too.
     planned = [batch for batch in checkpoint.planned_batches if batch >= version]
@@ -147,7 +180,7 @@ def _plan(checkpoint: Checkpoint, version: int, findings: list[Finding]) -> Repa
 
 
 def _find_aside(
-    checkpoint: Checkpoint, version: int, entries: Iterable[tuple[QueryLog, tuple[int, ...]]]
+    checkpoint: OpenCheckpoint, version: int, entries: Iterable[tuple[QueryLog, tuple[int, ...]]]
 ) -> str:
     """Return the directory for entries: the same one as before the repair was killed."""
     wanted = [
@@ -165,10 +198,9 @@ def _find_aside(
 
 
 def repair(
-    checkpoint: str | Checkpoint,
+    checkpoint: OpenCheckpoint,
     *,
     deep: bool = True,
-    options: StateStoreOptions | None = None,
     report: Report = no_report,
 ) -> RepairPlan:
     """Take a checkpoint back to its newest version that can be read.
@@ -184,19 +216,19 @@ def repair(
         InUseError: A query is writing the checkpoint, or may be, since this process stood still for
             longer than its lease lasts; what is left is done by doing it again.
     """
-    with opened(checkpoint, options) as source, exclusive_use(source, "repair") as use:
-        plan = plan_repair(source, deep=deep, report=report)
+    with exclusive_use(checkpoint, "repair") as use:
+        plan = plan_repair(checkpoint, deep=deep, report=report)
         # Newest first, commits before offsets: whatever is left at a kill are logs without a gap.
         for batch in reversed(plan.uncommits):
             use.require_held()
-            _set_aside(source.commits, batch, plan.aside)
-        num_partitions = source.num_partitions_at(plan.version)
+            _set_aside(checkpoint.commits, batch, plan.aside)
+        num_partitions = checkpoint.num_partitions_at(plan.version)
         if plan.unplans:
             use.require_held()
-            write_operators(source, num_partitions, plan.version)
+            write_operators(checkpoint, num_partitions, plan.version)
         for batch in reversed(plan.unplans):
             use.require_held()
-            _set_aside(source.offsets, batch, plan.aside)
+            _set_aside(checkpoint.offsets, batch, plan.aside)
         return plan
 
 

@@ -9,6 +9,7 @@ can be read, matches the checksums that there are, and lies in its state partiti
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,12 +35,13 @@ from statestore.core.errors import (
     StateStoreError,
 )
 from statestore.core.providers import SPARK_PROVIDERS
+from statestore.core.text import format_bytes
 from statestore.io.local import named_errors
 from statestore.operations import spark_states
-from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, Checkpoint
-from statestore.operations.committed_version import no_report
+from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint
 from statestore.operations.new_directory import read_metadata
-from statestore.operations.rows import check_committed, opened, state_of
+from statestore.operations.plan import no_report
+from statestore.operations.rows import check_committed, state_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -47,8 +49,7 @@ if TYPE_CHECKING:
     from statestore.backends.spark.rows import SparkVersion
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.trailer import FileRef, StoreName
-    from statestore.core.options import StateStoreOptions
-    from statestore.operations.committed_version import Report
+    from statestore.operations.plan import Report
     from statestore.operations.store_state import StoreState
 
 _DAMAGE = (CorruptionError, FencedError, IncompatibleError, NotFoundError)
@@ -79,6 +80,11 @@ class Finding:
     problem: str
     is_recoverable: bool = False
 
+    def describe(self) -> str:
+        """Return it in a line."""
+        note = " (recoverable: every row can be read)" if self.is_recoverable else ""
+        return f"version {self.version}, store {self.store}{note}: {self.problem}"
+
 
 @dataclass(frozen=True, slots=True)
 class Verification:
@@ -101,6 +107,25 @@ class Verification:
     num_rows: int
     findings: tuple[Finding, ...]
 
+    def describe(self) -> str:
+        """Return what was found, in words."""
+        rows = f", {self.num_rows:,} rows" if self.is_deep else ""
+        found = f"{len(self.findings)} findings" if self.findings else "all is well"
+        lines = [
+            *(finding.describe() for finding in self.findings),
+            f"{len(self.versions)} versions, {self.num_files} files, "
+            f"{format_bytes(self.num_bytes)}{rows}: {found}",
+        ]
+        if self.expired:
+            lines.append(f"{len(self.expired)} older versions were expired.")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.describe()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.describe())}</pre>"
+
     def is_readable(self, version: int) -> bool:
         """Return whether every row of a version can be read, also where something is wrong."""
         return version in self.versions and all(
@@ -115,11 +140,10 @@ class Verification:
 
 
 def verify(
-    checkpoint: str | Checkpoint,
+    checkpoint: OpenCheckpoint,
     *,
     versions: Iterable[int] | Literal["all"] | None = None,
     deep: bool = False,
-    options: StateStoreOptions | None = None,
     report: Report = no_report,
 ) -> Verification:
     """Verify versions of a checkpoint; nothing is changed.
@@ -130,7 +154,6 @@ def verify(
         versions: State versions, None for the newest committed; all for every one that was
             committed, from the oldest entry of the commit log on, and that was not expired.
         deep: Whether to read every row.
-        options: How to reach the storage (`s3.*`); defaults when None.
         report: Called with the stores done and their number, from any thread.
 
     Returns:
@@ -144,22 +167,21 @@ def verify(
             other-provider), or it is in a newer format than this release knows (kind newer-format).
         StorageError: The storage, or the local disk, failed; nothing is known of the rest then.
     """
-    with opened(checkpoint, options) as source:
-        verifier = _Verifier(source, deep=deep, skips_expired=versions == "all")
-        if versions == "all":
-            versions = (batch + 1 for batch in source.done_batches)
-        wanted = {source.newest_version} - {0} if versions is None else {*versions}
-        for version in wanted:
-            check_committed(source, version)
-        if source.newest_version in {*wanted} | {0}:
-            verifier.verify_batch_under_way()
-        return verifier.run(sorted(wanted, reverse=True), report)
+    verifier = _Verifier(checkpoint, deep=deep, skips_expired=versions == "all")
+    if versions == "all":
+        versions = (batch + 1 for batch in checkpoint.done_batches)
+    wanted = {checkpoint.newest_version} - {0} if versions is None else {*versions}
+    for version in wanted:
+        check_committed(checkpoint, version)
+    if checkpoint.newest_version in {*wanted} | {0}:
+        verifier.verify_batch_under_way()
+    return verifier.run(sorted(wanted, reverse=True), report)
 
 
 class _Verifier:
     """One verification; remembers the files it has seen."""
 
-    def __init__(self, checkpoint: Checkpoint, *, deep: bool, skips_expired: bool) -> None:
+    def __init__(self, checkpoint: OpenCheckpoint, *, deep: bool, skips_expired: bool) -> None:
         self._checkpoint = checkpoint
         self._deep = deep
         self._skips_expired = skips_expired

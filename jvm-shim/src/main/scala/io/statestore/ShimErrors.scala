@@ -110,6 +110,13 @@ object ShimErrors {
           "To fix: restore the old query, give a new state variable another name, or start with " +
           "a new checkpoint location"))
 
+  /** What a store raises for a row that was written with a value schema that nobody described. */
+  def unknownSchema(family: String, id: Short, known: Iterable[Short]): Throwable =
+    new IllegalStateException(
+      "[corruption] a row is of a value schema that its column family has not: " +
+        s"column_family=$family, schema=$id, known=${known.toSeq.sorted.mkString(" ")}. " +
+        "To fix: verify the checkpoint; where its checksums hold, report it")
+
   /** What a store raises when its commit failed: Spark's error for a state file not written. */
   def cannotCommit(store: StateStoreId, version: Long, cause: Throwable): Throwable = cause match {
     case _: InterruptedException => cause

@@ -23,7 +23,8 @@ import org.apache.spark.util.SerializableConfiguration
  * @param requestJson what `statestore/spark/convert.py` asks for: `version`, `num_partitions`,
  *                    `conf` (pinned by the offset log, and the checkpoint format), `source` and
  *                    `target` (`checkpoint`, `provider`), and `stores`, each with the
- *                    `schema_file` of its column families and those that are `lists`
+ *                    `schema_files` of its column families, oldest first, and those that are
+ *                    `lists`
  */
 final class StateCopy(spark: SparkSession, requestJson: String) {
   private[this] val request = Json.readObject(requestJson)
@@ -38,6 +39,7 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
   private[this] val source = newSide("source")
   private[this] val target = newSide("target")
   private[this] val families = mutable.HashMap.empty[String, Seq[CopiedFamily]]
+  private[this] val schemas = mutable.HashMap.empty[String, Option[StateSchemaProvider]]
   private[this] val stores = request.get("stores").elements.asScala.map(newStore).toIndexedSeq
 
   /**
@@ -79,8 +81,11 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
   def cancel(): Unit = spark.sparkContext.cancelJobGroup(group)
 
   private def newStore(node: JsonNode): CopiedStore = {
+    val files = node.get("schema_files").elements.asScala
+      .map(file => new Path(source.root, file.asText)).toList
+    val newest = files.last.toString
     val (defaults, others) = families
-      .getOrElseUpdate(node.get("schema_file").asText, readFamilies(node))
+      .getOrElseUpdate(newest, readFamilies(files.last, node))
       .partition(_.name == StateStore.DEFAULT_COL_FAMILY_NAME)
     CopiedStore(
       node.get("operator").asLong,
@@ -88,11 +93,18 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
       node.get("name").asText,
       defaults.head,
       others,
+      schemas.getOrElseUpdate(newest, readSchemas(files)),
       textOf(node.get("checkpoint_id")))
   }
 
-  private def readFamilies(node: JsonNode): Seq[CopiedFamily] = {
-    val file = new Path(source.root, node.get("schema_file").asText)
+  /** Every schema by its ID, where rows have IDs. */
+  private def readSchemas(files: List[Path]): Option[StateSchemaProvider] =
+    Option.when(source.hasSchemaIds) {
+      new InMemoryStateSchemaProvider(StateSchemaMetadata.createStateSchemaMetadata(
+        source.root, hadoopConf, files.map(_.toString)))
+    }
+
+  private def readFamilies(file: Path, node: JsonNode): Seq[CopiedFamily] = {
     val lists = node.get("lists").elements.asScala.map(_.asText).toSet
     val numPrefixColumns = node.get("num_prefix_columns").asInt
     StateStoreInternals.readStateSchemas(file, hadoopConf).map { schema =>

@@ -37,6 +37,7 @@ private[convert] final case class CopiedFamily(
  *
  * @param default the column family that every store has
  * @param others where there are any, `default` has no rows
+ * @param schemas those of the column families, where they may change between restarts
  * @param checkpointId which attempt's version is meant at the source, in checkpoint format v2
  */
 private[convert] final case class CopiedStore(
@@ -45,6 +46,7 @@ private[convert] final case class CopiedStore(
     name: String,
     default: CopiedFamily,
     others: Seq[CopiedFamily],
+    schemas: Option[StateSchemaProvider],
     checkpointId: Option[String]) {
 
   /** Those that may have rows: Spark makes some only when it puts the first row in. */
@@ -65,6 +67,9 @@ private[convert] final class CopySide(
     hadoopConf: Broadcast[SerializableConfiguration])
     extends Serializable {
 
+  /** Whether rows have the IDs of their schemas. */
+  def hasSchemaIds: Boolean = conf.stateStoreEncodingFormat == "avro"
+
   /** Whether state is in RocksDB. */
   def isRocksDB: Boolean = CopySide.InRocksDB(conf.providerClass)
 
@@ -79,7 +84,7 @@ private[convert] final class CopySide(
       conf,
       hadoopConf.value.value,
       useMultipleValuesPerKey = store.others.nonEmpty,
-      stateSchemaProvider = None)
+      stateSchemaProvider = store.schemas)
     try body(provider)
     finally provider.close()
   }

@@ -18,6 +18,7 @@ private[engine] final class Engine(index: Int, start: () => EngineProcess) {
   // Guarded by this. Shared by all threads that wait for the same start.
   private[this] var current: CompletableFuture[EngineProcess] = _
   private[this] var stopped = false
+  private[this] var starts = 0L
 
   /** Start the process unless one is running or starting. Does not wait. */
   def startInBackground(): Unit = {
@@ -72,6 +73,12 @@ private[engine] final class Engine(index: Int, start: () => EngineProcess) {
     current.join().isUsable
   }
 
+  /** Process ID, where a process is up. */
+  def pid: Option[Long] = synchronized(Option.when(isRunning)(current.join().pid))
+
+  /** How often a process took the place of one that was lost. */
+  def restarts: Long = synchronized(math.max(0L, starts - 1))
+
   private def giveUp(problem: String, cause: Throwable): EngineUnavailableException =
     new EngineUnavailableException(
       s"$problem: engine=$index, error=${rootOf(cause)}. To fix: look at the engine's lines in " +
@@ -94,6 +101,7 @@ private[engine] final class Engine(index: Int, start: () => EngineProcess) {
     }
     if (current == null || current.isCompletedExceptionally ||
       (current.isDone && !current.join().isUsable)) {
+      starts += 1
       current = beginStart()
     }
     current

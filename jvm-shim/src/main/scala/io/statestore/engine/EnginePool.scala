@@ -126,6 +126,12 @@ final class EnginePool private[engine] (settings: EngineSettings) {
   /** Number of calls made by their op. A call that was repeated counts once. */
   def callCounts: Map[String, Long] = counts.asScala.view.mapValues(_.sum).toMap
 
+  /** Process IDs of the engines that are up. */
+  def pids: Seq[Long] = engines.toSeq.flatMap(_.pid)
+
+  /** How often an engine took the place of one that was lost. */
+  def restarts: Long = engines.iterator.map(_.restarts).sum
+
   /** End the engines and remove the scratch directory. Further calls are refused. */
   private[engine] def close(): Unit = {
     val deadlineNanos = System.nanoTime() + TimeUnit.SECONDS.toNanos(EnginePool.StopTimeoutSeconds)

@@ -1,5 +1,8 @@
 package io.statestore.engine
 
+import java.io.IOException
+import java.nio.file.{Files, Path}
+
 import scala.collection.mutable
 
 import io.statestore.{EngineUnavailableException, ShimOptions}
@@ -13,6 +16,7 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
  */
 object Engines {
   private val MostByDefault = 4
+  private val RssLine = "VmRSS:\\s*(\\d+) kB".r
 
   // All guarded by this.
   private[this] val pools = mutable.HashMap.empty[EngineSettings, EnginePool]
@@ -49,6 +53,20 @@ object Engines {
   def callCounts: Map[String, Long] = synchronized {
     pools.values.flatMap(_.callCounts).groupMapReduce(_._1)(_._2)(_ + _)
   }
+
+  /** Engines of this JVM that are up. */
+  def running: Int = synchronized(pools.values.map(_.pids.size).sum)
+
+  /** How often one of them took the place of one that was lost. */
+  def restarts: Long = synchronized(pools.values.map(_.restarts).sum)
+
+  /** Resident memory of those that are up, bytes; 0 where the system does not tell. */
+  def rssBytes: Long = synchronized(pools.values.flatMap(_.pids).toSeq).map(residentBytes).sum
+
+  private def residentBytes(pid: Long): Long =
+    try RssLine.findFirstMatchIn(Files.readString(Path.of(s"/proc/$pid/status")))
+      .fold(0L)(_.group(1).toLong * 1024)
+    catch { case _: IOException => 0L }
 
   private def settings(options: ShimOptions): EngineSettings = {
     val byCores = math.max(1, math.min(MostByDefault, Runtime.getRuntime.availableProcessors() / 2))

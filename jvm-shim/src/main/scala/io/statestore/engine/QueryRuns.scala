@@ -32,8 +32,8 @@ object QueryRuns {
         log.warn(
           "spark.sql.shuffle.partitions does not change the number of state partitions of a " +
             s"checkpoint: checkpoint=$checkpoint state_partitions=$pinned asked=$asked. To fix: " +
-            s"stop the query and run statestore rescale $checkpoint --partitions $asked --yes, " +
-            s"or set it to $pinned")
+            s"stop the query and run statestore rescale $checkpoint --num-partitions $asked " +
+            s"--yes, or set it to $pinned")
       }
       synchronized {
         if (application ne env) {

@@ -7,7 +7,7 @@ import scala.jdk.CollectionConverters._
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.delta.{StateFileOp, StateFileReader}
-import io.statestore.view.{ColumnFamily, KeyCodec, MultiValues}
+import io.statestore.view.{ColumnFamily, KeyCodec, MultiValues, ValueCodec}
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state.{ChangeDataReader, RecordType}
 
@@ -29,6 +29,7 @@ private[statestore] final class ChangeReader(
     .map(node => ColumnFamily.fromJson(node.asInstanceOf[ObjectNode]))
     .find(_.name == familyName)
   private val codec = family.map(new KeyCodec(_)).orNull
+  private val valueCodec = family.map(new ValueCodec(_)).orNull
   private val files = reply.get("files").elements.asScala
   private var open: StateFileReader = _
   private var changes: Iterator[Change] = Iterator.empty
@@ -81,14 +82,10 @@ private[statestore] final class ChangeReader(
   }
 
   private def values(reader: StateFileReader, row: Int): Iterator[UnsafeRow] = {
-    val numFields = family.get.valueSchema.length
-    if (family.get.multiValues) {
-      MultiValues.rows(null, reader.valueAddress(row), reader.valueLength(row), numFields)
-        .map(_.copy())
-    } else {
-      val value = new UnsafeRow(numFields)
-      value.pointTo(null, reader.valueAddress(row), reader.valueLength(row))
-      Iterator.single(value.copy())
-    }
+    val (at, length) = (reader.valueAddress(row), reader.valueLength(row))
+    val rows =
+      if (family.get.multiValues) MultiValues.rows(null, at, length, valueCodec)
+      else Iterator.single(valueCodec.decode(null, at, length))
+    rows.map(_.copy())
   }
 }

@@ -121,6 +121,7 @@ private[statestore] object Leases extends Logging {
     StateStoreId(query.stateDirectory, 0L, 0),
     defaultFamily = null, // of no store
     useColumnFamilies = false,
+    schemas = None,
     query.storeConf,
     query.hadoopConf,
     ShimOptions.parse(query.storeConf.sqlConfs))

@@ -193,6 +193,7 @@ private[statestore] final class StoreCommit(
     val list = request.putArray("column_families")
     families.foreach(family => list.add(family.toJson))
     request.put("force_snapshot", forceSnapshot)
+    request.put("write_ms", counters(StoreMetrics.DeltaWriteMs))
   }
 
   private def count(reply: ObjectNode, numInternalKeys: Long): Unit = {
@@ -209,7 +210,6 @@ private[statestore] final class StoreCommit(
     counters.add(StoreMetrics.EngineRocksDB, reply.get("rocksdb_share_bytes").asLong)
     counters.add(StoreMetrics.PublishMs, math.round(reply.get("publish_ms").asDouble))
     counters.add(StoreMetrics.FileSyncMs, math.round(reply.get("sync_ms").asDouble))
-    counters.add(StoreMetrics.SnapshotVersion, math.max(0L, snapshot.get("version").asLong))
     counters.add(StoreMetrics.SnapshotBytes, snapshot.get("bytes").asLong)
     counters.add(StoreMetrics.SnapshotMs, math.round(snapshot.get("duration_ms").asDouble))
     counters.add(StoreMetrics.Snapshots, snapshot.get("taken").asLong)

@@ -10,14 +10,21 @@ import io.statestore.keygroup.{KeyGroupFunction, PartitionKey}
 import io.statestore.view.ColumnFamily
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.TaskContext
-import org.apache.spark.sql.execution.streaming.state.{SparkVersion, StateStoreConf, StateStoreId}
+import org.apache.spark.sql.execution.streaming.state.{SparkVersion, StateSchemaProvider}
+import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStoreId}
+import org.apache.spark.sql.types.StructType
 
-/** What one provider was initialised with; immutable. */
+/**
+ * What one provider was initialised with; immutable.
+ *
+ * @param schemas those of the state variables, where they may change between restarts
+ */
 private[statestore] final class StoreContext(
     val backend: String,
     val storeId: StateStoreId,
     val defaultFamily: ColumnFamily,
     val useColumnFamilies: Boolean,
+    schemas: Option[StateSchemaProvider],
     val storeConf: StateStoreConf,
     val hadoopConf: Configuration,
     val options: ShimOptions) {
@@ -58,6 +65,21 @@ private[statestore] final class StoreContext(
 
   def numPartitionsOfTask: Int =
     numPartitions.getOrElse(Option(TaskContext.get()).map(_.numPartitions()).getOrElse(1))
+
+  /**
+   * Every schema that values of a column family may have, by its ID: those that are stored, and
+   * the query's. Without an ID for that, as when Spark's state reader reads, those that are stored.
+   */
+  def valueSchemas(
+      name: String,
+      schema: StructType,
+      stored: Option[ColumnFamily]): Map[Short, StructType] = {
+    val known = stored.fold(Map.empty[Short, StructType])(_.valueSchemas)
+    schemas.fold(known) { provider =>
+      val current = provider.getCurrentStateSchemaId(name, isKey = false)
+      known.filter(_._1 < current) + (current -> schema)
+    }
+  }
 
   // Making a function costs about a millisecond and one must not be shared, so idle ones are kept.
   private val idleFunctions =

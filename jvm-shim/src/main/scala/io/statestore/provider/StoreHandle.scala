@@ -164,11 +164,13 @@ private[statestore] final class StoreHandle(
       keyStateEncoderSpec,
       valueSchema,
       useMultipleValuesPerKey,
-      isInternal)
+      isInternal,
+      context.valueSchemas(colFamilyName, valueSchema, known))
     known.filterNot(_.sameLayout(wanted)).foreach { stored =>
       throw ShimErrors.schemaChanged(id, stored, wanted)
     }
-    if (!families.contains(colFamilyName)) {
+    if (families.get(colFamilyName).forall(_.family.valueSchemas != wanted.valueSchemas)) {
+      ValueCodec.check(wanted)
       removed.remove(colFamilyName)
       open(wanted)
     }
@@ -232,11 +234,17 @@ private[statestore] final class StoreHandle(
   override def commit(): Long = {
     writing("commit")
     try {
+      val start = System.nanoTime()
       val current = families.values.map(_.family).toSeq
       val done = new StoreCommit(
         context, view, overlay, current, counters, loadedEmpty, forceSnapshot).run()
       counters.add(StoreMetrics.EngineCalls, provider.takeCalls())
       committed = Some(done)
+      StoreActivity.current.committed(
+        context.directory,
+        (System.nanoTime() - start) / 1000000L,
+        counters,
+        done.snapshot.path("in_flight").asBoolean)
       accepting = false
       provider.committed(done)
       overlay.allFamilies.foreach(f => context.giveBack(f.family, view.maxParallelism, f.keyGroup))

@@ -38,7 +38,6 @@ private[statestore] object StoreMetrics {
   val PublishMs = time("statestoreCommitPublishMs", "publishing the delta, fsync included")
   val ApplyMs = time("statestoreApplyMs", "applying the batch before to the view, after its tasks")
   val EngineCalls = sum("statestoreEngineCalls", "calls from the shim to the engine")
-  val SnapshotVersion = sum("statestoreSnapshotVersion", "newest snapshot's version, summed")
   val SnapshotBytes = size("statestoreSnapshotBytes", "bytes of the newest snapshot")
   val SnapshotMs = time("statestoreSnapshotDurationMs", "time the newest snapshot took")
   val Snapshots = sum("statestoreSnapshots", "snapshots published by the store's engine")
@@ -62,7 +61,7 @@ private[statestore] object StoreMetrics {
     GetCount, PutCount, FileSyncMs, DeltaWriteMs, LoadMs, LoadSnapshotMs, ReplayMs, ReplayFiles,
     BytesRead, BytesWritten, InternalKeys, ExternalFamilies, InternalFamilies, ForceSnapshots,
     DeltaRows, DeltaDeletes, DeltaBytes, VersionBytes, EngineRss, EngineRocksDB, EngineMs,
-    PublishMs, ApplyMs, EngineCalls, SnapshotVersion, SnapshotBytes, SnapshotMs, Snapshots,
+    PublishMs, ApplyMs, EngineCalls, SnapshotBytes, SnapshotMs, Snapshots,
     FilesRead, RollBacks, OverlayBytes, SpilledRuns, NotRescalable) ++ Requests.map(_._2)
 }
 
@@ -73,11 +72,15 @@ private[statestore] final class HandleCounters {
   var gets = 0L
   var puts = 0L
 
+  def apply(metric: StateStoreCustomMetric): Long = values(metric)
+
   def add(metric: StateStoreCustomMetric, value: Long): Unit = values(metric) += value
 
   /** Adds the requests to the storage that a reply of the engine tells. */
   def addRequests(reply: ObjectNode): Unit = StoreMetrics.Requests.foreach { case (kind, metric) =>
-    add(metric, reply.path("requests").path(kind).asLong)
+    val number = reply.path("requests").path(kind).asLong
+    add(metric, number)
+    if (number > 0) StoreActivity.current.requested(kind, number)
   }
 
   def timed[T](metric: StateStoreCustomMetric)(body: => T): T = {

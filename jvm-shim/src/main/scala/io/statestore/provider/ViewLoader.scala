@@ -34,12 +34,13 @@ private[statestore] abstract class ViewLoader(context: StoreContext) {
     fromSnapshot.foreach { case (snapshot, id) =>
       request.putObject("from_snapshot").put("version", snapshot).put("checkpoint_id", id.orNull)
     }
+    val start = System.nanoTime()
     val reply = context.call(request)
     counters.add(StoreMetrics.EngineCalls, 1L)
     counters.addRequests(reply)
     counters.add(StoreMetrics.FilesRead, reply.get("files_read").asLong)
     counters.add(StoreMetrics.BytesRead, reply.get("bytes_read").asLong)
-    build(
+    val view = build(
       ViewVersion(
         version,
         text(reply, "checkpoint_id"),
@@ -50,6 +51,9 @@ private[statestore] abstract class ViewLoader(context: StoreContext) {
         .toSeq,
       reply,
       counters)
+    StoreActivity.current.loaded(
+      (System.nanoTime() - start) / 1000000L, reply.get("bytes_read").asLong)
+    view
   }
 
   /** Whether another attempt of the version that a view is of has the same rows. */

@@ -58,11 +58,11 @@ abstract class ViewStateStoreProvider(backend: String)
       useMultipleValuesPerKey: Boolean,
       stateSchemaProvider: Option[StateSchemaProvider]): Unit = {
     val encoding = storeConfs.stateStoreEncodingFormat
-    if (encoding != "unsaferow") {
+    if (encoding != "unsaferow" && encoding != "avro") {
       throw new IllegalArgumentException(
         "state encoding is not supported: " +
           s"spark.sql.streaming.stateStore.encodingFormat='$encoding'. " +
-          "To fix: set it to 'unsaferow'")
+          "To fix: set it to 'unsaferow', or to 'avro' where schemas of state variables change")
     }
     context = new StoreContext(
       backend,
@@ -75,6 +75,7 @@ abstract class ViewStateStoreProvider(backend: String)
         useMultipleValuesPerKey,
         internal = false),
       useColumnFamilies,
+      stateSchemaProvider.filter(_ => encoding == "avro"),
       storeConfs,
       hadoopConf,
       ShimOptions.parse(storeConfs.sqlConfs))
@@ -173,6 +174,7 @@ abstract class ViewStateStoreProvider(backend: String)
     closed = true
     lock.synchronized(drop())
     if (wasServed) {
+      StoreActivity.current.closed(context.directory)
       try context.engines.callIfRunning(context.directory, context.request("close"))
       catch { case NonFatal(e) => logInfo(s"engine did not close a store: $toString", e) }
     }

@@ -74,7 +74,10 @@ private[statestore] final class RocksDBView(
   override def advance(to: ViewAdvance): Unit = synchronized {
     before = new Before(current, byName.values.toSeq, counts)
     closeReader()
-    to.families.foreach(family => if (!byName.contains(family.name)) add(family))
+    to.families.foreach { described =>
+      // A roll-back keeps the newer description, which has every schema of the older one.
+      byName.get(described.name).fold(add(described))(_.family = described)
+    }
     to.changes.foreach(change => byName(change.overlay.family.name).cache.write(change))
     rows = Some(before.rows + to.changes)
     val names = to.families.map(_.name).toSet
@@ -102,7 +105,7 @@ private[statestore] final class RocksDBView(
     rows.get
   }
 
-  private def add(family: ColumnFamily): Unit = byName.put(family.name, new Family(family))
+  private def add(family: ColumnFamily): Unit = byName(family.name) = new Family(family)
 
   private def isOwn(keyGroup: Int): Boolean = filter == 0 || keyGroup % filter == partition
 
@@ -128,7 +131,7 @@ private[statestore] final class RocksDBView(
       val families: Seq[Family],
       val rows: NumRows)
 
-  private final class Family(val family: ColumnFamily) extends CommittedFamily {
+  private final class Family(var family: ColumnFamily) extends CommittedFamily {
 
     val cache = new RowCache(rowCacheBytes, beganEmpty = path == null)
 

@@ -1,6 +1,9 @@
 package io.statestore.view
 
+import scala.jdk.CollectionConverters._
+
 import com.fasterxml.jackson.databind.node.{JsonNodeFactory, ObjectNode}
+import io.statestore.ShimErrors
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types.{DataType, StructType}
@@ -9,6 +12,9 @@ import org.apache.spark.unsafe.Platform
 /**
  * A named key space of a store. `spec.keySchema` is the layout of the key rows (for some families
  * it differs from the key schema Spark registers beside it).
+ *
+ * @param valueSchemas where the schema of values may change, every one that rows may have, by
+ *                     Spark's ID of it; `valueSchema` is the newest
  */
 private[statestore] final case class ColumnFamily(
     id: Int,
@@ -16,7 +22,18 @@ private[statestore] final case class ColumnFamily(
     spec: KeyStateEncoderSpec,
     valueSchema: StructType,
     multiValues: Boolean,
-    internal: Boolean) {
+    internal: Boolean,
+    valueSchemas: Map[Short, StructType] = Map.empty) {
+
+  /** Whether the schema of values may change. */
+  def evolves: Boolean = valueSchemas.nonEmpty
+
+  /** ID of the newest value schema. */
+  def schemaId: Short = valueSchemas.keys.max
+
+  /** A value schema by its ID. */
+  def schemaOf(id: Short): StructType =
+    valueSchemas.getOrElse(id, throw ShimErrors.unknownSchema(name, id, valueSchemas.keySet))
 
   /** True when scans go by byte order of the encoded key; false when the key is the row itself. */
   def ordered: Boolean = !spec.isInstanceOf[NoPrefixKeyStateEncoderSpec]
@@ -36,18 +53,30 @@ private[statestore] final case class ColumnFamily(
     val array = node.putArray("ordering_ordinals")
     ordinals.foreach(array.add(_))
     node.put("multi_values", multiValues).put("internal", internal)
+    if (evolves) {
+      val schemas = node.putObject("value_schemas")
+      valueSchemas.toSeq.sortBy(_._1).foreach { case (id, schema) =>
+        schemas.put(id.toString, schema.json)
+      }
+    }
+    node
   }
 
-  /** What would make stored bytes unreadable: types and encoder, not names or nullability. */
+  /**
+   * What would make stored bytes unreadable: types and encoder, not names or nullability. Which
+   * value schemas one may come after another is Spark's to say, and it has said so before.
+   */
   def sameLayout(other: ColumnFamily): Boolean =
-    sameTypes(spec.keySchema, other.spec.keySchema) && sameTypes(valueSchema, other.valueSchema) &&
+    sameTypes(spec.keySchema, other.spec.keySchema) && evolves == other.evolves &&
+      (evolves || sameTypes(valueSchema, other.valueSchema)) &&
       withoutSchema(toJson) == withoutSchema(other.toJson)
 
   private def sameTypes(left: StructType, right: StructType): Boolean =
     DataType.equalsStructurally(left, right, ignoreNullability = true)
 
   private def withoutSchema(json: ObjectNode): ObjectNode = {
-    json.remove(java.util.Arrays.asList("id", "name", "key_schema", "value_schema", "internal"))
+    json.remove(java.util.Arrays.asList(
+      "id", "name", "key_schema", "value_schema", "value_schemas", "internal"))
     json
   }
 
@@ -79,8 +108,16 @@ private[statestore] object ColumnFamily {
       spec,
       schema(node, "value_schema"),
       node.get("multi_values").asBoolean,
-      node.get("internal").asBoolean)
+      node.get("internal").asBoolean,
+      valueSchemas(node))
   }
+
+  private def valueSchemas(node: ObjectNode): Map[Short, StructType] =
+    Option(node.get("value_schemas")).filterNot(_.isNull).fold(Map.empty[Short, StructType]) {
+      _.fieldNames.asScala.map { id =>
+        id.toShort -> schema(node.get("value_schemas").asInstanceOf[ObjectNode], id)
+      }.toMap
+    }
 
   private def schema(node: ObjectNode, field: String): StructType =
     DataType.fromJson(node.get(field).asText).asInstanceOf[StructType]

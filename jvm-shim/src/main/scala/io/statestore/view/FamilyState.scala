@@ -16,7 +16,7 @@ private[statestore] final class FamilyState(
   import RecordPages._
 
   private val codec = new KeyCodec(family)
-  private val numValueFields = family.valueSchema.length
+  private val valueCodec = new ValueCodec(family)
   private val ref = new BytesRef
   // Not null from the start where a family of the name was removed in this batch.
   private var written: OverlayFamily = overlay.writtenFamily(family.id)
@@ -60,13 +60,14 @@ private[statestore] final class FamilyState(
 
   def put(key: UnsafeRow, value: UnsafeRow): Unit = {
     val hash = startWrite(key)
-    if (family.multiValues) written.putValues(key, codec, hash, Put, Iterator.single(value))
-    else written.put(key, codec, hash, value)
+    val values = Iterator.single(value)
+    if (family.multiValues) written.putValues(key, codec, hash, Put, encoded(values))
+    else written.put(key, codec, hash, valueCodec.encode(value))
   }
 
   def putValues(key: UnsafeRow, values: Iterator[UnsafeRow], append: Boolean): Unit = {
     val hash = startWrite(key)
-    written.putValues(key, codec, hash, if (append) Merge else Put, values)
+    written.putValues(key, codec, hash, if (append) Merge else Put, encoded(values))
   }
 
   def remove(key: UnsafeRow): Unit = {
@@ -122,11 +123,12 @@ private[statestore] final class FamilyState(
   private def isCommitted(hash: Int): Boolean =
     committed != null && committed.get(codec.base, codec.at, codec.length, hash, ref)
 
-  private def valueRow(from: BytesRef): UnsafeRow = {
-    val row = new UnsafeRow(numValueFields)
-    row.pointTo(from.base, from.at, from.length)
-    row
-  }
+  private def valueRow(from: BytesRef): UnsafeRow =
+    valueCodec.decode(from.base, from.at, from.length)
+
+  /** Each is stored before the next is asked for. */
+  private def encoded(values: Iterator[UnsafeRow]): Iterator[UnsafeRow] =
+    values.map(valueCodec.encode)
 
   private def values(own: Int, hash: Int): Iterator[UnsafeRow] = {
     val op = if (own == 0) Merge else overlay.pages.flags(own) & OpMask
@@ -143,13 +145,8 @@ private[statestore] final class FamilyState(
   }
 
   private def rowsOf(base: AnyRef, at: Long, length: Int): Iterator[UnsafeRow] =
-    if (family.multiValues) {
-      MultiValues.rows(base, at, length, numValueFields)
-    } else {
-      val row = new UnsafeRow(numValueFields)
-      row.pointTo(base, at, length)
-      Iterator.single(row)
-    }
+    if (family.multiValues) MultiValues.rows(base, at, length, valueCodec)
+    else Iterator.single(valueCodec.decode(base, at, length))
 
   private def firstValues(cursor: PairCursor): StateStoreIterator[UnsafeRowPair] =
     new StateStoreIterator(

@@ -77,8 +77,8 @@ private[statestore] object MultiValues {
     array(at + 3) = length.toByte
   }
 
-  /** The rows in `numBytes` bytes of entries, each a fresh row over those bytes. */
-  def rows(base: AnyRef, at: Long, numBytes: Int, numFields: Int): Iterator[UnsafeRow] =
+  /** The rows in `numBytes` bytes of entries. */
+  def rows(base: AnyRef, at: Long, numBytes: Int, codec: ValueCodec): Iterator[UnsafeRow] =
     new Iterator[UnsafeRow] {
       private var position = 0
 
@@ -89,8 +89,7 @@ private[statestore] object MultiValues {
         val rowBytes = (0 until LengthBytes).foldLeft(0) { (n, i) =>
           (n << 8) | (Platform.getByte(base, at + position + i) & 0xff)
         }
-        val row = new UnsafeRow(numFields)
-        row.pointTo(base, at + position + LengthBytes, rowBytes)
+        val row = codec.decode(base, at + position + LengthBytes, rowBytes)
         position += LengthBytes + rowBytes
         row
       }

@@ -3,7 +3,7 @@ package io.statestore.view
 import org.apache.spark.unsafe.Platform
 
 /** The committed rows of one column family, at the version of the view it belongs to. */
-private[statestore] final class ViewFamily(val family: ColumnFamily, expected: Int = 0)
+private[statestore] final class ViewFamily(var family: ColumnFamily, expected: Int = 0)
     extends CommittedFamily {
   import RecordPages._
 

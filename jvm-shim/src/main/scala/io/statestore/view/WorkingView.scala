@@ -46,7 +46,13 @@ private[statestore] final class WorkingView(
     byName.valuesIterator.foreach(_.compactIfWasteful())
     val log = new Undo(current, byName.toSeq)
     undo = log
-    to.families.foreach(f => if (!byName.contains(f.name)) addFamily(f))
+    to.families.foreach { described =>
+      // A roll-back keeps the newer description, which has every schema of the older one.
+      byName.get(described.name).fold(addFamily(described)) { known =>
+        known.family = described
+        known
+      }
+    }
     to.changes.foreach(change => apply(byName(change.overlay.family.name), change, log))
     val names = to.families.map(_.name).toSet
     byName.keys.filterNot(names).toList.foreach(byName.remove)

@@ -27,6 +27,7 @@ object FullDiskCheck {
         StateStoreId("file:/checkpoint", 0L, 0),
         family,
         useColumnFamilies = false,
+        schemas = None,
         StateStoreConf.empty,
         new Configuration(false),
         options)

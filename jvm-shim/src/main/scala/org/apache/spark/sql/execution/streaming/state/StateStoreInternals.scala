@@ -6,6 +6,7 @@ import java.util.{Collections, UUID, WeakHashMap}
 import scala.jdk.CollectionConverters._
 import scala.util.control.NonFatal
 
+import com.codahale.metrics.MetricRegistry
 import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.Path
 
@@ -13,6 +14,7 @@ import org.apache.spark.{QueryContext, SparkConf, SparkContext, SparkEnv, SparkE
 import org.apache.spark.SparkThrowableHelper
 import org.apache.spark.api.python.PythonUtils
 import org.apache.spark.deploy.SparkHadoopUtil
+import org.apache.spark.metrics.source.Source
 import org.apache.spark.rpc.{IsolatedThreadSafeRpcEndpoint, RpcCallContext, RpcEnv}
 import org.apache.spark.scheduler.{SparkListener, SparkListenerApplicationEnd}
 import org.apache.spark.sql
@@ -75,6 +77,13 @@ object StateStoreInternals {
     SparkContext.getActive.foreach(_.addSparkListener(new SparkListener {
       override def onApplicationEnd(end: SparkListenerApplicationEnd): Unit = action()
     }))
+
+  /** Adds a source to the metrics system of the running application. */
+  def registerMetrics(name: String, metrics: MetricRegistry): Unit =
+    SparkEnv.get.metricsSystem.registerSource(new Source {
+      override val sourceName: String = name
+      override val metricRegistry: MetricRegistry = metrics
+    })
 
   /** Whether the driver of the Spark application is in this JVM. */
   def isDriver(env: SparkEnv): Boolean = env.executorId == SparkContext.DRIVER_IDENTIFIER

@@ -1,0 +1,1 @@
+"""What programs and the command line use: Checkpoint, Savepoint and their plans."""

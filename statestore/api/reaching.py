@@ -1,0 +1,114 @@
+"""How a program reaches a directory: storage options, and a session where it has one."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from statestore.core.errors import InvalidArgumentError
+from statestore.core.options import StateStoreOptions
+from statestore.io.hadoop_process import HADOOP_PREFIXES, HadoopProcess, use
+from statestore.io.place import Place
+from statestore.io.storage import absolute_uri
+from statestore.spark.connect import require_driver
+from statestore.spark.driver_files import DriverFiles
+from statestore.spark.driver_memory import driver_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+
+    from statestore.io.hadoop import HadoopFiles
+
+
+class Reach:
+    """A place, and what opens it. Nothing is open between two calls.
+
+    Args:
+        directory: A path, also relative or below `~`, or a URI.
+        storage_options: Options of the query; keys of Spark's own are for Hadoop's file systems.
+        spark: The session whose driver this is.
+
+    Attributes:
+        place: Where it is.
+        hadoop_conf: Spark configuration of the JVM that opens Hadoop's file systems.
+        spark: As given.
+
+    Raises:
+        InvalidArgumentError: An option does not exist, or its value is out of range; there are both
+            a session and options that a session has already; or the session is one of Spark Connect
+            (kind spark-connect).
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        storage_options: Mapping[str, object] | None,
+        spark: SparkSession | None,
+    ) -> None:
+        if spark is not None:
+            require_driver(
+                spark,
+                "Checkpoint",
+                "leave the session out: a JVM of this process opens Hadoop's file systems, and "
+                "spark.read.format('statestore') reads state of the heap backend",
+            )
+        given = storage_options or {}
+        self.hadoop_conf = {
+            key: str(value) for key, value in given.items() if key.startswith(HADOOP_PREFIXES)
+        }
+        of_query = {key: value for key, value in given.items() if key not in self.hadoop_conf}
+        if spark is not None and self.hadoop_conf:
+            raise InvalidArgumentError(
+                "a session has its own configuration of Hadoop's file systems",
+                keys=", ".join(self.hadoop_conf),
+                to_fix="set these on the session, or leave the session out",
+            )
+        options = StateStoreOptions.from_options(of_query)
+        self.place = Place(absolute_uri(os.fspath(directory)), options)
+        self.spark = spark
+
+    @classmethod
+    def of(cls, place: Place) -> Reach:
+        """Return the reach of a place; a seam for tests, which choose storage, IDs and time."""
+        made = cls(place.uri, None, None)
+        made.place = place
+        return made
+
+    def beside(self, directory: str | os.PathLike[str]) -> Reach:
+        """Return the reach of another directory, by the same means."""
+        made = Reach.of(self.place.beside(absolute_uri(os.fspath(directory))))
+        made.hadoop_conf, made.spark = self.hadoop_conf, self.spark
+        return made
+
+    @contextmanager
+    def opened(self) -> Iterator[Place]:
+        """Yield the place with the driver's memory, which is let go of at the end of the block.
+
+        It is asked for when something needs it.
+        """
+        with ExitStack() as stack:
+            place = self.place
+            if (spark := self.spark) is not None:
+                memory = cache(lambda: stack.enter_context(driver_memory(spark)))
+                place = replace(place, memory=memory)
+            yield place
+
+    def using(self) -> AbstractContextManager[None]:
+        """Open Hadoop's file systems by the session, or by the options, in calls within a block."""
+        files: HadoopFiles | None = None
+        if (spark := self.spark) is not None:
+            files = DriverFiles(lambda: spark)
+        elif self.hadoop_conf:
+            files = _hadoop_process(frozenset(self.hadoop_conf.items()))
+        return nullcontext() if files is None else use(files)
+
+
+@cache
+def _hadoop_process(conf: frozenset[tuple[str, str]]) -> HadoopProcess:
+    """Return the JVM of a configuration, which is started once and ends with this process."""
+    return HadoopProcess(dict(conf))

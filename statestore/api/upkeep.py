@@ -1,0 +1,214 @@
+"""Upkeep: what is changed of a checkpoint in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from statestore.api.state import State
+from statestore.operations.plan import Report, no_report
+from statestore.operations.rescale import rescale
+from statestore.operations.upkeep import expire, repair
+from statestore.store.store import open_store
+
+if TYPE_CHECKING:
+    from statestore.operations.rescale.plan import RescalePlan, UndoPlan
+    from statestore.operations.upkeep.expire import ExpirePlan
+    from statestore.operations.upkeep.repair import RepairPlan
+    from statestore.store.store import Backend, Store
+
+
+class Upkeep(State):
+    """The state of a query, and what changes it where it is."""
+
+    def open_store(
+        self,
+        operator: int = 0,
+        partition: int = 0,
+        store: str = "default",
+        *,
+        version: int | None = None,
+        checkpoint_id: str | None = None,
+        num_partitions: int | None = None,
+        checkpoint_format: int = 1,
+        backend: Backend | None = None,
+    ) -> Store:
+        """Open one state store at a version, to read and write its bytes.
+
+        Args:
+            operator: Operator ID.
+            partition: State partition.
+            store: Store name.
+            version: Version to open, 0 for the empty store, None for the newest: of a query's
+                checkpoint the newest that a batch has committed.
+            checkpoint_id: The attempt in checkpoint format v2; None takes the only one there is.
+            num_partitions: Checked against the checkpoint; None takes the checkpoint's, or 1 in a
+                new one.
+            checkpoint_format: 1 or 2, for a new store; an existing one keeps its own.
+            backend: State backend; None takes the checkpoint's, or filesystem in a new one.
+
+        Returns:
+            An open store, owned by the caller; close it or use it as a context manager.
+
+        Raises:
+            NotFoundError: The version is not there.
+            InvalidArgumentError: Several attempts made the version and none was named.
+            IncompatibleError, FencedError, CorruptionError, StorageError: It cannot be restored.
+        """
+        with self._reach.using():
+            return open_store(
+                self._reach.place,
+                operator,
+                partition,
+                store,
+                version=version,
+                checkpoint_id=checkpoint_id,
+                num_partitions=num_partitions,
+                checkpoint_format=checkpoint_format,
+                backend=backend,
+            )
+
+    def plan_rescale(self, num_partitions: int, *, count_rows: bool = False) -> RescalePlan:
+        """Return what `rescale` would do; reads logs and trailers.
+
+        Args:
+            num_partitions: Number of state partitions to have, 1 to 32768.
+            count_rows: Whether to read every row, so that the rows of the new state partitions are
+                known where trailers do not tell them.
+
+        Raises:
+            InvalidArgumentError: The number is out of range; a batch is planned but not committed
+                (kind unfinished-batch); another rescale is (kind unfinished-operation); or the
+                query has no state.
+            IncompatibleError: Another provider's checkpoint, or state that does not follow its keys
+                (kind not-rescalable).
+            NotFoundError: There is no checkpoint, or a version of a store is not there; of the heap
+                backend also without a session of its driver (kind driver-lost).
+            CorruptionError, FencedError, StorageError: A file cannot be read.
+        """
+        with self._opened() as checkpoint:
+            plan = rescale.plan_rescale(checkpoint, num_partitions, count_rows=count_rows)
+        return plan.run_by(lambda report: self.rescale(num_partitions, report=report))
+
+    def rescale(self, num_partitions: int, *, report: Report | None = None) -> RescalePlan:
+        """Change the number of state partitions.
+
+        Args:
+            num_partitions: Number of state partitions to have, 1 to 32768.
+            report: Called with what is done and the total: a new state partition of a store counts
+                1, or where every row is hashed anew each row that is read and each that is written.
+
+        Returns:
+            What was done.
+
+        Guarantee: on return the query goes on from the same rows in the new state partitions. After
+        a raise, or a kill at any moment, it either starts on the old or new ones, whole, or is
+        refused because the rescale is unfinished, by Spark or before Spark 4.2 by the provider; the
+        same call again finishes it, `undo_rescale` takes it back.
+
+        Raises:
+            InUseError: A query, or another operation, is writing the checkpoint; or as
+                `plan_rescale`.
+        """
+        with self._opened() as checkpoint:
+            return rescale.rescale(checkpoint, num_partitions, report=report or no_report)
+
+    def plan_undo_rescale(self) -> UndoPlan:
+        """Return what `undo_rescale` would do.
+
+        Raises:
+            InvalidArgumentError: The newest batch is not a rescale's: nothing can be undone, or no
+                more since a batch has run; or what the rescale was made of is not all here.
+            NotFoundError, IncompatibleError, CorruptionError, StorageError: As `plan_rescale`.
+        """
+        with self._opened() as checkpoint:
+            plan = rescale.plan_undo(checkpoint)
+        return plan.run_by(lambda _report: self.undo_rescale())
+
+    def undo_rescale(self) -> UndoPlan:
+        """Go back to the state partitions before the newest rescale, finished or not.
+
+        Returns:
+            What was done.
+
+        Guarantee: on return the checkpoint is as it was before the rescale. After a raise or a kill
+        Spark refuses to start the query, and the same call again goes on; so does `rescale`.
+
+        Raises:
+            InUseError: A query, or another operation, is writing the checkpoint; or as
+                `plan_undo_rescale`.
+        """
+        with self._opened() as checkpoint:
+            return rescale.undo_rescale(checkpoint)
+
+    def plan_repair(self, *, deep: bool = True, report: Report | None = None) -> RepairPlan:
+        """Find the newest version that can be read, and return what `repair` would do.
+
+        Args:
+            deep: Whether a version counts as readable only after every byte of it was read.
+            report: As `verify`, once for each version that is tried.
+
+        Raises:
+            NotFoundError: No checkpoint, or no version that can be read (kind version-not-found).
+            InvalidArgumentError: A savepoint, which is never changed; or as `verify`.
+            IncompatibleError, StorageError: As `verify`: what cannot be reached is not taken for
+                damaged.
+        """
+        with self._opened() as checkpoint:
+            plan = repair.plan_repair(checkpoint, deep=deep, report=report or no_report)
+        return plan.run_by(lambda report: self.repair(deep=deep, report=report))
+
+    def repair(self, *, deep: bool = True, report: Report | None = None) -> RepairPlan:
+        """Take the checkpoint back to its newest version that can be read.
+
+        Arguments and errors as `plan_repair`.
+
+        Returns:
+            What was done.
+
+        Guarantee: on return the query starts from `RepairPlan.version`, and every entry that was
+        taken out of Spark's logs is in `RepairPlan.aside`. After a raise or a kill a query starts
+        from that version, from the one it would have started from before, or Spark refuses; doing
+        it again finishes it.
+
+        Raises:
+            InUseError: A query is writing the checkpoint, or may be, since this process stood still
+                for longer than its lease lasts; what is left is done by doing it again.
+        """
+        with self._opened() as checkpoint:
+            return repair.repair(checkpoint, deep=deep, report=report or no_report)
+
+    def plan_expire(self, keep: int = 2, *, report: Report | None = None) -> ExpirePlan:
+        """Return what `expire` would delete.
+
+        Args:
+            keep: How many versions stay loadable, the newest; at least 2.
+            report: Called with the stores done and their number.
+
+        Raises:
+            NotFoundError: No checkpoint.
+            InvalidArgumentError: keep is less than 2; or a savepoint, which is never changed.
+            CorruptionError, IncompatibleError, StorageError: A trailer cannot be read; nothing can
+                be deleted safely then.
+        """
+        with self._opened() as checkpoint:
+            plan = expire.plan_expire(checkpoint, keep, report=report or no_report)
+        return plan.run_by(lambda report: self.expire(keep, report=report))
+
+    def expire(self, keep: int = 2, *, report: Report | None = None) -> ExpirePlan:
+        """Delete the versions before the newest few, with the files that only they need.
+
+        Arguments and errors as `plan_expire`. Savepoints are elsewhere and never touched. A file
+        that nobody names goes when it is older than the option orphan.ageMs.
+
+        Returns:
+            What was deleted.
+
+        Guarantee: the newest `keep` versions stay loadable, also after a raise half way, and so do
+        those that a savepoint or branch being made has pinned.
+
+        Raises:
+            InUseError: A query is writing the checkpoint, or may be, since this process stood still
+                for longer than its lease lasts.
+        """
+        with self._opened() as checkpoint:
+            return expire.expire(checkpoint, keep, report=report or no_report)

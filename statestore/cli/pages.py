@@ -1,0 +1,116 @@
+"""Commands that show checkpoints as pages: report, ui."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from statestore.cli.output import checkpoint_argument, output_option, print_json, storage_option
+from statestore.core.clock import SystemClock
+
+_LOOPBACK = "127.0.0.1"
+
+_limit_option = click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="At most so many versions, the newest.",
+)
+_deep_option = click.option(
+    "--deep",
+    is_flag=True,
+    help="Read every row: heaviest keys of state of any size, all that verify --deep checks.",
+)
+_savepoints_option = click.option(
+    "--savepoints", metavar="DIRECTORY", help="Where to look for savepoints of the query."
+)
+
+
+@click.command()
+@checkpoint_argument()
+@click.option("--to", "-o", "to", metavar="FILE", help="HTML file to write, in place of one there.")
+@_limit_option
+@_deep_option
+@_savepoints_option
+@storage_option
+@output_option
+def report(
+    checkpoint: str,
+    to: str | None,
+    limit: int,
+    deep: bool,
+    savepoints: str | None,
+    storage_options: dict[str, str],
+    output: str,
+) -> None:
+    """Write a page about a checkpoint: one HTML file that needs no network.
+
+    Its operators, the history of its versions, how rows, bytes and commit times are spread over the
+    state partitions and key groups, the heaviest keys, what is damaged, and what to do. Checkpoints
+    of Spark's own providers are taken as they are. Nothing is changed.
+
+    \b
+    Examples:
+      statestore report /data/checkpoint -o page.html
+      statestore report /data/checkpoint --deep --output json
+    """  # noqa: D301 (click reads the backspace)
+    from statestore.api.checkpoint import Checkpoint
+
+    if to is None and output == "text":
+        raise click.UsageError("say where to write the page: -o page.html; or --output json")
+    it = Checkpoint(checkpoint, storage_options=storage_options)
+    facts = it.report(to, limit=limit, deep=deep, savepoints=savepoints)
+    if output == "json":
+        print_json(asdict(facts))
+        return
+    click.echo(f"{to}: version {facts.newest_version}, {len(facts.advice)} pieces of advice")
+    for advice in facts.advice:
+        click.echo(f"{advice.severity}: {advice.text}")
+        if advice.command:
+            click.echo(f"  {advice.command}")
+
+
+@click.command()
+@click.argument("checkpoints", metavar="CHECKPOINT...", nargs=-1, required=True)
+@click.option("--host", default=_LOOPBACK, show_default=True, help="Address to listen at.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="Port.  [default: any that is free]"
+)
+@_limit_option
+@_deep_option
+@_savepoints_option
+@storage_option
+def ui(
+    checkpoints: tuple[str, ...],
+    host: str,
+    port: int,
+    limit: int,
+    deep: bool,
+    savepoints: str | None,
+    storage_options: dict[str, str],
+) -> None:
+    """Serve the pages of checkpoints to this machine's browser, always as they are now.
+
+    The pages are those of report. The address that is printed has a token, without which nothing is
+    shown. Only this machine can reach it, unless --host says otherwise. Nothing can be changed.
+
+    \b
+    Examples:
+      statestore ui /data/checkpoint
+      statestore ui /data/one /data/other s3://bucket/third --port 8080
+    """  # noqa: D301 (click reads the backspace)
+    from statestore.api.checkpoint import Checkpoint
+    from statestore.report.server import serve
+
+    serve(
+        checkpoints,
+        lambda uri: Checkpoint(uri, storage_options=storage_options).report(
+            limit=limit, deep=deep, savepoints=savepoints
+        ),
+        host=host,
+        port=port,
+        clock=SystemClock(),
+        announce=lambda address: click.echo(f"{address}\nCtrl-C ends it."),
+    )

@@ -1,0 +1,59 @@
+"""What a commit took, phase by phase, as the trailer of the version after it tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from statestore.core.json_fields import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTimes:
+    """A commit's phases, which follow each other; 0 throughout where they are not known.
+
+    Attributes:
+        write_ms: The shim sorts the rows and writes them to the local disk.
+        checksum_ms: The engine checks them, or builds the file of them, and seals it.
+        publish_ms: It brings the file to the storage, and waits for it to be durable.
+        sync_ms: The part of publish_ms that waits for the disk.
+        committed_ms: When the version was durable, milliseconds since the Unix epoch by the
+            engine's clock.
+    """
+
+    write_ms: float = 0.0
+    checksum_ms: float = 0.0
+    publish_ms: float = 0.0
+    sync_ms: float = 0.0
+    committed_ms: int = 0
+
+    @property
+    def total_ms(self) -> float:
+        """All of the commit but what shim and engine say to each other."""
+        return self.write_ms + self.checksum_ms + self.publish_ms
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form: durations in whole microseconds."""
+        return {
+            "write_us": round(self.write_ms * 1000),
+            "checksum_us": round(self.checksum_ms * 1000),
+            "publish_us": round(self.publish_ms * 1000),
+            "sync_us": round(self.sync_ms * 1000),
+            "committed_ms": self.committed_ms,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> CommitTimes:
+        """Read the JSON form.
+
+        Raises:
+            MalformedError: It is not one.
+        """
+        return cls(
+            fields.integer("write_us") / 1000,
+            fields.integer("checksum_us") / 1000,
+            fields.integer("publish_us") / 1000,
+            fields.integer("sync_us") / 1000,
+            fields.integer("committed_ms"),
+        )

@@ -1,0 +1,60 @@
+"""Text for people: numbers, times, rows in columns."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Return a number of bytes for people: `12.3 MB`."""
+    value, unit = float(num_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{num_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def format_time(epoch_ms: int) -> str:
+    """Return milliseconds since the Unix epoch for people, in UTC: `2026-01-31 23:59:59Z`."""
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def format_cell(value: object) -> str:
+    """Return a value as a cell of a table: `-` for none, `yes` and `no`, numbers with commas."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
+
+
+def is_numeric(values: Sequence[object]) -> bool:
+    """Return whether a column has numbers only, and is to be aligned to the right."""
+    return bool(values) and all(isinstance(value, int | float) for value in values)
+
+
+def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return rows below their columns' names, aligned, without a line break at the end."""
+    cells = [list(columns), *([format_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
+    is_right = [is_numeric([row[index] for row in rows]) for index in range(len(columns))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, is_right, strict=True)
+        ).rstrip()
+        for row in cells
+    )
+
+
+def format_fields(fields: Sequence[tuple[str, object]]) -> str:
+    """Return names and values, a line each, without a line break at the end."""
+    width = max((len(name) for name, _ in fields), default=0)
+    return "\n".join(f"{name:<{width}}  {format_cell(value)}" for name, value in fields)

@@ -1,0 +1,65 @@
+"""Place: a directory that somebody named, and all that it takes to reach it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from statestore.core.clock import Clock, SystemClock
+from statestore.core.ids import IdSource, RandomIds
+from statestore.core.options import StateStoreOptions
+from statestore.io.s3_settings import S3Settings
+from statestore.io.storage import absolute_uri, open_storage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from statestore.io.file_io import FileIO, TreeFileIO
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory and how it is reached: a checkpoint, a savepoint, or where one is to be.
+
+    Attributes:
+        uri: A path or a URI, as the caller named it.
+        options: Options of the query, for its storage (`s3.*`) and the form of files.
+        memory: Returns the driver's memory, where the checkpoints of the heap backend are; None
+            where it cannot be reached.
+        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+        ids: Source of IDs.
+        clock: Source of time.
+    """
+
+    uri: str
+    options: StateStoreOptions = field(default_factory=StateStoreOptions)
+    memory: Callable[[], FileIO] | None = None
+    io: TreeFileIO | None = None
+    ids: IdSource = field(default_factory=RandomIds)
+    clock: Clock = field(default_factory=SystemClock)
+
+    def open(self, cache_directory: str) -> tuple[TreeFileIO, str]:
+        """Return the storage and the directory's path there, without a slash at its end.
+
+        Args:
+            cache_directory: Local directory for files fetched from remote storage.
+
+        Raises:
+            InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
+        """
+        io, path = self.io, self.uri
+        if io is None:
+            io, path = self.open_other(absolute_uri(path), cache_directory)
+        return io, path.rstrip("/")
+
+    def open_other(self, uri: str, cache_directory: str) -> tuple[TreeFileIO, str]:
+        """Return the storage of another URI and its path there, reached in the same way.
+
+        Arguments and errors as `open_storage`.
+        """
+        settings = S3Settings.from_options(self.options)
+        return open_storage(uri, cache_directory, settings, self.clock)
+
+    def beside(self, uri: str) -> Place:
+        """Return the place of another URI, reached in the same way."""
+        return replace(self, uri=uri, io=None)

@@ -1,0 +1,93 @@
+"""Which rows and columns of what is read a caller wants, by names of nested fields with dots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from statestore.core.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow.compute as pc
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Rows and columns.
+
+    Attributes:
+        columns: Names of columns, of fields in them with dots (`key.user`); all when None.
+        filter: Rows that are wanted, by those names, also where the column is not; all when None.
+        flatten: Whether a struct becomes a column a field, and those of structs in it likewise.
+    """
+
+    columns: tuple[str, ...] | None = None
+    filter: pc.Expression | None = None
+    flatten: bool = False
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return what is wanted of a batch.
+
+        Raises:
+            InvalidArgumentError: There is no such column, or the filter does not fit them; names
+            those there are.
+        """
+        if self.columns is None and self.filter is None and not self.flatten:
+            return batch
+        names = batch.schema.names if self.columns is None else self.columns
+        every = dict(_with_fields(batch))
+        if self.filter is not None:
+            batch = pa.RecordBatch.from_arrays(list(every.values()), names=list(every))
+            try:
+                batch = batch.filter(self.filter)
+            except pa.ArrowException as error:
+                raise InvalidArgumentError(
+                    "the filter does not fit what is read",
+                    reason=str(error).splitlines()[0],
+                    known=", ".join(every),
+                    to_fix="use these columns, and values of their types",
+                ) from error
+            every = dict(zip(batch.schema.names, batch.columns, strict=True))
+        for name in names:
+            if name not in every:
+                raise _no_such_column(name, every)
+        found = {name: every[name] for name in names}
+        if self.flatten:
+            found = dict(_leaves(found))
+        return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
+
+
+def _with_fields(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array[Any]]]:
+    """Yield columns, and behind every struct its fields."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        yield name, column
+        yield from _fields(name, column)
+
+
+def _fields(name: str, column: pa.Array[Any]) -> Iterator[tuple[str, pa.Array[Any]]]:
+    if isinstance(column, pa.StructArray):
+        for field, child in zip(column.type, column.flatten(), strict=True):
+            yield f"{name}.{field.name}", child
+            yield from _fields(f"{name}.{field.name}", child)
+
+
+def _leaves(columns: dict[str, pa.Array[Any]]) -> Iterator[tuple[str, pa.Array[Any]]]:
+    for name, column in columns.items():
+        if not isinstance(column, pa.StructArray):
+            yield name, column
+        for inner, child in _fields(name, column):
+            if not isinstance(child, pa.StructArray):
+                yield inner, child
+
+
+def _no_such_column(name: str, known: dict[str, pa.Array[Any]]) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "what is read has no such column",
+        column=name,
+        known=", ".join(known),
+        to_fix="use one of these",
+    )

@@ -1,0 +1,189 @@
+"""Advice: what the facts of a checkpoint say should be done, in words and as a command to copy.
+
+Each rule looks at one thing. Thresholds are those at which the figure of benchmarks/results shows a
+cost that a user notices; a rule that does not know enough says nothing.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from statestore.core.options import StateStoreOptions
+from statestore.core.providers import SPARK_PROVIDERS
+from statestore.report.facts import Advice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from statestore.report.facts import Facts, StoreFacts
+
+LARGE_ROWS = 5_000_000
+LARGE_BYTES = 1 << 30
+"""State of one partition above which a restore takes ten seconds and more."""
+SMALL_ROWS = 1_000
+"""Rows of one partition below which its commit is all overhead."""
+SKEW = 2.0
+SKEWED_ROWS = 10_000
+"""A store of fewer rows is not worth a rescale."""
+HOT_SHARE = 0.5
+RETAINED_SHARE = 20
+SYNC_SHARE = 0.5
+SLOW_COMMIT_MS = 50.0
+
+
+def advise(facts: Facts) -> tuple[Advice, ...]:
+    """Return what should be done, problems first."""
+    found = [advice for rule in _RULES for advice in rule(facts)]
+    return tuple(sorted(found, key=lambda advice: advice.severity != "problem"))
+
+
+def _damage(facts: Facts) -> Iterator[Advice]:
+    unreadable = sum(not finding.is_recoverable for finding in facts.findings)
+    if unreadable:
+        yield Advice(
+            "damage",
+            "problem",
+            f"Version {facts.newest_version}, the newest, cannot be read: {unreadable} findings. "
+            "The command shows which batches would run again.",
+            f"statestore repair {facts.uri}",
+        )
+    elif facts.findings:
+        yield Advice(
+            "damage",
+            "problem",
+            f"{len(facts.findings)} files of version {facts.newest_version} are damaged, and every "
+            "row can be read all the same. A new snapshot takes their place in time.",
+            f"statestore verify {facts.uri} --deep",
+        )
+
+
+def _sizes(facts: Facts) -> Iterator[Advice]:
+    for store in _changeable(facts):
+        rows = [partition.num_rows or 0 for partition in store.partitions]
+        bytes_ = [partition.full_bytes for partition in store.partitions]
+        if max(rows) > LARGE_ROWS or max(bytes_) > LARGE_BYTES:
+            if (more := _times(store, 2)) is not None:
+                yield Advice(
+                    "partitions-too-large",
+                    "advice",
+                    f"The largest state partition of {store.title} has {max(rows):,} rows and "
+                    f"{max(bytes_):,} bytes. A restart waits for it to be restored. "
+                    "More state partitions are smaller ones.",
+                    f"statestore rescale {facts.uri} --num-partitions {more}",
+                )
+        elif store.num_rows is not None and store.num_partitions >= 8 and max(rows) < SMALL_ROWS:
+            fewer = store.num_partitions
+            while fewer % 2 == 0 and store.num_rows / fewer < SMALL_ROWS and fewer > 2:
+                fewer //= 2
+            if fewer < store.num_partitions:
+                yield Advice(
+                    "partitions-too-small",
+                    "advice",
+                    f"The {store.title} has {store.num_rows:,} rows in {store.num_partitions} "
+                    "state partitions. Each of them costs a task and a commit in every batch, "
+                    "whatever it holds.",
+                    f"statestore rescale {facts.uri} --num-partitions {fewer}",
+                )
+                return
+
+
+def _skew(facts: Facts) -> Iterator[Advice]:
+    for store in _changeable(facts):
+        spread = store.spreads.get("num_rows")
+        if spread is None or store.key_groups is None or spread.skew <= SKEW:
+            continue
+        if spread.maximum < SKEWED_ROWS:
+            continue
+        rows = max(store.key_groups, key=sum)
+        seen = (
+            f"The largest state partition of {store.title} has {spread.maximum:,.0f} rows, "
+            f"{spread.skew:.1f} times the median."
+        )
+        if max(rows) / max(1, sum(rows)) > HOT_SHARE:
+            yield Advice(
+                "hot-key",
+                "advice",
+                f"{seen} Most of them are of one group of keys, which stays together: no number of "
+                "state partitions spreads it. Look at the keys, and put something that varies into "
+                "the grouping key.",
+                f"statestore inspect {facts.uri} --operator {store.operator} --key-groups",
+            )
+        elif (more := _times(store, 2)) is not None:
+            # By their class, rows of a state partition go to one of two new ones.
+            largest = max(max(sum(part[::2]), sum(part[1::2])) for part in store.key_groups)
+            yield Advice(
+                "skew",
+                "advice",
+                f"{seen} With {more} state partitions the largest would have {largest:,} rows.",
+                f"statestore rescale {facts.uri} --num-partitions {more}",
+            )
+
+
+def _chains(facts: Facts) -> Iterator[Advice]:
+    if facts.backend in SPARK_PROVIDERS:
+        return
+    limit = 2 * StateStoreOptions().snapshot_max_chain_length
+    longest = max(
+        (part.num_files for store in facts.stores for part in store.partitions), default=0
+    )
+    if longest > limit:
+        yield Advice(
+            "long-chains",
+            "advice",
+            f"A restore reads up to {longest} files for one state partition. Snapshots do not keep "
+            "up: look for failed ones in the log of the executors, or set "
+            "spark.sql.streaming.stateStore.snapshot.maxChainLength lower.",
+        )
+
+
+def _retention(facts: Facts) -> Iterator[Advice]:
+    newest = facts.newest
+    if newest is None or facts.backend in SPARK_PROVIDERS or facts.backend == "heap":
+        return
+    if newest.full_bytes and facts.stored_bytes > RETAINED_SHARE * newest.full_bytes:
+        yield Advice(
+            "retention",
+            "advice",
+            f"{facts.stored_bytes:,} bytes are kept for {newest.full_bytes:,} bytes of state. "
+            "spark.sql.streaming.minBatchesToRetain says how many versions stay; the command shows "
+            "what would go now.",
+            f"statestore expire {facts.uri} --keep 10",
+        )
+
+
+def _disk(facts: Facts) -> Iterator[Advice]:
+    commits = [version.commit for version in facts.versions if version.commit is not None]
+    if not commits:
+        return
+    total = median(commit.total_ms for commit in commits)
+    sync = median(commit.sync_ms for commit in commits)
+    if total > SLOW_COMMIT_MS and sync / total > SYNC_SHARE:
+        yield Advice(
+            "slow-disk",
+            "advice",
+            f"A commit takes {total:.0f} ms, {sync:.0f} ms of which it waits for the disk of the "
+            "checkpoint. A faster disk, or fewer state partitions, makes batches shorter.",
+        )
+
+
+def _changeable(facts: Facts) -> Iterator[StoreFacts]:
+    """Yield the stores that a rescale can change: those of this package, in a file."""
+    if facts.backend not in SPARK_PROVIDERS and facts.backend != "heap":
+        yield from (store for store in facts.stores if len(store.partitions) > 1)
+
+
+def _times(store: StoreFacts, factor: int) -> int | None:
+    """Return so many times the state partitions, None where key groups do not allow that."""
+    more = factor * store.num_partitions
+    return more if store.rescalable and store.max_parallelism % more == 0 else None
+
+
+_RULES: tuple[Callable[[Facts], Iterator[Advice]], ...] = (
+    _damage,
+    _sizes,
+    _skew,
+    _chains,
+    _retention,
+    _disk,
+)

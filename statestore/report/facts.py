@@ -1,0 +1,183 @@
+"""Facts: what a page about a checkpoint shows, as plain data.
+
+`dataclasses.asdict` gives the JSON of a page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from statestore.operations.upkeep.listing import FoundSavepoint, VersionInfo
+    from statestore.operations.upkeep.verify import Finding
+
+SCHEMA_VERSION = 1
+"""Of the facts as JSON: raised when a field goes or changes its meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Something to do, or to know.
+
+    Attributes:
+        kind: What it is about, a word that does not change: damage, partitions-too-large,
+            partitions-too-small, skew, hot-key, long-chains, retention, slow-disk.
+        severity: `problem` where rows are at stake, `advice` where time or space is.
+        text: What was seen and what follows, for people.
+        command: The command to copy; None where there is none.
+    """
+
+    kind: str
+    severity: Literal["problem", "advice"]
+    text: str
+    command: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a number is spread over the state partitions of a store."""
+
+    minimum: float
+    median: float
+    p99: float
+    maximum: float
+
+    @classmethod
+    def of(cls, numbers: Iterable[float | None]) -> Spread | None:
+        """Return the spread of the numbers that are known, None where none is."""
+        known = [number for number in numbers if number is not None]
+        if not known:
+            return None
+        low, middle, high = (float(np.percentile(known, at)) for at in (0, 50, 99))
+        return cls(low, middle, high, float(max(known)))
+
+    @property
+    def skew(self) -> float:
+        """How many times the median the largest is; 1 where the median is 0."""
+        return self.maximum / self.median if self.median else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """A store in one state partition, at the newest version.
+
+    Attributes:
+        partition: State partition.
+        num_rows: Rows; None where only reading them tells.
+        own_bytes, full_bytes: Bytes that the version added, and that a restore reads.
+        num_files: Files that a restore reads.
+        restore_ms: Estimate of a restore on one core.
+        num_commits: Commits whose times are known, of the versions looked at.
+        write_ms, checksum_ms, publish_ms, sync_ms, commit_ms: Medians of their phases and of all
+            of them together, as `CommitTimes` has them; None where no commit's times are known.
+    """
+
+    partition: int
+    num_rows: int | None
+    own_bytes: int
+    full_bytes: int
+    num_files: int
+    restore_ms: float
+    num_commits: int
+    write_ms: float | None
+    checksum_ms: float | None
+    publish_ms: float | None
+    sync_ms: float | None
+    commit_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeavyKey:
+    """A key with many bytes of values.
+
+    Attributes:
+        variable: State variable, or `default`.
+        key: The key as text, its columns by name.
+        partition: Its state partition.
+        value_bytes: Bytes of its values.
+    """
+
+    variable: str
+    key: str
+    partition: int
+    value_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """A store of an operator over all state partitions, at the newest version.
+
+    Attributes:
+        operator, operator_name, name: Whose store it is, and its name.
+        variables: State variables of transformWithState, with their kinds.
+        num_partitions, max_parallelism: Numbers of state partitions and of key groups.
+        rescalable: Whether a rescale may go by key groups.
+        num_rows, full_bytes: Sums over the state partitions.
+        partitions: In order.
+        spreads: By field of `PartitionFacts`.
+        key_groups: For each state partition, rows by key-group class; None where not known.
+        heaviest: Keys with the most bytes of values; None where rows were not read.
+    """
+
+    operator: int
+    operator_name: str
+    name: str
+    variables: tuple[str, ...]
+    num_partitions: int
+    max_parallelism: int
+    rescalable: bool
+    num_rows: int | None
+    full_bytes: int
+    partitions: tuple[PartitionFacts, ...]
+    spreads: dict[str, Spread]
+    key_groups: tuple[tuple[int, ...], ...] | None
+    heaviest: tuple[HeavyKey, ...] | None
+
+    @property
+    def title(self) -> str:
+        """What to call it in a sentence."""
+        return f"store {self.name} of operator {self.operator} ({self.operator_name})"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that a page shows.
+
+    Attributes:
+        schema_version: Of this form.
+        uri, backend: The checkpoint, and the state backend, or Spark's own provider by the name
+            that `convert` takes.
+        made_ms: When this was looked at, milliseconds since the Unix epoch.
+        num_partitions, newest_version, uncommitted_batch, stored_bytes: As `CheckpointInfo`.
+        versions: Newest first, as `statestore list` shows them.
+        stores: Of every stateful operator.
+        savepoints: Those found where it was said to look.
+        pinned_versions: Versions that a reader holds back from retention now.
+        findings: What verify found wrong with the newest version.
+        advice: What to do, the most urgent first.
+    """
+
+    schema_version: int
+    uri: str
+    backend: str
+    made_ms: int
+    num_partitions: int
+    newest_version: int
+    uncommitted_batch: int | None
+    stored_bytes: int
+    versions: tuple[VersionInfo, ...]
+    stores: tuple[StoreFacts, ...]
+    savepoints: tuple[FoundSavepoint, ...]
+    pinned_versions: tuple[int, ...]
+    findings: tuple[Finding, ...]
+    advice: tuple[Advice, ...] = ()
+
+    @property
+    def newest(self) -> VersionInfo | None:
+        """The newest version; None where no batch was committed."""
+        return self.versions[0] if self.versions else None

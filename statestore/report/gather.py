@@ -1,0 +1,222 @@
+"""Gathering the facts of a page from a checkpoint's files alone, whoever wrote them.
+
+From Spark's logs and the trailers of the newest versions; rows are read for the heaviest keys only,
+where the state is small or a deep look is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from statestore.checkpoint.key_group_rows import NUM_CLASSES, folded
+from statestore.core.errors import StateStoreError
+from statestore.operations.reading.inspection import largest_keys
+from statestore.operations.upkeep.listing import find_savepoints, survey
+from statestore.operations.upkeep.verify import verify
+from statestore.report.advice import advise
+from statestore.report.facts import (
+    SCHEMA_VERSION,
+    Facts,
+    HeavyKey,
+    PartitionFacts,
+    Spread,
+    StoreFacts,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from statestore.codec.commit_times import CommitTimes
+    from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.store_state import States, StoreState
+    from statestore.operations.upkeep.listing import CheckpointInfo, FoundSavepoint
+
+NUM_VERSIONS = 100
+NUM_HEAVIEST = 10
+READ_BYTES = 64 << 20
+"""State up to this size is read for its heaviest keys without being asked to."""
+_ROWS_A_SECOND = 500_000
+_BYTES_A_SECOND = 100 << 20
+"""What one core restores of rows into memory, and fetches for a local database (benchmarks W3)."""
+
+
+def gather(
+    checkpoint: OpenCheckpoint,
+    *,
+    num_versions: int = NUM_VERSIONS,
+    deep: bool = False,
+    savepoints: str | None = None,
+) -> Facts:
+    """Look at a checkpoint, whoever wrote it, while its query runs or not.
+
+    Args:
+        checkpoint: The checkpoint.
+        num_versions: At most so many versions of the history, at least 1.
+        deep: Whether to read every row: the heaviest keys of state of any size, and all checks of
+            `verify --deep`.
+        savepoints: Directory to look for savepoints in.
+
+    Raises:
+        NotFoundError: There is no checkpoint.
+        IncompatibleError: Neither this package's nor one of Spark's own providers wrote it.
+        CorruptionError, StorageError: Spark's logs cannot be read, or the storage failed. Damaged
+            state is a finding instead.
+    """
+    info, versions = survey(checkpoint, num_versions)
+    newest = versions.get(info.newest_version, {})
+    times = _commits_by_store(versions.values())
+    is_read = deep or sum(state.full_bytes for state in newest.values()) <= READ_BYTES
+    stores = tuple(
+        _store_facts(checkpoint, operator.id, store.name, newest, times, is_read=is_read)
+        for operator in checkpoint.operators
+        for store in operator.stores
+        if any(_is_of(state, operator.id, store.name) for state in newest.values())
+    )
+    found = () if savepoints is None else find_savepoints(checkpoint, savepoints)
+    facts = _facts(checkpoint, info, stores, found, deep=deep)
+    return replace(facts, advice=advise(facts))
+
+
+def _facts(
+    source: OpenCheckpoint,
+    info: CheckpointInfo,
+    stores: tuple[StoreFacts, ...],
+    savepoints: tuple[FoundSavepoint, ...],
+    *,
+    deep: bool,
+) -> Facts:
+    findings = verify(source, deep=deep).findings if info.newest_version else ()
+    return Facts(
+        schema_version=SCHEMA_VERSION,
+        uri=info.uri,
+        backend=info.backend,
+        made_ms=source.clock.now_ms(),
+        num_partitions=info.num_partitions,
+        newest_version=info.newest_version,
+        uncommitted_batch=info.uncommitted_batch,
+        stored_bytes=info.stored_bytes,
+        versions=info.versions,
+        stores=stores,
+        savepoints=savepoints,
+        pinned_versions=info.pinned_versions,
+        findings=findings,
+    )
+
+
+def _is_of(state: StoreState, operator: int, name: str) -> bool:
+    return (state.store.operator, state.store.name) == (operator, name)
+
+
+def _commits_by_store(versions: Iterable[States]) -> dict[object, list[CommitTimes]]:
+    times: dict[object, list[CommitTimes]] = {}
+    for states in versions:
+        for store, state in states.items():
+            if state.parent_commit is not None:
+                times.setdefault(store, []).append(state.parent_commit)
+    return times
+
+
+def _store_facts(
+    source: OpenCheckpoint,
+    operator: int,
+    name: str,
+    newest: States,
+    times: dict[object, list[CommitTimes]],
+    *,
+    is_read: bool,
+) -> StoreFacts:
+    states = [state for state in newest.values() if _is_of(state, operator, name)]
+    states.sort(key=lambda state: state.store.partition)
+    info = source.operator(operator)
+    partitions = tuple(
+        _partition_facts(state, times.get(state.store, []), source.kept_by) for state in states
+    )
+    spreads = {
+        field: spread
+        for field in ("num_rows", "full_bytes", "num_files", "commit_ms", "restore_ms")
+        if (spread := Spread.of(getattr(partition, field) for partition in partitions))
+    }
+    rows = [partition.num_rows for partition in partitions]
+    return StoreFacts(
+        operator=operator,
+        operator_name=info.name,
+        name=name,
+        variables=tuple(f"{variable.name} ({variable.kind})" for variable in info.variables),
+        num_partitions=states[0].num_partitions,
+        max_parallelism=states[0].max_parallelism,
+        rescalable=all(state.rescalable for state in states),
+        num_rows=None if None in rows else sum(row or 0 for row in rows),
+        full_bytes=sum(state.full_bytes for state in states),
+        partitions=partitions,
+        spreads=spreads,
+        key_groups=_key_groups(states),
+        heaviest=_heaviest(source, states) if is_read else None,
+    )
+
+
+def _partition_facts(
+    state: StoreState, commits: Sequence[CommitTimes], kept_by: str
+) -> PartitionFacts:
+    medians: dict[str, Any] = {
+        field: median(getattr(commit, field) for commit in commits) if commits else None
+        for field in ("write_ms", "checksum_ms", "publish_ms", "sync_ms", "total_ms")
+    }
+    is_local = kept_by in ("rocksdb", "spark-rocksdb")
+    seconds = state.full_bytes / _BYTES_A_SECOND if is_local else state.most_rows / _ROWS_A_SECOND
+    return PartitionFacts(
+        partition=state.store.partition,
+        num_rows=state.num_keys,
+        own_bytes=state.own_bytes,
+        full_bytes=state.full_bytes,
+        num_files=state.num_files,
+        restore_ms=1000 * seconds,
+        num_commits=len(commits),
+        commit_ms=medians.pop("total_ms"),
+        **medians,
+    )
+
+
+def _key_groups(states: Sequence[StoreState]) -> tuple[tuple[int, ...], ...] | None:
+    """Return rows by class of every state partition, all by as many classes."""
+    known = [state.key_group_rows for state in states]
+    if not all(known):
+        return None
+    num_classes = min([NUM_CLASSES, *(len(rows) for rows in known if rows)])
+    # Key groups there are: more classes would always be empty.
+    groups = max(1, states[0].max_parallelism // states[0].num_partitions)
+    while num_classes > groups:
+        num_classes //= 2
+    return tuple(folded(rows, num_classes) for rows in known if rows)
+
+
+def _heaviest(source: OpenCheckpoint, states: Sequence[StoreState]) -> tuple[HeavyKey, ...]:
+    """Return the keys with the most bytes of values; none of what cannot be decoded or read."""
+    store = states[0].store
+    found: list[HeavyKey] = []
+    variables = {variable.name for variable in source.operator(store.operator).variables}
+    for family in states[0].column_families:
+        if family.internal or (variables and family.name not in variables):
+            continue
+        try:
+            table = largest_keys(
+                source,
+                NUM_HEAVIEST,
+                operator=store.operator,
+                store=store.name,
+                column_family=family.name,
+            )
+        except StateStoreError:
+            continue  # verify names what is damaged
+        found += [
+            HeavyKey(family.name, _text(row["key"]), row["partition_id"], row["value_bytes"])
+            for row in table.to_pylist()
+        ]
+    return tuple(sorted(found, key=lambda key: -key.value_bytes)[:NUM_HEAVIEST])
+
+
+def _text(key: Any) -> str:
+    if isinstance(key, dict):
+        return ", ".join(f"{name} = {value}" for name, value in key.items()) or "(no key)"
+    return str(key)

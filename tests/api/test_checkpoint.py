@@ -1,0 +1,276 @@
+"""Checkpoint and Savepoint as a program or a notebook uses them."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import statestore
+from statestore import Checkpoint, Savepoint
+from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.operations.plan import Change, Plan
+from tests.checkpoints import contents, write_checkpoint
+from tests.operations.checkpoints import files_below, make_query, read_rows
+
+VERSIONS = [
+    {"default": {("a", n): (n * 7, f"note {n}") for n in range(20)} | {(None, 1): (5, None)}},
+    {"default": {("a", 3): None, ("b", 1): (-4, "new")}},
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A checkpoint that is only read."""
+    return Path(write_checkpoint(tmp_path_factory.mktemp("read") / "ck", VERSIONS))
+
+
+@pytest.fixture
+def query(tmp_path):
+    """A query's checkpoint, and what its newest version holds."""
+    return make_query(tmp_path / "query", num_partitions=2)
+
+
+def rows_of(table):
+    return {tuple(row["key"].values()): tuple(row["value"].values()) for row in table.to_pylist()}
+
+
+@pytest.mark.parametrize("spell", [str, Path, Path.as_uri], ids=["str", "path", "uri"])
+def test_a_directory_is_named_as_anywhere_else(path, spell):
+    """Catches a directory that has to be text, or is looked for below another."""
+    assert rows_of(Checkpoint(spell(path)).read()) == contents(VERSIONS)
+
+
+def test_a_relative_path_stays_that_of_then_and_a_tilde_is_home(path, monkeypatch, tmp_path):
+    """Catches an object that is another checkpoint after a change of the working directory."""
+    monkeypatch.chdir(path.parent)
+    relative = Checkpoint("ck")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(path.parent))
+
+    assert relative.newest_version == Checkpoint("~/ck").newest_version == 2
+    assert relative.uri == str(path)
+
+
+def test_making_the_object_touches_nothing(tmp_path):
+    """Catches an object that cannot be made before its checkpoint, or that makes a directory."""
+    checkpoint = Checkpoint(tmp_path / "none")
+
+    assert repr(checkpoint) == f"Checkpoint({str(tmp_path / 'none')!r})"
+    assert "checkpoint-not-found" in checkpoint._repr_html_()
+    with pytest.raises(NotFoundError, match="checkpoint-not-found"):
+        checkpoint.versions()
+    assert not (tmp_path / "none").exists()
+
+
+def test_importing_the_package_imports_neither_arrow_nor_spark():
+    """Catches an import that costs a query's start a second."""
+    code = "import statestore, sys; print('pyarrow' in sys.modules or 'pyspark' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "False\n"
+
+
+def test_options_are_those_of_the_query_by_key_or_by_field(path):
+    """Catches a misspelt option that is passed over in silence."""
+    for name in ("s3.pathStyle", "s3_path_style", "spark.sql.streaming.stateStore.s3.pathStyle"):
+        made = Checkpoint(path, storage_options={name: True})
+        assert made._reach.place.options.s3_path_style
+    with pytest.raises(InvalidArgumentError, match="nearest="):
+        Checkpoint(path, storage_options={"s3.pathStile": True})
+    with pytest.raises(InvalidArgumentError, match="a session has its own"):
+        Checkpoint(
+            path,
+            storage_options={"spark.hadoop.x": "y"},
+            spark=type("Session", (), {"_jsparkSession": None})(),
+        )
+
+
+def test_columns_and_rows_are_chosen_by_names_with_dots(path):
+    """Catches a filter on a column that is not asked for, or by another name than is shown."""
+    checkpoint, expected = Checkpoint(path), contents(VERSIONS)
+    large = {key: value for key, value in expected.items() if value[0] > 100}
+
+    found = checkpoint.read(
+        columns=["key.word", "key.number", "value"], filter=pc.field("value.total") > 100
+    )
+    assert found.schema.names == ["key.word", "key.number", "value"]
+    assert {
+        (row["key.word"], row["key.number"]): tuple(row["value"].values())
+        for row in found.to_pylist()
+    } == large
+    assert rows_of(checkpoint.read(filter=pc.field("value", "total") > 100)) == large
+    assert checkpoint.read(filter=pc.field("key.word").is_null()).num_rows == 1
+    batches = list(
+        checkpoint.read_batches(columns=["partition_id"], filter=pc.field("key.number") < 0)
+    )
+    assert [batch.schema.names for batch in batches[:1]] == [["partition_id"]]
+    assert sum(batch.num_rows for batch in batches) == 0
+    with pytest.raises(InvalidArgumentError, match=r"known='key, key\.word, key\.number, value"):
+        checkpoint.read(columns=["key.words"])
+    with pytest.raises(InvalidArgumentError, match="the filter does not fit"):
+        checkpoint.read(filter=pc.field("nothing") > 1)
+
+
+def test_nested_columns_are_flattened_on_request(path):
+    """Catches a null struct whose fields become other than null, and a name without its parent."""
+    checkpoint = Checkpoint(path)
+
+    flat = checkpoint.read(flatten=True)
+
+    assert flat.schema.names == [
+        "key.word", "key.number", "value.total", "value.note", "partition_id"
+    ]  # fmt: skip
+    rows = zip(*(flat.column(number).to_pylist() for number in range(4)), strict=True)
+    assert {row[:2]: row[2:] for row in rows} == contents(VERSIONS)
+    assert checkpoint.read(columns=["value"], flatten=True).schema.names == [
+        "value.total", "value.note"
+    ]  # fmt: skip
+
+
+def test_tables_and_listings_are_frames_of_other_packages(path):
+    """Catches an interface that only pyarrow knows."""
+    checkpoint = Checkpoint(path)
+    versions, stores = checkpoint.versions(), checkpoint.inspect()
+
+    assert pl.from_arrow(checkpoint.read(flatten=True))["value.total"].sum() == sum(
+        total for total, _ in contents(VERSIONS).values()
+    )
+    for listing in (versions, stores):
+        table = pa.table(listing)
+        assert pl.DataFrame(listing).height == pd.DataFrame.from_arrow(listing).shape[0]
+        assert table.num_rows == len(listing)
+        assert pa.table(listing[:0]).schema == table.schema
+    assert pl.DataFrame(versions)["version"].to_list() == [2, 1]
+    found = checkpoint.read(flatten=True)  # noqa: F841 (DuckDB finds it by its name)
+    query = 'SELECT max("value.total") FROM found'
+    assert duckdb.sql(query).fetchall() == [(19 * 7,)]
+    listed = versions.to_arrow()  # noqa: F841 (likewise)
+    assert duckdb.sql("SELECT sum(num_stores) FROM listed").fetchall() == [(4,)]
+    assert pl.from_arrow(checkpoint.key_groups())["num_rows"].sum() == len(contents(VERSIONS))
+
+
+def test_what_is_seen_has_a_text_and_html(path):
+    """Catches a notebook that shows an address in memory."""
+    checkpoint = Checkpoint(path)
+    with checkpoint.open_store() as store:
+        shown = [
+            checkpoint, checkpoint.versions(), checkpoint.inspect(), checkpoint.verify(),
+            checkpoint.plan_expire(), checkpoint.plan_rescale(4), store,
+        ]  # fmt: skip
+        for what in shown:
+            assert " object at 0x" not in repr(what)
+            assert what._repr_html_().startswith("<")
+    assert repr(store) == "<Store 0/0/default: closed>"
+    assert "filesystem" in checkpoint._repr_html_()
+    assert "stateStoreSave" in repr(checkpoint.inspect())
+
+
+def test_completion_finds_what_there_is():
+    """Catches names that only an attribute hook knows, and seams of tests among them."""
+    names = {name for name in dir(Checkpoint) if not name.startswith("_")}
+
+    assert {"read", "rescale", "plan_rescale", "versions", "operators", "open_store"} <= names
+    assert {"Checkpoint", "Savepoint", "stop_with_savepoint"} <= {*dir(statestore)}
+    for kind in (Checkpoint, Savepoint):
+        for name, method in inspect.getmembers(kind, inspect.isfunction):
+            if not name.startswith("_"):
+                parameters = {*inspect.signature(method).parameters}
+                assert not parameters & {"io", "ids", "clock", "memory", "options"}, name
+
+
+def plans_of(query, tmp_path):
+    """Every plan, by the method that makes it."""
+    checkpoint = Checkpoint(query.path)
+    savepoint = checkpoint.savepoint(tmp_path / "savepoint")
+    checkpoint.rescale(4)
+    return {
+        "plan_undo_rescale": checkpoint.plan_undo_rescale(),
+        "plan_rescale": checkpoint.plan_rescale(6),
+        "plan_repair": checkpoint.plan_repair(),
+        "plan_expire": checkpoint.plan_expire(2),
+        "plan_savepoint": checkpoint.plan_savepoint(tmp_path / "other", form="native"),
+        "plan_branch": checkpoint.plan_branch(tmp_path / "branch"),
+        "plan_convert": checkpoint.plan_convert(tmp_path / "converted", "spark-rocksdb"),
+        "plan_restore": savepoint.plan_restore(tmp_path / "restored", num_partitions=8),
+    }
+
+
+def test_every_operation_has_a_plan_with_the_same_verbs_that_changes_nothing(query, tmp_path):
+    """Catches an operation whose effect is known only after it, or a plan that has one."""
+    made = plans_of(query, tmp_path)
+    methods = {name for kind in (Checkpoint, Savepoint) for name in dir(kind)}
+    before = files_below(tmp_path)
+
+    assert {name for name in methods if name.startswith("plan_")} == {*made}
+    assert {name.removeprefix("plan_") for name in made} <= methods
+    again = {
+        "plan_restore": Savepoint(tmp_path / "savepoint")
+        .plan_restore(tmp_path / "again")
+        .describe()
+    }
+    assert "copied" in again["plan_restore"]
+    for name, plan in made.items():
+        assert isinstance(plan, Plan), name
+        assert plan.describe() == str(plan) != "", name
+        assert plan.size_bytes is None or plan.size_bytes >= 0, name
+        assert all(isinstance(change, Change) for change in plan.changes), name
+        assert bool(plan.changes) == (name not in ("plan_repair", "plan_expire")), name
+    assert made["plan_savepoint"].size_bytes > 0
+    assert made["plan_branch"].size_bytes == 0  # hard links
+    assert files_below(tmp_path) == before
+
+
+def test_changes_of_a_plan_are_what_it_changes(query, tmp_path):
+    """Catches a file that changes and is in no plan, or one that is and stays."""
+    checkpoint = Checkpoint(query.path)
+    for plan in (lambda: checkpoint.plan_rescale(8), checkpoint.plan_undo_rescale):
+        before, planned = files_below(query.path), plan()
+        planned.run()
+        after = files_below(query.path)
+        # Beside them only reference files, in state partitions that were there.
+        touched = {
+            name
+            for name in before.keys() ^ after.keys()
+            | {name for name in before.keys() & after.keys() if before[name] != after[name]}
+            if not name.endswith(".ref")
+        }
+        paths = tuple(change.path for change in planned.changes)
+        assert touched
+        assert {name for name in touched if not name.startswith(paths)} == set()
+        assert [path for path in paths if not any(n.startswith(path) for n in touched)] == []
+
+
+def test_a_plan_is_run_later_and_once_more(query):
+    """Catches a plan that holds on to what the query has changed since."""
+    plan = Checkpoint(query.path).plan_rescale(4)
+    query.run({"key-1": "later"})
+
+    done = plan.run()
+
+    assert (plan.batch, done.batch) == (3, 4)
+    assert read_rows(query.path) == query.model
+    with pytest.raises(InvalidArgumentError, match="tells what was done already"):
+        done.run()
+    assert plan.run().is_done
+
+
+def test_state_goes_round_by_the_objects_that_operations_return(query, tmp_path):
+    """Catches an operation whose result has to be named once more to go on."""
+    checkpoint = Checkpoint(query.path)
+
+    savepoint = checkpoint.savepoint(tmp_path / "savepoints" / "one")
+    restored = savepoint.restore(tmp_path / "restored", backend="rocksdb", num_partitions=4)
+    branch = restored.branch(Checkpoint(tmp_path / "branch"))
+
+    assert (savepoint.info.version, savepoint.newest_version) == (3, 3)
+    assert (restored.backend, restored.num_partitions) == ("rocksdb", 4)
+    assert read_rows(branch.uri) == read_rows(restored.uri) == query.model
+    (found,) = checkpoint.savepoints(tmp_path / "savepoints")
+    assert (found.uri, found.info) == (savepoint.uri, savepoint.info)

@@ -1,0 +1,159 @@
+"""Advice: each rule speaks where it should, and nowhere else."""
+
+from dataclasses import replace
+
+import pytest
+
+from statestore.codec.commit_times import CommitTimes
+from statestore.codec.trailer import StoreName
+from statestore.operations.upkeep.listing import VersionInfo
+from statestore.operations.upkeep.verify import Finding
+from statestore.report.advice import advise
+from statestore.report.facts import Facts, PartitionFacts, Spread, StoreFacts
+
+
+def partition(number, rows, *, num_files=5, full_bytes=None):
+    """A store in one state partition."""
+    return PartitionFacts(
+        partition=number,
+        num_rows=rows,
+        own_bytes=10,
+        full_bytes=50 * rows if full_bytes is None else full_bytes,
+        num_files=num_files,
+        restore_ms=rows / 500,
+        num_commits=0,
+        write_ms=None,
+        checksum_ms=None,
+        publish_ms=None,
+        sync_ms=None,
+        commit_ms=None,
+    )
+
+
+def facts(*partitions, key_groups=None, max_parallelism=128, rescalable=True, **changed):
+    """The facts of a checkpoint with one store, in these state partitions."""
+    rows = [part.num_rows for part in partitions]
+    full_bytes = sum(part.full_bytes for part in partitions)
+    store = StoreFacts(
+        operator=0,
+        operator_name="stateStoreSave",
+        name="default",
+        variables=(),
+        num_partitions=len(partitions),
+        max_parallelism=max_parallelism,
+        rescalable=rescalable,
+        num_rows=sum(rows),
+        full_bytes=full_bytes,
+        partitions=partitions,
+        spreads={"num_rows": Spread.of(rows)},
+        key_groups=key_groups,
+        heaviest=(),
+    )
+    newest = VersionInfo(
+        version=7,
+        batch=6,
+        kind="incremental",
+        num_partitions=len(partitions),
+        num_stores=len(partitions),
+        num_rows=sum(rows),
+        incremental_bytes=10,
+        full_bytes=full_bytes,
+        num_snapshots=0,
+        snapshot_bytes=0,
+        committed_ms=1,
+        commit=None,
+        problem=None,
+    )
+    made = Facts(
+        schema_version=1,
+        uri="/ck",
+        backend="filesystem",
+        made_ms=2,
+        num_partitions=len(partitions),
+        newest_version=7,
+        uncommitted_batch=None,
+        stored_bytes=2 * full_bytes,
+        versions=(newest,),
+        stores=(store,),
+        savepoints=(),
+        pinned_versions=(),
+        findings=(),
+    )
+    return replace(made, **changed)
+
+
+def even(num, rows, **arguments):
+    """State partitions of equal size."""
+    return facts(*(partition(number, rows) for number in range(num)), **arguments)
+
+
+def told(found):
+    """Kinds and commands."""
+    return [(advice.kind, advice.command) for advice in advise(found)]
+
+
+@pytest.mark.parametrize(("num", "rows"), [(1, 10), (4, 500), (8, 2_000), (4, 4_000_000)])
+def test_nothing_is_said_where_all_is_well(num, rows):
+    """Catches advice that everybody gets, and nobody reads any more."""
+    assert told(even(num, rows)) == []
+
+
+def test_large_state_partitions_are_divided():
+    """Catches a rescale that the key groups do not allow, or one of a checkpoint that has none."""
+    more = [("partitions-too-large", "statestore rescale /ck --num-partitions 8")]
+    assert told(even(4, 6_000_000)) == more
+    wide = facts(*(partition(number, 10, full_bytes=2 << 30) for number in range(4)))
+    assert told(wide) == more
+    assert told(even(4, 6_000_000, max_parallelism=4)) == []
+    assert told(even(4, 6_000_000, rescalable=False)) == []
+    assert told(even(4, 6_000_000, backend="spark-rocksdb")) == []
+    assert told(even(4, 6_000_000, backend="heap")) == []
+
+
+def test_small_state_partitions_are_put_together_until_they_are_not_small():
+    """Catches advice to go from too many to too few."""
+    assert told(even(64, 500)) == [
+        ("partitions-too-small", "statestore rescale /ck --num-partitions 32")
+    ]
+    assert told(even(64, 1)) == [
+        ("partitions-too-small", "statestore rescale /ck --num-partitions 2")
+    ]
+
+
+def test_skew_is_told_apart_by_whether_a_rescale_helps():
+    """Catches a rescale that moves a hot key from one state partition to another."""
+    parts = [partition(number, rows) for number, rows in enumerate((5_000, 5_000, 5_000, 40_000))]
+    small = (5_000 // 4,) * 4
+    spread = facts(*parts, key_groups=(small, small, small, (10_000,) * 4))
+    hot = facts(*parts, key_groups=(small, small, small, (39_000, 400, 300, 300)))
+
+    assert told(spread) == [("skew", "statestore rescale /ck --num-partitions 8")]
+    assert "would have 20,000 rows" in advise(spread)[0].text
+    assert told(hot) == [("hot-key", "statestore inspect /ck --operator 0 --key-groups")]
+    assert told(replace(spread, stores=(replace(spread.stores[0], key_groups=None),))) == []
+
+
+def test_long_chains_retention_and_a_slow_disk_are_named():
+    """Catches a rule that looks at the wrong number."""
+    chained = facts(partition(0, 100, num_files=1_000), partition(1, 100))
+    assert [kind for kind, _ in told(chained)] == ["long-chains"]
+
+    kept = even(4, 500, stored_bytes=21 * 4 * 500 * 50)
+    assert told(kept) == [("retention", "statestore expire /ck --keep 10")]
+
+    for sync_ms, kinds in ((90.0, ["slow-disk"]), (30.0, [])):
+        commit = CommitTimes(write_ms=10.0, publish_ms=95.0, sync_ms=sync_ms, committed_ms=1)
+        version = replace(even(4, 500).versions[0], commit=commit)
+        assert [kind for kind, _ in told(even(4, 500, versions=(version,)))] == kinds
+
+
+def test_damage_comes_first():
+    """Catches a page that talks of speed while rows are at stake."""
+    finding = Finding(7, StoreName(0, 1), "checksum-mismatch", "damaged")
+    for is_recoverable, command in (
+        (False, "statestore repair /ck"),
+        (True, "statestore verify /ck --deep"),
+    ):
+        found = even(64, 1, findings=(replace(finding, is_recoverable=is_recoverable),))
+        assert told(found)[0] == ("damage", command)
+        assert len(told(found)) == 2

@@ -1,0 +1,215 @@
+"""Pages: what they show is what the commands say, in a real browser too, and only to its user."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from html.parser import HTMLParser
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from statestore.cli.commands import cli
+from statestore.core.text import format_bytes
+from statestore.testing.checkpoints import MadeCheckpoint
+from tests.damaged import deltas, flip
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+CHARTS = resources.files("statestore.report") / "assets" / "echarts.min.js"
+SPARK = Path(__file__).resolve().parents[1] / "golden" / "spark"
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A checkpoint of six versions, the fifth of which has snapshots."""
+    (tmp_path / "scratch").mkdir()
+    checkpoint = MadeCheckpoint(str(tmp_path / "checkpoint"), tmp_path / "scratch")
+    for batch in range(5):
+        checkpoint.run_batch(dict.fromkeys(range(batch * 10, batch * 10 + 40), batch))
+    checkpoint.take_snapshots()
+    checkpoint.run_batch({1: 1})
+    return checkpoint
+
+
+def run(*arguments):
+    """Run a command; return what it prints."""
+    result = CliRunner().invoke(cli, [*map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+class Cells(HTMLParser):
+    """The rows of a page's tables by the section they are in."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.rows, self.section, self.text = {}, "", None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "section":
+            self.section = dict(attrs).get("id", "")
+        elif tag == "tr":
+            self.rows.setdefault(self.section, []).append([])
+        elif tag == "td":
+            self.text = ""
+
+    def handle_data(self, data):
+        if self.text is not None:
+            self.text += data
+
+    def handle_endtag(self, tag):
+        if tag == "td":
+            self.rows[self.section][-1].append(self.text.strip())
+            self.text = None
+
+
+def test_numbers_are_those_of_list(made, tmp_path):
+    """Catches a page that counts for itself, and counts otherwise."""
+    page = tmp_path / "page.html"
+    run("report", made.path, "-o", page)
+    listed = json.loads(run("list", made.path, "--output", "json"))
+    told = json.loads(run("report", made.path, "--output", "json"))
+
+    assert told["versions"] == listed["versions"]
+    assert told["stored_bytes"] == listed["stored_bytes"]
+    rows = [row for row in Cells(page.read_text()).rows["versions"] if row]
+    assert [row[0] for row in rows] == [str(of["version"]) for of in listed["versions"]]
+    for row, of in zip(rows, listed["versions"], strict=True):
+        assert row[4] == f"{of['num_rows']:,}"
+        assert row[5:7] == [format_bytes(of["incremental_bytes"]), format_bytes(of["full_bytes"])]
+        assert (row[9] == "-") == (of["commit"] is None)
+
+
+def test_state_partitions_add_up_to_the_version(made):
+    """Catches state that a page leaves out, or shows twice."""
+    told = json.loads(run("report", made.path, "--output", "json"))
+    newest = told["versions"][0]
+
+    assert {(store["operator"], store["name"]) for store in told["stores"]} == set(made.expected())
+    for field in ("num_rows", "full_bytes"):
+        assert sum(store[field] for store in told["stores"]) == newest[field]
+    for store in told["stores"]:
+        rows = made.expected()[store["operator"], store["name"]]
+        assert store["num_rows"] == len(rows)
+        if store["key_groups"] is not None:
+            assert sum(map(sum, store["key_groups"])) == len(rows)
+        assert [part["num_rows"] for part in store["partitions"]]
+        assert all(part["num_commits"] == 5 for part in store["partitions"])
+        assert len(store["heaviest"]) == min(10, len(rows))
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_browser_draws_every_chart_without_an_error(made, tmp_path):
+    """Catches a script that fails where no test of text sees it."""
+    page = tmp_path / "page.html"
+    run("report", made.path, "-o", page)
+
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+               "--virtual-time-budget=5000", f"--user-data-dir={tmp_path / 'browser'}",
+               "--dump-dom", page.as_uri()]  # fmt: skip
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+
+    assert [line for line in shown.stderr.splitlines() if "CONSOLE" in line] == []
+    charts = re.findall(r'class="chart" data-chart="(\w+)"[^>]*data-points="(\d+)"', shown.stdout)
+    assert {name for name, _ in charts} == {"sizes", "commits", "rows", "phases", "groups"}
+    assert len(charts) == page.read_text().count('class="chart"')
+    assert all(int(points) > 0 for _, points in charts)
+    assert shown.stdout.count("<svg") == len(charts)
+
+
+def test_page_needs_nothing_from_elsewhere_and_text_stays_text(tmp_path):
+    """Catches a page that is blank without a network, and a name that becomes markup."""
+    (tmp_path / "scratch").mkdir()
+    made = MadeCheckpoint(str(tmp_path / "<script>alert(1)<"), tmp_path / "scratch")
+    made.run_batch({1: 1})
+    page = tmp_path / "page.html"
+    run("report", made.path, "-o", page)
+
+    text = page.read_text().replace(CHARTS.read_text(), "")
+    assert "<script>alert(1)" not in text
+    assert not re.search(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"'](?!data:)", text)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SPARK.iterdir()))
+def test_checkpoints_of_spark_have_pages_too(name, tmp_path):
+    """Catches what a page takes for granted, and only this package's checkpoints have."""
+    path = SPARK / name / "checkpoint"
+    page = tmp_path / "page.html"
+    run("report", path, "-o", page)
+
+    told = json.loads(run("report", path, "--output", "json"))
+    assert told["backend"] in ("spark-hdfs", "spark-rocksdb")
+    assert told["stores"]
+    assert told["advice"] == []
+    assert "<h2>Versions</h2>" in page.read_text()
+
+
+def test_damage_is_shown_with_the_command_that_helps(made, tmp_path):
+    """Catches a page that does not open where it is needed most, or says that all is well."""
+    (newest,) = deltas(made, 6)
+    flip(newest, offset=-30)
+
+    page = tmp_path / "page.html"
+    text = run("report", made.path, "-o", page)
+
+    assert f"statestore repair {made.path}" in text
+    assert newest.name in page.read_text()
+    told = json.loads(run("report", made.path, "--output", "json"))
+    assert [advice["kind"] for advice in told["advice"] if advice["severity"] == "problem"] == [
+        "damage"
+    ]
+
+
+@pytest.fixture
+def served(made, tmp_path):
+    """The address of the pages of a checkpoint and of one that is not there, and the process."""
+    command = [sys.executable, "-m", "statestore.cli", "ui", made.path, str(tmp_path / "none")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as process:
+        yield process.stdout.readline().strip(), process
+        process.kill()
+
+
+def get(address):
+    with urllib.request.urlopen(address, timeout=30) as reply:  # noqa: S310 (it is http)
+        return reply.read().decode()
+
+
+def test_pages_are_served_to_who_has_the_token_as_they_are_now(served, made):
+    """Catches state that other users of the machine can read, and a page that stands still."""
+    address, process = served
+    root, token = address.split("?token=")
+
+    assert root.startswith("http://127.0.0.1:")
+    for refused in (root, f"{root}?token=x{token}", f"{root}checkpoints/0"):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            get(refused)
+    index = get(address)
+    assert made.path in index
+    assert "there is no checkpoint" in index
+    page = get(f"{root}checkpoints/0?token={token}")
+    assert [row[0] for row in Cells(page).rows["versions"] if row] == ["6", "5", "4", "3", "2", "1"]
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        get(f"{root}checkpoints/2?token={token}")
+
+    made.run_batch({2: 2})
+    for _ in range(60):
+        page = get(f"{root}checkpoints/0?token={token}")
+        newest = next(row[0] for row in Cells(page).rows["versions"] if row)
+        if newest == "7":
+            break
+        process.poll()
+        signal.sigtimedwait([], 0.5)
+    assert newest == "7"
+
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
