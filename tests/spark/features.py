@@ -42,6 +42,11 @@ FEATURES = {
         "Spark's driver asks for no reports of commits and snapshots",
         "commits are validated, lagging stores told",
     ),
+    "outlier-metrics": Feature(
+        "4.3",
+        "each metric of a single store goes from the driver with every task",
+        "slowest and largest stores in a batch's progress",
+    ),
     "partition-warning": Feature(
         "4.1",
         "Spark forgets the number of state partitions that a session asked for",

@@ -50,14 +50,41 @@ def test_progress_has_the_documented_metrics(lane: Lane) -> None:
     """Catches a metric that is documented and not reported, or reported and not documented."""
     rows = re.findall(r"^\| `(\w+)` \| (?:number|ms|bytes) \|", PAGE.read_text(), re.MULTILINE)
     documented = set(rows)
+    of_single_stores = set(re.findall(r"^\| `(\w+)\.…`", PAGE.read_text(), re.MULTILINE))
 
     for metrics in lane.custom_metrics():
-        of_stores = {name for name in metrics if name.startswith("SnapshotLastUploaded.")}
+        of_stores = {name for name in metrics if "." in name}
+        assert {name.split(".")[0] for name in of_stores} <= of_single_stores
         assert metrics.keys() - of_stores == documented
     assert all(sizes[0] > 0 for sizes in lane.counts("memoryUsedBytes").values())
     assert all(
         stores == [NUM_PARTITIONS] for stores in lane.counts("numShufflePartitions").values()
     )
+
+
+@state_in_files
+@pytest.mark.needs("outlier-metrics")
+def test_progress_names_the_slowest_and_the_largest_stores(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches the smallest in place of the largest, and bytes of one store under another's name."""
+    query = replace(AGGREGATION, plan=one_input(1))
+    conf = {f"{STATE_STORE}.numStateStoreInstanceMetricsToReport": "2"}
+    lane = Lane(spark, query, PROVIDER, tmp_path, conf)
+    run_plan(lane)
+    sizes = {
+        partition: sum(file.stat().st_size for file in directory.glob("1[_.]*"))
+        for partition in range(NUM_PARTITIONS)
+        for directory in [lane.checkpoint / "state" / "0" / str(partition)]
+    }
+
+    metrics = lane.custom_metrics()[0]
+
+    largest = sorted(sizes, key=sizes.__getitem__)[1:]
+    assert {name: value for name, value in metrics.items() if "LargestVersion" in name} == {
+        f"statestoreLargestVersionBytes.partition_{p}_default": sizes[p] for p in largest
+    }
+    assert sum("statestoreSlowestCommitMs." in name for name in metrics) == 2
 
 
 def test_metrics_are_counted(lane: Lane) -> None:

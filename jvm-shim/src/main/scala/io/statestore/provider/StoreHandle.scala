@@ -43,6 +43,7 @@ private[statestore] final class StoreHandle(
   private var forceSnapshot = false
   private var validated = context.useColumnFamilies
   private var committed: Option[Committed] = None
+  private var commitMs = 0L
   @volatile private var accepting = true // until commit, abort, release or the task's end
   private var holdsView = true
 
@@ -240,9 +241,10 @@ private[statestore] final class StoreHandle(
         context, view, overlay, current, counters, loadedEmpty, forceSnapshot).run()
       counters.add(StoreMetrics.EngineCalls, provider.takeCalls())
       committed = Some(done)
+      commitMs = (System.nanoTime() - start) / 1000000L
       StoreActivity.current.committed(
         context.directory,
-        (System.nanoTime() - start) / 1000000L,
+        commitMs,
         counters,
         done.snapshot.path("in_flight").asBoolean)
       accepting = false
@@ -274,8 +276,8 @@ private[statestore] final class StoreHandle(
       shown,
       if (holdsView) view.heapBytes + overlay.heapBytes else provider.memoryUsedBytes(view),
       counters.toMap,
-      id,
-      provider.lastSnapshotVersion)
+      OfStore(
+        id, provider.lastSnapshotVersion, commitMs, counters(StoreMetrics.VersionBytes)))
   }
 
   override def getStateStoreCheckpointInfo(): StateStoreCheckpointInfo = {

@@ -24,10 +24,10 @@ trait SparkSince41 extends SparkCalls {
       numKeys: Long,
       memoryUsedBytes: Long,
       custom: Map[StateStoreCustomMetric, Long],
-      id: StateStoreId,
-      snapshot: Long): StateStoreMetrics = {
-    val ofStore = LagReports.SnapshotLastUploaded.withNewId(id.partitionId, id.storeName)
-    StateStoreMetrics(numKeys, memoryUsedBytes, custom, Map(ofStore -> snapshot))
+      store: OfStore): StateStoreMetrics = {
+    val newest =
+      LagReports.SnapshotLastUploaded.withNewId(store.id.partitionId, store.id.storeName)
+    StateStoreMetrics(numKeys, memoryUsedBytes, custom, Map(newest -> store.snapshot))
   }
 
   override def validateRow(

@@ -3,8 +3,8 @@ package org.apache.spark.sql.execution.streaming.state
 import org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 
-/** The Spark that this jar is made for: 4.2 or later. */
-object SparkVersion extends SparkSince41 {
+/** `SparkCalls` as Spark 4.2 and later have it. */
+trait SparkSince42 extends SparkSince41 {
   override def isStateful(node: LogicalPlan): Boolean =
     UnsupportedOperationChecker.isStatefulOperation(node)
 

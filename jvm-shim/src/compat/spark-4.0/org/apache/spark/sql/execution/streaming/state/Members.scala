@@ -65,8 +65,7 @@ object SparkVersion extends SparkUntil41 {
       numKeys: Long,
       memoryUsedBytes: Long,
       custom: Map[StateStoreCustomMetric, Long],
-      id: StateStoreId,
-      snapshot: Long): StateStoreMetrics = StateStoreMetrics(numKeys, memoryUsedBytes, custom)
+      store: OfStore): StateStoreMetrics = StateStoreMetrics(numKeys, memoryUsedBytes, custom)
 
   override def validateRow(
       key: UnsafeRow,

@@ -17,3 +17,6 @@ trait ProviderMembers extends LagReports {
   def doSnapshotMaintenance(): Unit
   def doCleanupMaintenance(): Unit
 }
+
+/** The Spark that this jar is made for. */
+object SparkVersion extends SparkSince42

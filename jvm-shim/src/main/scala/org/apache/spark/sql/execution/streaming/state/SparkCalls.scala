@@ -9,6 +9,9 @@ import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
 import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.types.StructType
 
+/** What is told of a single store: the version of its newest snapshot, and of the commit. */
+final case class OfStore(id: StateStoreId, snapshot: Long, commitMs: Long, versionBytes: Long)
+
 /**
  * What is called otherwise, or is not there, in some versions of Spark. `SparkVersion`, which is
  * bound to one, makes the calls; so does what a version lets the shim override, `StoreMembers` and
@@ -16,13 +19,12 @@ import org.apache.spark.sql.types.StructType
  */
 trait SparkCalls {
 
-  /** Metrics of a store; with the newest snapshot's version where Spark has a place for it. */
+  /** Metrics of a store; with those that are its alone where Spark has a place for them. */
   def metrics(
       numKeys: Long,
       memoryUsedBytes: Long,
       custom: Map[StateStoreCustomMetric, Long],
-      id: StateStoreId,
-      snapshot: Long): StateStoreMetrics
+      store: OfStore): StateStoreMetrics
 
   /** Refuses a row that is not of the schemas, as Spark's own providers do. */
   def validateRow(
