@@ -18,7 +18,8 @@ usage: ./build.sh TARGET [ARGUMENT...]
   test      run the tests, or pytest with the given arguments
   test-spark MINOR  run Spark's tests on 4.0, 4.1 or 4.2, or pytest with the given arguments
   test-all  run them with every operator in every combination, on every state backend and every Spark
-  lint      check style, types, layers, the shim and the generated docs
+  lint      check style, types, layers, the shim and the docs
+  docs      the docs as a site in build/site, all links checked
   bench     measure all providers, results under benchmarks/results/
   bench-spark MINOR measure the queries on 4.0, 4.1, 4.2 or 4.3, into a folder of its own there
   chaos     kill, freeze and starve real jobs; every row is counted (--seed, --faults, --minutes)
@@ -97,7 +98,19 @@ run_lint() {
   $python -m mypy || failed=1
   $venv/bin/lint-imports || failed=1
   $python -m pytest -p no:benchmark tests/style || failed=1
+  make_site || failed=1
   return $failed
+}
+
+# A group of pyproject.toml that few targets need, by a module that is there when it is installed.
+need_group() {
+  $python -c "import $2" 2>/dev/null ||
+    $python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group "$1"
+}
+
+make_site() {
+  need_group docs mkdocstrings
+  NO_MKDOCS_2_WARNING=1 $python -m mkdocs build --strict
 }
 
 # Tests write many small files and wait until each is on the disk: in memory, where there is plenty,
@@ -187,6 +200,11 @@ case $target in
     jar
     run_lint
     ;;
+  docs)
+    setup
+    make_site
+    echo "build/site/index.html"
+    ;;
   bench)
     jar
     exec $python -m benchmarks "$@"
@@ -208,8 +226,7 @@ case $target in
     ;;
   fuzz)
     setup
-    $python -c 'import atheris' 2>/dev/null ||
-      $python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group fuzz ||
+    need_group fuzz atheris ||
       fail "no atheris for this Python: command=$python. To fix: set PYTHON to a Python 3.11 to 3.13, delete .venv and run it again"
     exec $python -m tests.fuzz "$@"
     ;;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from pathlib import Path
 
 import click
@@ -10,6 +11,11 @@ import click
 from statestore.cli.commands import cli
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
+LINE = 120
+"""Longest line of prose, in characters."""
+
+BRACKET = r"\["
+"""One that begins no link."""
 
 _HEAD = """\
 # Command line
@@ -48,7 +54,10 @@ def _section(name: str, command: click.Command, parent: click.Context) -> str:
     ]
     if options:
         lines += ["| option | |", "|---|---|"]
-        lines += [f"| `{_escape(names)}` | {_escape(text)} |" for names, text in options]
+        lines += [
+            f"| `{_escape(names)}` | {_escape(text).replace('[', BRACKET)} |"
+            for names, text in options
+        ]
         lines.append("")
     return "\n".join(lines)
 
@@ -61,12 +70,16 @@ def _help(command: click.Command) -> list[str]:
         if text.startswith("\b"):
             lines += ["```", text.removeprefix("\b").strip("\n"), "```", ""]
         else:
-            lines += [" ".join(text.split()), ""]
+            lines += [*textwrap.wrap(_plain(text), LINE, break_on_hyphens=False), ""]
     return lines[:-1]
 
 
 def _escape(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return _plain(text).replace("|", "\\|")
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
 
 
 if __name__ == "__main__":

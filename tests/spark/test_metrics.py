@@ -21,7 +21,7 @@ from .queries import AGGREGATION, JOIN, one_input
 pytestmark = pytest.mark.ours
 
 NUM_BATCHES = 7  # fewer than a snapshot is taken at
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 IN_EVERY_BATCH = (
     "rocksdbGetCount",
     "rocksdbPutCount",

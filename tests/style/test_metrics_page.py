@@ -1,4 +1,4 @@
-"""The metrics that docs/spark.md lists are those that the shim declares."""
+"""The metrics that docs/metrics.md lists are those that the shim declares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNITS = {"sum": "number", "time": "ms", "size": "bytes"}
 def test_page_lists_the_metrics_of_the_shim() -> None:
     """Catches a metric, its unit or its meaning that changed without the page."""
     declared = re.findall(r'(sum|time|size)\("(\w+)", "([^"]+)"\)', METRICS.read_text())
-    page = (ROOT / "docs" / "spark.md").read_text()
+    page = (ROOT / "docs" / "metrics.md").read_text()
 
     listed = re.findall(r"^\| `(\w+)` \| (number|ms|bytes) \| (.+) \|$", page, re.MULTILINE)
 

@@ -155,6 +155,21 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_lines_of_documents_are_short() -> None:
+    """Catches prose that cannot be read beside its diff; rows of tables cannot be broken."""
+    pages = [path for path in committed_files(".md") if "results" not in path.parts]
+    longest = {path: 120 if path.name == "README.md" else 140 for path in pages}
+
+    long = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in pages
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > longest[path] and not line.startswith("|")
+    ]
+
+    assert long == []
+
+
 def test_every_dependency_is_pinned() -> None:
     """Catches an environment that another day would make differently."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
