@@ -1,7 +1,7 @@
 """The pages of several checkpoints, served to one user's browser; nothing can be changed by them.
 
-Every address needs the token of this server. A checkpoint is looked at anew for a request that comes
-a while after the last look: the longer that took, the longer it is kept.
+Every address needs the token of this server. A checkpoint is looked at anew for a request that
+comes a while after the last look: the longer that took, the longer it is kept.
 """
 
 from __future__ import annotations
