@@ -170,6 +170,38 @@ def unpack(column: pa.Array[Any]) -> Bools:
     return unpacked[column.offset : column.offset + len(column)].astype(bool)
 
 
+def fixed_width(column: pa.Array[Any], dtype: Any) -> npt.NDArray[Any]:
+    """Return the values of a fixed-width column without copying, of nulls whatever is there."""
+    data = column.buffers()[1]
+    if data is None:
+        return np.zeros(len(column), dtype)
+    end = column.offset + len(column)
+    found: npt.NDArray[Any] = np.frombuffer(memoryview(data), dtype, end)[column.offset :]
+    return found
+
+
+def list_offsets(column: pa.Array[Any]) -> Int64s:
+    """Return where the elements of each list or map begin among all, and where the last end."""
+    data = column.buffers()[1]
+    if len(column) == 0 or data is None:
+        return np.zeros(1, np.int64)
+    end = column.offset + len(column) + 1
+    offsets = np.frombuffer(memoryview(data), np.int32, end)[column.offset :]
+    return offsets.astype(np.int64)
+
+
+def large_decimals(column: pa.Array[Any]) -> ByteRanges:
+    """Return decimal128 values as the fewest bytes of two's complement, big-endian."""
+    little = fixed_width(column, np.dtype((np.uint8, 16)))
+    magnitude = little ^ (little[:, 15:].view(np.int8) >> 7).view(np.uint8)
+    highest = 15 - np.argmax(magnitude[:, ::-1] != 0, axis=1)
+    top = magnitude[np.arange(len(highest)), highest]
+    sizes = (highest + 1 + (top >= 128)).astype(np.int64)
+    sizes[~magnitude.any(axis=1)] = 1
+    big = np.ascontiguousarray(little[:, ::-1]).reshape(-1)
+    return ByteRanges(big, np.arange(len(sizes), dtype=np.int64) * 16 + 16 - sizes, sizes)
+
+
 def unreadable(found: str) -> CorruptionError:
     """Return the error for bytes that are not rows of the schema they are read by."""
     return CorruptionError(

@@ -4,7 +4,7 @@
     prefix             length, u32 | 0, UnsafeRow of the first columns | 0, UnsafeRow of the others
     range              length, u32 | 0, UnsafeRow of the ordering columns, each as binary: a marker
                        (0 negative, 1 not, 2 null) and the value, big-endian | 0, UnsafeRow of the
-                       others, unless there are none
+                       others, if there are any
     timestamp-prefix   timestamp | 0, UnsafeRow of all but the last column
     timestamp-postfix  0, UnsafeRow of all but the last column | timestamp
 
@@ -38,8 +38,11 @@ if TYPE_CHECKING:
 AVRO_ID_BYTES = 2
 """Of a schema's ID in front of a record."""
 
-_NULL_MARKER = 2
-_BIG_ENDIAN = {
+NULL_MARKER = 2
+"""Before an ordering column's value that is null."""
+SIGN = np.uint64(1 << 63)
+"""The bit of a time that is flipped, so that bytes sort as times do."""
+BIG_ENDIAN = {
     "byte": "i1",
     "short": ">i2",
     "integer": ">i4",
@@ -47,7 +50,7 @@ _BIG_ENDIAN = {
     "float": ">i4",
     "double": ">i8",
 }
-"""Floating-point numbers as their bits, which are all flipped where negative."""
+"""Ordering columns: floating-point numbers as their bits, all flipped where negative."""
 
 
 def key_type(family: ColumnFamily) -> SparkType:
@@ -96,16 +99,16 @@ def decode_keys(keys: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
     if family.encoder == "no-prefix":
         return decode(ranges.skip(id_bytes), schema)
     if family.encoder == "prefix":
-        firsts = _ordinals(range(family.num_prefix_columns or 0), num_columns)
+        firsts = ordering_ordinals(range(family.num_prefix_columns or 0), num_columns)
         first, others = _split(ranges)
         found = _fields(decode(first.skip(1), schema.select(firsts)), firsts)
     elif family.encoder == "range":
-        firsts = _ordinals(family.ordering_ordinals or (), num_columns)
+        firsts = ordering_ordinals(family.ordering_ordinals or (), num_columns)
         first, others = _split(ranges)
         ordered = _ordered_avro if family.avro else _ordered
         found = ordered(first.skip(1), schema, firsts)
     elif family.encoder in ("timestamp-prefix", "timestamp-postfix"):
-        firsts = _ordinals((num_columns - 1,), num_columns)
+        firsts = ordering_ordinals((num_columns - 1,), num_columns)
         if not is_word(schema.types[-1]):
             raise unreadable(f"a time of type {schema.types[-1].kind}")
         times, others = _timestamps(ranges, is_prefix=family.encoder == "timestamp-prefix")
@@ -124,7 +127,7 @@ def decode_keys(keys: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
     return pa.Array.from_buffers(schema.arrow, len(keys), [None], children=columns)
 
 
-def _ordinals(ordinals: Sequence[int], num_columns: int) -> tuple[int, ...]:
+def ordering_ordinals(ordinals: Sequence[int], num_columns: int) -> tuple[int, ...]:
     """Return ordinals of a key's columns, each once."""
     if len(ordinals) > num_columns or {*ordinals} - {*range(num_columns)}:
         raise unreadable("an ordinal of a column that the key does not have")
@@ -175,7 +178,7 @@ def _ordered_avro(
 
 
 def _ordering_column(markers: ByteRanges, values: ByteRanges, kind: SparkType) -> pa.Array[Any]:
-    dtype = _BIG_ENDIAN.get(kind.kind)
+    dtype = BIG_ENDIAN.get(kind.kind)
     if dtype is None:
         raise unreadable(f"an ordering column of type {kind.kind}")
     markers.require(1)
@@ -185,7 +188,7 @@ def _ordering_column(markers: ByteRanges, values: ByteRanges, kind: SparkType) -
     found = found.astype(found.dtype.newbyteorder("="))
     if kind.kind in ("float", "double"):
         found = np.where(marked == 0, ~found, found)
-    is_null = marked == _NULL_MARKER
+    is_null = marked == NULL_MARKER
     return numbers(found, kind, is_null if is_null.any() else None)
 
 
@@ -198,7 +201,7 @@ def _timestamps(keys: ByteRanges, *, is_prefix: bool) -> tuple[npt.NDArray[Any],
         others = keys.at(keys.starts, keys.sizes - 8)
         at = others.starts + others.sizes
     flipped = keys.read(">u8", at).astype(np.uint64)
-    return (flipped ^ np.uint64(1 << 63)).view(np.int64), others
+    return (flipped ^ SIGN).view(np.int64), others
 
 
 def split_values(values: pa.Array[Any]) -> tuple[ByteRanges, npt.NDArray[np.int64]]:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from statestore.codec.byte_ranges import ByteRanges, child, unpack
+from statestore.codec.byte_ranges import (
+    ByteRanges,
+    child,
+    fixed_width,
+    large_decimals,
+    list_offsets,
+    unpack,
+)
 from statestore.codec.rows import from_numpy
 from statestore.core.errors import IncompatibleError
 
@@ -72,8 +79,7 @@ def _hash(column: pa.Array[Any], kind: SparkType, seeds: Hashes) -> Hashes:
 
 def _hash_elements(column: Any, kind: SparkType, seeds: Hashes) -> Hashes:
     """Hash the first element of every row, then the second of those that have one, and so on."""
-    offsets = np.frombuffer(memoryview(column.buffers()[1]), np.int32)
-    offsets = offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    offsets = list_offsets(column)
     counts = offsets[1:] - offsets[:-1]
     if kind.kind == "map":
         children = [(column.keys, kind.types[0]), (column.items, kind.types[1])]
@@ -97,17 +103,17 @@ def _hash_values(column: pa.Array[Any], kind: SparkType, seeds: Hashes) -> Hashe
     if name in ("string", "binary"):
         return _hash_bytes(ByteRanges.of_column(column), seeds)
     if name in _INTS:
-        return _hash_int(_raw(column, _INTS[name]), seeds)
+        return _hash_int(fixed_width(column, _INTS[name]), seeds)
     if name in _LONGS:
-        return _hash_long(_raw(column, np.int64), seeds)
+        return _hash_long(fixed_width(column, np.int64), seeds)
     if name in ("float", "double"):
         return _hash_floating(column, name, seeds)
     if name == "decimal":
         return _hash_decimal(column, kind, seeds)
     if name == "year-month interval":
-        return _hash_int(_raw(column, _INTERVAL)["months"], seeds)
+        return _hash_int(fixed_width(column, _INTERVAL)["months"], seeds)
     if name == "interval":
-        parts = _raw(column, _INTERVAL)
+        parts = fixed_width(column, _INTERVAL)
         found = _hash_long(parts["nanoseconds"] // 1000, seeds)
         return _hash_int(parts["months"], _hash_int(parts["days"], found))
     raise IncompatibleError(
@@ -117,21 +123,13 @@ def _hash_values(column: pa.Array[Any], kind: SparkType, seeds: Hashes) -> Hashe
     )
 
 
-def _raw(column: pa.Array[Any], dtype: Any) -> npt.NDArray[Any]:
-    """Return the fixed-width values of a column, of nulls whatever is there."""
-    data = column.buffers()[1]
-    if data is None:
-        return np.empty(0, dtype)
-    return np.frombuffer(memoryview(data), dtype)[column.offset : column.offset + len(column)]
-
-
 def _hash_floating(column: pa.Array[Any], name: str, seeds: Hashes) -> Hashes:
     float_type, int_type, nan = (
         (np.float32, np.int32, 0x7FC00000)
         if name == "float"
         else (np.float64, np.int64, 0x7FF8000000000000)
     )
-    values = _raw(column, float_type)
+    values = fixed_width(column, float_type)
     words = np.where(values == 0, 0, values.view(int_type))  # -0.0 is 0.0
     words = np.where(np.isnan(values), int_type(nan), words)
     return (_hash_int if name == "float" else _hash_long)(words, seeds)
@@ -139,17 +137,8 @@ def _hash_floating(column: pa.Array[Any], name: str, seeds: Hashes) -> Hashes:
 
 def _hash_decimal(column: pa.Array[Any], kind: SparkType, seeds: Hashes) -> Hashes:
     if kind.precision <= 18:
-        return _hash_long(_raw(column, [("lower", "<i8"), ("upper", "<i8")])["lower"], seeds)
-    # The fewest bytes of two's complement that tell the sign, big-endian.
-    little = _raw(column, np.dtype((np.uint8, 16)))
-    magnitude = little ^ (little[:, 15:].view(np.int8) >> 7).view(np.uint8)
-    highest = 15 - np.argmax(magnitude[:, ::-1] != 0, axis=1)
-    top = magnitude[np.arange(len(highest)), highest]
-    sizes = (highest + 1 + (top >= 128)).astype(np.int64)
-    sizes[~magnitude.any(axis=1)] = 1
-    big = np.ascontiguousarray(little[:, ::-1]).reshape(-1)
-    starts = np.arange(len(sizes), dtype=np.int64) * 16 + 16 - sizes
-    return _hash_bytes(ByteRanges(big, starts, sizes), seeds)
+        return _hash_long(fixed_width(column, [("lower", "<i8"), ("upper", "<i8")])["lower"], seeds)
+    return _hash_bytes(large_decimals(column), seeds)
 
 
 def _hash_bytes(ranges: ByteRanges, seeds: Hashes) -> Hashes:

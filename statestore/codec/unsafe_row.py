@@ -107,7 +107,7 @@ def _decode(
     """
     if kind.kind == "void":
         return pa.nulls(len(slots))
-    if _is_number(kind):
+    if is_number(kind):
         return numbers(rows.read(_NUMBERS[kind.kind], slots), kind, is_null)
     words: Int64s = rows.read("<i8", slots)
     starts, sizes = bases + (words >> 32), words & 0xFFFFFFFF
@@ -124,13 +124,14 @@ def _decode(
     return among_nulls(_PARTS[kind.kind](parts, kind), is_null)
 
 
-def _is_number(kind: SparkType) -> bool:
+def is_number(kind: SparkType) -> bool:
+    """Return whether values of a type fit a word."""
     return kind.kind in _NUMBERS and kind.precision <= _MAX_WORD_DIGITS
 
 
 def is_word(kind: SparkType) -> bool:
     """Return whether values of a type are numbers of 8 bytes."""
-    return _is_number(kind) and np.dtype(_NUMBERS[kind.kind]).itemsize == _WORD
+    return is_number(kind) and np.dtype(_NUMBERS[kind.kind]).itemsize == _WORD
 
 
 def numbers(values: npt.NDArray[Any], kind: SparkType, is_null: Bools | None) -> pa.Array[Any]:
@@ -231,7 +232,7 @@ def _elements(parts: ByteRanges, kind: SparkType) -> tuple[Int64s, pa.Array[Any]
     if (counts < 0).any() or (counts > 8 * parts.sizes).any():
         raise unreadable("an array of more elements than it has room for")
     headers = _WORD + (counts + 63) // 64 * _WORD
-    width = np.dtype(_NUMBERS[kind.kind]).itemsize if _is_number(kind) else _WORD
+    width = np.dtype(_NUMBERS[kind.kind]).itemsize if is_number(kind) else _WORD
     parts.require(headers + counts * width)
     firsts = np.cumsum(counts) - counts
     bases = np.repeat(parts.starts, counts)

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from statestore import Checkpoint
+from statestore.codec.evolution import decode_value_rows, decode_values
+from statestore.codec.key_bytes import decode_keys, split_values
+from statestore.codec.key_encoding import encode_keys, encode_values
 from statestore.core.errors import (
     CorruptionError,
     IncompatibleError,
@@ -16,7 +19,7 @@ from statestore.core.errors import (
 )
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.reading.diff import DiffCounts
-from statestore.operations.spark_states import find_versions
+from statestore.operations.spark_states import find_states, find_versions
 from tests.seams import place_of
 
 GOLDEN = Path(__file__).parent / "spark"
@@ -81,6 +84,27 @@ def test_golden_checkpoint_is_verified_and_listed(name):
         assert version.problem is None
         assert version.kind == ("full" if name == "rocksdb-no-changelog" else "incremental")
         assert 0 < version.incremental_bytes <= version.full_bytes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_are_encoded_to_the_bytes_that_spark_wrote(name):
+    """Catches a row written as data that differs from Spark's own in a byte."""
+    num_rows = 0
+    with open_checkpoint(place_of(path_of(name))) as checkpoint:
+        for state in find_states(checkpoint, checkpoint.newest_version).values():
+            for family in state.column_families:
+                for batch in state.rows(family.name):
+                    keys, values = batch.column("key"), batch.column("value")
+                    assert encode_keys(decode_keys(keys, family), family).equals(keys)
+                    if family.multi_values:
+                        ranges, _ = split_values(values)
+                        rows = encode_values(decode_value_rows(ranges, family), family)
+                        found = b"".join(rows.to_pylist())
+                        assert found == b"".join(values.to_pylist())
+                    else:
+                        assert encode_values(decode_values(values, family), family).equals(values)
+                    num_rows += len(keys)
+    assert num_rows
 
 
 def test_golden_checkpoints_begin_with_snapshots_and_go_on():
