@@ -26,6 +26,7 @@ _ELSEWHERE: dict[str, str] = {
     "convert": "statestore.cli.converting",
     "diff": "statestore.cli.inspecting",
     "expire": "statestore.cli.upkeep",
+    "explain": "statestore.cli.explaining",
     "inspect": "statestore.cli.inspecting",
     "list": "statestore.cli.upkeep:list_command",
     "read": "statestore.cli.inspecting",

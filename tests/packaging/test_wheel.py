@@ -18,7 +18,15 @@ from tools.shim_jar import build_jar
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).with_name("counting_job.py")
-BUILD_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "jvm-shim", "tools", "statestore")
+BUILD_INPUTS = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "docs/errors",
+    "jvm-shim",
+    "tools",
+    "statestore",
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -87,6 +95,7 @@ def test_wheel_holds_the_jar_and_nothing_but_the_package(wheel: Path) -> None:
     assert wheel.name == f"statestore-{__version__}-py3-none-any.whl"
     assert jars_of(names) == [build_jar().name]
     assert "statestore/py.typed" in names
+    assert "statestore/cli/errors/corruption.md" in names
     assert {name.split("/")[0] for name in names} == {
         "statestore",
         f"statestore-{__version__}.dist-info",
@@ -125,9 +134,11 @@ def test_wheel_serves_a_query_in_an_empty_environment(wheel: Path, tmp_path: Pat
     job = shutil.copy(JOB, tmp_path / "job.py")
 
     jar = run(binaries / "statestore", "jar", cwd=tmp_path).strip()
+    page = run(binaries / "statestore", "explain", "corruption", cwd=tmp_path)
     first = run(binaries / "python", job, jar, "installed", cwd=tmp_path)
     second = run(binaries / "python", job, jar, "embedded", cwd=tmp_path)
 
     assert Path(jar).is_relative_to(environment)
+    assert page == (ROOT / "docs" / "errors" / "corruption.md").read_text()
     assert first.splitlines()[-1] == "a=1 b=2"
     assert second.splitlines()[-1] == "a=2 b=4"

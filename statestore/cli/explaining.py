@@ -1,0 +1,47 @@
+"""`statestore explain`: what a kind of error means, as a page that comes with the package."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+
+import click
+
+from statestore.core.errors import NotFoundError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_PLACES = (_PACKAGE / "cli" / "errors", _PACKAGE.parent / "docs" / "errors")
+"""Where pages are: in a wheel, in a checkout."""
+
+
+def find_pages() -> dict[str, Path]:
+    """Return the page of every kind of error, a Markdown file, by its kind."""
+    directory = next(place for place in _PLACES if place.is_dir())
+    return {page.stem: page for page in sorted(directory.glob("*.md")) if page.stem != "README"}
+
+
+@click.command()
+@click.argument("kind", required=False)
+def explain(kind: str | None) -> None:
+    """Print what a message means: the page of its kind, which it names in brackets.
+
+    Without KIND, the names of all kinds. Needs no network.
+
+    \b
+    Examples:
+      statestore explain
+      statestore explain version-not-found
+    """  # noqa: D301 (click reads the backspace)
+    pages = find_pages()
+    if kind is None:
+        click.echo("\n".join(pages))
+        return
+    name = kind.strip("[]")
+    if name not in pages:
+        near = get_close_matches(name, pages, n=1)
+        raise NotFoundError(
+            "no such kind of error",
+            to_fix=f"use {near[0]!r}" if near else "`statestore explain` names all",
+            kind_asked=kind,
+        )
+    click.echo(pages[name].read_text(), nl=False)

@@ -1,0 +1,48 @@
+"""`statestore explain` leads from a message to the page of its kind."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from statestore.cli.commands import cli
+from statestore.core.errors import KINDS
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "errors"
+
+
+def test_message_of_a_command_leads_to_its_page(tmp_path: Path) -> None:
+    """Catches a kind in a message that the next command does not take as it was copied."""
+    refused = CliRunner().invoke(cli, ["list", str(tmp_path)])
+    found = re.search(r"\[[a-z-]+\]", refused.output)
+    assert found
+
+    result = CliRunner().invoke(cli, ["explain", found[0]])
+
+    assert (result.exit_code, result.output) == (
+        0,
+        (PAGES / "checkpoint-not-found.md").read_text(),
+    )
+
+
+def test_all_kinds_are_named_when_none_is_asked_for() -> None:
+    """Catches a list that lacks kinds."""
+    result = CliRunner().invoke(cli, ["explain"])
+
+    assert result.exit_code == 0
+    assert set(result.output.split()) >= KINDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [("version-not-fuond", "use 'version-not-found'"), ("qqqq", "`statestore explain` names all")],
+)
+def test_nearest_kind_is_named_when_there_is_none(asked: str, hint: str) -> None:
+    """Catches a typing error that ends without a way on."""
+    result = CliRunner().invoke(cli, ["explain", asked])
+
+    assert result.exit_code == 1
+    assert f"kind_asked='{asked}'. To fix: {hint}" in result.output
