@@ -33,7 +33,7 @@ LISTS = ColumnFamily(1, "lists", KEY, VALUE, multi_values=True)
 
 
 def encode_row(*columns):
-    """Return an UnsafeRow of strings, numbers and nulls."""
+    """Return an UnsafeRow of strings, numbers, nulls and tuples of those: structs."""
     nulls, slots, rest = 0, b"", b""
     at = 8 + 8 * len(columns)
     for ordinal, column in enumerate(columns):
@@ -43,7 +43,7 @@ def encode_row(*columns):
         elif isinstance(column, int):
             slots += struct.pack("<q", column)
         else:
-            text = column.encode()
+            text = encode_row(*column) if isinstance(column, tuple) else column.encode()
             slots += struct.pack("<q", (at + len(rest)) << 32 | len(text))
             rest += text + bytes(-len(text) % 8)
     return struct.pack("<Q", nulls) + slots + rest

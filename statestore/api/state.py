@@ -78,7 +78,7 @@ class State(Directory):
         column_family: str = "default",
         partitions: Iterable[int] | None = None,
         columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
+        filter: pc.Expression | str | None = None,
         flatten: bool = False,
     ) -> pa.Table:
         """Read a column family of a store into memory.
@@ -92,7 +92,9 @@ class State(Directory):
             partitions: Only these state partitions, None for all.
             columns: Only these columns, fields of a struct by names with dots: `key.user`.
             filter: Only rows for which it holds, such as `pc.field("value.count") > 3`, by the same
-                names, also where the column itself is not wanted.
+                names, also where the column itself is not wanted; or a condition in SQL, such as
+                `"shop = 'x' and value.count > 3"`, where a field whose name no other has needs no
+                dots, and times are in UTC.
             flatten: Whether every field becomes a column of its own, named with dots.
 
         Returns:
@@ -101,7 +103,8 @@ class State(Directory):
             `partition_id`.
 
         Raises:
-            InvalidArgumentError: There is no such column; or as the class says.
+            InvalidArgumentError: There is no such column, the filter does not fit them, or the
+                package that SQL needs is not installed; or as the class says.
         """
         batches = self.read_batches(
             operator=operator,
@@ -124,7 +127,7 @@ class State(Directory):
         column_family: str = "default",
         partitions: Iterable[int] | None = None,
         columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
+        filter: pc.Expression | str | None = None,
         flatten: bool = False,
         report: Report | None = None,
     ) -> Generator[pa.RecordBatch, None, None]:
@@ -165,8 +168,8 @@ class State(Directory):
         Only one state partition is read where the columns given decide on it.
 
         Takes what `read` takes, and `key`: values of the first key columns, in order: Python
-        values, a dict for a struct, or text that Arrow can read as the column's type; None for
-        null.
+        values, or text that Arrow can read as the column's type; for a struct, such as a window, a
+        dict of all its fields or a list of their values; None for null.
 
         Returns:
             Columns as `read`.

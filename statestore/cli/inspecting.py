@@ -70,6 +70,11 @@ _version_option = click.option(
     metavar="V",
     help="State version, batch + 1.  [default: newest committed]",
 )
+_where_option = click.option(
+    "--where",
+    metavar="SQL",
+    help='Only rows for which this condition holds, such as "shop = \'x\'" or "value.count > 3".',
+)
 _limit_option = click.option(
     "--limit",
     type=click.IntRange(min=0),
@@ -91,6 +96,7 @@ _limit_option = click.option(
     multiple=True,
     help="Only this column, or field of one, such as key.user; may be repeated.",
 )
+@_where_option
 @click.option("--flatten", is_flag=True, help="A column a field.")
 @click.option(
     "--to",
@@ -109,6 +115,7 @@ def read(
     version: int | None,
     partitions: tuple[int, ...],
     columns: tuple[str, ...],
+    where: str | None,
     flatten: bool,
     to: str | None,
     limit: int,
@@ -123,6 +130,7 @@ def read(
     statestore read /data/checkpoint --operator 1 --column-family clicks
     statestore read s3://bucket/checkpoint --version 12 --to state.parquet
     statestore read /data/checkpoint --column key.user --column value.count
+    statestore read /data/checkpoint --where "shop = 'x' and key.window.start < '2024-01-31 12:00'"
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
 
@@ -134,6 +142,7 @@ def read(
         column_family=column_family,
         partitions=partitions or None,
         columns=columns or None,
+        filter=where,
         flatten=flatten,
     )
     if to is None:
@@ -155,9 +164,17 @@ def read(
 @checkpoint_argument()
 @_store_options
 @_version_option
-@click.option("--find", metavar="JSON", help='Rows of a key or of its first columns, as ["a", 3].')
+@click.option(
+    "--key",
+    "--find",
+    "key",
+    metavar="JSON",
+    help='Rows of a key or of its first columns, as ["a", 3]; a window as [start, end].',
+)
+@_where_option
 @click.option("--largest", metavar="N", type=click.IntRange(1), help="The N keys of most bytes.")
 @click.option("--key-groups", is_flag=True, help="How rows and bytes spread over key groups.")
+@_limit_option
 @storage_option
 @output_option
 @click.pass_context
@@ -168,27 +185,32 @@ def inspect(
     store: str,
     column_family: str,
     version: int | None,
-    find: str | None,
+    key: str | None,
+    where: str | None,
     largest: int | None,
     key_groups: bool,
+    limit: int,
     storage_options: dict[str, str],
     output: str,
 ) -> None:
     """Show operators, stores, schemas and row counts; or rows by key, or what is large.
 
-    Without --find, --largest and --key-groups only trailers are read, of all stores, however large
-    the state is.
+    Without --key, --where, --largest and --key-groups only trailers are read, of all stores,
+    however large the state is. --key reads one state partition where the columns given decide on
+    it, --where reads all.
 
     \b
     statestore inspect /data/checkpoint
-    statestore inspect /data/checkpoint --find '["user-17"]'
+    statestore inspect /data/checkpoint --key '["user-17"]'
+    statestore inspect /data/checkpoint --key '[["2024-01-31T12:00Z", "2024-01-31T13:00Z"], "x"]'
+    statestore inspect /data/checkpoint --where "shop = 'x'"
     statestore inspect /data/checkpoint --operator 1 --largest 10
     statestore inspect /data/checkpoint --key-groups --output json
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
 
-    if sum([find is not None, largest is not None, key_groups]) > 1:
-        raise click.UsageError("--find, --largest and --key-groups exclude each other")
+    if sum([key is not None, where is not None, largest is not None, key_groups]) > 1:
+        raise click.UsageError("--key, --where, --largest and --key-groups exclude each other")
     it = Checkpoint(checkpoint, storage_options=storage_options)
     place: dict[str, Any] = {
         "operator": operator,
@@ -196,8 +218,11 @@ def inspect(
         "version": version,
         "column_family": column_family,
     }
-    if find is not None:
-        _print_rows(iter(it.find(_parse_key(find), **place).to_batches()), 0, output)
+    if key is not None:
+        _print_rows(iter(it.find(_parse_key(key), **place).to_batches()), limit, output)
+    elif where is not None:
+        with closing(it.read_batches(filter=where, **place)) as batches:
+            _print_rows(batches, limit, output)
     elif largest is not None:
         found = it.largest(min(largest, sys.maxsize), **place)
         _print_rows(iter(found.to_batches()), 0, output)
@@ -207,7 +232,9 @@ def inspect(
         for name in ("operator", "store", "column_family"):
             if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 option = f"--{name.replace('_', '-')}"
-                raise click.UsageError(f"{option} goes with --find, --largest or --key-groups")
+                raise click.UsageError(
+                    f"{option} goes with --key, --where, --largest or --key-groups"
+                )
         _print_stores(it.inspect(version=version), output)
 
 
@@ -272,7 +299,7 @@ def _parse_key(text: str) -> list[Any]:
     try:
         key = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise click.UsageError(f"--find takes a JSON list, not {text!r}") from error
+        raise click.UsageError(f"--key takes a JSON list, not {text!r}") from error
     return key if isinstance(key, list) else [key]
 
 

@@ -114,15 +114,96 @@ def test_inspect_shows_stores_and_schemas(checkpoint):
 
 def test_inspect_finds_rows_by_key_and_what_is_large(checkpoint):
     """Catches a key given as JSON that is compared as text."""
-    rows = _json("inspect", checkpoint, "--find", '["user-4", 4]')["rows"]
+    rows = _json("inspect", checkpoint, "--key", '["user-4", 4]')["rows"]
     assert [row["value"] for row in rows] == [{"total": 400, "note": None}]
-    assert _json("inspect", checkpoint, "--find", '"user-3"')["rows"] == []
+    assert _json("inspect", checkpoint, "--key", '"user-3"')["rows"] == []
 
     top = _json("inspect", checkpoint, "--largest", 1, "--column-family", "lists")["rows"]
     assert top[0]["key"] == {"word": "user-1", "number": 1}
     groups = _json("inspect", checkpoint, "--key-groups")["key_groups"]
     assert sum(group["num_rows"] for group in groups) == len(contents(VERSIONS))
     assert "most in one" in _run("inspect", checkpoint, "--key-groups")
+
+
+def _windows(root):
+    """Write state by window and shop: of two hours, two shops each."""
+    window = {
+        "type": "struct",
+        "fields": [
+            {"name": name, "type": "timestamp", "nullable": True, "metadata": {}}
+            for name in ("start", "end")
+        ],
+    }
+    fields = [("window", window), ("shop", "string")]
+    key = [{"name": name, "type": of, "nullable": True, "metadata": {}} for name, of in fields]
+    schema = json.dumps({"type": "struct", "fields": key})
+    family = ColumnFamily(0, "default", schema, DEFAULT.value_schema)
+    hour = 3_600_000_000
+    rows = {
+        ((at * hour, (at + 1) * hour), shop): (at, f"{shop} {at}") for at in (0, 1) for shop in "xy"
+    }
+    return write_checkpoint(root, [{"default": rows}], families=(family,))
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ('[["1970-01-01T00:00Z", "1970-01-01T01:00Z"]]', {"x 0", "y 0"}),
+        ('[["1970-01-01T01:00Z", "1970-01-01T02:00Z"], "x"]', {"x 1"}),
+        ('[{"start": "1970-01-01 01:00:00+00:00", "end": "1970-01-01T02:00Z"}, "y"]', {"y 1"}),
+        ('[["1970-01-01T01:00Z", "1970-01-01T03:00Z"], "x"]', set()),
+    ],
+)
+def test_window_keys_are_found_as_they_are_printed(tmp_path, key, expected):
+    """Catches a key of a windowed aggregation that no text can name."""
+    path = _windows(tmp_path / "checkpoint")
+
+    rows = _json("inspect", path, "--key", key)["rows"]
+
+    assert {row["value"]["note"] for row in rows} == expected
+    assert rows == _json("inspect", path, "--find", key)["rows"]
+
+
+@pytest.mark.parametrize("key", ['[["1970-01-01T00:00Z"]]', '[{"start": "1970-01-01T00:00Z"}]'])
+def test_part_of_a_window_is_refused_and_not_taken_for_null(tmp_path, key):
+    """Catches no row found where every row begins with what was given."""
+    refused = _run("inspect", _windows(tmp_path / "checkpoint"), "--key", key, status=1)
+
+    assert "fields='start, end'" in refused
+    assert "--where" in refused
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("shop = 'x'", {"x 0", "x 1"}),
+        ("key.window.start >= '1970-01-01 01:00' and shop <> 'x'", {"y 1"}),
+        ('"window"."end" <= \'1970-01-01 01:00\'', {"x 0", "y 0"}),
+        ("value.total = 1 or note like 'x%' -- both", {"x 0", "x 1", "y 1"}),
+        ("partition_id < 0", set()),
+    ],
+)
+def test_rows_are_found_by_any_column(tmp_path, where, expected):
+    """Catches rows of another shop, and times taken in the zone of this machine."""
+    path = _windows(tmp_path / "checkpoint")
+
+    for command in ("inspect", "read"):
+        found = _json(command, path, "--where", where)["rows"]
+        assert {row["value"]["note"] for row in found} == expected
+        assert {tuple(row) for row in found} <= {("key", "value", "partition_id")}
+    columns = _json("read", path, "--where", where, "--column", "value.note")["rows"]
+    assert {row["value.note"] for row in columns} == expected
+
+
+@pytest.mark.parametrize(
+    "where", ["store = 'x'", "shop =", "1); drop view state; select (1", "read_text('/etc/hosts')"]
+)
+def test_condition_that_does_not_fit_names_the_columns(tmp_path, where):
+    """Catches a traceback of another package, and SQL that reaches files."""
+    refused = _run("inspect", _windows(tmp_path / "checkpoint"), "--where", where, status=1)
+
+    assert "the condition does not fit" in refused
+    assert "shop" in refused
 
 
 def test_values_are_printed_as_they_are(tmp_path):
@@ -136,7 +217,7 @@ def test_values_are_printed_as_they_are(tmp_path):
     for shown, expected in (
         (_run("read", path), everything),
         (_run("diff", path, "--old-version", 1), everything),
-        (_run("inspect", path, "--find", '["[bold]2"]'), everything[2:3]),
+        (_run("inspect", path, "--key", '["[bold]2"]'), everything[2:3]),
         (_run("inspect", path, "--largest", 9), [f'"[bold]{n}"' for n, _ in enumerate(notes)]),
     ):
         assert [text for text in expected if text not in shown] == []
@@ -172,7 +253,7 @@ def test_diff_shows_what_differs(checkpoint):
 )
 def test_values_that_are_no_keys_are_refused(checkpoint, key, status):
     """Catches a traceback, and rows of another key than the one that was asked for."""
-    refused = _run("inspect", checkpoint, "--version", 1, "--find", key, status=status)
+    refused = _run("inspect", checkpoint, "--version", 1, "--key", key, status=status)
     assert ("not of the type" if status == 1 else "JSON list") in refused
 
 
@@ -208,8 +289,8 @@ def test_text_that_a_terminal_has_no_letters_for_is_printed_escaped(tmp_path):
 
 def test_wrong_usage_is_told_from_errors(checkpoint, tmp_path):
     """Catches scripts that cannot tell a misspelt option from a damaged checkpoint."""
-    assert "JSON list" in _run("inspect", checkpoint, "--find", "[user", status=2)
-    assert "exclude" in _run("inspect", checkpoint, "--find", "[]", "--largest", 1, status=2)
+    assert "JSON list" in _run("inspect", checkpoint, "--key", "[user", status=2)
+    assert "exclude" in _run("inspect", checkpoint, "--key", "[]", "--largest", 1, status=2)
     for option in ("--operator", "--store", "--column-family"):
         assert f"{option} goes with" in _run("inspect", checkpoint, option, 0, status=2)
     assert "itself" in _run("diff", checkpoint, status=2)

@@ -162,7 +162,8 @@ def find_rows(
     Only one state partition is read where the columns given decide on it.
 
     Takes what `read_batches` takes, and `key`: values of the first key columns, in order: Python
-    values, a dict for a struct, or text that Arrow can read as the column's type; None for null.
+    values, or text that Arrow can read as the column's type; for a struct, such as a window, a dict
+    of all its fields or a list of their values; None for null.
 
     Returns:
         Columns as `read_batches`.
@@ -199,6 +200,13 @@ def find_rows(
 
 
 def _literal(value: Any, kind: SparkType, name: str) -> pa.Array[Any]:
+    """Return a value as a column of one row.
+
+    Raises:
+        InvalidArgumentError: It is not of the type.
+    """
+    if kind.kind == "struct" and isinstance(value, dict | list | tuple):
+        return _struct_literal(value, kind, name)
     try:
         # As text, because Arrow cuts numbers for columns of whole ones.
         if isinstance(value, float) and not pa.types.is_floating(kind.arrow):
@@ -216,6 +224,27 @@ def _literal(value: Any, kind: SparkType, name: str) -> pa.Array[Any]:
             type=str(kind.arrow),
             to_fix="give a value of that type; timestamps as 2024-01-31T12:00:00Z",
         ) from error
+
+
+def _struct_literal(
+    value: dict[str, Any] | Sequence[Any], kind: SparkType, name: str
+) -> pa.Array[Any]:
+    struct: Any = kind.arrow
+    names = [field.name for field in struct]
+    given = {*value} if isinstance(value, dict) else {*names[: len(value)]}
+    if given != {*names} or len(value) != len(names):
+        raise InvalidArgumentError(
+            "a value has not the fields of its key column",
+            column=name,
+            fields=", ".join(names),
+            to_fix="give each of these fields; to find rows by one of them, use --where",
+        )
+    values = [value[field] for field in names] if isinstance(value, dict) else value
+    columns = [
+        _literal(one, of, f"{name}.{field}")
+        for one, of, field in zip(values, kind.types, names, strict=True)
+    ]
+    return pa.StructArray.from_arrays(columns, names=names)
 
 
 def _equals(column: pa.Array[Any], value: pa.Array[Any]) -> npt.NDArray[np.bool_]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from statestore.core.errors import InvalidArgumentError
+from statestore.operations.reading.condition import Condition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,32 +17,39 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Selection:
     """Rows and columns.
 
     Attributes:
         columns: Names of columns, of fields in them with dots (`key.user`); all when None.
-        filter: Rows that are wanted, by those names, also where the column is not; all when None.
+        filter: Rows that are wanted, by those names, also where the column is not; as text a
+            condition in SQL (`Condition`); all when None.
         flatten: Whether a struct becomes a column a field, and those of structs in it likewise.
     """
 
     columns: tuple[str, ...] | None = None
-    filter: pc.Expression | None = None
+    filter: pc.Expression | str | None = None
     flatten: bool = False
+
+    @cached_property
+    def _condition(self) -> Condition | None:
+        return Condition(self.filter) if isinstance(self.filter, str) else None
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return what is wanted of a batch.
 
         Raises:
             InvalidArgumentError: There is no such column, or the filter does not fit them; names
-            those there are.
+                those there are. Or the package that a condition needs is not installed.
         """
         if self.columns is None and self.filter is None and not self.flatten:
             return batch
         names = batch.schema.names if self.columns is None else self.columns
+        if self._condition is not None:
+            batch = self._condition.apply(batch)
         every = dict(_with_fields(batch))
-        if self.filter is not None:
+        if self.filter is not None and not isinstance(self.filter, str):
             batch = pa.RecordBatch.from_arrays(list(every.values()), names=list(every))
             try:
                 batch = batch.filter(self.filter)
