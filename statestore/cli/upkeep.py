@@ -43,9 +43,11 @@ def list_command(
 
     Of each version: how it is kept (incremental, full or rescaled), its rows, the bytes it added
     and the bytes that a restore reads, snapshots, when its batch was committed and how long the
-    commit of its slowest store took. A version whose files are gone is unreadable. Savepoints are
-    wherever they were put: --savepoints says where to look. Checkpoints of Spark's own providers
-    are read as they are, here and by verify, read, inspect and diff.
+    commit of its slowest store took. An expired version is one that retention took, or that a
+    savepoint or restore did not take along; nothing is wrong with it. A damaged one lost files, or
+    has wrong ones; an unreadable one cannot be reached. Savepoints are wherever they were put:
+    --savepoints says where to look. Checkpoints of Spark's own providers are read as they are, here
+    and by verify, read, inspect and diff.
 
     \b
     Examples:
@@ -81,8 +83,8 @@ def list_command(
             version.kind,
             version.num_partitions,
             version.num_rows,
-            format_bytes(version.incremental_bytes),
-            format_bytes(version.full_bytes),
+            format_bytes(version.incremental_bytes) if version.num_stores else None,
+            format_bytes(version.full_bytes) if version.num_stores else None,
             format_bytes(version.snapshot_bytes) if version.num_snapshots else None,
             None if version.committed_ms is None else format_time(version.committed_ms),
             None if version.commit is None else f"{version.commit.total_ms:.0f} ms",
@@ -90,7 +92,7 @@ def list_command(
         for version in info.versions
     ]
     console().print(table(columns, rows))
-    for version in (version for version in info.versions[:1] if version.problem):
+    for version in (version for version in info.versions if version.problem):
         click.echo(f"version {version.version}: {version.problem}")
     if retained:
         rows = [

@@ -77,6 +77,7 @@ def state_of(checkpoint: OpenCheckpoint, head: PublishedFile) -> StoreState:
         own_bytes=head.ref.size,
         full_bytes=sum(ref.size for ref in (*trailer.files, head.ref)),
         num_files=1 + len(trailer.files),
+        deltas=tuple(ref for ref in trailer.files if ref.kind == "delta"),
         contents=(trailer.lineage, trailer.files),
         is_by_key=checkpoint.body == "sst",
         rows=partial(read_rows, checkpoint, head),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from statestore.codec.column_family import ColumnFamily
     from statestore.codec.commit_times import CommitTimes
-    from statestore.codec.trailer import StoreName
+    from statestore.codec.trailer import FileRef, StoreName
 
 VersionKind = Literal["incremental", "full", "rescaled"]
 """How a version is kept: as changes to the one before, whole, as references into another number of
@@ -36,6 +36,7 @@ class StoreState:
         own_bytes: Bytes of the files that it added.
         full_bytes: Bytes that a restore reads.
         num_files: Files that a restore reads, references to parts of one counted each.
+        deltas: References to the deltas among them, of this package's; nothing stands for one.
         contents: Equal for versions that have the same rows because of what they are made of.
         is_by_key: Whether rows come in order of column family and key; else in file order.
         key_group_rows: Rows by key-group class, as `key_group_rows.grown` has them; None where
@@ -61,6 +62,7 @@ class StoreState:
     rows: Callable[[str | None], Iterator[pa.RecordBatch]]
     key_group_rows: tuple[int, ...] | None = None
     parent_commit: CommitTimes | None = None
+    deltas: tuple[FileRef, ...] = ()
 
 
 States = dict["StoreName", StoreState]

@@ -58,7 +58,7 @@ def test_byte_that_is_no_text_is_named_with_its_file(tmp_path, checkpoint_format
     if name in LOGS:
         (finding,) = answers["verify"].findings
         assert (finding.kind, finding.version, finding.is_recoverable) == ("corruption", 3, False)
-        assert answers["list"].versions[0].kind == "unreadable"
+        assert answers["list"].versions[0].kind == "damaged"
         assert name in answers["list"].versions[0].problem
         assert answers["repair"].version == 2
     else:

@@ -204,6 +204,56 @@ def test_versions_of_a_rescaled_store_expire_oldest_first(tmp_path, backend):
     assert not [file for version in range(1, 8) for file in deltas(query, version)]
 
 
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_list_tells_expired_versions_from_damaged_ones(tmp_path, backend):
+    """Catches a version that retention took shown as broken, and a lost one as expired."""
+    query, _ = make_with_snapshots(tmp_path, backend)
+    for number in range(5):
+        query.run({f"more {number}": number}, snapshot=number == 2)
+    at(query.path, options=NOW).expire(2)
+    expired = run("verify", query.path, "--version", "all")[1]["expired"]
+    versions = run("list", query.path)[1]["versions"]
+
+    assert [one["version"] for one in versions if one["kind"] == "expired"] == expired
+    assert {one["problem"] for one in versions} == {None}
+    assert {1, 2} <= {*expired}
+    assert " expired " in CliRunner().invoke(cli, ["list", query.path]).output
+
+    lost = deltas(query, 9)[0]
+    lost.unlink()
+    kinds = {one["version"]: one["kind"] for one in run("list", query.path)[1]["versions"]}
+    assert kinds[9] == "damaged"
+    assert [version for version, kind in kinds.items() if kind == "expired"] == expired
+    assert "version 9" in CliRunner().invoke(cli, ["list", query.path]).output
+
+
+def test_list_finds_a_lost_file_that_later_versions_are_made_of(made):
+    """Catches versions listed as whole whose older files are gone, which verify finds."""
+    lost = min(Path(made.path, "state").rglob("2*.delta.*"))
+    lost.unlink()
+
+    versions = run("list", made.path)[1]["versions"]
+
+    assert [one["kind"] for one in versions] == ["damaged", "damaged", "damaged", "full"]
+    assert all(str(lost) in one["problem"] for one in versions[:2])
+    assert all(one["num_rows"] is None for one in versions[:3])
+
+
+@pytest.mark.parametrize("form", ["canonical", "native"])
+def test_list_shows_nothing_broken_when_a_savepoint_or_restore_is_fresh(made, tmp_path, form):
+    """Catches the entry of the version before, which Spark needs, shown as a lost version."""
+    savepoint = Checkpoint(made.path).savepoint(tmp_path / "savepoint", form=form)
+    restored = savepoint.restore(tmp_path / "new")
+
+    for directory in (savepoint, restored):
+        versions = run("list", directory.uri)[1]["versions"]
+        assert versions[0]["version"] == 4
+        assert {one["problem"] for one in versions} == {None}
+        assert {one["kind"] for one in versions}.isdisjoint({"damaged", "unreadable"})
+        if form == "canonical":
+            assert [(one["kind"], one["num_rows"]) for one in versions[1:]] == [("expired", None)]
+
+
 @pytest.mark.parametrize("version", [0, -1, 9])
 def test_version_that_is_not_committed_is_no_finding(made, version):
     """Catches a mistyped number reported as a damaged checkpoint."""

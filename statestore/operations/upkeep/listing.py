@@ -30,6 +30,7 @@ from statestore.operations.new_directory import try_read_metadata
 from statestore.operations.rows import find_states
 from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepoint
 from statestore.operations.store_state import VersionKind
+from statestore.operations.upkeep.expired import is_before_all, is_damage, is_expiry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +46,9 @@ class VersionInfo:
 
     Attributes:
         version, batch: The version and the batch that made it.
-        kind: How it is kept; unreadable where its trailers cannot be read.
+        kind: How it is kept; expired where retention took it, or a savepoint or restore never took
+            it along; damaged where its files are wrong or lost; unreadable where they cannot be
+            reached.
         num_partitions: State partitions; None where its batch has left the offset log.
         num_stores: Stores that have it, each of one state partition.
         num_rows: Rows in all of them; None where only reading them tells.
@@ -56,12 +59,13 @@ class VersionInfo:
             its entry of the commit log was lost.
         commit: What the commit of its slowest store took; None where the version after it does not
             tell: it is the newest, or another engine made that one.
-        problem: Why it cannot be loaded, None where its trailers say that it can.
+        problem: Why it cannot be loaded; None where its trailers say that it can, and where it was
+            expired.
     """
 
     version: int
     batch: int
-    kind: VersionKind | Literal["unreadable"]
+    kind: VersionKind | Literal["expired", "damaged", "unreadable"]
     num_partitions: int | None
     num_stores: int
     num_rows: int | None
@@ -72,6 +76,14 @@ class VersionInfo:
     committed_ms: int | None
     commit: CommitTimes | None
     problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why a version is not there to be loaded."""
+
+    kind: Literal["expired", "damaged", "unreadable"]
+    problem: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +148,10 @@ def survey(
     batches = checkpoint.done_batches[::-1][:limit]
     names = _list_files(checkpoint)
     files = _state_files(checkpoint, names)
-    pins = {version for name, _ in names if (version := parse_pin_name(name)) is not None}
+    by_directory: dict[str, set[str]] = defaultdict(set)
+    for directory, name, _ in names:
+        by_directory[directory].add(name)
+    pins = {version for _, name, _ in names if (version := parse_pin_name(name)) is not None}
     snapshots: dict[int, list[int]] = defaultdict(list)
     for name, size in files:
         if (version := _snapshot_version(name)) is not None:
@@ -148,10 +163,10 @@ def survey(
     stores: dict[int, States] = {}
     commits: dict[int, CommitTimes] = {}
     for batch in batches:  # newest first: a version tells of the one before
-        stores[batch + 1], problem = _try_states(checkpoint, batch + 1)
+        stores[batch + 1], failure = _try_states(checkpoint, batch + 1, by_directory)
         commits |= _slowest_before(batch + 1, stores[batch + 1])
         info = _describe(
-            checkpoint, batch, stores[batch + 1], snapshots[batch + 1], committed, problem
+            checkpoint, batch, stores[batch + 1], snapshots[batch + 1], committed, failure
         )
         versions.append(replace(info, commit=commits.get(batch + 1)))
     return (
@@ -170,12 +185,52 @@ def survey(
     )
 
 
-def _try_states(checkpoint: OpenCheckpoint, version: int) -> tuple[States, str | None]:
+def _try_states(
+    checkpoint: OpenCheckpoint, version: int, by_directory: Mapping[str, set[str]]
+) -> tuple[States, _Failure | None]:
     """Return a version of every store, or none of them and why."""
+    is_newest = version == checkpoint.newest_version
     try:
-        return find_states(checkpoint, version), None
+        states = find_states(checkpoint, version)
+        failure = _missing_delta(checkpoint, states, by_directory, is_newest=is_newest)
     except StateStoreError as error:
-        return {}, str(error)
+        if is_damage(error):
+            is_expired = is_expiry(error, version) and not is_newest
+            return {}, _Failure("expired" if is_expired else "damaged", str(error))
+        return {}, _Failure("unreadable", str(error))
+    return ({} if failure else states), failure
+
+
+def _missing_delta(
+    checkpoint: OpenCheckpoint,
+    states: States,
+    by_directory: Mapping[str, set[str]],
+    *,
+    is_newest: bool,
+) -> _Failure | None:
+    """Return what is the matter with a version where a delta that it is made of is not listed.
+
+    Raises:
+        CorruptionError: A reference leads elsewhere.
+    """
+    found: _Failure | None = None
+    for store, state in states.items():
+        for ref in state.deltas:
+            path = checkpoint.location(store).path(ref.path)
+            names = by_directory[posixpath.dirname(path)]
+            if posixpath.basename(path) in names:
+                continue
+            found = _Failure("expired", path)
+            if is_newest or not is_before_all(ref, names):
+                error = NotFoundError(
+                    "a file that the version is made of is not there",
+                    kind="file-not-found",
+                    file=path,
+                    to_fix="see what `statestore verify` finds, and go back to an older version "
+                    "with `statestore repair`",
+                )
+                return _Failure("damaged", str(error))
+    return found
 
 
 def _slowest_before(version: int, states: States) -> dict[int, CommitTimes]:
@@ -192,27 +247,27 @@ def _describe(
     states: States,
     snapshots: list[int],
     committed: Mapping[str, int],
-    problem: str | None,
+    failure: _Failure | None,
 ) -> VersionInfo:
     num_partitions = None
     try:
         num_partitions = checkpoint.num_partitions_at(batch + 1)
     except StateStoreError as error:
-        problem = problem or str(error)
+        failure = failure or _Failure("damaged" if is_damage(error) else "unreadable", str(error))
     return VersionInfo(
         version=batch + 1,
         batch=batch,
-        kind="unreadable" if problem else _kind(states),
+        kind=failure.kind if failure else _kind(states),
         num_partitions=num_partitions,
         num_stores=len(states),
-        num_rows=add_counts(state.num_keys for state in states.values()),
+        num_rows=None if failure else add_counts(state.num_keys for state in states.values()),
         incremental_bytes=sum(state.own_bytes for state in states.values()),
         full_bytes=sum(state.full_bytes for state in states.values()),
         num_snapshots=len(snapshots),
         snapshot_bytes=sum(snapshots),
         committed_ms=committed.get(str(batch)),
         commit=None,
-        problem=problem,
+        problem=failure.problem if failure and failure.kind != "expired" else None,
     )
 
 
@@ -276,23 +331,30 @@ def store_locations(checkpoint: OpenCheckpoint) -> list[StoreLocation]:
     ]
 
 
-def _list_files(checkpoint: OpenCheckpoint) -> list[tuple[str, int]]:
-    """Return name and size of all files, also of state partitions there were before."""
+def _list_files(checkpoint: OpenCheckpoint) -> list[tuple[str, str, int]]:
+    """Return directory, name and size of all files, also of state partitions there were before."""
     if checkpoint.kept_by == "heap":
         locations = store_locations(checkpoint)
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             listings = pool.map(lambda location: location.io.list(location.directory), locations)
-            infos = [info for files in listings for info in files]
+            found = [
+                (f"{location.directory}/{info.name}", info.size)
+                for location, files in zip(locations, listings, strict=True)
+                for info in files
+            ]
     else:
         infos = checkpoint.state_io.list_tree(checkpoint.state_root)
-    return [(posixpath.basename(info.name), info.size) for info in infos]
+        found = [(f"{checkpoint.state_root}/{info.name}", info.size) for info in infos]
+    return [(*posixpath.split(path), size) for path, size in found]
 
 
-def _state_files(checkpoint: OpenCheckpoint, files: list[tuple[str, int]]) -> list[tuple[str, int]]:
+def _state_files(
+    checkpoint: OpenCheckpoint, files: list[tuple[str, str, int]]
+) -> list[tuple[str, int]]:
     is_spark = checkpoint.kept_by in SPARK_PROVIDERS
     return [
         (name, size)
-        for name, size in files
+        for _, name, size in files
         if (spark_files.is_state_file(name) if is_spark else parse_state_file_name(name))
     ]
 

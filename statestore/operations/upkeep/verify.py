@@ -21,19 +21,13 @@ import numpy as np
 import pyarrow as pa
 
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, count_classes, folded
-from statestore.checkpoint.layout import parse_state_file_name, store_of_path
+from statestore.checkpoint.layout import store_of_path
 from statestore.checkpoint.lineage import check_ref
 from statestore.checkpoint.trailers import read_trailer
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import from_numpy, to_numpy
 from statestore.codec.sealed_file import SealedFile
-from statestore.core.errors import (
-    CorruptionError,
-    FencedError,
-    IncompatibleError,
-    NotFoundError,
-    StateStoreError,
-)
+from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.core.text import format_bytes
 from statestore.io.local import named_errors
@@ -42,6 +36,12 @@ from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoin
 from statestore.operations.new_directory import read_metadata
 from statestore.operations.plan import no_report
 from statestore.operations.rows import check_committed, state_of
+from statestore.operations.upkeep.expired import (
+    ABOUT_THE_READER,
+    DAMAGE,
+    is_before_all,
+    is_expiry,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -51,11 +51,6 @@ if TYPE_CHECKING:
     from statestore.codec.trailer import FileRef, StoreName
     from statestore.operations.plan import Report
     from statestore.operations.store_state import StoreState
-
-_DAMAGE = (CorruptionError, FencedError, IncompatibleError, NotFoundError)
-"""What is wrong with files. Every other error is about reaching them, and tells nothing of them."""
-_ABOUT_THE_READER = ("driver-lost", "newer-format", "other-provider")
-"""Kinds of them that say who cannot read the files."""
 
 NUM_READERS = 2
 
@@ -198,7 +193,7 @@ class _Verifier:
         if newest in self._checkpoint.planned_batches:
             try:
                 self._checkpoint.offsets_entry(newest)
-            except _DAMAGE as error:
+            except DAMAGE as error:
                 self._find(newest, None, error, is_recoverable=True)
 
     def run(self, versions: list[int], report: Report) -> Verification:
@@ -211,10 +206,8 @@ class _Verifier:
         for version in versions:
             try:
                 work += self._stores(version)
-            except _DAMAGE as error:
-                oldest = error.fields.get("oldest_version")
-                is_expiry = isinstance(oldest, int) and version < oldest
-                self._find(version, None, error, is_expiry=is_expiry)
+            except DAMAGE as error:
+                self._find(version, None, error, expired=is_expiry(error, version))
         done = 0
         with ThreadPoolExecutor(NUM_READERS if self._deep else MAX_REQUESTS_AT_ONCE) as pool:
             for _ in pool.map(lambda verify_one: verify_one(), work):
@@ -249,15 +242,12 @@ class _Verifier:
             found.check_files()
             if self._deep:
                 self._count_rows(spark_states.state_of(self._checkpoint, version, found))
-        except _DAMAGE as error:
+        except DAMAGE as error:
             self._find(version, found.files.store, error)
 
     def _is_before_all(self, store: StoreName, ref: FileRef) -> bool:
-        """Whether a file is of a version before all that its store has: retention took it."""
         location = self._checkpoint.location(store_of_path(store, ref.path))
-        names = (info.name for info in location.io.list(location.directory))
-        versions = [name.version for name in map(parse_state_file_name, names) if name is not None]
-        return ref.version < min(versions, default=0)
+        return is_before_all(ref, (info.name for info in location.io.list(location.directory)))
 
     def _verify_store(self, version: int, head: PublishedFile) -> None:
         store = head.trailer.store
@@ -272,7 +262,7 @@ class _Verifier:
         if has_deltas and (self._deep or errors):
             try:
                 self._verify_rows(head)
-            except _DAMAGE as error:
+            except DAMAGE as error:
                 damage = error
         for ref, found in errors.items():
             self._find(
@@ -280,7 +270,7 @@ class _Verifier:
                 store,
                 found,
                 is_recoverable=has_deltas and damage is None,
-                is_expiry=found.kind == "file-not-found" and self._is_before_all(store, ref),
+                expired=found.kind == "file-not-found" and self._is_before_all(store, ref),
             )
         if damage is not None and not errors:
             self._find(version, store, damage)
@@ -299,7 +289,7 @@ class _Verifier:
                 local_path = location.io.fetch(path)
                 with named_errors("open a file", local_path):
                     SealedFile(local_path, path).verify()
-        except _DAMAGE as error:
+        except DAMAGE as error:
             found = error
         with self._lock:
             self._errors[path] = found
@@ -351,12 +341,12 @@ class _Verifier:
         error: StateStoreError,
         *,
         is_recoverable: bool = False,
-        is_expiry: bool = False,
+        expired: bool = False,
     ) -> None:
-        if error.kind in _ABOUT_THE_READER:
+        if error.kind in ABOUT_THE_READER:
             raise error
         with self._lock:
-            if self._skips_expired and is_expiry and version < self._checkpoint.newest_version:
+            if self._skips_expired and expired and version < self._checkpoint.newest_version:
                 self._expired.add(version)
             self._findings.append(Finding(version, store, error.kind, str(error), is_recoverable))
 
