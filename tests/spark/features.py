@@ -101,7 +101,7 @@ FEATURES = {
         older="refused by Spark: name it, `checkpoint_format`",
     ),
     "merged-row-counts": Feature(
-        "4.1", "Spark's RocksDB provider miscounts rows once a restart has merged values"
+        "4.2", "Spark's RocksDB provider miscounts rows once a restart has merged values"
     ),
     "feed-of-lists": Feature(
         "4.3", "the change feed of Spark's RocksDB provider has one value of a list that is put"

@@ -17,7 +17,11 @@ _READY_TIMEOUT_S = 120.0
 CLIENT_CONF = {"spark.hadoop.dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "10"}
 """A client waits this long, instead of 400 ms, when it ends a file before the name node has heard
 of its last block, as it does where all are one machine."""
-_JUNIT = ("org.junit.jupiter", "junit-jupiter-api", "5.13.3")
+_JUNITS = (
+    ("org.junit.jupiter", "junit-jupiter-api", "5.13.3"),
+    ("junit", "junit", "4.13.2"),
+)
+"""The cluster needs one class: of the first since Hadoop 3.5, of the second before."""
 
 
 class JarsUnreachableError(Exception):
@@ -37,7 +41,7 @@ class HdfsCluster:
         hadoop = next(SPARK_JARS.glob("hadoop-client-api-*.jar")).stem.rpartition("-")[2]
         jars = [
             _fetch("org.apache.hadoop", "hadoop-client-minicluster", hadoop),
-            _fetch(*_JUNIT),  # of which the cluster needs one class
+            *(_fetch(*junit) for junit in _JUNITS),
         ]
         command = [
             *("java", "-Xmx512m", "-cp", ":".join([f"{SPARK_JARS}/*", *map(str, jars)])),

@@ -13,8 +13,9 @@ import pytest
 from statestore.io.shim_jar import find_jar
 
 JOB = Path(__file__).with_name("configured_job.py")
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
-MONITORING = PAGE.with_suffix("")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = DOCS / "metrics.md"
+MONITORING = DOCS / "monitoring"
 
 pytestmark = pytest.mark.ours
 
@@ -53,7 +54,9 @@ def _check_pages(shown: Path) -> None:
         asked |= set(re.findall(r"_statestore_(\w+)", (MONITORING / name).read_text()))
     assert len(asked) > 15
     assert asked <= exported.keys()
-    documented = set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE))
+    documented = set(
+        re.findall(r"^\| `(\w+)` \| (?:histogram|counter|gauge) \|", PAGE.read_text(), re.MULTILINE)
+    )
     assert documented == {name.rpartition("_")[0] for name in exported}
     assert exported["commitMs_Count"] == "1"
     assert float(exported["engineRssBytes_Value"]) > 10_000_000
