@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from statestore.core.json_fields import Fields, MalformedError, to_integer
@@ -42,10 +42,19 @@ class ColumnFamily:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; a family of one value schema has no field for several."""
-        fields = asdict(self)
-        del fields["avro"]
-        if not self.value_schemas:
-            del fields["value_schemas"]
+        fields: dict[str, Any] = {
+            "id": self.id,
+            "name": self.name,
+            "key_schema": self.key_schema,
+            "value_schema": self.value_schema,
+            "encoder": self.encoder,
+            "num_prefix_columns": self.num_prefix_columns,
+            "ordering_ordinals": self.ordering_ordinals,
+            "multi_values": self.multi_values,
+            "internal": self.internal,
+        }
+        if self.value_schemas:
+            fields["value_schemas"] = dict(self.value_schemas)
         return fields
 
     @classmethod

@@ -39,7 +39,7 @@ def append_trailer(path: str, trailer: Trailer) -> int:
     encoded = encode_trailer(trailer)
     # What readers refuse is refused before it is published.
     decode_trailer(encoded, trailer.body_length + len(encoded), path)
-    with Path(path).open("r+b") as file:
+    with Path(path).open("r+b", buffering=0) as file:
         # An engine killed between sealing and publishing left an older trailer here.
         file.truncate(trailer.body_length)
         file.seek(trailer.body_length)

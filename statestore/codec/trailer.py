@@ -13,7 +13,8 @@ import hashlib
 import json
 import re
 import struct
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import google_crc32c
@@ -70,6 +71,10 @@ class StoreName:
     def __str__(self) -> str:
         return f"{self.operator}/{self.partition}/{self.name}"
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"operator": self.operator, "partition": self.partition, "name": self.name}
+
     @classmethod
     def from_json(cls, fields: Fields) -> StoreName:
         """Read the JSON form."""
@@ -90,6 +95,14 @@ class VersionRef:
     version: int
     checkpoint_id: str = field(compare=False)
     lineage: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "version": self.version,
+            "checkpoint_id": self.checkpoint_id,
+            "lineage": self.lineage,
+        }
 
     @classmethod
     def from_json(cls, fields: Fields) -> VersionRef:
@@ -131,23 +144,51 @@ class FileRef:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; a reference without a clip has no such field."""
-        fields = asdict(self)
-        clip = fields.pop("clip")
-        return fields if clip is None else fields | {"clip": list(clip.values())}
+        fields: dict[str, Any] = {
+            "path": self.path,
+            "kind": self.kind,
+            "version": self.version,
+            "checkpoint_id": self.checkpoint_id,
+            "lineage": self.lineage,
+            "size": self.size,
+            "rows": self.rows,
+        }
+        if self.clip is not None:
+            fields["clip"] = [self.clip.modulus, self.clip.remainder]
+        return fields
 
     @classmethod
     def from_json(cls, fields: Fields) -> FileRef:
-        """Read the JSON form; `layout.store_of_path` says where a path may lead."""
-        return cls(
-            path=fields.text("path"),
-            kind=cast("FileKind", fields.text("kind", _KIND)),
-            version=fields.integer("version", 1),
-            checkpoint_id=fields.text("checkpoint_id", CHECKPOINT_ID),
-            lineage=fields.text("lineage", CHECKPOINT_ID),
-            size=fields.integer("size"),
-            rows=fields.integer("rows"),
-            clip=_clip(fields.items("clip")) if fields.has("clip") else None,
-        )
+        """Read the JSON form; `layout.store_of_path` says where a path may lead.
+
+        A version names most files that the one before it names: what was read once is the same
+        object, as long as it is one of the last.
+        """
+        clip = _clip(fields.items("clip")) if fields.has("clip") else None
+        values = [fields.value(name) for name in _REF_FIELDS]
+        try:
+            return _read_ref(clip, *values)
+        except TypeError as error:  # a value that is an array or an object
+            raise MalformedError("a reference to a file has a field of another type") from error
+
+
+_REF_FIELDS = ("path", "kind", "version", "checkpoint_id", "lineage", "size", "rows")
+
+
+@lru_cache(maxsize=1 << 14, typed=True)
+def _read_ref(clip: KeyGroupSet | None, *values: Any) -> FileRef:
+    """Return the reference of which these are the fields."""
+    fields = Fields(dict(zip(_REF_FIELDS, values, strict=True)))
+    return FileRef(
+        path=fields.text("path"),
+        kind=cast("FileKind", fields.text("kind", _KIND)),
+        version=fields.integer("version", 1),
+        checkpoint_id=fields.text("checkpoint_id", CHECKPOINT_ID),
+        lineage=fields.text("lineage", CHECKPOINT_ID),
+        size=fields.integer("size"),
+        rows=fields.integer("rows"),
+        clip=clip,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +244,10 @@ class RowCounts:
     put: int = 0
     delete: int = 0
     merge: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """Return the JSON form."""
+        return {"put": self.put, "delete": self.delete, "merge": self.merge}
 
     @property
     def total(self) -> int:
@@ -295,16 +340,16 @@ def encode_trailer(trailer: Trailer) -> bytes:
         "format_version": trailer.format_version,
         "kind": trailer.kind,
         "writer": trailer.writer,
-        "store": asdict(trailer.store),
+        "store": trailer.store.to_json(),
         "backend": trailer.backend,
         "version": trailer.version,
         "checkpoint_id": trailer.checkpoint_id,
         "checkpoint_format": trailer.checkpoint_format,
-        "parent": trailer.parent and asdict(trailer.parent),
+        "parent": trailer.parent and trailer.parent.to_json(),
         "lineage": trailer.lineage,
         "files": [ref.to_json() for ref in trailer.files],
         "blocks": [block.to_list() for block in trailer.blocks],
-        "rows": asdict(trailer.rows),
+        "rows": trailer.rows.to_json(),
         "num_keys": trailer.num_keys,
         "num_internal_keys": trailer.num_internal_keys,
         "key_group_rows": trailer.key_group_rows,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from statestore.checkpoint.commit import NewVersion, SstRows
@@ -67,7 +68,11 @@ class Request:
             InvalidArgumentError: One does not exist or is out of range.
         """
         if self._options is None:
-            self._options = StateStoreOptions.from_fields(self.get_or("options", dict, {}))
+            given = self.get_or("options", dict, {})
+            try:
+                self._options = _read_options(tuple(given), *given.values())
+            except TypeError:  # a value that is an array or an object, which no option is
+                self._options = StateStoreOptions.from_fields(given)
         return self._options
 
     def store_name(self) -> StoreName:
@@ -167,6 +172,12 @@ class Request:
             sst=_sst_rows(delta),
             write_ms=self.get_or("write_ms", int, 0),
         )
+
+
+@lru_cache(maxsize=64, typed=True)
+def _read_options(names: tuple[str, ...], *values: Any) -> StateStoreOptions:
+    """Return the options; those of one query are the same in each of its calls."""
+    return StateStoreOptions.from_fields(dict(zip(names, values, strict=True)))
 
 
 def _family(described: Any) -> ColumnFamily:

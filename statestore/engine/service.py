@@ -46,6 +46,8 @@ Reply = dict[str, Any]
 
 BACKENDS = ("filesystem", "heap", "rocksdb")
 
+_STATM = Path("/proc/self/statm")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LAST_WRITES_S = 0.5
 """How long writes may go on when the JVM is gone; operations wait so long for an engine's end."""
 
@@ -476,7 +478,8 @@ def _snapshot(status: SnapshotStatus) -> Reply:
 
 def _rss_bytes() -> int:
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        with _STATM.open("rb", buffering=0) as statm:
+            return int(statm.read().split()[1]) * _PAGE_BYTES
     except OSError:
         import resource
 
