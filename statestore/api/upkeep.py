@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from statestore.api.state import State
 from statestore.operations.plan import Report, no_report
 from statestore.operations.rescale import rescale
-from statestore.operations.upkeep import expire, repair
+from statestore.operations.upkeep import compact, expire, repair
 from statestore.store.store import open_store
 
 if TYPE_CHECKING:
     from statestore.operations.rescale.plan import RescalePlan, UndoPlan
+    from statestore.operations.upkeep.compact import CompactPlan
     from statestore.operations.upkeep.expire import ExpirePlan
     from statestore.operations.upkeep.repair import RepairPlan
     from statestore.store.store import Backend, Store
@@ -212,3 +213,36 @@ class Upkeep(State):
         """
         with self._opened() as checkpoint:
             return expire.expire(checkpoint, keep, report=report or no_report)
+
+    def plan_compact(self, *, report: Report | None = None) -> CompactPlan:
+        """Return what `compact` would write; arguments and errors as there."""
+        with self._opened() as checkpoint:
+            plan = compact.plan_compact(checkpoint, report=report or no_report)
+        return plan.run_by(lambda report: self.compact(report=report))
+
+    def compact(self, *, report: Report | None = None) -> CompactPlan:
+        """Write the newest version as one file a store: versions after it need no older files.
+
+        A version is the changes to the one before it, so it keeps the files of those from being
+        expired until a snapshot, or of the rocksdb backend all of them merged, stands for them.
+
+        Args:
+            report: Called with the stores done and their number.
+
+        Returns:
+            What was written.
+
+        Guarantee: on return every store has the version in one file, which is durable; no version
+        has changed. After a raise half way the stores that were done have it.
+
+        Raises:
+            NotFoundError: No checkpoint.
+            InvalidArgumentError: A savepoint, which is never changed; or the package that the state
+                backend needs is not installed.
+            InUseError: A query is writing the checkpoint, or may be, since this process stood still
+                for longer than its lease lasts.
+            CorruptionError, FencedError, IncompatibleError, StorageError: A file cannot be read, or
+                the storage or local disk failed.
+        """
+        with self._opened() as checkpoint:
+            return compact.compact(checkpoint, report=report or no_report)

@@ -82,6 +82,15 @@ class VersionsBase(ABC):
         self._recent.remember(head)
         return True
 
+    def files_of(self, head: PublishedFile) -> tuple[FileRef, ...]:
+        """Return the files that make a version, as few as there are on storage.
+
+        Raises:
+            StorageError: The storage failed.
+        """
+        self._learn(head)
+        return self._chain(head)
+
     def is_snapshot_due(self, head: PublishedFile, options: StateStoreOptions) -> bool:
         """Return whether files of a version should be summarised."""
         return self._is_due(self._chain(head), head, options)

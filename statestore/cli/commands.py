@@ -23,6 +23,7 @@ from statestore.io.shim_jar import find_jar
 
 _ELSEWHERE: dict[str, str] = {
     "branch": "statestore.cli.savepoints",
+    "compact": "statestore.cli.upkeep",
     "convert": "statestore.cli.converting",
     "diff": "statestore.cli.inspecting",
     "expire": "statestore.cli.upkeep",

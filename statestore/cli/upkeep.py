@@ -1,4 +1,4 @@
-"""`statestore list`, `verify`, `repair` and `expire`: what a checkpoint has, and its upkeep."""
+"""`statestore list`, `verify`, `repair`, `expire`, `compact`: what there is, and its upkeep."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ def verify(
     Fast reads the trailer of every file that a version is made of: it is there, of the right size,
     and the one its reference names. --deep reads every byte: the checksum of every block, every row
     in the key group and the state partition that its key belongs to, and as many rows as the
-    version says. Exit status 1 when something is wrong.
+    version says. Exit status 1 when something is wrong; then it says what to do, which is mostly
+    `statestore repair`.
 
     \b
     Examples:
@@ -153,7 +154,7 @@ def verify(
     with progress("verifying stores", output=output) as report:
         found = it.verify(versions=versions, deep=deep, report=report)
     if output == "json":
-        print_json({"ok": not found.findings, **asdict(found)})
+        print_json({"ok": not found.findings, "to_fix": found.to_fix, **asdict(found)})
     else:
         click.echo(found.describe())
     ctx.exit(1 if found.findings else 0)
@@ -179,8 +180,14 @@ def _versions(given: tuple[str, ...]) -> Literal["all"] | list[int] | None:
 @yes_option
 @storage_option
 @output_option
+@click.pass_context
 def repair(
-    checkpoint: str, deep: bool, yes: bool, storage_options: dict[str, str], output: str
+    ctx: click.Context,
+    checkpoint: str,
+    deep: bool,
+    yes: bool,
+    storage_options: dict[str, str],
+    output: str,
 ) -> None:
     """Take a checkpoint back to its newest version that can be read.
 
@@ -189,6 +196,7 @@ def repair(
     of those batches are taken out of Spark's logs and kept aside in the checkpoint. A rescale after
     that version is taken back, finished or not. A sink that
     tells batches by their number has seen them before; one that does not sees their rows twice.
+    Exit status 1 when there is something to repair and --yes is not given.
 
     \b
     Examples:
@@ -202,6 +210,7 @@ def repair(
     with progress("verifying stores", output=output) as report:
         plan = run(deep=deep, report=report)
     print_plan(plan, yes=yes, output=output)
+    ctx.exit(1 if plan.is_needed and not yes else 0)
 
 
 @click.command()
@@ -224,7 +233,8 @@ def expire(
     What the query's own maintenance does by spark.sql.streaming.minBatchesToRetain, at once and
     from outside. Files that a retained version is made of stay, whatever their age, and so do files
     younger than orphan.ageMs that nobody names: another process may be writing them. Savepoints are
-    never touched.
+    never touched. Where older versions stay, it says why; `statestore compact` writes anew what
+    keeps them.
 
     \b
     Examples:
@@ -237,4 +247,31 @@ def expire(
     run = it.expire if yes else it.plan_expire
     with progress("cleaning up stores", output=output) as report:
         plan = run(keep, report=report)
+    print_plan(plan, yes=yes, output=output)
+
+
+@click.command()
+@checkpoint_argument()
+@yes_option
+@storage_option
+@output_option
+def compact(checkpoint: str, yes: bool, storage_options: dict[str, str], output: str) -> None:
+    """Write the newest version as one file a store, so that older versions can go.
+
+    A snapshot, or of the rocksdb backend all files merged into one. A version is the changes to the
+    one before it: until it is written whole it needs the files of those. Versions that the query
+    commits afterwards are made of this one; older ones go when later ones are all that is kept.
+    Needs local disk for the state of a store.
+
+    \b
+    Examples:
+      statestore compact /data/checkpoint
+      statestore compact /data/checkpoint --yes
+    """  # noqa: D301 (click reads the backspace)
+    from statestore.api.checkpoint import Checkpoint
+
+    it = Checkpoint(checkpoint, storage_options=storage_options)
+    run = it.compact if yes else it.plan_compact
+    with progress("compacting stores", output=output) as report:
+        plan = run(report=report)
     print_plan(plan, yes=yes, output=output)

@@ -195,6 +195,7 @@ def plans_of(query, tmp_path):
         "plan_rescale": checkpoint.plan_rescale(6),
         "plan_repair": checkpoint.plan_repair(),
         "plan_expire": checkpoint.plan_expire(2),
+        "plan_compact": checkpoint.plan_compact(),
         "plan_savepoint": checkpoint.plan_savepoint(tmp_path / "other", form="native"),
         "plan_branch": checkpoint.plan_branch(tmp_path / "branch"),
         "plan_convert": checkpoint.plan_convert(tmp_path / "converted", "spark-rocksdb"),

@@ -6,9 +6,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from statestore import Checkpoint
 from statestore.checkpoint.layout import lease_directory
+from statestore.cli.commands import cli
 from statestore.core.clock import ManualClock
 from statestore.core.errors import InUseError, NotFoundError, StorageError
 from statestore.core.providers import PROVIDERS
@@ -35,7 +37,7 @@ def test_repair_goes_back_to_the_newest_readable_version(made):
     assert (plan.replayed_batch, plan.replanned_batches) == (2, (3,))
     assert {finding.version for finding in plan.findings} == {3, 4}
     code, printed = run("repair", made.path)
-    assert (code, printed["done"], printed["version"]) == (0, False, 2)
+    assert (code, printed["done"], printed["version"]) == (1, False, 2)
     assert sorted(map(int, kept["commits"])) == [0, 1, 2, 3]
     assert Checkpoint(made.path).summary().newest_version == 4
 
@@ -321,3 +323,26 @@ def test_repair_of_a_checkpoint_with_nothing_readable_says_so(made):
         Checkpoint(made.path).repair()
 
     assert Checkpoint(made.path).summary().newest_version == 4
+
+
+def test_verify_names_repair_and_its_status_says_that_it_is_needed(made, tmp_path):
+    """Catches a script that takes a checkpoint for whole, and a finding without a next step."""
+    assert run("repair", made.path)[0] == 0
+    savepoint = Checkpoint(made.path).savepoint(tmp_path / "savepoint")
+    for damaged in (deltas(made, 4)[0], min(Path(savepoint.uri).rglob("4[._]*.arrows"))):
+        flip(damaged)
+
+    code, printed = run("verify", made.path, "--deep")
+    assert (code, printed["ok"]) == (1, False)
+    assert f"statestore repair {made.path}" in printed["to_fix"]
+    text = CliRunner().invoke(cli, ["verify", made.path, "--deep"]).output
+    assert f"To fix: {printed['to_fix']}" in text
+    of_savepoint = run("verify", savepoint.uri, "--deep")[1]
+    assert of_savepoint["findings"]
+    assert "from a copy" in of_savepoint["to_fix"]
+
+    code, plan = run("repair", made.path)
+    assert (code, plan["done"], plan["is_needed"]) == (1, False, True)
+    assert run("repair", made.path, "--yes")[0] == 0
+    assert run("repair", made.path)[0] == 0
+    assert run("verify", made.path, "--deep")[1]["to_fix"] is None

@@ -9,12 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from statestore import Checkpoint
+from statestore.checkpoint.layout import pin_name
 from statestore.cli.commands import cli
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import read_checkpoint
 from tests.damaged import NOW, deltas, flip, make_small, make_with_snapshots, run
+from tests.operations.checkpoints import OPTIONS, QueryCheckpoint, files_below, read_rows
 from tests.seams import at, place_of
 
 ONE, OTHER = (f"{number}-0000-4000-8000-000000000000" for number in ("0" * 8, "1" * 8))
@@ -252,6 +254,63 @@ def test_list_shows_nothing_broken_when_a_savepoint_or_restore_is_fresh(made, tm
         assert {one["kind"] for one in versions}.isdisjoint({"damaged", "unreadable"})
         if form == "canonical":
             assert [(one["kind"], one["num_rows"]) for one in versions[1:]] == [("expired", None)]
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_compact_lets_go_of_what_expire_says_stays(tmp_path, backend):
+    """Catches versions that stay without a word, or whatever is done about it."""
+    options = replace(OPTIONS, snapshot_max_chain_length=2, rocksdb_merge_min_files=2)
+    query = QueryCheckpoint(tmp_path / "query", backend=backend, num_partitions=2, options=options)
+    rows = {f"key {number}": number for number in range(40)}
+    for _ in range(6):
+        query.run(rows)
+    expired = at(query.path, options=NOW).expire(2)
+
+    assert [(stay.reason, stay.is_compact, stay.oldest_version) for stay in expired.stays] == [
+        ("needed", False, 1)
+    ] * 2
+    assert sum(stay.num_files for stay in expired.stays) == len(deltas(query, "[1-4]")) * 2 == 8
+    assert f"statestore compact {query.path} --yes" in expired.describe()
+
+    # A snapshot is stood for by the files that it was made of, until the next one.
+    for oldest_left in [1, 7] if backend == "filesystem" else [None]:
+        before = files_below(query.path)
+        plan = Checkpoint(query.path).plan_compact()
+        assert files_below(query.path) == before
+        assert [store.num_files > 1 for store in plan.stores] == [True, True]
+        done = Checkpoint(query.path).compact()
+        assert done.stores == plan.stores
+        assert {change.path for change in done.changes} == {
+            str(path) for path in Path(query.path).rglob(f"{query.version}_*.snapshot.*")
+        }
+        assert Checkpoint(query.path).compact().stores == ()
+        assert "newest is compact" in at(query.path, options=NOW).plan_expire(2).describe()
+        for _ in range(2):
+            query.run(rows)
+        expired = at(query.path, options=NOW).expire(2)
+        left = {stay.oldest_version for stay in expired.stays}
+        assert left == ({oldest_left} if oldest_left else set())
+
+    assert [file for file in deltas(query, "[1-6]") if ".delta." in file.name] == []
+    assert read_rows(query.path) == query.model
+    assert Checkpoint(query.path).verify(versions="all", deep=True).findings == ()
+
+
+def test_expire_says_that_a_pin_or_a_rescale_keeps_versions(tmp_path):
+    """Catches advice to compact where a savepoint is being made."""
+    query, _ = make_with_snapshots(tmp_path, "filesystem")
+    for number in range(4):
+        query.run({f"more {number}": number})
+    pin = Path(query.path, "state/0/0", pin_name(3, ONE.replace("-", "")))
+    pin.touch()
+
+    plan = at(query.path, options=NOW).plan_expire(2)
+    assert [stay.reason for stay in plan.stays] == ["pinned", "needed"]
+    pin.unlink()
+    Checkpoint(query.path).rescale(4)
+    plan = at(query.path, options=NOW).plan_expire(2)
+    assert {stay.reason for stay in plan.stays} == {"rescaled"}
+    assert "compact" in plan.describe()
 
 
 @pytest.mark.parametrize("version", [0, -1, 9])

@@ -1,1 +1,1 @@
-"""Lists, verifies, repairs and expires the versions of a checkpoint."""
+"""Lists, verifies, repairs, compacts and expires the versions of a checkpoint."""

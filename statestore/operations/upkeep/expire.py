@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from statestore.backends.filesystem.versions import StoreVersions
+from statestore.checkpoint.layout import parse_state_file_name
+from statestore.checkpoint.pins import oldest_to_retain
+from statestore.checkpoint.rescale_refs import find_refs
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.text import format_bytes, format_table
 from statestore.io.deferred import DeferredDeletes
-from statestore.operations.full_state import open_memory
 from statestore.operations.in_use import exclusive_use
 from statestore.operations.plan import Change, Plan, no_report
+from statestore.operations.upkeep.store_versions import open_versions
 
 if TYPE_CHECKING:
-    from statestore.backends.rocksdb.versions import RocksDBVersions
-    from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.trailer import StoreName
+    from statestore.io.file_io import FileInfo
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.in_use import ExclusiveUse
     from statestore.operations.plan import Report
@@ -41,6 +43,38 @@ class StoreExpire:
     num_bytes: int
 
 
+StayReason = Literal["needed", "pinned", "rescaled"]
+"""Why older versions stay: one that is kept, or its snapshot, is made of their files; a savepoint
+or branch that is being made reads them; or state partitions of another number, before or after a
+rescale, are made of their files."""
+
+_REASONS: dict[StayReason, str] = {
+    "needed": "versions that are kept, or a snapshot of theirs, are made of their files",
+    "pinned": "a savepoint or branch that is being made reads them; expire again when it is done",
+    "rescaled": "state partitions that a rescale made or left are made of their files",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStay:
+    """What stays of a store from before the versions that are kept.
+
+    Attributes:
+        store: The store.
+        reason: Why.
+        is_compact: Whether the newest version is one file: versions after it need no older ones.
+        oldest_version: The oldest version there is a delta of.
+        num_files, num_bytes: State files of such versions.
+    """
+
+    store: StoreName
+    reason: StayReason
+    is_compact: bool
+    oldest_version: int
+    num_files: int
+    num_bytes: int
+
+
 @dataclass(frozen=True, repr=False)
 class ExpirePlan(Plan["ExpirePlan"]):
     """What an expiry does, or did.
@@ -50,12 +84,14 @@ class ExpirePlan(Plan["ExpirePlan"]):
         keep: Versions that stay loadable, the newest.
         oldest_version: Oldest of them.
         stores: What goes of each store that has something to go.
+        stays: What older versions leave behind, of each store that has deltas of them then.
     """
 
     checkpoint: str
     keep: int
     oldest_version: int
     stores: tuple[StoreExpire, ...]
+    stays: tuple[StoreStay, ...]
 
     @property
     def num_files(self) -> int:
@@ -78,16 +114,38 @@ class ExpirePlan(Plan["ExpirePlan"]):
         return tuple(Change("delete", file) for store in self.stores for file in store.files)
 
     def describe(self) -> str:
-        """Return how much goes of each store."""
+        """Return how much goes of each store, and why older versions stay."""
         stay = f"versions from {self.oldest_version} on stay."
         if not self.stores:
-            return f"Nothing to delete: {stay}"
+            return "\n".join([f"Nothing to delete: {stay}", *self._reasons()])
         rows = [
             [str(store.store), len(store.files), format_bytes(store.num_bytes)]
             for store in self.stores
         ]
         table = format_table(["store", "files", "bytes"], rows)
-        return f"{table}\n{self.num_files} files, {format_bytes(self.num_bytes)}; {stay}"
+        sums = f"{self.num_files} files, {format_bytes(self.num_bytes)}; {stay}"
+        return "\n".join([table, sums, *self._reasons()])
+
+    def _reasons(self) -> list[str]:
+        lines = []
+        for reason, text in _REASONS.items():
+            found = [stay for stay in self.stays if stay.reason == reason]
+            if found:
+                oldest = min(stay.oldest_version for stay in found)
+                num_files = sum(stay.num_files for stay in found)
+                size = format_bytes(sum(stay.num_bytes for stay in found))
+                lines.append(
+                    f"Versions from {oldest} on stay as well, {num_files} files, {size}: {text}."
+                )
+        if any(stay.reason != "pinned" and not stay.is_compact for stay in self.stays):
+            uri = shlex.quote(self.checkpoint)
+            lines.append(
+                f"To let go of them: statestore compact {uri} --yes. Versions that are committed "
+                "after that need no older ones: expire again when those are all that is kept."
+            )
+        elif any(stay.reason != "pinned" for stay in self.stays):
+            lines.append("They go when later versions are all that is kept: the newest is compact.")
+        return lines
 
     def fields(self) -> dict[str, Any]:
         """Return the attributes, and the sums of all stores."""
@@ -152,33 +210,45 @@ def _expire(
         )
     options = replace(checkpoint.options, min_versions_to_retain=keep)
     newest = checkpoint.newest_version
+    oldest = max(newest - keep + 1, 1)
     stores: list[StoreExpire] = []
+    stays: list[StoreStay] = []
     with tempfile.TemporaryDirectory(dir=checkpoint.scratch_directory) as directory:
         heads = checkpoint.heads(newest) if newest else {}
         for number, (store, head) in enumerate(heads.items(), 1):
             location = checkpoint.location(store)
             io = DeferredDeletes(location.io, is_deferred=use is None)
-            versions = _open_versions(checkpoint, replace(location, io=io), directory)
+            versions = open_versions(checkpoint, replace(location, io=io), directory)
             try:
                 if use is not None:
                     use.require_held()
                 cleaned = versions.clean_up(head, options)
+                is_compact = len(versions.files_of(head)) == 1
             finally:
                 versions.forget_heads()
             if io.deleted:
                 stores.append(StoreExpire(store, tuple(sorted(io.deleted)), cleaned.num_bytes))
+            left = io.list(location.directory)
+            pinned_from, _ = oldest_to_retain(newest, keep, left, checkpoint.clock.now_ms())
+            stay = _stay(store, left, oldest, is_pinned=pinned_from < oldest, is_compact=is_compact)
+            if stay is not None:
+                stays.append(stay)
             report(number, len(heads))
-    return ExpirePlan(checkpoint.uri, keep, max(newest - keep + 1, 1), tuple(stores))
+    return ExpirePlan(checkpoint.uri, keep, oldest, tuple(stores), tuple(stays))
 
 
-def _open_versions(
-    checkpoint: OpenCheckpoint, location: StoreLocation, scratch_directory: str
-) -> StoreVersions | RocksDBVersions:
-    if location.body == "arrows":
-        return StoreVersions(location, checkpoint.clock, checkpoint.backend)
-    memory = open_memory(checkpoint.options)
-    # Known to be there: it made the memory.
-    from statestore.backends.rocksdb.versions import RocksDBVersions
-
-    directory = tempfile.mkdtemp(prefix="rocksdb-", dir=scratch_directory)
-    return RocksDBVersions(location, checkpoint.clock, directory, memory)
+def _stay(
+    store: StoreName, left: list[FileInfo], oldest: int, *, is_pinned: bool, is_compact: bool
+) -> StoreStay | None:
+    """Return what is left in a store's directory of versions before the oldest that is kept."""
+    older = [
+        (name, info)
+        for info in left
+        if (name := parse_state_file_name(info.name)) is not None and name.version < oldest
+    ]
+    versions = [name.version for name, _ in older if name.kind == "delta"]
+    if not versions:
+        return None
+    reason: StayReason = "pinned" if is_pinned else "rescaled" if find_refs(left) else "needed"
+    num_bytes = sum(info.size for _, info in older)
+    return StoreStay(store, reason, is_compact, min(versions), len(older), num_bytes)

@@ -10,6 +10,7 @@ can be read, matches the checksums that there are, and lies in its state partiti
 from __future__ import annotations
 
 import html
+import shlex
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -86,6 +87,8 @@ class Verification:
     """What was verified.
 
     Attributes:
+        checkpoint: URI of the checkpoint or savepoint.
+        is_repairable: Whether `repair` takes it: it is a query's, on a provider of this package.
         versions: The versions, newest first, without those that were expired.
         expired: Versions that were left out, since a store keeps later ones only; newest first.
         is_deep: Whether every row was read.
@@ -94,6 +97,8 @@ class Verification:
         findings: What is wrong; empty when all is well.
     """
 
+    checkpoint: str
+    is_repairable: bool
     versions: tuple[int, ...]
     expired: tuple[int, ...]
     is_deep: bool
@@ -113,7 +118,27 @@ class Verification:
         ]
         if self.expired:
             lines.append(f"{len(self.expired)} older versions were expired.")
+        if self.to_fix is not None:
+            lines.append(f"To fix: {self.to_fix}")
         return "\n".join(lines)
+
+    @property
+    def to_fix(self) -> str | None:
+        """What to do about what is wrong, None when all is well."""
+        if not self.findings:
+            return None
+        if not self.is_repairable:
+            return "put the files back from a copy, or go on from another copy"
+        uri = shlex.quote(self.checkpoint)
+        if all(finding.is_recoverable for finding in self.findings):
+            return (
+                "every row can be read and the query starts; a later snapshot takes the place of a "
+                f"damaged file: statestore compact {uri} --yes takes one now"
+            )
+        return (
+            f"statestore repair {uri} says which version can be read and which batches would run "
+            "again; with --yes it goes back to that version"
+        )
 
     def __str__(self) -> str:
         return self.describe()
@@ -186,6 +211,11 @@ class _Verifier:
         self._num_rows = 0
         self._findings: list[Finding] = []
         self._expired: set[int] = set()
+        self._is_repairable = not self._is_of_spark
+
+    @property
+    def _is_of_spark(self) -> bool:
+        return self._checkpoint.provider in SPARK_PROVIDERS.values()
 
     def verify_batch_under_way(self) -> None:
         """Read the entry that a restart runs again, which no version is made of."""
@@ -199,7 +229,8 @@ class _Verifier:
     def run(self, versions: list[int], report: Report) -> Verification:
         work: list[Callable[[], None]] = []
         try:
-            read_metadata(self._checkpoint.io, self._checkpoint.path)
+            _, savepoint = read_metadata(self._checkpoint.io, self._checkpoint.path)
+            self._is_repairable = savepoint is None and not self._is_of_spark
         except (CorruptionError, NotFoundError) as error:
             if versions:
                 self._find(versions[0], None, error, is_recoverable=True)
@@ -214,6 +245,8 @@ class _Verifier:
                 done += 1
                 report(done, len(work))
         return Verification(
+            checkpoint=self._checkpoint.uri,
+            is_repairable=self._is_repairable,
             versions=tuple(version for version in versions if version not in self._expired),
             expired=tuple(version for version in versions if version in self._expired),
             is_deep=self._deep,
@@ -228,7 +261,7 @@ class _Verifier:
     def _stores(self, version: int) -> list[Callable[[], None]]:
         """Return what verifies each store of a version in each state partition."""
         checkpoint = self._checkpoint
-        if checkpoint.provider in SPARK_PROVIDERS.values():
+        if self._is_of_spark:
             found = spark_states.find_versions(checkpoint, version)
             return [partial(self._verify_of_spark, version, one) for one in found.values()]
         heads = checkpoint.heads(version)

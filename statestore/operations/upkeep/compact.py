@@ -1,0 +1,174 @@
+"""Compact: write the newest version whole, so that versions before it can be expired in time.
+
+A version is the changes to the one before, so it is made of files of many versions, and those stay
+as long as it does. A snapshot, or all of them merged into one file, stands for them: maintenance
+takes one where it makes restores shorter, this takes one at once and from outside. A version names
+the files that it is made of when it is committed, so what is let go of is let go of by later ones.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from statestore.core.text import format_bytes, format_table
+from statestore.operations.in_use import exclusive_use
+from statestore.operations.plan import Change, Plan, no_report
+from statestore.operations.upkeep.store_versions import open_versions
+
+if TYPE_CHECKING:
+    from statestore.backends.filesystem.versions import StoreVersions
+    from statestore.backends.rocksdb.versions import RocksDBVersions
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.trailer import StoreName
+    from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.in_use import ExclusiveUse
+    from statestore.operations.plan import Report
+
+_MERGE_ALL = 1000
+"""Files of similar size, the most that the option takes: what is merged is all of a version."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCompact:
+    """A store whose version is written whole.
+
+    Attributes:
+        store: The store.
+        file: Path of the file that is written.
+        num_files, num_bytes: Files that it stands for, which are read.
+    """
+
+    store: StoreName
+    file: str
+    num_files: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, repr=False)
+class CompactPlan(Plan["CompactPlan"]):
+    """What a compaction does, or did.
+
+    Attributes:
+        checkpoint: URI of the checkpoint.
+        version: The version that is written whole.
+        stores: Those that have it in more files than one.
+    """
+
+    checkpoint: str
+    version: int
+    stores: tuple[StoreCompact, ...]
+
+    @property
+    def num_files(self) -> int:
+        """Files that are read, of all stores."""
+        return sum(store.num_files for store in self.stores)
+
+    @property
+    def num_bytes(self) -> int:
+        """Their bytes."""
+        return sum(store.num_bytes for store in self.stores)
+
+    @property
+    def size_bytes(self) -> int | None:
+        """None: what is written is known when it is; it has the rows of what is read once each."""
+        return None
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The files that are written."""
+        return tuple(Change("write", store.file) for store in self.stores)
+
+    def describe(self) -> str:
+        """Return how much each store's file stands for."""
+        if not self.stores:
+            return f"Nothing to do: version {self.version} is one file in every store."
+        rows = [
+            [str(store.store), store.num_files, format_bytes(store.num_bytes)]
+            for store in self.stores
+        ]
+        table = format_table(["store", "files", "bytes"], rows)
+        return (
+            f"{table}\nVersion {self.version} is written as one file a store, which stands for "
+            f"{self.num_files} files, {format_bytes(self.num_bytes)}. Versions that are committed "
+            "from now on are made of it."
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """Return the attributes, and the sums of all stores."""
+        return {"num_files": self.num_files, "num_bytes": self.num_bytes, **super().fields()}
+
+
+def plan_compact(checkpoint: OpenCheckpoint, *, report: Report = no_report) -> CompactPlan:
+    """Say what `compact` would write; nothing is changed. Arguments and errors as there."""
+    checkpoint.check_of_query()
+    return _compact(checkpoint, None, report)
+
+
+def compact(checkpoint: OpenCheckpoint, *, report: Report = no_report) -> CompactPlan:
+    """Write the newest version whole: a snapshot, or all of its files merged into one.
+
+    Args:
+        checkpoint: The checkpoint.
+        report: Called with the stores done and their number.
+
+    Guarantee: on return every store has the version in one file, which is durable; no version has
+    changed. After a raise half way the stores that were done have it.
+
+    Raises:
+        NotFoundError: No checkpoint.
+        InvalidArgumentError: A savepoint, which is never changed; or the package that the state
+            backend needs is not installed.
+        InUseError: A query is writing the checkpoint, or may be, since this process stood still for
+            longer than its lease lasts.
+        CorruptionError, FencedError, IncompatibleError, StorageError: A file cannot be read, or the
+            storage or local disk failed.
+    """
+    with exclusive_use(checkpoint, "compact") as use:
+        return _compact(checkpoint, use, report)
+
+
+def _compact(checkpoint: OpenCheckpoint, use: ExclusiveUse | None, report: Report) -> CompactPlan:
+    """Compact, or only say what would be done where the checkpoint is not held."""
+    version = checkpoint.newest_version
+    stores: list[StoreCompact] = []
+    with tempfile.TemporaryDirectory(dir=checkpoint.scratch_directory) as directory:
+        heads = checkpoint.heads(version) if version else {}
+        for number, (store, head) in enumerate(heads.items(), 1):
+            versions = open_versions(checkpoint, checkpoint.location(store), directory)
+            try:
+                found = _plan_store(versions, head)
+                if found is not None:
+                    stores.append(found)
+                    if use is not None:
+                        _write(checkpoint, versions, head, directory, use)
+            finally:
+                versions.forget_heads()
+            report(number, len(heads))
+    return CompactPlan(checkpoint.uri, version, tuple(stores))
+
+
+def _plan_store(
+    versions: StoreVersions | RocksDBVersions, head: PublishedFile
+) -> StoreCompact | None:
+    files = versions.files_of(head)
+    if len(files) == 1:
+        return None
+    trailer = head.trailer
+    name = versions.location.summary_name("snapshot", trailer.version, trailer.checkpoint_id)
+    num_bytes = sum(ref.size for ref in files)
+    return StoreCompact(trailer.store, versions.location.path(name), len(files), num_bytes)
+
+
+def _write(
+    checkpoint: OpenCheckpoint,
+    versions: StoreVersions | RocksDBVersions,
+    head: PublishedFile,
+    directory: str,
+    use: ExclusiveUse,
+) -> None:
+    options = replace(checkpoint.options, rocksdb_merge_min_files=_MERGE_ALL)
+    while not versions.has_snapshot_of(head):  # a thousand files are merged in several steps
+        use.require_held()
+        versions.take_snapshot(head, directory, options)
