@@ -8,25 +8,31 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from statestore import Checkpoint, Savepoint
+from statestore.checkpoint.lease import Holder, Lease
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, checksum_path
+from statestore.cli.commands import cli
 from statestore.codec import sorting
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.sealed_file import SealedFile, append_trailer
 from statestore.codec.trailer import TAIL_BYTES, RowCounts
+from statestore.core.clock import SystemClock
 from statestore.core.errors import (
     IncompatibleError,
     InUseError,
     InvalidArgumentError,
     NotFoundError,
 )
+from statestore.core.process import find_process
 from statestore.io.counting import CountingFileIO, RequestCounts
 from statestore.io.local import LocalFileIO
 from statestore.io.s3 import S3FileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint, unsafe_row
+from tests.operations.checkpoints import make_query
 from tests.rescaled import KEYED, edit_conf, listing, make, newest
 from tests.seams import at, place_of
 
@@ -316,6 +322,30 @@ def test_checkpoint_in_use_is_refused(tmp_path):
         Checkpoint(made.path).rescale(8)
 
     assert listing(made.path) == before
+
+
+def test_rescale_under_a_batch_that_runs_says_that_the_query_does(tmp_path):
+    """Catches advice to start a query that is running."""
+    query = make_query(tmp_path / "query")
+    query.plan()
+    holder = Holder(find_process(), application="app", run="run-1")
+    lease = Lease(LocalFileIO(), f"{query.path}/state", f"{1:032x}", holder, 10_000, SystemClock())
+    lease.take()
+
+    for arguments in (["--yes"], []):
+        code, output = rescale_by_command(query.path, *arguments)
+        assert (code, output.split()[1]) == (1, "[checkpoint-in-use]")
+        assert "stop the query" in output
+
+    lease.drop()
+    code, output = rescale_by_command(query.path)
+    assert (code, output.split()[1]) == (1, "[unfinished-batch]")
+    assert "start the query" in output
+
+
+def rescale_by_command(path, *arguments):
+    result = CliRunner().invoke(cli, ["rescale", path, "--num-partitions", "8", *arguments])
+    return result.exit_code, result.output
 
 
 def test_state_that_does_not_follow_its_keys_is_refused(tmp_path):
