@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import IllegalArgumentException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 import statestore
@@ -69,6 +69,11 @@ class StoppedQuery:
         """Run the lane, which must be refused; return the error's text."""
         return _refusal(self.lane, {f"{STATE_STORE}.{key}": conf[key] for key in conf})
 
+    def refusal_at_start(self, **conf: str) -> str:
+        """Start the lane, which must be refused before there is a query; return the text."""
+        options = {f"{STATE_STORE}.{key}": conf[key] for key in conf}
+        return _refusal(self.lane, options, IllegalArgumentException)
+
     def assert_goes_on(self) -> None:
         """Run the lane to its end and compare every batch."""
         self.lane.run()
@@ -79,11 +84,15 @@ LOAD = "CANNOT_LOAD_STATE_STORE."
 CHANGED = "STATE_STORE_INVALID_CONFIG_AFTER_RESTART"
 
 
-def _refusal(lane: Lane, conf: dict[str, str] | None = None) -> str:
+def _refusal(
+    lane: Lane,
+    conf: dict[str, str] | None = None,
+    kind: type[Exception] = StreamingQueryException,
+) -> str:
     before = lane.conf
     lane.conf = {**before, **(conf or {})}
     try:
-        with pytest.raises(StreamingQueryException) as raised:
+        with pytest.raises(kind) as raised:
             lane.run()
     finally:
         lane.conf = before
@@ -108,12 +117,15 @@ def _edit_offsets(lane: Lane, key: str, value: str) -> None:
 
 
 def test_unknown_or_bad_options_are_refused_by_name(stopped: StoppedQuery) -> None:
-    """Catches options that are silently ignored, and errors that leave a mark on the checkpoint."""
-    text = stopped.refusal(**{"snapshot.maxChainLenght": "5"})
+    """Catches options that are silently ignored or refused by tasks a minute later, and errors that
+    leave a mark on the checkpoint.
+    """
+    planned = sorted((stopped.lane.checkpoint / "offsets").iterdir())
+    text = stopped.refusal_at_start(**{"snapshot.maxChainLenght": "5"})
     assert f"{STATE_STORE}.snapshot.maxChainLenght" in text
     assert f"{STATE_STORE}.snapshot.maxChainLength" in text
 
-    text = stopped.refusal(**{"rocksdb.incremenntal": "true"})
+    text = stopped.refusal_at_start(**{"rocksdb.incremenntal": "true"})
     assert f"{STATE_STORE}.rocksdb.incremental" in text
     # Spark's own, which its RocksDB provider takes in any case.
     stopped.lane.conf[f"{STATE_STORE}.rocksdb.tracktotalNumberOfRows"] = "true"
@@ -126,11 +138,12 @@ def test_unknown_or_bad_options_are_refused_by_name(stopped: StoppedQuery) -> No
         ("fsync.enabled", "maybe", "true or false"),
         ("snapshot.replayRatio", "much", "0.1"),
     ):
-        text = stopped.refusal(**{key: value})
+        text = stopped.refusal_at_start(**{key: value})
         assert f"{STATE_STORE}.{key}" in text
         assert value in text
         assert allowed in text
 
+    assert sorted((stopped.lane.checkpoint / "offsets").iterdir()) == planned
     stopped.assert_goes_on()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,3 +51,18 @@ def test_log_names_an_option_that_is_ignored(lane: Lane, application_root: Path)
 
     said = f"option is ignored by the rocksdb backend: key={IGNORED}, reason=rows are ingested"
     assert log.count(said) == 1
+
+
+def test_log_names_no_option_that_spark_pins(lane: Lane, application_root: Path) -> None:
+    """Catches a warning about what nobody set: Spark sets again what the offset log has."""
+    log = (application_root / "spark.log").read_text()
+    (pinned,) = {
+        key
+        for key in json.loads((lane.checkpoint / "offsets" / "1").read_text().splitlines()[1])[
+            "conf"
+        ]
+        if key.endswith("rocksdb.formatVersion")
+    }
+
+    assert len(lane.batches) == 2
+    assert f"key={pinned}" not in log

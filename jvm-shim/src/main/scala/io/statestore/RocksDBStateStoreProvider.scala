@@ -13,7 +13,6 @@ import io.statestore.view.{ColumnFamily, CommittedView, ViewVersion}
  */
 class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
   override private[statestore] def newLoader(context: StoreContext): ViewLoader = {
-    ShimOptions.warnOfIgnored(context.storeConf.sqlConfs)
     new ViewLoader(context) {
       private[this] val calls = new AtomicLong()
 
