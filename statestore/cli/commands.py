@@ -93,19 +93,19 @@ def cli() -> None:
 @click.option(
     "--backend",
     type=click.Choice(list(PROVIDERS)),
-    default="filesystem",
-    show_default=True,
-    help="State backend of the query.",
+    help="State backend of the query.  [default: that of spark-defaults.conf, else any]",
 )
 @click.option(
-    "--python", metavar="PATH", help="Python of the engines.  [default: $PYSPARK_PYTHON, this one]"
+    "--python",
+    metavar="PATH",
+    help="Python of the engines.  [default: of spark-defaults.conf, $PYSPARK_PYTHON, this one]",
 )
 @storage_option
 @output_option
 def doctor(
     ctx: click.Context,
     storage: str | None,
-    backend: str,
+    backend: str | None,
     python: str | None,
     storage_options: dict[str, str],
     output: str,
@@ -114,7 +114,10 @@ def doctor(
 
     Starts Java, imports pyspark, opens the jar, starts an engine and ends it, and writes, reads,
     lists and deletes a small file on the storage: the one of --storage, or else the directory for
-    temporary files. Exit status 0 when all is well, 1 when there is something to fix.
+    temporary files. The state backend is the one that sessions get from spark-defaults.conf (of
+    SPARK_CONF_DIR, or else of SPARK_HOME) where --backend names none; where nothing does, what one
+    backend alone needs is shown and does not fail. Exit status 0 when all is well, 1 when there is
+    something to fix.
 
     \b
     Examples:
@@ -123,8 +126,12 @@ def doctor(
     """  # noqa: D301 (click reads the backspace)
     # Imported here because no other command needs pyarrow, which takes long.
     from statestore.api.reaching import Reach
-    from statestore.cli.diagnosis import Diagnosis
+    from statestore.cli.diagnosis import Diagnosis, find_backend
 
+    found = None if backend else find_backend()
+    if found is not None:
+        backend, path = found
+        click.echo(f"state backend {backend}, of {path}", err=True)
     if backend == "heap" and storage:
         raise click.UsageError("--backend heap keeps state in the driver's memory: no --storage")
     if storage is None and backend != "heap":

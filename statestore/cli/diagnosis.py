@@ -24,16 +24,19 @@ from statestore.core.errors import (
     ProtocolError,
     StateStoreError,
 )
-from statestore.core.options import StateStoreOptions
+from statestore.core.options import PREFIX, StateStoreOptions
+from statestore.core.providers import PROVIDERS
 from statestore.core.version import SPARK_MINORS, __version__
 from statestore.engine.client import EngineGoneError, EngineProcess, EngineRefusedError
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar
-from statestore.io.spark_home import find_spark_minor
+from statestore.io.spark_home import find_spark_minor, read_spark_defaults
 from statestore.io.storage import is_hadoop, scheme_of
 
 MIN_JAVA = 17
 MIN_PYTHON = (3, 11)
 PYTHON_VARIABLE = "PYSPARK_PYTHON"
+PYTHON_KEY = "spark.pyspark.python"
+PROVIDER_KEY = f"{PREFIX}providerClass"
 _RANGE = f"{SPARK_MINORS[0]} to {SPARK_MINORS[-1]}"
 _TIMEOUT_S = 120.0
 _PACKAGES = {"pyarrow": "pyarrow", "numpy": "numpy", "google_crc32c": "google-crc32c"}
@@ -76,7 +79,8 @@ class Diagnosis:
     """The checks of one machine, for one state backend and storage.
 
     Args:
-        backend: heap, filesystem or rocksdb.
+        backend: heap, filesystem or rocksdb; None where nobody says it: what a backend alone needs
+            is checked then and does not fail.
         storage: URI of the directory where state or checkpoints are to be; None where there is
             nothing to check.
         python: The Python that engines run in; what PYSPARK_PYTHON names, or this one, when None.
@@ -86,7 +90,7 @@ class Diagnosis:
 
     def __init__(
         self,
-        backend: str,
+        backend: str | None,
         storage: str | None,
         python: str | None,
         options: StateStoreOptions,
@@ -98,6 +102,7 @@ class Diagnosis:
         self._failed: set[str] = set()
         self._python, self._python_from = _choose_python(python)
         self._packages = dict(_PACKAGES)
+        self._is_backend_known = backend is not None
         if backend == "rocksdb":
             self._packages["rocksdict"] = "rocksdict"
         if storage is not None and scheme_of(storage) == "s3":
@@ -110,6 +115,8 @@ class Diagnosis:
         yield self._check("spark", self._check_spark)
         yield self._check("jar", check_jar)
         yield self._check("python", self._check_python)
+        if not self._is_backend_known:
+            yield self._check_rocksdb()
         yield self._check_workers()
         yield self._check("engine", self._check_engine, needs=("spark", "jar", "python"))
         if self._storage is None:
@@ -180,26 +187,32 @@ class Diagnosis:
         packages = ", ".join(f"{name} {modules[name]['version']}".rstrip() for name in modules)
         return f"{version} with {packages}, {self._python} from {self._python_from}"
 
+    def _check_rocksdb(self) -> Check:
+        """The package that only the rocksdb backend needs, where no backend was named."""
+        return self._check_optional("rocksdb", {"rocksdict": "rocksdict"}, "the rocksdb backend")
+
     def _check_workers(self) -> Check:
         """The packages that `transformWithState` in Python needs; no other query does."""
-        name = "transformWithState"
-        done = self._check(name, self._find_packages_of_workers, needs=("python",))
+        needed_by = "transformWithState in Python"
+        return self._check_optional("transformWithState", _PACKAGES_OF_WORKERS, needed_by)
+
+    def _check_optional(self, name: str, packages: dict[str, str], needed_by: str) -> Check:
+        """Check for packages that few queries need: no failure where they are missing."""
+        done = self._check(name, lambda: self._find(packages, needed_by), needs=("python",))
         return replace(done, status="skip") if done.status == "fail" else done
 
-    def _find_packages_of_workers(self) -> str:
-        modules = _import(self._python, self._python_from, list(_PACKAGES_OF_WORKERS))["modules"]
-        missing = [package for name, package in _PACKAGES_OF_WORKERS.items()
-                   if "error" in modules[name]]  # fmt: skip
+    def _find(self, packages: dict[str, str], needed_by: str) -> str:
+        modules = _import(self._python, self._python_from, list(packages))["modules"]
+        missing = [package for name, package in packages.items() if "error" in modules[name]]
         if missing:
             raise NotFoundError(
-                "packages that only transformWithState in Python needs are missing",
+                f"packages that only {needed_by} needs are missing",
                 packages=", ".join(missing),
                 to_fix=f"{self._python} -m pip install {' '.join(missing)}, on every executor, for "
                 "such a query",
             )
         return ", ".join(
-            f"{package} {modules[name]['version']}"
-            for name, package in _PACKAGES_OF_WORKERS.items()
+            f"{package} {modules[name]['version']}".rstrip() for name, package in packages.items()
         )
 
     def _check_engine(self) -> str:
@@ -329,8 +342,18 @@ def _choose_python(named: str | None) -> tuple[str, str]:
     """Return a Python, and where its name comes from."""
     if named:
         return named, "--python"
+    path, defaults = read_spark_defaults()
+    if PYTHON_KEY in defaults:
+        return defaults[PYTHON_KEY], str(path)
     variable = os.environ.get(PYTHON_VARIABLE)
     return (variable, PYTHON_VARIABLE) if variable else (sys.executable, "this command")
+
+
+def find_backend() -> tuple[str, str] | None:
+    """Return the state backend of sessions that say nothing else, and the file that says it."""
+    path, defaults = read_spark_defaults()
+    provider = defaults.get(PROVIDER_KEY)
+    return next(((name, str(path)) for name, of in PROVIDERS.items() if of == provider), None)
 
 
 def _import(python: str, origin: str, modules: list[str]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import sys
 import threading
 import traceback
 from collections import Counter
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from statestore.backends.filesystem.versions import StoreVersions
+from statestore.backends.rocksdb.requirement import require_rocksdict
 from statestore.codec.commit_times import CommitTimes
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import (
     InternalError,
-    InvalidArgumentError,
     NotFoundError,
     ProtocolError,
     StateStoreError,
@@ -191,16 +190,10 @@ class EngineService:
                 return StoreVersions(location, self._clock, backend)
 
     def _open_rocksdb(self, request: Request, location: StoreLocation) -> Versions:
-        try:
-            from statestore.backends.rocksdb.sst import Memory
-            from statestore.backends.rocksdb.versions import RocksDBVersions
-        except ModuleNotFoundError as error:
-            raise InvalidArgumentError(
-                "the rocksdb backend needs a package that is not installed",
-                missing=error.name,
-                python=sys.executable,
-                to_fix="pip install 'statestore[rocksdb]' for that Python on every executor",
-            ) from error
+        require_rocksdict()
+        from statestore.backends.rocksdb.sst import Memory
+        from statestore.backends.rocksdb.versions import RocksDBVersions
+
         asked_bytes = request.options().rocksdb_memory_bytes
         with self._lock:
             memory = self._rocksdb_memory = self._rocksdb_memory or Memory(asked_bytes)

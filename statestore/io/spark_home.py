@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 HOME_VARIABLE = "SPARK_HOME"
+_DEFAULT = re.compile(r"([^#!\s=:][^\s=:]*)\s*[\s=:]\s*(.*)")
 _CORE = re.compile(r"spark-core_2\.13-(\d+\.\d+)\..*\.jar")
 
 
@@ -23,6 +24,25 @@ def find_spark_home(environment: Mapping[str, str] = os.environ) -> Path | None:
         return Path(named)
     found = find_spec("pyspark")
     return Path(found.origin).parent if found is not None and found.origin else None
+
+
+def read_spark_defaults(environment: Mapping[str, str] = os.environ) -> tuple[Path, dict[str, str]]:
+    """Return the `spark-defaults.conf` that sessions begin with, and what it sets.
+
+    Args:
+        environment: Looked up for SPARK_CONF_DIR and SPARK_HOME.
+
+    Returns:
+        Its path, which need not be there, and values by key; none where it cannot be read.
+    """
+    home = find_spark_home(environment) or Path()
+    path = Path(environment.get("SPARK_CONF_DIR") or home / "conf", "spark-defaults.conf")
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return path, {}
+    found = (_DEFAULT.fullmatch(line.strip()) for line in lines)
+    return path, {setting[1]: setting[2] for setting in found if setting is not None}
 
 
 def find_spark_minor(environment: Mapping[str, str] = os.environ) -> str | None:

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
+from statestore.backends.rocksdb.requirement import require_rocksdict
 from statestore.checkpoint.commit import Body, NewVersion, describe_delta, publish_delta
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, count_classes
 from statestore.checkpoint.restore import restore_version
@@ -34,7 +35,7 @@ from statestore.codec.rows import (
 )
 from statestore.codec.sorting import gather, join_batches, sort_into_runs
 from statestore.codec.trailer import RowCounts, compute_lineage
-from statestore.core.errors import InternalError, InvalidArgumentError
+from statestore.core.errors import InternalError
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
@@ -86,15 +87,10 @@ def open_memory(options: StateStoreOptions) -> Memory:
     Raises:
         InvalidArgumentError: The package it needs is not installed.
     """
-    try:
-        # Imported here because it needs a package that is an extra.
-        from statestore.backends.rocksdb.sst import Memory
-    except ModuleNotFoundError as error:
-        raise InvalidArgumentError(
-            "the rocksdb backend needs a package that is not installed",
-            missing=error.name,
-            to_fix="pip install 'statestore[rocksdb]'",
-        ) from error
+    require_rocksdict()
+    # Imported here because it needs a package that is an extra.
+    from statestore.backends.rocksdb.sst import Memory
+
     return Memory(options.rocksdb_memory_bytes)
 
 

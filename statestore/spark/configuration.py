@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import os
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from statestore.backends.rocksdb.requirement import require_rocksdict
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.options import PREFIX, spark_conf
 from statestore.core.providers import PROVIDERS
@@ -12,6 +17,8 @@ from statestore.io.shim_jar import find_jar
 from statestore.spark.connect import is_served_elsewhere
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
 
 _JARS = "spark.jars"
@@ -65,7 +72,8 @@ def configure(
 
     Raises:
         InvalidArgumentError: The backend or an option does not exist (names the nearest one), or
-            a value, the checkpoint format among them, is out of range.
+            a value, the checkpoint format among them, is out of range. Or the engines of the
+            rocksdb backend run in this Python, which has no rocksdict.
         NotFoundError: There is no jar, where one is to be set; install the wheel or build the jar.
 
     Guarantee: after a raise the builder is as it was.
@@ -89,6 +97,8 @@ def configure(
     conf = spark_conf(options)
     # The builder has no public way to be asked what it holds.
     before = builder._options  # noqa: SLF001
+    if backend == "rocksdb" and _runs_engines_here(before):
+        require_rocksdict()
     if not is_served_elsewhere(before):
         jars = str(before.get(_JARS, "")).split(",")
         jar = str(find_jar())
@@ -103,3 +113,14 @@ def configure(
 
 def _nearest_backend(backend: str) -> str:
     return difflib.get_close_matches(backend, PROVIDERS, n=1, cutoff=0.0)[0]
+
+
+def _runs_engines_here(conf: Mapping[str, object]) -> bool:
+    """Return whether the engines of a session will run in this Python, as far as is known."""
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # Spark knows more than the builder
+    if is_submitted or is_served_elsewhere(conf):
+        return False
+    named = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or "python3"
+    found = shutil.which(str(named))
+    is_local = str(conf.get("spark.master", "local")).startswith("local")
+    return is_local and found is not None and Path(found).absolute() == Path(sys.executable)

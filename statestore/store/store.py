@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow.ipc as ipc
 
 from statestore.backends.filesystem.versions import StoreVersions
+from statestore.backends.rocksdb.requirement import require_rocksdict
 from statestore.checkpoint.cleanup import Cleanup
 from statestore.checkpoint.commit import NewVersion
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
@@ -146,16 +147,11 @@ def _open_versions(
 ) -> StoreVersions | RocksDBVersions:
     if backend == "filesystem":
         return StoreVersions(location, clock)
-    try:
-        # Imported here because it needs a package that is an extra.
-        from statestore.backends.rocksdb.sst import Memory
-        from statestore.backends.rocksdb.versions import RocksDBVersions
-    except ModuleNotFoundError as error:
-        raise InvalidArgumentError(
-            "the rocksdb backend needs a package that is not installed",
-            missing=error.name,
-            to_fix="pip install 'statestore[rocksdb]'",
-        ) from error
+    require_rocksdict()
+    # Imported here because they need a package that is an extra.
+    from statestore.backends.rocksdb.sst import Memory
+    from statestore.backends.rocksdb.versions import RocksDBVersions
+
     memory = Memory(options.rocksdb_memory_bytes)
     location = replace(location, body="sst")
     return RocksDBVersions(location, clock, f"{scratch_directory}/rocksdb", memory)

@@ -15,6 +15,8 @@ from click.testing import CliRunner, Result
 
 from statestore import __version__
 from statestore.cli.commands import cli
+from statestore.core.options import PREFIX
+from statestore.core.providers import PROVIDERS
 from statestore.io.shim_jar import JAR_VARIABLE
 from tests.s3_server import REGION, WRONG_KEY
 
@@ -26,14 +28,13 @@ pytestmark = pytest.mark.timeout(180)
 
 def doctor(*arguments: str, **environment: str | None) -> Result:
     """Run the command with the given changes to the environment."""
-    return CliRunner().invoke(
-        cli, ["doctor", *arguments], env={"PYSPARK_PYTHON": None, **environment}
-    )
+    none = {"PYSPARK_PYTHON": None, "SPARK_CONF_DIR": None}
+    return CliRunner().invoke(cli, ["doctor", *arguments], env={**none, **environment})
 
 
 def checks(result: Result) -> dict[str, dict[str, Any]]:
     """Return the checks of an output in JSON, by name."""
-    report = json.loads(result.output)
+    report = json.loads(result.stdout)
     assert report["ok"] == (result.exit_code == 0)
     return {check["name"]: check for check in report["checks"]}
 
@@ -75,6 +76,30 @@ def test_every_check_is_a_line_and_nothing_is_left_behind(tmp_path: Path) -> Non
     assert [line.partition(":")[0] for line in lines] == [f"OK   {name}" for name in ALL]
     assert "rocksdict" in lines[ALL.index("python")]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_backend_and_python_are_those_of_the_sessions(tmp_path: Path, stand_in: Any) -> None:
+    """Catches a machine found well for a backend that sessions do not use."""
+    hide = 'import sys; sys.modules["rocksdict"] = None; exec(sys.argv.pop(1))'
+    script = f'[ "$1" = -c ] || exec {sys.executable} "$@"\nshift\n'
+    python = stand_in("python", f"{script}exec {sys.executable} -c '{hide}' \"$@\"")
+    conf = tmp_path / "spark-defaults.conf"
+    conf.write_text(f"# of the cluster\nspark.pyspark.python = {python}\n")
+    where = {"SPARK_CONF_DIR": str(tmp_path)}
+
+    found = checks(doctor("--output=json", f"--storage={tmp_path}", **where))
+    assert found["rocksdb"]["status"] == "skip"
+    assert f"{python} -m pip install rocksdict" in found["rocksdb"]["to_fix"]
+    assert found["python"]["status"] == "ok"
+
+    with conf.open("a") as file:
+        file.write(f"{PREFIX}providerClass\t{PROVIDERS['rocksdb']}\n")
+    result = doctor(f"--storage={tmp_path}", **where)
+    assert result.exit_code == 1
+    assert f"state backend rocksdb, of {conf}" in result.stderr
+    assert f"FAIL python: packages that an engine imports are missing: python='{python}'" in (
+        result.output
+    )
 
 
 def test_heap_has_no_storage_to_check() -> None:
