@@ -10,9 +10,9 @@ import org.apache.spark.sql.internal.SQLConf
 
 /**
  * Notices the start of a streaming query on the driver, also where no batch of it is planned for
- * long, and refuses options that no store of it would take. What Spark pins in the offset log is not
- * among them yet: those are the options that somebody set. Spark finds this class by its name in the
- * jar's `META-INF/services`.
+ * long, and refuses options that no store of it would take. What Spark pins in the offset log is
+ * not among them yet: those are the options that somebody set. Spark finds this class by its name
+ * in the jar's `META-INF/services`.
  */
 final class QueryStarts extends SparkSessionExtensionsProvider {
   private[this] val RocksDB = "io.statestore.RocksDBStateStoreProvider"
