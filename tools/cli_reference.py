@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from statestore.cli.commands import cli
+from tools.json_reference import json_section
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 LINE = 120
@@ -23,6 +24,15 @@ _HEAD = """\
 `pip install 'statestore[cli]'`. Exit status of every command: 0 all is well, 1 an error or
 something to fix, 2 wrong usage. What changes a checkpoint shows its plan first and does it with
 `--yes`. Written by `python -m tools.cli_reference`.
+
+Commands and options may be written in singular or plural. The shell completes them after one line
+in its start-up file:
+
+```sh
+eval "$(_STATESTORE_COMPLETE=bash_source statestore)"     # ~/.bashrc
+eval "$(_STATESTORE_COMPLETE=zsh_source statestore)"      # ~/.zshrc
+_STATESTORE_COMPLETE=fish_source statestore | source      # ~/.config/fish/config.fish
+```
 """
 
 
@@ -36,6 +46,7 @@ def reference() -> str:
     ]
     parts = [_HEAD, "\n".join(["| command | |", "|---|---|", *rows]) + "\n"]
     parts += [_section(name, command, context) for name, command in known]
+    parts.append(json_section())
     return "\n".join(parts)
 
 

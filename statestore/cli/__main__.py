@@ -23,7 +23,7 @@ def main() -> None:
     # State has letters that a terminal does not, and names of files need not be text.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    cli()
+    cli(prog_name="statestore")
 
 
 if __name__ == "__main__":

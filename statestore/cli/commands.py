@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import difflib
 import signal
 import tempfile
 import threading
@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from statestore.cli.output import output_option, storage_option
+from statestore.cli.output import output_option, print_json, storage_option
 from statestore.core.errors import StateStoreError
 from statestore.core.providers import PROVIDERS
 from statestore.core.version import SPARK_MINORS, __version__
@@ -43,6 +43,10 @@ _ELSEWHERE: dict[str, str] = {
 the function is not called as the command is."""
 
 
+_SHORTEST_PLURAL = 3
+"""Letters of the longest name that is not taken for a plural."""
+
+
 @contextmanager
 def _cleaned_up_when_terminated() -> Iterator[None]:
     """Leave a block by an exception when the process is asked to end, as Ctrl-C does."""
@@ -64,6 +68,16 @@ def _cleaned_up_when_terminated() -> Iterator[None]:
 class _Group(click.Group):
     """A group that imports its commands late and reports errors of the package as text."""
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # Click knows the commands of this module only.
+        if not args[0].startswith("-") and self.get_command(ctx, _singular(args[0])) is None:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx))
+            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *_ELSEWHERE])
 
@@ -82,7 +96,23 @@ class _Group(click.Group):
             raise click.ClickException(str(error)) from error
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+def _singular(name: str) -> str:
+    """Return a name of a command or option by which its plural goes as well."""
+    return name.removesuffix("s") if len(name) > _SHORTEST_PLURAL else name
+
+
+@click.group(
+    cls=_Group,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": _singular,
+    },
+    epilog="Commands and options may be written in singular or plural. The shell completes them "
+    'after: eval "$(_STATESTORE_COMPLETE=bash_source statestore)", or zsh_source, fish_source.',
+)
+@click.version_option(
+    __version__, "-v", "--version", message="%(version)s", help="Print the version and exit."
+)
 def cli() -> None:
     """State stores of Spark Structured Streaming, owned by Python."""
 
@@ -146,7 +176,7 @@ def doctor(
                 click.echo(f"{check.status.upper():<5}{check.name}: {check.detail}{fix}")
     is_ok = all(check.status != "fail" for check in checks)
     if output == "json":
-        click.echo(json.dumps({"ok": is_ok, "checks": [asdict(check) for check in checks]}))
+        print_json({"ok": is_ok, "checks": [asdict(check) for check in checks]})
     ctx.exit(0 if is_ok else 1)
 
 

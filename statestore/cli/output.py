@@ -33,6 +33,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Report = Callable[[int, int], None]
 """Called with what is done and the total, in one unit."""
 
+SCHEMA_VERSION = 1
+"""Of every JSON object: one more where a field goes or means something else."""
+
 _PLAIN_WIDTH = 240
 NOTHING_CHANGED = "Nothing was changed. Repeat the command with --yes to do it."
 
@@ -139,9 +142,13 @@ def console() -> Console:
     return made if made.is_terminal else plain(width=_PLAIN_WIDTH)
 
 
-def print_json(fields: Any) -> None:
-    """Print one JSON value; what JSON does not have is printed as text."""
-    click.echo(json.dumps(fields, default=str))
+def print_json(fields: dict[str, Any]) -> None:
+    """Print one JSON object, with its schema version; what JSON does not have is printed as text.
+
+    Args:
+        fields: As docs/cli.md describes those of the command.
+    """
+    click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **fields}, default=str))
 
 
 def table(columns: list[str], rows: list[list[object]]) -> Table:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +21,9 @@ from statestore.core.errors import NotFoundError
 from statestore.core.version import SPARK_MINORS
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar
 from statestore.io.spark_home import find_spark_minor
+from tests.checkpoints import write_checkpoint
+from tests.operations.checkpoints import QueryCheckpoint
+from tools.json_reference import COMMANDS, fields
 
 
 def test_version_is_printed() -> None:
@@ -124,3 +130,102 @@ def test_missing_extra_is_named_with_its_install_command(monkeypatch: pytest.Mon
         entry_point.main()
 
     assert "missing=click" in str(raised.value)
+
+
+@pytest.mark.parametrize("option", ["-v", "--version"])
+def test_version_is_an_option_too(option: str) -> None:
+    """Catches the first thing that everybody types refused."""
+    assert CliRunner().invoke(cli, [option]).output.strip() == __version__
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("lst", "'list'"), ("reapir", "'repair'"), ("restor", "'restore'"), ("snapshot", None)],
+)
+def test_command_that_is_not_there_names_the_nearest(wrong: str, right: str | None) -> None:
+    """Catches names only of the few commands that are imported at once."""
+    result = CliRunner().invoke(cli, [wrong])
+
+    assert result.exit_code == 2
+    assert f"No such command '{wrong}'." in result.output
+    assert ("Did you mean" in result.output) == (right is not None)
+    assert right is None or right in result.output
+
+
+def test_singular_and_plural_are_one_word(tmp_path: Path) -> None:
+    """Catches an option that has to be looked up for its last letter."""
+    query = QueryCheckpoint(tmp_path / "query", num_partitions=2)
+    query.run({f"key-{number}": "value" for number in range(10)})
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(cli, [*arguments, "--output", "json"])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert run("lists", query.path) == run("list", query.path)
+    plan = run("rescale", query.path, "--num-partitions", "4")
+    assert run("rescale", query.path, "--num-partition", "4") == plan
+    groups = run("inspect", query.path, "--key-groups", "--stores", "default")
+    assert run("inspect", query.path, "--key-group") == groups
+    assert run("verify", query.path, "--versions", "all")
+    refused = CliRunner().invoke(cli, ["read", query.path, "--partition", "x", "--outputs", "jsn"])
+    assert refused.exit_code == 2
+
+
+@pytest.mark.parametrize(("typed", "expected"), [("re", {"repair", "restore", "rescale", "read"})])
+def test_shell_completes_every_command(typed: str, expected: set[str]) -> None:
+    """Catches completion of only those commands that are imported at once."""
+    done = subprocess.run(
+        [sys.executable, "-m", "statestore.cli"],
+        env={
+            **os.environ,
+            "COMP_WORDS": f"statestore {typed}",
+            "COMP_CWORD": "1",
+            "_STATESTORE_COMPLETE": "bash_complete",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert expected <= {line.partition(",")[2] for line in done.stdout.splitlines()}
+
+
+def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
+    """Catches a field that a script can find and nobody described, and JSON of no version."""
+    query = QueryCheckpoint(tmp_path / "query", num_partitions=2)
+    for number in range(3):
+        query.run({f"key-{key}": str(number) for key in range(10)})
+    saved, new, path = str(tmp_path / "saved"), str(tmp_path / "new"), query.path
+    rows = {"default": {("x", 1): (1, "note")}}
+    typed = write_checkpoint(tmp_path / "typed", [rows, {"default": {("y", 2): (2, None)}}])
+    commands = [
+        ["list", path],
+        ["verify", path, "--deep"],
+        ["repair", path],
+        ["expire", path],
+        ["compact", path],
+        ["rescale", path, "--num-partitions", "4", "--yes"],
+        ["rescale", path, "--undo"],
+        ["savepoint", path, saved],
+        ["restore", saved, new],
+        ["branch", path, new],
+        ["inspect", typed],
+        ["inspect", typed, "--key-groups"],
+        ["inspect", typed, "--where", "total = 1"],
+        ["read", typed],
+        ["read", typed, "--to", str(tmp_path / "rows.parquet")],
+        ["diff", typed, "--old-version", "1"],
+        ["diff", typed, "--old-version", "1", "--counts"],
+        ["doctor", "--backend", "heap"],
+        ["report", path],
+    ]
+
+    for arguments in commands:
+        result = CliRunner().invoke(cli, [*arguments, "--output", "json"])
+        assert result.stdout, result.stderr
+        printed = json.loads(result.stdout)
+        assert printed["schema_version"] == 1, arguments
+        assert {*printed} <= fields(arguments[0]), arguments
+    # A conversion runs Spark.
+    assert {*COMMANDS} - {arguments[0] for arguments in commands} == {"convert"}

@@ -229,7 +229,7 @@ def test_values_are_printed_as_they_are(tmp_path):
 def test_diff_shows_what_differs(checkpoint):
     """Catches old and new exchanged."""
     counts = _json("diff", checkpoint, "--old-version", 1, "--counts")
-    assert counts == {"added": 1, "removed": 1, "changed": 1}
+    assert counts == {"schema_version": 1, "added": 1, "removed": 1, "changed": 1}
     assert "removed" in _run("diff", checkpoint, "--old-version", 1, "--counts")
 
     rows = _json("diff", checkpoint, checkpoint, "--old-version", 1)["rows"]

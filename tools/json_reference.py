@@ -1,0 +1,133 @@
+"""Describes what commands print with `--output json`, from the docstrings of what they print."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from statestore.checkpoint.operator_metadata import OperatorInfo, StateVariable, StoreInfo
+from statestore.cli.diagnosis import Check
+from statestore.cli.output import SCHEMA_VERSION
+from statestore.codec.commit_times import CommitTimes
+from statestore.codec.trailer import StoreName
+from statestore.operations.reading.inspection import FamilyDescription, StoreDescription
+from statestore.operations.rescale.plan import RescalePlan, StoreRescale, UndoPlan
+from statestore.operations.savepoint.plans import BranchPlan, RestorePlan
+from statestore.operations.savepoint.savepoint import SavepointInfo
+from statestore.operations.upkeep.compact import CompactPlan, StoreCompact
+from statestore.operations.upkeep.expire import ExpirePlan, StoreExpire, StoreStay
+from statestore.operations.upkeep.listing import CheckpointInfo, VersionInfo
+from statestore.operations.upkeep.repair import RepairPlan
+from statestore.operations.upkeep.verify import Finding, Verification
+from statestore.report.facts import Advice, Facts, HeavyKey, PartitionFacts, Spread, StoreFacts
+
+_DONE = {"done": "whether it was done, or nothing was to do"}
+_SUMS = {"num_files, num_bytes": "sums over all stores"}
+_ROWS = {
+    "rows": "rows by column; bytes in hexadecimal, a map as a list of pairs",
+    "more": "whether there are more rows than --limit",
+}
+
+COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
+    "branch": (_DONE, (BranchPlan,)),
+    "compact": (_DONE | _SUMS, (CompactPlan, StoreCompact)),
+    "convert": (
+        _DONE
+        | {
+            "plan": "`checkpoint`, `new`, `source`, `target`, `version`, `checkpoint_format`, "
+            "`is_begun`, `state_bytes`, and `stores`: `operator`, `name`, `store`, "
+            "`num_partitions` of each",
+            "rows": "once done: `operator`, `store` and `rows` of each store",
+        },
+        (),
+    ),
+    "diff": (_ROWS | {"added, removed, changed": "with --counts, in place of rows"}, ()),
+    "doctor": ({"ok": "whether nothing failed", "checks": "a `Check` each"}, (Check,)),
+    "expire": (_DONE | _SUMS, (ExpirePlan, StoreExpire, StoreStay)),
+    "inspect": (
+        {
+            "stores": "a `StoreDescription` each, whose name is `store`",
+            **_ROWS,
+            "key_groups": "with --key-groups: `key_group`, `partition_id`, `num_rows`, "
+            "`key_bytes`, `value_bytes`",
+        },
+        (StoreDescription, FamilyDescription),
+    ),
+    "list": (
+        {"savepoints": "with --savepoints: `uri` and `savepoint`, a `SavepointInfo`"},
+        (CheckpointInfo, VersionInfo, CommitTimes, OperatorInfo, StoreInfo, StateVariable),
+    ),
+    "read": (_ROWS | {"file": "with --to, where rows is their number"}, ()),
+    "repair": (_DONE | {"is_needed": "whether anything is to repair"}, (RepairPlan,)),
+    "report": ({}, (Facts, StoreFacts, PartitionFacts, Spread, HeavyKey, Advice)),
+    "rescale": (_DONE, (RescalePlan, StoreRescale, UndoPlan)),
+    "restore": (_DONE, (RestorePlan,)),
+    "savepoint": ({"destination": "the savepoint's directory"}, (SavepointInfo,)),
+    "verify": (
+        {"ok": "whether nothing is wrong", "to_fix": "what to do, null where nothing is wrong"},
+        (Verification, Finding, StoreName),
+    ),
+}
+"""What each command prints: fields of its own, and classes whose fields it has; the first one's are
+in the object itself, the others' in its fields."""
+
+_ATTRIBUTE = re.compile(r"(\w+(?:, \w+)*): (.*)")
+
+
+def json_section() -> str:
+    """Return the section of docs/cli.md."""
+    lines = [
+        "## JSON",
+        "",
+        "With `--output json` a command prints one object. `schema_version` is in each; it is "
+        f"{SCHEMA_VERSION} here.",
+        "It goes up where a field goes or means something else. It stays where a field is added.",
+        "",
+    ]
+    described: set[type] = set()
+    for command, (own, classes) in COMMANDS.items():
+        title = f" has the fields of `{classes[0].__name__}`" if _is_flat(command) else ""
+        lines += [f"### {command} in JSON", "", f"`statestore {command}`{title}:", ""]
+        lines += [*_table(own), ""] if own else []
+        for kind in classes:
+            if kind not in described:
+                described.add(kind)
+                lines += [f"`{kind.__name__}`:", "", *_table(attributes(kind)), ""]
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _is_flat(command: str) -> bool:
+    own, classes = COMMANDS[command]
+    return bool(classes) and not any(f"`{classes[0].__name__}`" in text for text in own.values())
+
+
+def fields(command: str) -> set[str]:
+    """Return the names of the fields that the object of a command may have."""
+    own, classes = COMMANDS[command]
+    texts = [*own, *(attributes(classes[0]) if _is_flat(command) else ())]
+    if command == "rescale":
+        texts += attributes(UndoPlan)
+    return {"schema_version", *(name for text in texts for name in text.split(", "))}
+
+
+def attributes(kind: type) -> dict[str, str]:
+    """Return what a class's docstring says of its attributes, by their names."""
+    text = inspect.getdoc(kind) or ""
+    found: dict[str, str] = {}
+    for line in text.partition("Attributes:\n")[2].split("\n\n")[0].splitlines():
+        match = _ATTRIBUTE.fullmatch(line.strip())
+        if match and not line.startswith("     "):
+            found[match[1]] = match[2]
+        elif found:
+            found[[*found][-1]] += f" {line.strip()}"
+    return found
+
+
+def _table(rows: dict[str, str]) -> list[str]:
+    names = (", ".join(f"`{name}`" for name in names.split(", ")) for names in rows)
+    cells = (text.replace("|", "\\|") for text in rows.values())
+    return [
+        "| field | |",
+        "|---|---|",
+        *(f"| {n} | {c} |" for n, c in zip(names, cells, strict=True)),
+    ]
