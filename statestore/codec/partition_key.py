@@ -110,12 +110,27 @@ def compute_key_groups(
     Raises:
         CorruptionError, IncompatibleError: As `decode_keys` and `hash_columns`.
     """
+    if not partition_key_columns(store, family):
+        return np.zeros(len(keys), np.uint16)
+    return key_groups_of(decode_keys(keys, family), store, family, max_parallelism)
+
+
+def key_groups_of(
+    keys: pa.Array[Any], store: str, family: ColumnFamily, max_parallelism: int
+) -> npt.NDArray[np.uint16]:
+    """Compute the key group of keys that are columns; as `compute_key_groups`.
+
+    Args:
+        keys: Struct of `key_type`, length n, no nulls.
+        store: Name of the state store.
+        family: The column family.
+        max_parallelism: Number of key groups.
+    """
+    schema = key_type(family)
     paths = partition_key_columns(store, family)
     if not paths:
         return np.zeros(len(keys), np.uint16)
-    schema = key_type(family)
-    decoded = decode_keys(keys, family)
-    columns = [(_field(decoded, path), field_type(schema, path)) for path in paths]
+    columns = [(_field(keys, path), field_type(schema, path)) for path in paths]
     return key_groups(hash_columns(columns, len(keys)), max_parallelism)
 
 

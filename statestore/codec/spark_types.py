@@ -106,6 +106,68 @@ class SparkType:
         return SparkType("struct", tuple(self.fields[ordinal] for ordinal in ordinals))
 
 
+_OF_ARROW: tuple[tuple[Any, str], ...] = (
+    (pa.types.is_boolean, "boolean"),
+    (pa.types.is_int8, "byte"),
+    (pa.types.is_int16, "short"),
+    (pa.types.is_int32, "integer"),
+    (pa.types.is_int64, "long"),
+    (pa.types.is_float32, "float"),
+    (pa.types.is_float64, "double"),
+    (pa.types.is_string, "string"),
+    (pa.types.is_large_string, "string"),
+    (pa.types.is_string_view, "string"),
+    (pa.types.is_binary, "binary"),
+    (pa.types.is_large_binary, "binary"),
+    (pa.types.is_binary_view, "binary"),
+    (pa.types.is_date32, "date"),
+    (pa.types.is_time64, "time(6)"),
+    (pa.types.is_interval, "interval"),
+    (pa.types.is_duration, "interval day to second"),
+    (pa.types.is_null, "void"),
+)
+"""How Spark names the type that a column of Arrow becomes."""
+
+
+def describe_type(kind: Any) -> Any:
+    """Return the type that a column of Arrow has in Spark, as the JSON of a schema says it.
+
+    Args:
+        kind: A type of Arrow; of a struct every field may be null.
+
+    Raises:
+        IncompatibleError: Spark has no such type.
+    """
+    if pa.types.is_dictionary(kind):
+        return describe_type(kind.value_type)
+    if pa.types.is_timestamp(kind):
+        return "timestamp" if kind.tz else "timestamp_ntz"
+    if pa.types.is_decimal(kind) and kind.precision <= _MAX_DIGITS:
+        return f"decimal({kind.precision},{kind.scale})"
+    if pa.types.is_struct(kind):
+        return {"type": "struct", "fields": [describe_field(f.name, f.type) for f in kind]}
+    if pa.types.is_map(kind):
+        types = {"keyType": kind.key_type, "valueType": kind.item_type}
+        described = {name: describe_type(part) for name, part in types.items()}
+        return {"type": "map", **described, "valueContainsNull": True}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        element = describe_type(kind.value_type)
+        return {"type": "array", "elementType": element, "containsNull": True}
+    for is_so, name in _OF_ARROW:
+        if is_so(kind):
+            return name
+    raise IncompatibleError(
+        "Spark has no data type for a column of Arrow",
+        type=str(kind),
+        to_fix="cast the column",
+    )
+
+
+def describe_field(name: str, kind: Any) -> dict[str, Any]:
+    """Return a field of a struct that may be null, as the JSON of a schema says it."""
+    return {"name": name, "type": describe_type(kind), "nullable": True, "metadata": {}}
+
+
 def _distinct(names: tuple[str, ...]) -> list[str]:
     found: list[str] = []
     for name in names:

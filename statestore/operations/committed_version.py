@@ -204,11 +204,11 @@ def find_version(checkpoint: OpenCheckpoint, version: int | None = None) -> Comm
         offsets,
         commits,
         checkpoint.heads(version),
-        tuple(_spark_files(checkpoint)),
+        tuple(spark_files_of(checkpoint)),
     )
 
 
-def _spark_files(checkpoint: OpenCheckpoint) -> Iterable[str]:
+def spark_files_of(checkpoint: OpenCheckpoint) -> Iterable[str]:
     """Yield the paths of what is neither log, state nor ours; hidden files are temporary.
 
     The metadata of operators is left out: it is written for the version, not copied.

@@ -171,7 +171,7 @@ def write_rehashed(
         NotFoundError, CorruptionError, FencedError, StorageError: As the backend's load and commit.
     """
     with tempfile.TemporaryDirectory(prefix="rehash-", dir=work.scratch_directory) as directory:
-        rows = _RowsByPartition(directory, new.num_partitions)
+        rows = RowsByPartition(directory, new.num_partitions)
         for piece in gather(_read_rehashed(checkpoint, heads, new.max_parallelism, report)):
             rows.lay_by(piece)
         own = replace(work, scratch_directory=directory)
@@ -222,7 +222,7 @@ def _prepare(
     return location
 
 
-class _RowsByPartition:
+class RowsByPartition:
     """Rows by their new state partition, on the local disk.
 
     Each file has a record batch for every state partition.

@@ -15,12 +15,18 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from statestore.codec.column_family import DEFAULT_FAMILY, ColumnFamily
 from statestore.core.errors import CorruptionError, IncompatibleError
 from statestore.core.json_fields import MalformedError, parse_fields, to_integer
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 _MAX_CHUNKS = 1 << 16
+_CHUNK_CHARACTERS = 0xFFFF // 3
+"""Of which each takes at most three bytes."""
 _ENCODERS = {
     "NoPrefixKeyStateEncoderSpec": "no-prefix",
     "PrefixKeyScanStateEncoderSpec": "prefix",
@@ -97,12 +103,75 @@ def _read_family(source: _Source) -> ColumnFamily:
     )
 
 
+def write_schemas(key_schema: str, value_schema: str) -> bytes:
+    """Return a schema file, version 2, of a store without column families."""
+    return _text("v2") + _chunks(key_schema) + _chunks(value_schema)
+
+
+def replace_schemas(data: bytes, path: str, families: Mapping[str, ColumnFamily]) -> bytes:
+    """Return a schema file with the schemas that some of its column families have now.
+
+    Args:
+        data: The file; one of version 1 becomes one of version 2.
+        path: What errors call it.
+        families: The column families, by name; others stay as they are.
+
+    Raises:
+        CorruptionError, IncompatibleError: As `read_schemas`.
+    """
+    known = read_schemas(data, path)
+    source = _Source(data)
+    if source.text() != "v3":
+        family = families.get(DEFAULT_FAMILY, known[0])
+        return write_schemas(family.key_schema or "", family.value_schema or "")
+    source.integer()
+    found = [source.cut()]
+    for family in known:
+        source.text()
+        head, numbers = source.cut(), []
+        for _ in range(2):
+            source.number()
+            numbers.append(source.cut())
+            source.chunks()
+            source.cut()
+        source.chunks()
+        source.chunks()
+        rest, now = source.cut(), families.get(family.name, family)
+        schemas = (now.key_schema or "", now.value_schema or "")
+        found.append(head)
+        for number, schema in zip(numbers, schemas, strict=True):
+            found += [number, _chunks(schema)]
+        found.append(rest)
+    return b"".join(found)
+
+
+def _text(text: str) -> bytes:
+    # Java writes a zero as two bytes, and each half of a character of two by itself.
+    units = text.encode("utf-16-be", "surrogatepass")
+    halves = "".join(chr(unit) for (unit,) in struct.iter_unpack(">H", units))
+    data = halves.encode("utf-8", "surrogatepass").replace(b"\0", b"\xc0\x80")
+    return struct.pack(">H", len(data)) + data
+
+
+def _chunks(text: str) -> bytes:
+    step = _CHUNK_CHARACTERS // 2  # a character may be of two halves
+    parts = [text[start : start + step] for start in range(0, len(text), step)] or [""]
+    return struct.pack(">i", len(parts)) + b"".join(map(_text, parts))
+
+
 @dataclass
 class _Source:
     """A schema file, read from its beginning."""
 
     data: bytes
     position: int = 0
+    cut_at: int = 0
+
+    def cut(self) -> bytes:
+        """Return what was read since the last cut."""
+        found = self.data[self.cut_at : self.position]
+        self.cut_at = self.position
+        return found
 
     def integer(self) -> int:
         (found,) = struct.unpack_from(">i", self.data, self.position)

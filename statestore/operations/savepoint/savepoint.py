@@ -225,9 +225,14 @@ def _copy(
         state_bytes=state_bytes,
         operators=tuple(operator.name for operator in checkpoint.operators),
     )
+    finish_savepoint(target, savepoint)
+    return savepoint
+
+
+def finish_savepoint(target: NewDirectory, savepoint: SavepointInfo) -> None:
+    """Make a directory a savepoint that says this about itself; as `NewDirectory.finish`."""
     fields = {"format_version": FORMAT_VERSION, **asdict(savepoint)}
     target.finish(metadata_fields(**{_FIELD: fields}))
-    return savepoint
 
 
 def _write_canonical(
