@@ -16,6 +16,7 @@ from statestore.core.version import __version__
 
 if TYPE_CHECKING:
     from statestore.api.checkpoint import Checkpoint, Savepoint
+    from statestore.api.rows import plan_write_savepoint, write_savepoint
     from statestore.api.stopping import stop_with_savepoint
     from statestore.core.errors import QueryFailedError, StateStoreError
     from statestore.core.restart_strategies import (
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         NoRestart,
     )
     from statestore.core.restarts import Restart
+    from statestore.spark.capture import CapturedQuery, capture_query
     from statestore.spark.configuration import configure
     from statestore.spark.failures import find_obstacle
     from statestore.spark.listener import CheckpointListener, listen
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "CapturedQuery",
     "Checkpoint",
     "CheckpointListener",
     "ExponentialDelay",
@@ -47,15 +50,20 @@ __all__ = [
     "StateStoreError",
     "Store",
     "__version__",
+    "capture_query",
     "configure",
     "find_obstacle",
     "listen",
+    "plan_write_savepoint",
     "run",
     "stop_with_savepoint",
+    "write_savepoint",
 ]
 
 _HOMES = {
     "Batch": "statestore.store.batch",
+    "CapturedQuery": "statestore.spark.capture",
+    "capture_query": "statestore.spark.capture",
     "Checkpoint": "statestore.api.checkpoint",
     "Savepoint": "statestore.api.checkpoint",
     "Store": "statestore.store.store",
@@ -70,7 +78,9 @@ _HOMES = {
     "NoRestart": "statestore.core.restart_strategies",
     "Restart": "statestore.core.restarts",
     "QueryFailedError": "statestore.core.errors",
+    "plan_write_savepoint": "statestore.api.rows",
     "stop_with_savepoint": "statestore.api.stopping",
+    "write_savepoint": "statestore.api.rows",
     "StateStoreError": "statestore.core.errors",
 }
 

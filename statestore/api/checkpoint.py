@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from statestore.api.state import State
 from statestore.api.upkeep import Upkeep
+from statestore.api.writing import Writing
 from statestore.operations.operator_map import OperatorMap
 from statestore.operations.plan import Report, no_report
 from statestore.operations.savepoint.branch import decide_branch
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from statestore.spark.convert import Conversion
 
 
-class Checkpoint(Upkeep):
+class Checkpoint(Upkeep, Writing["Savepoint"]):
     """The checkpoint of a query: read, looked after, and gone on from with another shape.
 
     What changes something comes in two: `plan_x` returns the plan, which says what it would do and
@@ -62,6 +62,9 @@ class Checkpoint(Upkeep):
         with self._opened() as checkpoint:
             found = find_savepoints(checkpoint, reach.place.uri)
         return tuple(self._savepoint(one.uri, one.savepoint) for one in found)
+
+    def _written(self, destination: DirectoryLike) -> Savepoint:
+        return Savepoint._at(self._beside(destination))
 
     def _savepoint(self, directory: DirectoryLike, info: SavepointInfo) -> Savepoint:
         made = Savepoint._at(self._beside(directory))
@@ -232,11 +235,14 @@ class Converted:
     rows: Mapping[tuple[int, str], int]
 
 
-class Savepoint(State):
+class Savepoint(Writing["Savepoint"]):
     """A savepoint: a version of a query, whole, that nothing but its user deletes.
 
     It is read as a checkpoint is, and restored to a new one.
     """
+
+    def _written(self, destination: DirectoryLike) -> Savepoint:
+        return Savepoint._at(self._beside(destination))
 
     @cached_property
     def info(self) -> SavepointInfo:

@@ -26,6 +26,7 @@ _ELSEWHERE: dict[str, str] = {
     "compact": "statestore.cli.upkeep",
     "convert": "statestore.cli.converting",
     "diff": "statestore.cli.inspecting",
+    "edit": "statestore.cli.writing",
     "expire": "statestore.cli.upkeep",
     "explain": "statestore.cli.explaining",
     "inspect": "statestore.cli.inspecting",
@@ -36,6 +37,7 @@ _ELSEWHERE: dict[str, str] = {
     "rescale": "statestore.cli.rescale",
     "restore": "statestore.cli.savepoints",
     "savepoint": "statestore.cli.savepoints",
+    "transform": "statestore.cli.writing",
     "ui": "statestore.cli.pages",
     "verify": "statestore.cli.upkeep",
 }

@@ -1,0 +1,131 @@
+"""Savepoints of rows that are given: like a checkpoint, or like a query that has never run."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from statestore.api.checkpoint import Checkpoint, Savepoint
+from statestore.core.errors import InvalidArgumentError
+from statestore.operations.plan import Report, no_report
+from statestore.operations.writing.captured import CapturedBatch
+from statestore.operations.writing.decide import decide_bootstrap
+from statestore.spark.capture import CapturedQuery
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from statestore.api.directory import DirectoryLike
+    from statestore.operations.writing.plans import WritePlan
+    from statestore.operations.writing.savepoint_of_rows import SavepointOfRows
+
+
+def plan_write_savepoint(
+    destination: DirectoryLike,
+    *,
+    like: Checkpoint | Savepoint | CapturedQuery,
+    operators: Mapping[int, Any],
+    version: int | None = None,
+    change_schema: bool = False,
+    offsets: Sequence[str] | None = None,
+    watermark_ms: int = 0,
+) -> WritePlan:
+    """Return what `write_savepoint` would do; arguments and errors as there."""
+    how: dict[str, Any] = {
+        "like": like,
+        "operators": operators,
+        "version": version,
+        "change_schema": change_schema,
+        "offsets": offsets,
+        "watermark_ms": watermark_ms,
+    }
+    with _deciding_rows(destination, **how) as decided:
+        return decided.plan.run_by(
+            lambda report: write_savepoint(destination, **how, report=report)
+        )
+
+
+def write_savepoint(
+    destination: DirectoryLike,
+    *,
+    like: Checkpoint | Savepoint | CapturedQuery,
+    operators: Mapping[int, Any],
+    version: int | None = None,
+    change_schema: bool = False,
+    offsets: Sequence[str] | None = None,
+    watermark_ms: int = 0,
+    report: Report | None = None,
+) -> Savepoint:
+    """Write a savepoint of rows, from which `Savepoint.restore` makes a checkpoint.
+
+    Args:
+        destination: Directory of the savepoint, which must not be there; of any storage, which is
+            reached as that of `like`, or by the options of the object given.
+        like: A checkpoint or savepoint of the query, whose operators, state partitions and offsets
+            it gets; or of a query that has never run what `capture_query` returned.
+        operators: By operator ID its rows, Arrow data as `Checkpoint` says; of a join a mapping by
+            store, of transformWithState by state variable. What is not named keeps its rows, and
+            has none in a query that has never run.
+        version: State version of `like`, None for the newest committed one.
+        change_schema: Whether names and types of the columns given are the schemas of keys and
+            values from now on; else they must be those there are.
+        offsets: Of a captured query: where each source goes on, as Spark's JSON of it; where the
+            sources ended when it was captured, if None.
+        watermark_ms: Of a captured query: its watermark, milliseconds since the Unix epoch.
+        report: Called with the stores done and their number.
+
+    Rows pass by in bounded memory: they are sorted on the local disk, which needs room for them
+    three times.
+
+    Guarantee and errors: as `Checkpoint.transform`.
+    """
+    with _deciding_rows(
+        destination,
+        like=like,
+        operators=operators,
+        version=version,
+        change_schema=change_schema,
+        offsets=offsets,
+        watermark_ms=watermark_ms,
+    ) as decided:
+        decided.run(report or no_report)
+    return _directory(like)._written(destination)
+
+
+def _directory(like: Checkpoint | Savepoint | CapturedQuery) -> Checkpoint | Savepoint:
+    return Checkpoint(like.directory) if isinstance(like, CapturedQuery) else like
+
+
+@contextmanager
+def _deciding_rows(
+    destination: DirectoryLike,
+    *,
+    like: Checkpoint | Savepoint | CapturedQuery,
+    operators: Mapping[int, Any],
+    version: int | None,
+    change_schema: bool,
+    offsets: Sequence[str] | None,
+    watermark_ms: int,
+) -> Iterator[SavepointOfRows]:
+    of = _directory(like)
+    if not isinstance(like, CapturedQuery):
+        if offsets is not None or watermark_ms:
+            raise InvalidArgumentError(
+                "a query that has run goes on where it was",
+                like=of.uri,
+                to_fix="leave offsets and watermark_ms out",
+            )
+        how = {"version": version, "change_schema": change_schema}
+        with of._deciding("write", destination, operators, makes=False, **how) as decided:
+            yield decided
+        return
+    if version is not None or change_schema:
+        raise InvalidArgumentError(
+            "a query that has never run has no version, and its own schemas",
+            like=of.uri,
+            to_fix="leave version and change_schema out",
+        )
+    batch = CapturedBatch(like.checkpoint_format, offsets, watermark_ms)
+    with of._opened() as checkpoint:
+        to = of._beside(destination).place
+        yield decide_bootstrap(checkpoint, batch, to, operators)

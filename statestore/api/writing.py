@@ -1,0 +1,171 @@
+"""Writing: a savepoint with other rows than there are, made of them or put in their place."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from statestore.api.state import State
+from statestore.operations.plan import Report, no_report
+from statestore.operations.writing.decide import decide_edit, decide_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from statestore.api.directory import DirectoryLike
+    from statestore.operations.writing.plans import WritePlan
+    from statestore.operations.writing.savepoint_of_rows import SavepointOfRows
+
+Written = TypeVar("Written")
+"""Savepoint, which stands on this module."""
+
+
+class Writing(State, Generic[Written]):
+    """State that is read, and of which a savepoint with other rows is made.
+
+    Rows are Arrow data: a table, a stream of record batches, or what pandas, Polars and DuckDB
+    make. Their columns are those of `read`: structs `key` and `value`, or their fields as columns
+    named with dots, `key.user`. Values keep the types that the state has; they are cast where
+    nothing is lost by it. A column `partition_id` is passed over: Spark's hash of the key decides.
+    """
+
+    def plan_transform(
+        self,
+        destination: DirectoryLike,
+        operators: Mapping[int, Any],
+        *,
+        version: int | None = None,
+        change_schema: bool = False,
+    ) -> WritePlan:
+        """Return what `transform` would do; arguments and errors as there.
+
+        Functions are called with a table without rows, for the columns that they return.
+        """
+        how: dict[str, Any] = {"version": version, "change_schema": change_schema}
+        with self._deciding("transform", destination, operators, makes=True, **how) as decided:
+            return decided.plan.run_by(
+                lambda report: self.transform(destination, operators, **how, report=report)
+            )
+
+    def transform(
+        self,
+        destination: DirectoryLike,
+        operators: Mapping[int, Any],
+        *,
+        version: int | None = None,
+        change_schema: bool = False,
+        report: Report | None = None,
+    ) -> Written:
+        """Make a savepoint of which some operators have other rows, made of those they have.
+
+        The query may run meanwhile.
+
+        Args:
+            destination: Directory of the savepoint, which must not be there; of any storage.
+            operators: By operator ID what makes its rows: a function, called with a `pa.Table` of
+                some of them at a time, which returns rows; or SQL of DuckDB, over all of them as
+                the table `state`. Of a join a mapping by store, of transformWithState by state
+                variable. What is not named keeps its rows.
+            version: State version, None for the newest committed one.
+            change_schema: Whether names and types of the columns returned are the schemas of keys
+                and values from now on; else they must be those there are.
+            report: Called with the stores done and their number.
+
+        Guarantee: on return the savepoint is whole and durable, refers to nothing outside of it,
+        and every row is in the state partition where Spark looks for it. After a raise, or when the
+        process is killed, the destination is not taken for a savepoint, and the call may be
+        repeated; this directory is as it was.
+
+        Raises:
+            InvalidArgumentError: The destination has files (kind checkpoint-exists); there is no
+                such operator, store or state variable; rows do not fit it; a key is there twice
+                (kind duplicate-key); or SQL is given and `duckdb` is not installed.
+            NotFoundError: The version was not committed, or is being expired.
+            IncompatibleError: Another provider wrote the checkpoint; rows are not where their keys
+                belong (kind not-rescalable); or a schema that cannot change would.
+            CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
+        """
+        how = {"version": version, "change_schema": change_schema}
+        with self._deciding("transform", destination, operators, makes=True, **how) as decided:
+            decided.run(report or no_report)
+        return self._written(destination)
+
+    def plan_edit(
+        self,
+        destination: DirectoryLike,
+        *,
+        operator: int = 0,
+        name: str | None = None,
+        delete: Any = None,
+        upsert: Any = None,
+        version: int | None = None,
+    ) -> WritePlan:
+        """Return what `edit` would do; arguments and errors as there."""
+        how = {
+            "operator": operator,
+            "name": name,
+            "delete": delete,
+            "upsert": upsert,
+            "version": version,
+        }
+        with self._editing(destination, how) as decided:
+            return decided.plan.run_by(lambda report: self.edit(destination, **how, report=report))
+
+    def edit(
+        self,
+        destination: DirectoryLike,
+        *,
+        operator: int = 0,
+        name: str | None = None,
+        delete: Any = None,
+        upsert: Any = None,
+        version: int | None = None,
+        report: Report | None = None,
+    ) -> Written:
+        """Make a savepoint without some keys, and with some rows that are new or other.
+
+        Args:
+            destination: Directory of the savepoint, which must not be there; of any storage.
+            operator: Operator ID.
+            name: Of a join the store, of transformWithState the state variable; None for the only
+                one.
+            delete: Keys whose rows go, as Arrow data; keys that are not there do no harm. They and
+                `upsert` are held in memory.
+            upsert: Rows, in place of those that their keys have. Of a state variable that is a list
+                a row an element.
+            version: State version, None for the newest committed one.
+            report: Called with the stores done and their number.
+
+        Guarantee and errors: as `transform`.
+        """
+        how = {
+            "operator": operator,
+            "name": name,
+            "delete": delete,
+            "upsert": upsert,
+            "version": version,
+        }
+        with self._editing(destination, how) as decided:
+            decided.run(report or no_report)
+        return self._written(destination)
+
+    @contextmanager
+    def _deciding(
+        self, operation: str, destination: DirectoryLike, operators: Mapping[int, Any], **how: Any
+    ) -> Iterator[SavepointOfRows]:
+        to = self._beside(destination).place
+        with self._opened() as checkpoint:
+            yield decide_rows(operation, checkpoint, to, operators, **how)
+
+    @contextmanager
+    def _editing(
+        self, destination: DirectoryLike, how: Mapping[str, Any]
+    ) -> Iterator[SavepointOfRows]:
+        to = self._beside(destination).place
+        with self._opened() as checkpoint:
+            yield decide_edit(checkpoint, to, **how)
+
+    @abstractmethod
+    def _written(self, destination: DirectoryLike) -> Written:
+        """Return the savepoint at a destination."""

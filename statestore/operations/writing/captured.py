@@ -1,0 +1,134 @@
+"""The shape of a query that has never run, from the first batch that Spark planned of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from statestore.backends.spark.schemas import read_schemas
+from statestore.checkpoint.commit import NewVersion
+from statestore.checkpoint.query_log import CommitEntry, read_bytes
+from statestore.codec.partition_key import partition_key_columns
+from statestore.codec.trailer import RowCounts
+from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.core.key_groups import resolve_max_parallelism
+from statestore.operations.committed_version import CommittedVersion, spark_files_of
+from statestore.operations.savepoint.conversion import schemas_of
+from statestore.operations.writing.shape import StoreShape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from statestore.checkpoint.operator_metadata import OperatorInfo, StoreInfo
+    from statestore.codec.column_family import ColumnFamily
+    from statestore.operations.checkpoint import OpenCheckpoint
+
+_BATCH = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedBatch:
+    """What a captured batch is taken for.
+
+    Attributes:
+        checkpoint_format: 1 or 2.
+        offsets: Where each source goes on, as Spark's JSON; where the batch ends when None.
+        watermark_ms: Watermark of the next batch, milliseconds since the Unix epoch.
+    """
+
+    checkpoint_format: int
+    offsets: Sequence[str] | None
+    watermark_ms: int
+
+
+def find_captured(
+    checkpoint: OpenCheckpoint, batch: CapturedBatch
+) -> tuple[CommittedVersion, tuple[StoreShape, ...]]:
+    """Return a version without rows, and the shape of its stores.
+
+    Args:
+        checkpoint: The directory that the query was captured in.
+        batch: What the batch is taken for.
+
+    Raises:
+        InvalidArgumentError: A batch of it is committed; it has no stateful operator; or as many
+            offsets were not given as there are sources.
+        IncompatibleError: Another provider is chosen for it; or an operator of it keeps its state
+            in column families, which are made by its first batch.
+        NotFoundError, CorruptionError, StorageError: A file of Spark's cannot be read.
+    """
+    _ = checkpoint.backend
+    if checkpoint.committed_batches or not checkpoint.operators:
+        raise InvalidArgumentError(
+            "the directory is not that of a captured query",
+            directory=checkpoint.uri,
+            committed_batches=len(checkpoint.committed_batches),
+            operators=len(checkpoint.operators),
+            to_fix="capture a query with state, in a directory of its own",
+        )
+    entry = checkpoint.offsets_entry(_BATCH)
+    if batch.offsets is not None:
+        if len(batch.offsets) != len(entry.sources):
+            raise InvalidArgumentError(
+                "not every source was given where it goes on",
+                given=len(batch.offsets),
+                sources=len(entry.sources),
+                planned=" ".join(entry.sources),
+                to_fix="give one offset a source, in this order and form",
+            )
+        entry = replace(entry, sources=tuple(batch.offsets))
+    commit = CommitEntry(
+        f"v{batch.checkpoint_format}", {"nextBatchWatermarkMs": batch.watermark_ms}
+    )
+    version = CommittedVersion(
+        checkpoint,
+        _BATCH + 1,
+        None,
+        {_BATCH: entry},
+        {_BATCH: commit},
+        {},
+        tuple(spark_files_of(checkpoint)),
+    )
+    shapes = tuple(
+        _shape(checkpoint, operator, store, batch.checkpoint_format)
+        for operator in checkpoint.operators
+        for store in operator.stores
+    )
+    return version, shapes
+
+
+def _shape(
+    checkpoint: OpenCheckpoint, operator: OperatorInfo, store: StoreInfo, checkpoint_format: int
+) -> StoreShape:
+    if operator.has_families:
+        raise IncompatibleError(
+            "state variables of a query that has never run cannot be written",
+            operator=operator.id,
+            name=operator.name,
+            to_fix="run the query once on little input, and write rows like its checkpoint",
+        )
+    family = _family(checkpoint, operator, store)
+    num_partitions = checkpoint.num_partitions
+    new = NewVersion(
+        version=_BATCH + 1,
+        parent=None,
+        checkpoint_id="",
+        checkpoint_format=checkpoint_format,
+        rows=RowCounts(),
+        num_keys=0,
+        max_parallelism=resolve_max_parallelism(checkpoint.options.max_parallelism, num_partitions),
+        num_partitions=num_partitions,
+        rescalable=True,
+        column_families=(family,),
+        backend=checkpoint.backend,
+    )
+    num_states = num_partitions if partition_key_columns(store.name, family) else 1
+    return StoreShape(operator.id, store.name, new, num_states, ())
+
+
+def _family(checkpoint: OpenCheckpoint, operator: OperatorInfo, store: StoreInfo) -> ColumnFamily:
+    path = f"{checkpoint.state_directory}/{operator.id}/{schemas_of(store)[-1]}"
+    (found,) = read_schemas(read_bytes(checkpoint.io, path), path)
+    prefix = store.num_prefix_columns or None
+    encoder = "no-prefix" if prefix is None else "prefix"
+    return replace(found, encoder=encoder, num_prefix_columns=prefix, value_schemas={})

@@ -1,0 +1,209 @@
+"""Which rows a user's transform, write or edit gives to which column family; nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.operations.committed_version import find_version
+from statestore.operations.reading.read import read_batches
+from statestore.operations.savepoint.savepoint import read_savepoint
+from statestore.operations.writing.captured import find_captured
+from statestore.operations.writing.columns import FamilyColumns, decide_family
+from statestore.operations.writing.given import as_reader, rows_of
+from statestore.operations.writing.savepoint_of_rows import FamilyRows, SavepointOfRows
+from statestore.operations.writing.shape import find_shape, shapes_of
+
+if TYPE_CHECKING:
+    from statestore.codec.column_family import ColumnFamily
+    from statestore.io.place import Place
+    from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.committed_version import CommittedVersion
+    from statestore.operations.writing.captured import CapturedBatch
+    from statestore.operations.writing.shape import StoreShape
+
+Given = Mapping[int, Any]
+"""Rows by operator; of an operator with several stores or state variables a mapping by name."""
+
+
+def decide_rows(
+    operation: str,
+    checkpoint: OpenCheckpoint,
+    destination: Place,
+    operators: Given,
+    *,
+    version: int | None = None,
+    change_schema: bool = False,
+    makes: bool,
+) -> SavepointOfRows:
+    """Decide a savepoint of a checkpoint's version, with other rows.
+
+    Args:
+        operation: The command.
+        checkpoint: The checkpoint, or a savepoint.
+        destination: The savepoint to write.
+        operators: Rows; or where `makes`, functions and SQL that make them.
+        version: State version, None for the newest committed.
+        change_schema: Whether schemas become those of the rows given.
+        makes: Whether rows are made of those that are there.
+
+    Raises:
+        InvalidArgumentError: There is no such operator, store or state variable; what is given does
+            not fit it; or as `check_target`.
+        NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
+            `find_version`.
+    """
+    found = find_version(checkpoint, version)
+    return _of_rows(
+        operation,
+        found,
+        shapes_of(found),
+        destination,
+        operators,
+        change_schema=change_schema,
+        makes=makes,
+    )
+
+
+def decide_bootstrap(
+    checkpoint: OpenCheckpoint, batch: CapturedBatch, destination: Place, operators: Given
+) -> SavepointOfRows:
+    """Decide the savepoint of a query that was captured and has never run.
+
+    Args:
+        checkpoint: The directory that it was captured in.
+        batch: What the batch that was planned is taken for.
+        destination: The savepoint to write.
+        operators: Rows.
+
+    Raises:
+        As `decide_rows` and `find_captured`.
+    """
+    found, shapes = find_captured(checkpoint, batch)
+    decided = _of_rows(
+        "write", found, shapes, destination, operators, change_schema=False, makes=False
+    )
+    return replace(decided, checkpoint_format=batch.checkpoint_format)
+
+
+def _of_rows(
+    operation: str,
+    found: CommittedVersion,
+    shapes: tuple[StoreShape, ...],
+    destination: Place,
+    operators: Given,
+    *,
+    change_schema: bool,
+    makes: bool,
+) -> SavepointOfRows:
+    rows = []
+    for operator, name, given in _named(operators):
+        shape, family = find_shape(shapes, operator, name)
+        stored = _stored(found, shape, family) if makes else None
+        made = rows_of(given, stored)
+        after = decide_family(family, made.schema(), change_schema=change_schema)
+        rows.append(FamilyRows(shape, family, after, made, made.what))
+    return _decided(operation, found, shapes, rows, destination)
+
+
+def decide_edit(
+    checkpoint: OpenCheckpoint,
+    destination: Place,
+    *,
+    operator: int,
+    name: str | None,
+    delete: Any,
+    upsert: Any,
+    version: int | None,
+) -> SavepointOfRows:
+    """Decide a savepoint without some keys, and with some rows.
+
+    Args:
+        checkpoint: The checkpoint, or a savepoint.
+        destination: The savepoint to write.
+        operator: Operator ID.
+        name: As `find_shape`.
+        delete: Keys that go, as Arrow data; None for none.
+        upsert: Rows that come, in place of those of their keys, as Arrow data; None for none.
+        version: State version, None for the newest committed.
+
+    Raises:
+        As `decide_rows`.
+    """
+    if delete is None and upsert is None:
+        raise InvalidArgumentError(
+            "there is nothing to edit", to_fix="name keys to delete, or rows to put"
+        )
+    found = find_version(checkpoint, version)
+    shapes = shapes_of(found)
+    shape, family = find_shape(shapes, operator, name)
+    columns = FamilyColumns(shape.name, family)
+    keys: list[pa.Array[Any]] = []
+    given = None
+    words = []
+    if delete is not None:
+        table = as_reader(delete).read_all()
+        decide_family(family, table.schema, change_schema=False, has_values=False)
+        keys += columns.keys(table.to_batches())
+        words.append(f"{table.num_rows} keys deleted")
+    if upsert is not None:
+        table = as_reader(upsert).read_all()
+        decide_family(family, table.schema, change_schema=False)
+        keys += columns.keys(table.to_batches())
+        given = rows_of(table, None)
+        words.append(f"{table.num_rows} rows put")
+    without: pa.Array[Any] = pa.concat_arrays(keys) if keys else pa.array([], pa.binary())
+    of = FamilyRows(shape, family, family, given, ", ".join(words), replaced=False, without=without)
+    return _decided("edit", found, shapes, [of], destination)
+
+
+def _decided(
+    operation: str,
+    version: CommittedVersion,
+    shapes: tuple[StoreShape, ...],
+    rows: list[FamilyRows],
+    destination: Place,
+) -> SavepointOfRows:
+    decided = SavepointOfRows(
+        operation=operation,
+        version=version,
+        query_id=version.query_id or _id_in_savepoint(version.checkpoint),
+        checkpoint_format=2 if version.has_checkpoint_ids else 1,
+        shapes=shapes,
+        rows=tuple(rows),
+        destination=destination,
+    )
+    decided.check()
+    return decided
+
+
+def _id_in_savepoint(checkpoint: OpenCheckpoint) -> str:
+    with suppress(NotFoundError):
+        return read_savepoint(checkpoint.io, checkpoint.path, checkpoint.uri).query_id
+    return ""
+
+
+def _named(operators: Given) -> Iterator[tuple[int, str | None, Any]]:
+    for operator, given in operators.items():
+        if isinstance(given, Mapping):
+            for name, of_name in given.items():
+                yield operator, name, of_name
+        else:
+            yield operator, None, given
+
+
+def _stored(version: CommittedVersion, shape: StoreShape, family: ColumnFamily) -> Any:
+    return partial(
+        read_batches,
+        version.checkpoint,
+        operator=shape.operator,
+        store=shape.name,
+        version=version.version,
+        column_family=family.name,
+    )

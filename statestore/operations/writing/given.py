@@ -1,0 +1,204 @@
+"""Rows that a user gives for a column family: as Arrow data, or made of the rows there are."""
+
+from __future__ import annotations
+
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from statestore.core.errors import InvalidArgumentError, StateStoreError
+
+Function = Callable[[pa.Table], Any]
+"""Makes rows of rows: columns as `read` returns them in, Arrow data out; called many times."""
+Batches = Callable[[], Iterator[pa.RecordBatch]]
+"""Reads the rows there are; the first batch is empty and tells their columns."""
+TABLE = "state"
+"""What SQL calls the rows there are."""
+_SQL_MEMORY = "1GB"
+
+
+class GivenRows(ABC):
+    """Rows with columns of keys and values, whoever makes them."""
+
+    @property
+    @abstractmethod
+    def what(self) -> str:
+        """What they are, in words."""
+
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """Return their columns; a function or SQL is run on no rows for that."""
+
+    @abstractmethod
+    def batches(self, scratch_directory: str) -> Iterator[pa.RecordBatch]:
+        """Yield them; what was given as a stream only once.
+
+        Args:
+            scratch_directory: Local directory for what does not fit memory.
+
+        Raises:
+            InvalidArgumentError: The function returns no rows, or the SQL cannot be run.
+        """
+
+
+def rows_of(given: Any, stored: Batches | None) -> GivenRows:
+    """Return rows as they were given.
+
+    Args:
+        given: Arrow data, also of pandas, Polars or DuckDB; or where there are rows already, a
+            function of them, or SQL over the table `state`.
+        stored: Reads the rows there are; None where there are none to make others of.
+
+    Raises:
+        InvalidArgumentError: It is nothing of that.
+    """
+    if stored is not None and isinstance(given, str):
+        return _Sql(given, stored)
+    if stored is not None and callable(given) and not hasattr(given, "__arrow_c_stream__"):
+        return _Made(given, stored)
+    reader = as_reader(given)
+    if reader is not given:
+        reader.close()  # what it holds open is not to be in the way of the next one
+    return _Data(given, reader.schema)
+
+
+def as_reader(given: Any) -> pa.RecordBatchReader:
+    """Return Arrow data, of whatever library, as a stream of record batches.
+
+    Raises:
+        InvalidArgumentError: It is no such data.
+    """
+    if isinstance(given, pa.RecordBatchReader):
+        return given
+    if isinstance(given, pa.RecordBatch):
+        given = pa.Table.from_batches([given])
+    if isinstance(given, pa.Table):
+        return given.to_reader()
+    if hasattr(given, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(given)
+    raise InvalidArgumentError(
+        "these are no rows",
+        type=type(given).__name__,
+        to_fix="give Arrow data: a table, a stream of record batches, or what pandas, Polars or "
+        "DuckDB make; a function or SQL only where there are rows to change",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Data(GivenRows):
+    given: Any
+    columns: pa.Schema
+
+    @property
+    def what(self) -> str:
+        return "rows as given"
+
+    def schema(self) -> pa.Schema:
+        return self.columns
+
+    def batches(self, scratch_directory: str) -> Iterator[pa.RecordBatch]:
+        del scratch_directory
+        # Of a table as often as asked, of a stream once.
+        yield from as_reader(self.given)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made(GivenRows):
+    function: Function
+    stored: Batches
+
+    @property
+    def what(self) -> str:
+        return f"made by {getattr(self.function, '__name__', 'a function')}"
+
+    def schema(self) -> pa.Schema:
+        first = next(self.stored())
+        return as_reader(self.function(pa.Table.from_batches([first]))).schema
+
+    def batches(self, scratch_directory: str) -> Iterator[pa.RecordBatch]:
+        del scratch_directory
+        for batch in self.stored():
+            if batch.num_rows:
+                yield from as_reader(self.function(pa.Table.from_batches([batch])))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sql(GivenRows):
+    sql: str
+    stored: Batches
+
+    @property
+    def what(self) -> str:
+        return "made by SQL"
+
+    def schema(self) -> pa.Schema:
+        first = next(self.stored())
+        with _connected(":memory:") as connection:
+            return self._run(connection, first.schema, iter([first])).schema
+
+    def batches(self, scratch_directory: str) -> Iterator[pa.RecordBatch]:
+        failed: list[StateStoreError] = []
+        batches = self.stored()
+        first = next(batches)
+        with (
+            tempfile.TemporaryDirectory(prefix="sql-", dir=scratch_directory) as directory,
+            _connected(f"{directory}/state.duckdb") as connection,
+        ):
+            try:
+                yield from self._run(connection, first.schema, _noting(batches, failed))
+            except (InvalidArgumentError, pa.ArrowException, OSError) as error:
+                if failed:
+                    raise failed[0] from error
+                if isinstance(error, InvalidArgumentError):
+                    raise
+                raise self._refused(error, first.schema) from error
+
+    def _run(
+        self, connection: Any, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> pa.RecordBatchReader:
+        import duckdb
+
+        try:
+            # A table of its own: SQL may look at its rows more than once.
+            connection.register("given", pa.RecordBatchReader.from_batches(schema, batches))
+            connection.table("given").create(TABLE)
+            return as_reader(connection.sql(self.sql))
+        except duckdb.Error as error:
+            raise self._refused(error, schema) from error
+
+    def _refused(self, error: Exception, schema: pa.Schema) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            "the SQL cannot be run",
+            sql=self.sql,
+            reason=str(error).partition("\n")[0],
+            to_fix=f"give one SELECT, of DuckDB's SQL, over the table {TABLE} with the columns "
+            f"{', '.join(schema.names)}",
+        )
+
+
+def _noting(
+    batches: Iterator[pa.RecordBatch], failed: list[StateStoreError]
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches, and note the error that ends them, of which DuckDB keeps the text alone."""
+    try:
+        yield from batches
+    except StateStoreError as error:
+        failed.append(error)
+        raise
+
+
+def _connected(path: str) -> Any:
+    """Open a database of DuckDB, whose tables may be larger than its memory."""
+    try:
+        import duckdb
+    except ModuleNotFoundError as error:
+        raise InvalidArgumentError(
+            "SQL over state needs a package that is not installed",
+            missing=error.name,
+            to_fix="pip install 'statestore[sql]', or give a function",
+        ) from error
+    return duckdb.connect(path, config={"memory_limit": _SQL_MEMORY, "threads": 2})

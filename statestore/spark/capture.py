@@ -1,0 +1,89 @@
+"""A query captured before it has run: what Spark plans of it, in a directory.
+
+Spark writes operators, state schemas, configuration and offsets while it plans the first batch, and
+then hands the batch to the sink. A sink that takes none leaves all of that, and no state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from statestore.core.errors import InvalidArgumentError
+from statestore.core.ids import RandomIds
+from statestore.spark.connect import require_driver
+
+if TYPE_CHECKING:
+    import os
+
+    from pyspark.sql import DataFrame
+
+_FORMAT_KEY = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedQuery:
+    """A query that was captured.
+
+    Attributes:
+        directory: Where its plan is; no query starts from it, and it may be deleted.
+        checkpoint_format: 1 or 2.
+    """
+
+    directory: str
+    checkpoint_format: int
+
+
+def capture_query(
+    frame: DataFrame, directory: str | os.PathLike[str], *, output_mode: str = "update"
+) -> CapturedQuery:
+    """Plan the first batch of a streaming query, and run none of it.
+
+    The batch reaches to what its sources have now, whatever limit they have for one; nothing is
+    read of it but what a source lists to know where that is.
+
+    Args:
+        frame: The streaming query, in the session that it is to run in: its configuration is kept.
+        directory: A new directory, of a storage that Spark's Hadoop can open.
+        output_mode: Spark's output mode of the query.
+
+    Returns:
+        What `write_savepoint(like=…)` takes.
+
+    Guarantee: no row has reached a sink, and no state is kept.
+
+    Raises:
+        InvalidArgumentError: The sources have nothing yet, so that no batch is planned; or the
+            session is one of Spark Connect (kind spark-connect).
+        StreamingQueryException: Spark cannot plan the query.
+    """
+    from pyspark.errors import StreamingQueryException
+
+    require_driver(frame.sparkSession, "capture_query", "capture the query in its driver")
+    path = str(directory)
+    mark = f"captured {RandomIds().new_id()}"
+
+    def take_none(_batch: DataFrame, _batch_id: int) -> None:
+        raise _Captured(mark)
+
+    writer = frame.writeStream.outputMode(output_mode).foreachBatch(take_none)
+    # Once, and not availableNow: a limit of files or rows a batch does not hold for it.
+    query = writer.option("checkpointLocation", path).trigger(once=True).start()
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        if mark not in str(error):
+            raise
+        version = frame.sparkSession.conf.get(_FORMAT_KEY, "1")
+        return CapturedQuery(path, int(version or "1"))
+    finally:
+        query.stop()
+    raise InvalidArgumentError(
+        "no batch of the query was planned: its sources have nothing yet",
+        directory=path,
+        to_fix="capture the query when its sources have what the history ends with",
+    )
+
+
+class _Captured(Exception):  # noqa: N818 (no error: it ends what was to be ended)
+    """The first batch was planned."""

@@ -1,0 +1,81 @@
+"""`statestore transform` and `edit`: the plan first, then a savepoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from statestore import Savepoint
+from statestore.cli.commands import cli
+from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    (tmp_path / "scratch").mkdir()
+    made = MadeCheckpoint(str(tmp_path / "query"), tmp_path / "scratch", operators=OPERATORS[:2])
+    made.run_batch({number: number for number in range(10)})
+    return made.path
+
+
+def test_transform_shows_its_plan_and_does_it_with_yes(checkpoint: str, tmp_path: Path) -> None:
+    """Catches SQL given to another operator or store, and a command that writes unasked."""
+    to = tmp_path / "savepoint"
+    command = [
+        *("transform", checkpoint, str(to)),
+        *("--sql", "0=SELECT key, {'value': value.value + 1} AS value FROM state"),
+        *("--sql", "1/left-keyToNumValues=SELECT * FROM state WHERE key.field0 = 3"),
+    ]
+
+    planned = CliRunner().invoke(cli, command)
+    assert planned.exit_code == 0, planned.output
+    assert "operator 1 left-keyToNumValues" in planned.output
+    assert "Nothing was changed" in planned.output
+    assert not to.exists()
+
+    done = CliRunner().invoke(cli, [*command, "--yes", "--output", "json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["done"]
+    found = Savepoint(to).read(flatten=True)
+    assert sorted(found["value.value"].to_pylist()) == list(range(1, 11))
+    assert Savepoint(to).read(operator=1, store="left-keyToNumValues").num_rows == 1
+
+
+def test_edit_takes_keys_and_rows_from_files(checkpoint: str, tmp_path: Path) -> None:
+    """Catches a form of file that is read as other keys."""
+    (tmp_path / "keys.csv").write_text("key.k\n3\n4\n")
+    (tmp_path / "rows.json").write_text('{"key": {"k": 5}, "value": {"value": 50}}\n')
+    to = tmp_path / "savepoint"
+    files = ["--delete", str(tmp_path / "keys.csv"), "--upsert", str(tmp_path / "rows.json")]
+
+    done = CliRunner().invoke(cli, ["edit", checkpoint, str(to), *files, "--yes"])
+
+    assert done.exit_code == 0, done.output
+    assert "2 keys deleted, 1 rows put" in done.output
+    rows = Savepoint(to).read(flatten=True)
+    found = dict(zip(rows["key.k"].to_pylist(), rows["value.value"].to_pylist(), strict=True))
+    assert found == {n: n for n in range(10) if n not in (3, 4, 5)} | {5: 50}
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["transform", "--sql", "SELECT 1"], "OPERATOR[/NAME]=SELECT|KEY=VALUE"),
+        (["transform", "--sql", "x=SELECT 1"], "a number before ="),
+        (["edit"], "--delete FILE"),
+        (["edit", "--delete", "keys.txt"], ".parquet"),
+        (["edit", "--delete", "none.csv"], "none.csv"),
+    ],
+)
+def test_what_is_mistaken_is_said(
+    checkpoint: str, tmp_path: Path, command: list[str], said: str
+) -> None:
+    """Catches a traceback in place of what to type."""
+    name, *options = command
+    done = CliRunner().invoke(cli, [name, checkpoint, str(tmp_path / "to"), *options])
+
+    assert done.exit_code == 2
+    assert any(part in done.output for part in said.split("|")), done.output

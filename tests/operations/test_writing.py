@@ -1,0 +1,252 @@
+"""State is written as data: by functions, SQL, rows of any library; routed, sorted, whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from statestore import Checkpoint, Savepoint, plan_write_savepoint, write_savepoint
+from statestore.backends.spark.schemas import read_schemas, write_schemas
+from statestore.codec import sorting
+from statestore.codec.spark_types import parse_schema
+from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint, unsafe_row
+
+from .checkpoints import files_below
+
+
+def make(tmp_path: Path, **how: Any) -> MadeCheckpoint:
+    """Make a checkpoint of an aggregation, a join, and an aggregation without a key."""
+    (tmp_path / "scratch").mkdir()
+    made = MadeCheckpoint(str(tmp_path / "query"), tmp_path / "scratch", **how)
+    made.run_batch({number: number * 1024 for number in range(100)})
+    made.run_batch({number: number * 2048 for number in range(50)})
+    family = OPERATORS[0][1][0].family
+    schema = tmp_path / "query" / "state" / "0" / "0" / "_metadata" / "schema"
+    schema.parent.mkdir(parents=True)
+    assert family.key_schema
+    assert family.value_schema
+    schema.write_bytes(write_schemas(family.key_schema, family.value_schema))
+    return made
+
+
+def halved(rows: pa.Table) -> pa.Table:
+    values = pc.struct_field(rows["value"], "value")
+    return pa.table({"key": rows["key"], "value.value": pc.divide(values, 2)})
+
+
+HALVED_SQL = "SELECT key, {'value': value.value // 2} AS value FROM state"
+
+
+@pytest.mark.parametrize("makes", [halved, HALVED_SQL], ids=["function", "sql"])
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_rows_are_transformed_and_all_others_kept(
+    tmp_path: Path, backend: str, checkpoint_format: int, makes: Any
+) -> None:
+    """Catches a row lost, left in a wrong partition, or an operator that was not to change."""
+    made = make(tmp_path, backend=backend, checkpoint_format=checkpoint_format)
+    before = files_below(tmp_path / "query")
+    expected = made.expected()
+    expected[0, "default"] = {
+        key: unsafe_row(int.from_bytes(value[8:], "little") // 2)
+        for key, value in expected[0, "default"].items()
+    }
+
+    plan = Checkpoint(made.path).plan_transform(tmp_path / "savepoint", {0: makes})
+    assert not (tmp_path / "savepoint").exists()
+    assert "operator 0" in plan.describe()
+    savepoint = plan.run()
+
+    assert files_below(tmp_path / "query") == before
+    assert savepoint.verify(deep=True).findings == ()
+    assert savepoint.info.num_rows == sum(map(len, expected.values()))
+    for number, how in enumerate(({}, {"backend": "filesystem", "num_partitions": 6})):
+        restored = savepoint.restore(tmp_path / f"restored-{number}", **how)
+        assert restored.verify(deep=True).findings == ()
+        assert read_checkpoint(str(tmp_path / f"restored-{number}")) == expected
+        assert restored.newest_version == 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda rows: rows,
+        lambda rows: rows.to_reader(max_chunksize=7),
+        lambda rows: pl.from_arrow(rows),
+        lambda rows: duckdb.connect().from_arrow(rows),
+        lambda rows: rows.to_pandas(),
+        lambda rows: pa.table({
+            "key": pa.array([{"k": key} for key in rows["key.k"].to_pylist()]),
+            "value": pa.array([{"value": value} for value in rows["value.value"].to_pylist()]),
+        }),
+    ],
+    ids=["table", "stream", "polars", "duckdb", "pandas", "structs"],
+)  # fmt: skip
+def test_rows_of_any_library_are_written(tmp_path: Path, given: Any) -> None:
+    """Catches a library whose rows are not taken, or taken otherwise."""
+    made = make(tmp_path)
+    numbers = np.arange(1000)
+    rows = pa.table({"key.k": numbers, "value.value": pa.array(numbers * 3, pa.int32())})
+
+    savepoint = write_savepoint(
+        tmp_path / "savepoint", like=Checkpoint(made.path), operators={0: given(rows)}
+    )
+
+    expected = {unsafe_row(int(n)): unsafe_row(int(n) * 3) for n in numbers}
+    assert read_checkpoint(str(tmp_path / "savepoint"))[0, "default"] == expected
+    assert savepoint.info.operators == ("stateStoreSave", "symmetricHashJoin", "stateStoreSave")
+
+
+def test_stores_of_a_join_and_an_operator_without_a_key_are_named(tmp_path: Path) -> None:
+    """Catches rows of one store written to another, or of no key to a partition nobody reads."""
+    made = make(tmp_path)
+    rows = pa.table({"key.field0": [7, 8], "key.index": [0, 0], "value.value": [1, 2]})
+    total = pa.table({"key": pa.array([{}], pa.struct([])), "value.value": [5]})
+
+    savepoint = (
+        Checkpoint(made.path)
+        .plan_transform(
+            tmp_path / "savepoint",
+            {
+                1: {"left-keyWithIndexToValue": lambda _: rows.slice(0, 0)},
+                2: "SELECT key, {'value': 5} AS value FROM state",
+            },
+        )
+        .run()
+    )
+    again = write_savepoint(
+        tmp_path / "again",
+        like=savepoint,
+        operators={1: {"left-keyWithIndexToValue": rows}, 2: total},
+    )
+
+    expected = made.expected()
+    found = read_checkpoint(str(tmp_path / "again"))
+    assert found[0, "default"] == expected[0, "default"]
+    assert found[1, "left-keyToNumValues"] == expected[1, "left-keyToNumValues"]
+    assert found[1, "left-keyWithIndexToValue"] == {
+        unsafe_row(7, 0): unsafe_row(1),
+        unsafe_row(8, 0): unsafe_row(2),
+    }
+    assert found[2, "default"] == {b"": unsafe_row(5)}
+    assert savepoint.read(operator=1, store="left-keyWithIndexToValue").num_rows == 0
+    assert again.info.query_id == savepoint.info.query_id != ""
+    with pytest.raises(InvalidArgumentError, match="left-keyToNumValues"):
+        Checkpoint(made.path).transform(tmp_path / "other", {1: HALVED_SQL})
+
+
+def test_state_larger_than_memory_is_sorted_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches rows of several runs that are lost, doubled or out of order."""
+    monkeypatch.setattr(sorting, "RUN_BYTES", 20_000)
+    made = make(tmp_path)
+    numbers = np.random.default_rng(0).permutation(20_000)
+    rows = pa.table({"key.k": numbers, "value.value": numbers})
+
+    savepoint = write_savepoint(
+        tmp_path / "savepoint",
+        like=Checkpoint(made.path),
+        operators={0: rows.to_reader(max_chunksize=500)},
+    )
+
+    assert savepoint.verify(deep=True).findings == ()
+    found = savepoint.read(flatten=True)
+    assert found.num_rows == len(numbers)
+    assert found["key.k"].equals(found["value.value"])
+
+
+def test_schema_of_values_changes_only_when_told_so(tmp_path: Path) -> None:
+    """Catches another schema by a slip, and one that Spark's own file does not say."""
+    made = make(tmp_path)
+    sql = "SELECT key, {'value': value.value / 1024, 'most': value.value} AS value FROM state"
+    with pytest.raises(InvalidArgumentError, match=r"value\.most.*change_schema"):
+        Checkpoint(made.path).plan_transform(tmp_path / "savepoint", {0: sql})
+
+    with pytest.raises(InvalidArgumentError, match="columns='b'"):
+        Checkpoint(made.path).plan_transform(
+            tmp_path / "savepoint",
+            {0: lambda rows: pa.table({"key": rows["key"], "value.b": [None] * rows.num_rows})},
+            change_schema=True,
+        )
+
+    plan = Checkpoint(made.path).plan_transform(
+        tmp_path / "savepoint", {0: sql}, change_schema=True
+    )
+    savepoint = plan.run()
+
+    assert "values become struct<value: double, most: int64>" in plan.describe()
+    assert "keys become" not in plan.describe()
+    assert savepoint.find([60]).to_pylist()[0]["value"] == {"value": 60.0, "most": 60 * 1024}
+    path = tmp_path / "savepoint" / "state" / "0" / "0" / "_metadata" / "schema"
+    (family,) = read_schemas(path.read_bytes(), "")
+    (described,) = savepoint.inspect()[0].column_families
+    assert described.value == parse_schema(family.value_schema or "").arrow
+    assert family.key_schema == OPERATORS[0][1][0].family.key_schema
+
+
+WRONG: list[tuple[Any, str]] = [
+    (pa.table({"key.k": [1, 1], "value.value": [1, 2]}), "duplicate-key"),
+    (pa.table({"key.k": [1], "value.valu": [1]}), r"expected='value\.value'"),
+    (pa.table({"key.k": [1], "value.value": [1], "n": [1]}), "columns=n|columns='n'"),
+    (pa.table({"key.k": [1], "value.value": [1.5]}), r"column='value\.value'"),
+    (pa.table({"key": pa.array([None], pa.struct({"k": pa.int64()})), "value.value": [1]}),
+     "null"),
+    ([1, 2], "type='list'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "match"), WRONG, ids=range(len(WRONG)))
+def test_rows_that_do_not_fit_are_refused_by_name(tmp_path: Path, rows: Any, match: str) -> None:
+    """Catches a key written twice, a column mistaken, a value cut; half a savepoint taken whole."""
+    made = make(tmp_path)
+    with pytest.raises(InvalidArgumentError, match=match):
+        write_savepoint(tmp_path / "savepoint", like=Checkpoint(made.path), operators={0: rows})
+
+    with pytest.raises(NotFoundError):
+        _ = Savepoint(tmp_path / "savepoint").info
+
+
+def test_a_savepoint_is_planned_before_it_is_written(tmp_path: Path) -> None:
+    """Catches a plan that writes, and one that cannot be run."""
+    made = make(tmp_path)
+    rows = pa.table({"key.k": [1], "value.value": [1]})
+    plan = plan_write_savepoint(
+        tmp_path / "savepoint", like=Checkpoint(made.path), operators={0: rows}
+    )
+
+    assert [str(change) for change in plan.changes] == [f"write {tmp_path / 'savepoint'}"]
+    assert not (tmp_path / "savepoint").exists()
+    done: list[tuple[int, int]] = []
+    assert plan.run(lambda *so_far: done.append(so_far)).info.version == 2
+    assert done[-1] == (4, 4)
+
+
+def test_keys_are_deleted_and_rows_put(tmp_path: Path) -> None:
+    """Catches an edit that touches another key, or leaves the old row of one beside the new."""
+    made = make(tmp_path)
+    put = pd.DataFrame({"key.k": [3, 1000], "value.value": [7, 8]})
+
+    plan = Checkpoint(made.path).plan_edit(
+        tmp_path / "savepoint", delete=pa.table({"key.k": [1, 2, 5000]}), upsert=put
+    )
+    savepoint = plan.run()
+
+    assert "3 keys deleted, 2 rows put" in plan.describe()
+    expected = made.expected()
+    rows = expected[0, "default"]
+    del rows[unsafe_row(1)], rows[unsafe_row(2)]
+    rows |= {unsafe_row(3): unsafe_row(7), unsafe_row(1000): unsafe_row(8)}
+    assert read_checkpoint(str(tmp_path / "savepoint")) == expected
+    assert savepoint.verify(deep=True).findings == ()
+    with pytest.raises(InvalidArgumentError, match="nothing to edit"):
+        savepoint.edit(tmp_path / "again")
