@@ -153,12 +153,13 @@ def _rows(path: str | None) -> Any:
     if path is None:
         return None
     import pyarrow as pa
-    from pyarrow import dataset
+    import pyarrow.dataset as ds
 
     form = _FORMS.get(Path(path).suffix)
     if form is None:
         raise click.UsageError(f"a file of rows ends with {', '.join(_FORMS)}: {path}")
     try:
-        return dataset.dataset(path, format=form).to_table()
+        found: Any = ds
+        return found.dataset(path, format=form).to_table()
     except (OSError, pa.ArrowException) as error:
         raise click.UsageError(f"rows cannot be read from {path}: {error}") from error
