@@ -76,7 +76,7 @@ def find_obstacle(error: BaseException) -> str | None:
     for link in _chain(error):
         if isinstance(link, StateStoreError) and link.kind in LASTING_KINDS:
             return link.kind
-    text = _text(error)
+    text = text_of(error)
     for kind in _KIND.findall(text):
         if kind in LASTING_KINDS:
             return str(kind)
@@ -93,7 +93,7 @@ def find_obstacle(error: BaseException) -> str | None:
 
 def reason_of(error: BaseException) -> str:
     """Return the line of an error that says most: its innermost cause, at most 500 characters."""
-    causes = _CAUSE.findall(_text(error))
+    causes = _CAUSE.findall(text_of(error))
     reason = causes[-1] if causes else f"{type(error).__name__}: {error}".split("\n", 1)[0]
     return str(reason)[:_MAX_REASON]
 
@@ -107,7 +107,7 @@ def _chain(error: BaseException) -> list[BaseException]:
     return links
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """Return the chain, outermost first, each with the Java stack trace that PySpark keeps."""
     texts = []
     for link in _chain(error):

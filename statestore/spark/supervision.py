@@ -10,7 +10,8 @@ from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import QueryFailedError
 from statestore.core.restart_strategies import ExponentialDelay, RestartStrategy
 from statestore.core.restarts import Failure, Restart
-from statestore.spark.failures import find_obstacle, reason_of
+from statestore.spark.failures import find_obstacle, reason_of, text_of
+from statestore.spark.sink_errors import find_sink_error
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -43,9 +44,10 @@ def run(
         What happened, once the query was stopped or has processed all that it was started for.
 
     Raises:
-        QueryFailedError: The last failure is its cause: there was an obstacle (kind query-failed),
-            or the strategy allows no more restarts (kind restarts-exhausted). Its `restart` is what
-            would have been returned.
+        QueryFailedError: The last failure is its cause, and the cause of that is what a
+            `foreachBatch` raised: there was an obstacle (kind query-failed), or the strategy allows
+            no more restarts (kind restarts-exhausted). Its `restart` is what would have been
+            returned.
 
     Guarantee: on return, and after a QueryFailedError, the query does not run. Any other exception,
     such as KeyboardInterrupt, passes through and leaves the query as it is. The durable state is
@@ -61,6 +63,8 @@ def run(
             start_query().awaitTermination()
             return past
         except Exception as error:  # a query, its sources and its sinks raise whatever they like
+            if error.__cause__ is None:
+                error.__cause__ = find_sink_error(text_of(error))
             found = obstacle(error)
             delay_ms = next(delays, None) if found is None else None
             reason = reason_of(error)

@@ -265,3 +265,22 @@ def test_supervision_ends_when_restarts_are_used_up_or_the_query_is_stopped(
     assert statestore.run(start_query, FixedDelay(2, 10), clock=ManualClock()).attempts == 1
     assert lane.batches == expected.batches
     assert (told.complete, told.aborted, told.early) == ([1], [], [])
+
+
+def test_what_a_sink_raised_is_the_cause(make_lane: MakeLane) -> None:
+    """Catches an exception of the program of which only text is left."""
+    raised = ConnectionError("the sink is away")
+
+    def fail(_batch_id: int) -> None:
+        raise raised
+
+    lane = make_lane(replace(AGGREGATION, plan=one_input(1)))
+    lane.feed(*lane.query.plan[0])
+    lane.on_batch = fail
+
+    with pytest.raises(QueryFailedError) as failed:
+        statestore.run(lane.start, statestore.NoRestart())
+
+    assert isinstance(failed.value.__cause__, StreamingQueryException)
+    assert failed.value.__cause__.__cause__ is raised
+    assert failed.value.fields["reason"] == "ConnectionError: the sink is away"
