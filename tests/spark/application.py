@@ -46,7 +46,9 @@ def start_application(
     # keep 48 MiB of compiled code, which the queries of a whole run do not fit in.
     java_options = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
     java_options += f" -Djava.io.tmpdir={root / 'tmp'}"
-    driver_options = f"{java_options} -Dlog4j2.configurationFile={log4j}"
+    # A sink in Python that fails makes Spark look for a pattern in its whole stack trace, and that
+    # takes stack by its length: a query whose thread overflowed there never ends.
+    driver_options = f"{java_options} -Xss8m -Dlog4j2.configurationFile={log4j}"
     os.environ["PYSPARK_PYTHON"] = sys.executable  # what PySpark starts its own workers with
     files = str(compile_test_jar("files"))
     settings = {
