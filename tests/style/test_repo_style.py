@@ -155,6 +155,23 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_documents_name_only_tests_that_exist() -> None:
+    """Catches a claim whose test was renamed."""
+    named = {
+        (path.name, file, function)
+        for path in committed_files(".md")
+        for file, function in re.findall(r"`(\w+/test_\w+\.py)(?:::(\w+))?", path.read_text())
+    }
+
+    assert len(named) > 50
+    assert [
+        (page, file, function)
+        for page, file, function in sorted(named)
+        if not (ROOT / "tests" / file).is_file()
+        or f"def {function}" not in (ROOT / "tests" / file).read_text()
+    ] == []
+
+
 def test_lines_of_documents_are_short() -> None:
     """Catches prose that cannot be read beside its diff; rows of tables cannot be broken."""
     pages = [path for path in committed_files(".md") if "results" not in path.parts]
