@@ -77,7 +77,7 @@ setup() {
   pins >$venv/constraints.txt
   local install=("$python" -m pip install --quiet --disable-pip-version-check -c $venv/constraints.txt)
   "${install[@]}" pip
-  "${install[@]}" --build-constraint constraints.txt --group dev --editable '.[cli,rocksdb,s3,spark,ui]'
+  "${install[@]}" --build-constraint constraints.txt --group dev --editable '.[all]'
   printf '%s\n' "$wanted" >$venv/stamp
 }
 
