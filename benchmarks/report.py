@@ -9,34 +9,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-
 from benchmarks.figures import FIGURES, Results
+from benchmarks.plot import plot
 from benchmarks.workloads import PROVIDERS
 
-COLOURS = {
-    "hdfs": "#7f7f7f",
-    "rocksdb": "#c49c94",
-    "rocksdb-changelog": "#e6a23c",
-    "filesystem": "#2f6fb3",
-    "rocksdb-backend": "#8e63b0",
-    "heap": "#7fb3e0",
-    "none": "#d9d9d9",
-}
-PANELS = (
-    "W1 batch",
-    "W1 first batch",
-    "W1 commit",
-    "W2-10k batch",
-    "W2-1M batch",
-    "W3 start to first result",
-    "W5 commit 10 MB of 100 B values",
-    "heap per entry updated",
-)
 COUNTERS = (
     "input_rows",
     "state_rows",
@@ -49,8 +25,8 @@ FSYNC_NOTE = (
     "Ours makes every commit durable (fsync of file and directory); Spark's providers do not fsync."
 )
 NO_STORE_NOTE = (
-    '"No store" is a provider that keeps nothing, finds nothing and writes nothing: its batches are'
-    " what Spark itself takes, and no store can bring a figure below it."
+    '"Empty store" is a provider that keeps nothing, finds nothing and writes nothing: its batches'
+    " are what Spark itself takes, and no store can bring a figure below it."
 )
 
 
@@ -60,7 +36,7 @@ def write_report(json_path: Path) -> None:
     directory = json_path.parent
     (directory / "table.md").write_text(render_tables(results))
     (directory / "RUN-INFO.md").write_text(render_run_info(results))
-    plot(results, directory / "plot.png")
+    plot(directory / "table.md")
 
 
 def render_tables(results: Results) -> str:
@@ -101,37 +77,6 @@ def render_run_info(results: Results) -> str:
     return f"# Run\n\n{table}\n\n{method}\n"
 
 
-def plot(results: Results, path: Path) -> None:
-    """Draw one panel a metric, one bar a provider."""
-    figure, axes = plt.subplots(2, len(PANELS) // 2, figsize=(15, 7))
-    for axis, metric in zip(axes.flat, PANELS, strict=True):
-        _draw_panel(axis, metric, results)
-    figure.suptitle("Medians; lower is better")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def _draw_panel(axis: Axes, metric: str, results: Results) -> None:
-    records = {p.id: results.find(metric, p.id) for p in PROVIDERS}
-    measured = {name: record for name, record in records.items() if record is not None}
-    if not measured:
-        axis.set_axis_off()
-        return
-    titles = {p.id: p.title for p in PROVIDERS}
-    bars = axis.bar(
-        [titles[name] for name in measured],
-        [record["value"] for record in measured.values()],
-        color=[COLOURS[name] for name in measured],
-    )
-    axis.bar_label(bars, fmt="{:,.0f}", fontsize=8)
-    unit = next(record["unit"] for record in measured.values())
-    axis.set_title(f"{metric} [{unit}]", fontsize=10)
-    labels = axis.get_xticklabels()
-    plt.setp(labels, fontsize=8, rotation=35, ha="right", rotation_mode="anchor")
-    axis.spines[["top", "right"]].set_visible(False)
-
-
 def _figures_table(results: Results) -> str:
     rows = []
     for figure in FIGURES:
@@ -145,7 +90,7 @@ def _figures_table(results: Results) -> str:
             reached = "yes" if value <= figure.limit else "**no**"
             measured = f"{value:.2f} {figure.unit}".strip()
             rows.append([figure.title, measured, limit, reached, least])
-    return _table(["figure", "measured", "limit", "reached", "with no store"], rows)
+    return _table(["figure", "measured", "limit", "reached", "empty store"], rows)
 
 
 def _legend() -> str:

@@ -38,18 +38,18 @@ class Provider:
 
 
 PROVIDERS = (
-    Provider("hdfs", "HDFS-backed", f"{SPARK_STATE}.HDFSBackedStateStoreProvider"),
-    Provider("rocksdb", "RocksDB", f"{SPARK_STATE}.RocksDBStateStoreProvider"),
+    Provider("hdfs", "Spark HDFS-backed", f"{SPARK_STATE}.HDFSBackedStateStoreProvider"),
+    Provider("rocksdb", "Spark RocksDB", f"{SPARK_STATE}.RocksDBStateStoreProvider"),
     Provider(
         "rocksdb-changelog",
-        "RocksDB + changelog",
+        "Spark RocksDB + changelog",
         f"{SPARK_STATE}.RocksDBStateStoreProvider",
         ((f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled", "true"),),
         has_variables=True,
     ),
     Provider(
         OURS,
-        "statestore",
+        "statestore filesystem",
         "io.statestore.FileSystemStateStoreProvider",
         is_ours=True,
         has_variables=True,
@@ -72,7 +72,7 @@ PROVIDERS = (
     ),
     Provider(
         NO_STORE,
-        "no store",
+        "empty store",
         "io.statestore.bench.EmptyStateStoreProvider",
         is_durable=False,
         keeps_state=False,
