@@ -95,7 +95,7 @@ FEATURES = {
         newer="format 2",
     ),
     "pinned-format": Feature(
-        "4.3",
+        "4.2",
         "the session, not the commit log, says the checkpoint format",
         "a checkpoint stays in the format that it was begun in",
         older="refused by Spark: name it, `checkpoint_format`",

@@ -10,6 +10,7 @@ import pytest
 from statestore.codec.state_file import StateFile
 
 from .conftest import EXTENDED, OURS, PROVIDER
+from .features import missing
 from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB, ROCKSDB_BACKEND, STATE_STORE
 
 if TYPE_CHECKING:
@@ -220,6 +221,10 @@ def test_change_feed_equals_built_in(spark: SparkSession, tmp_path: Path, provid
         contract.changes(spark._jsparkSession, f"file:{tmp_path}/{used}", used).split("\n")
         for used in (ROCKSDB, provider)
     )
+    if missing("feed-of-lists"):
+        found, expected = (
+            [line for line in lines if not line.startswith("lists ")] for lines in (found, expected)
+        )
 
     assert found == expected
 
