@@ -94,11 +94,16 @@ FEATURES = {
         older="what it asks for",
         newer="format 2",
     ),
-    "pinned-format": Feature(
+    "other-format": Feature(
         "4.2",
-        "the session, not the commit log, says the checkpoint format",
-        "a checkpoint stays in the format that it was begun in",
+        "it reads no commit of another format than the session's",
+        "a checkpoint goes on where a session asks for the other checkpoint format",
         older="refused by Spark: name it, `checkpoint_format`",
+    ),
+    "pinned-format": Feature(
+        "4.3",
+        "the session, not the commit log, says the checkpoint format",
+        "and stays in the format that it was begun in",
     ),
     "merged-row-counts": Feature(
         "4.2", "Spark's RocksDB provider miscounts rows once a restart has merged values"
