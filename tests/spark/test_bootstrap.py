@@ -1,0 +1,93 @@
+"""Half of a year of flights as a batch history, half as a stream: as if all had been streamed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from examples.demo import TIMEOUT_S, read_flights, write_input
+from examples.flights_job import SCHEMA, aircraft_figures, routes
+from statestore import Checkpoint, capture_query, write_savepoint
+from statestore.operations.reading.diff import DiffCounts
+
+from .conftest import OURS, PROVIDER
+from .harness import HEAP, PROVIDER_CLASS
+
+pytestmark = [
+    pytest.mark.ours,
+    pytest.mark.extended,
+    pytest.mark.skipif(not OURS or PROVIDER == HEAP, reason="state outlives its driver"),
+]
+
+FLIGHTS = {
+    "aircraft": (
+        "update",
+        aircraft_figures,
+        'SELECT tailnum AS "key.tailnum", count(*) AS "value.count", sum(distance) AS "value.sum", '
+        'max(dep_delay) AS "value.max", sum(dep_delay) AS "value.sum_2" FROM history GROUP BY ALL',
+    ),
+    "routes": (
+        "append",
+        routes,
+        'SELECT DISTINCT carrier AS "key.carrier", flight AS "key.flight", origin AS "key.origin", '
+        'dest AS "key.dest" FROM history',
+    ),
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", FLIGHTS)
+def test_half_of_the_flights_as_history_and_half_as_stream_are_all_of_them(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    """Catches a first state from which real figures go on otherwise than if all was streamed."""
+    mode, build, sql = FLIGHTS[name]
+    write_input(read_flights(), tmp_path / "all")
+    files = sorted((tmp_path / "all").iterdir())
+    source = tmp_path / "source"
+    source.mkdir()
+    session = spark.newSession()
+    session.conf.set(PROVIDER_CLASS, PROVIDER)
+    session.conf.set("spark.sql.shuffle.partitions", "4")
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    flights = session.readStream.schema(SCHEMA).options(header=True, nullValue="NA")
+    frame = build(flights.csv(str(source)))
+    results: dict[str, list[Any]] = {}
+
+    def run(checkpoint: str) -> None:
+        def keep(batch: DataFrame, _batch_id: int) -> None:
+            results[checkpoint] = sorted(map(repr, batch.collect()))
+
+        writer = frame.writeStream.outputMode(mode).foreachBatch(keep)
+        query = writer.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(
+            availableNow=True
+        )
+        handle = query.start()
+        try:
+            assert handle.awaitTermination(TIMEOUT_S)
+        finally:
+            handle.stop()
+
+    for file in files[: len(files) // 2]:
+        file.rename(source / file.name)
+    run("streamed")
+    captured = capture_query(frame, tmp_path / "captured", output_mode=mode)
+    table = duckdb.connect().read_csv(str(source / "*.csv"), na_values="NA", header=True)
+    savepoint = write_savepoint(
+        tmp_path / "savepoint", like=captured, operators={0: table.query("history", sql)}
+    )
+    savepoint.restore(tmp_path / "bootstrapped")
+    for file in files[len(files) // 2 :]:
+        file.rename(source / file.name)
+    run("streamed")
+    run("bootstrapped")
+
+    assert results["bootstrapped"] == results["streamed"]
+    assert (
+        Checkpoint(tmp_path / "bootstrapped").count_differences(tmp_path / "streamed")
+        == DiffCounts()
+    )
