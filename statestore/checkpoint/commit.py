@@ -147,6 +147,7 @@ def read_parent(
 
     Raises:
         FencedError: The parent was replaced (kind lineage-broken).
+        InvalidArgumentError: The parent is of checkpoint format v2 and the query of v1.
         StorageError: The parent is gone (kind directory-gone), or the storage failed.
     """
     if new.parent is None:
@@ -158,6 +159,16 @@ def read_parent(
     try:
         found = read_delta_trailer(location, new.parent.version, checkpoint_id)
     except NotFoundError as error:
+        if new.checkpoint_format < 2 and error.fields.get("newest_version") == new.parent.version:
+            raise InvalidArgumentError(
+                "the checkpoint was written in a later checkpoint format",
+                kind="invalid-option",
+                key="spark.sql.streaming.stateStore.checkpointFormatVersion",
+                value=new.checkpoint_format,
+                directory=location.directory,
+                parent_version=new.parent.version,
+                to_fix="set it to 2, which the checkpoint was begun in",
+            ) from error
         raise StorageError(
             "the version this commit is built on is gone from the store directory",
             kind="directory-gone",

@@ -94,16 +94,19 @@ FEATURES = {
         older="what it asks for",
         newer="format 2",
     ),
-    "other-format": Feature(
+    "later-format": Feature(
         "4.2",
         "it reads no commit of another format than the session's",
-        "a checkpoint goes on where a session asks for the other checkpoint format",
+        "a checkpoint of format v1 in a session that asks for v2",
         older="refused by Spark: name it, `checkpoint_format`",
+        newer="goes on",
     ),
     "pinned-format": Feature(
         "4.3",
         "the session, not the commit log, says the checkpoint format",
-        "and stays in the format that it was begun in",
+        "a checkpoint of format v2 in a session that asks for v1",
+        older="refused: name it, `checkpoint_format`",
+        newer="goes on",
     ),
     "merged-row-counts": Feature(
         "4.2", "Spark's RocksDB provider miscounts rows once a restart has merged values"

@@ -195,8 +195,8 @@ def _timers(path: str) -> list[str]:
 @pytest.mark.parametrize("version", ["3", "4"])
 def test_joins_in_column_families_are_what_spark_reads(run: RunOnce, version: str) -> None:
     """Catches keys with a time in them, and values of several rows, taken apart wrongly."""
-    if missing("pinned-format"):
-        pytest.skip("joins of state format 4 came with Spark 4.2")
+    if reason := missing(f"join-format-{version}"):
+        pytest.skip(reason)
     lane = run(_join(version), ROCKSDB, FORMAT_4)
     path = str(lane.checkpoint)
     kind = "keyWithIndexToValue" if version == "3" else "keyWithTsToValues"
