@@ -9,7 +9,7 @@ from statestore.checkpoint.operator_metadata import OperatorInfo, StateVariable,
 from statestore.cli.diagnosis import Check
 from statestore.cli.output import SCHEMA_VERSION
 from statestore.codec.commit_times import CommitTimes
-from statestore.codec.trailer import StoreName
+from statestore.codec.references import StoreName
 from statestore.operations.reading.inspection import FamilyDescription, StoreDescription
 from statestore.operations.rescale.plan import RescalePlan, StoreRescale, UndoPlan
 from statestore.operations.savepoint.plans import BranchPlan, RestorePlan

@@ -12,7 +12,7 @@ from statestore.api.writing import Writing
 from statestore.operations.operator_map import OperatorMap
 from statestore.operations.plan import Report, no_report
 from statestore.operations.savepoint.branch import decide_branch
-from statestore.operations.savepoint.restore import decide_restore
+from statestore.operations.savepoint.decide_restore import decide_restore
 from statestore.operations.savepoint.savepoint import (
     open_savepoint,
     plan_savepoint,

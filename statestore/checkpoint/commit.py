@@ -30,7 +30,8 @@ from statestore.io.local import named_errors
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
     from statestore.codec.column_family import ColumnFamily
-    from statestore.codec.trailer import Block, FileRef, RowCounts, StoreName, VersionRef
+    from statestore.codec.references import FileRef, StoreName, VersionRef
+    from statestore.codec.trailer import Block, RowCounts
     from statestore.core.clock import Clock
 
 

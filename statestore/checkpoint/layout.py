@@ -26,7 +26,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, cast
 
-from statestore.codec.trailer import FileKind, StoreName
+from statestore.codec.references import FileKind, StoreName
 from statestore.core.errors import CorruptionError
 from statestore.core.providers import PROVIDERS
 from statestore.io.local import TEMPORARY_PREFIX

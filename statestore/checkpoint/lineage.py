@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import path_from_sibling
-from statestore.codec.trailer import FileRef, StoreName, Trailer, VersionRef
+from statestore.codec.references import FileRef, StoreName, VersionRef
+from statestore.codec.trailer import Trailer
 from statestore.core.errors import CorruptionError, FencedError, IncompatibleError
 
 if TYPE_CHECKING:

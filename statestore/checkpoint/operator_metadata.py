@@ -21,7 +21,7 @@ from statestore.checkpoint.query_log import (
     read_text,
     write_text,
 )
-from statestore.codec.trailer import STORE_NAME
+from statestore.codec.references import STORE_NAME
 from statestore.core.errors import NotFoundError
 from statestore.core.json_fields import Fields, MalformedError, parse_fields, to_text
 from statestore.io.storage import scheme_of

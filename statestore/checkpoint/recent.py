@@ -14,7 +14,7 @@ from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
 if TYPE_CHECKING:
     from statestore.checkpoint.commit import NewVersion
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.codec.trailer import VersionRef
+    from statestore.codec.references import VersionRef
 
 _NUM_REMEMBERED = 2
 

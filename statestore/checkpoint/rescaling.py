@@ -29,13 +29,9 @@ from statestore.checkpoint.placement import mark_home
 from statestore.checkpoint.rescale_refs import release, write_refs
 from statestore.checkpoint.trailers import PublishedFile
 from statestore.codec.joined_trailers import add_counts, join_families
+from statestore.codec.references import FileRef
 from statestore.codec.state_file import empty_stream
-from statestore.codec.trailer import (
-    Block,
-    FileRef,
-    RowCounts,
-    compute_lineage,
-)
+from statestore.codec.trailer import Block, RowCounts, compute_lineage
 from statestore.core.errors import (
     CorruptionError,
     IncompatibleError,

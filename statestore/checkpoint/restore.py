@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.codec.trailer import FileRef, Trailer
+    from statestore.codec.references import FileRef
+    from statestore.codec.trailer import Trailer
 
 logger = logging.getLogger(__name__)
 

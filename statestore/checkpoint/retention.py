@@ -34,7 +34,7 @@ from statestore.core.errors import FencedError, NotFoundError
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import RescaleRefName, StoreLocation
     from statestore.checkpoint.summaries import Summaries
-    from statestore.codec.trailer import FileRef
+    from statestore.codec.references import FileRef
     from statestore.core.options import StateStoreOptions
     from statestore.io.file_io import FileInfo
 

@@ -28,7 +28,7 @@ from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.codec.trailer import FileRef
+    from statestore.codec.references import FileRef
     from statestore.core.options import StateStoreOptions
 
 logger = logging.getLogger(__name__)

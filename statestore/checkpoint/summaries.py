@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.layout import parse_state_file_name
 from statestore.checkpoint.restore import files_before_summary, reach_back
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
-from statestore.codec.trailer import VersionRef
+from statestore.codec.references import VersionRef
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from statestore.checkpoint.layout import StateFileName, StoreLocation
-    from statestore.codec.trailer import FileRef
+    from statestore.codec.references import FileRef
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from statestore.core.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.codec.trailer import FileRef
+    from statestore.codec.references import FileRef
 
 
 _BACKENDS = {"sst": "rocksdb", "arrows": "filesystem"}

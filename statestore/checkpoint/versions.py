@@ -18,7 +18,7 @@ from statestore.core.key_groups import resolve_max_parallelism
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.trailer import FileRef, VersionRef
+    from statestore.codec.references import FileRef, VersionRef
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
     from statestore.io.file_io import FileInfo

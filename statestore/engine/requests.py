@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from statestore.checkpoint.commit import NewVersion, SstRows
 from statestore.checkpoint.key_group_rows import NUM_CLASSES
 from statestore.codec.column_family import ColumnFamily
-from statestore.codec.trailer import RowCounts, StoreName, VersionRef
+from statestore.codec.references import StoreName, VersionRef
+from statestore.codec.trailer import RowCounts
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, ProtocolError
 from statestore.core.ids import is_checkpoint_id
 from statestore.core.json_fields import Fields, MalformedError

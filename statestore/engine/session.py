@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.restore import RestoredVersion
     from statestore.checkpoint.snapshot import SnapshotStatus
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.trailer import VersionRef
+    from statestore.codec.references import VersionRef
     from statestore.core.options import StateStoreOptions
 
 logger = logging.getLogger(__name__)

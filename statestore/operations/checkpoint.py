@@ -22,7 +22,7 @@ from statestore.checkpoint.placement import read_placement
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
 from statestore.codec.partition_key import is_single
-from statestore.codec.trailer import StoreName
+from statestore.codec.references import StoreName
 from statestore.core.errors import (
     CorruptionError,
     InvalidArgumentError,

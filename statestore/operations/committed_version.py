@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.trailer import StoreName
+    from statestore.codec.references import StoreName
     from statestore.core.ids import IdSource
     from statestore.io.file_io import FileIO
     from statestore.operations.checkpoint import OpenCheckpoint

@@ -13,6 +13,7 @@ import posixpath
 import re
 import shutil
 import tempfile
+import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +56,16 @@ def metadata_fields(**fields: object) -> str:
     """Return the text of a `metadata` file that is ours; Spark finds no query ID in it."""
     head: dict[str, object] = {"writer": WRITER}
     return json.dumps({_KEY: head | fields}, indent=2)
+
+
+def query_metadata(query_id: str) -> str:
+    """Return the text of Spark's `metadata`."""
+    return json.dumps({"id": query_id}, separators=(",", ":"))
+
+
+def new_query_id(ids: IdSource) -> str:
+    """Return an ID that no query has had."""
+    return str(uuid.UUID(hex=ids.new_id()))
 
 
 def read_metadata(io: FileIO, directory: str) -> tuple[str | None, dict[str, Any] | None]:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.trailer import StoreName, Trailer
+    from statestore.codec.references import StoreName
+    from statestore.codec.trailer import Trailer
     from statestore.operations.checkpoint import OpenCheckpoint
 
 

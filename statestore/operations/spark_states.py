@@ -14,7 +14,7 @@ from statestore.checkpoint.layout import store_directory
 from statestore.checkpoint.query_log import read_bytes
 from statestore.codec.joined_trailers import join_schemas
 from statestore.codec.partition_key import partition_key_columns
-from statestore.codec.trailer import StoreName
+from statestore.codec.references import StoreName
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.core.key_groups import resolve_max_parallelism
 from statestore.core.providers import SPARK_PROVIDERS

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from statestore.codec.column_family import ColumnFamily
     from statestore.codec.commit_times import CommitTimes
-    from statestore.codec.trailer import FileRef, StoreName
+    from statestore.codec.references import FileRef, StoreName
 
 VersionKind = Literal["incremental", "full", "rescaled"]
 """How a version is kept: as changes to the one before, whole, as references into another number of

@@ -32,6 +32,7 @@ from statestore.checkpoint.placement import read_placement
 from statestore.checkpoint.query_log import QueryLog
 from statestore.checkpoint.restore import RestoredVersion
 from statestore.codec.column_family import ColumnFamily
+from statestore.codec.references import StoreName
 from statestore.codec.rows import (
     DELETE,
     MERGE,
@@ -41,7 +42,7 @@ from statestore.codec.rows import (
     split_for_blocks,
     write_options,
 )
-from statestore.codec.trailer import RowCounts, StoreName
+from statestore.codec.trailer import RowCounts
 from statestore.core.errors import InvalidArgumentError, StorageError, StoreClosedError
 from statestore.store.batch import Batch, family_id
 from statestore.store.table import MAX_RUNS, ArrowRun, Table, ViewRun

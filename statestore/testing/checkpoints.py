@@ -20,8 +20,8 @@ from statestore.checkpoint.query_log import (
 )
 from statestore.codec.column_family import ColumnFamily
 from statestore.codec.partition_key import compute_key_groups
+from statestore.codec.references import StoreName
 from statestore.codec.rows import DELETE, PUT, Row
-from statestore.codec.trailer import StoreName
 from statestore.core.ids import RandomIds
 from statestore.core.providers import PROVIDERS
 from statestore.engine.service import EngineService

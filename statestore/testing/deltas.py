@@ -9,8 +9,9 @@ import pyarrow.ipc as ipc
 
 from statestore.checkpoint.commit import NewVersion
 from statestore.codec.column_family import ColumnFamily
+from statestore.codec.references import VersionRef
 from statestore.codec.rows import DELETE, MERGE, PUT, SCHEMA, Row, batch_from_rows, write_options
-from statestore.codec.trailer import RowCounts, VersionRef
+from statestore.codec.trailer import RowCounts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,7 +16,7 @@ from statestore.checkpoint.layout import StoreLocation, lease_directory, pin_nam
 from statestore.checkpoint.lease import Holder, Lease
 from statestore.checkpoint.pins import oldest_to_retain
 from statestore.checkpoint.rescale_refs import find_refs, release
-from statestore.codec.trailer import StoreName
+from statestore.codec.references import StoreName
 from statestore.core.clock import ManualClock
 from statestore.core.errors import InUseError
 from statestore.core.process import Process

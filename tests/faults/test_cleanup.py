@@ -8,7 +8,7 @@ from statestore import Checkpoint
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.rescaling import plan_rescale, write_rescaled_version
 from statestore.checkpoint.trailers import read_delta_trailer
-from statestore.codec.trailer import StoreName
+from statestore.codec.references import StoreName
 from statestore.core.clock import SystemClock
 from statestore.core.errors import StorageError
 from statestore.core.options import StateStoreOptions

@@ -12,9 +12,10 @@ import pytest
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.merging import merge_files
 from statestore.checkpoint.layout import StoreLocation
+from statestore.codec.references import StoreName
 from statestore.codec.rows import DELETE, PUT, Row
 from statestore.codec.sealed_file import SealedFile
-from statestore.codec.trailer import RowCounts, StoreName
+from statestore.codec.trailer import RowCounts
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.core.options import StateStoreOptions
 from statestore.engine.service import MAX_CLOSED_STORES

@@ -11,8 +11,8 @@ from statestore.backends.filesystem.versions import StoreVersions
 from statestore.checkpoint import commit
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.trailers import read_trailer
+from statestore.codec.references import StoreName, VersionRef
 from statestore.codec.rows import DELETE, PUT, Row
-from statestore.codec.trailer import StoreName, VersionRef
 from statestore.core.clock import SystemClock
 from statestore.core.errors import NotFoundError, StorageError
 from statestore.core.ids import CountingIds

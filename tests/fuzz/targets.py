@@ -26,10 +26,11 @@ from statestore.codec.column_family import ColumnFamily
 from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
 from statestore.codec.merge import merge_runs
 from statestore.codec.partition_key import compute_key_groups
+from statestore.codec.references import StoreName
 from statestore.codec.rows import SCHEMA, rows_in, to_numpy
 from statestore.codec.spark_types import parse_schema
 from statestore.codec.state_file import blocks_of, slices_of
-from statestore.codec.trailer import MAGIC, StoreName, Trailer, decode_trailer, encode_trailer
+from statestore.codec.trailer import MAGIC, Trailer, decode_trailer, encode_trailer
 from statestore.codec.unsafe_row import decode_column
 from statestore.core.clock import ManualClock
 from statestore.core.errors import InternalError, StateStoreError

@@ -7,7 +7,7 @@ import pytest
 from statestore import Savepoint
 from statestore.checkpoint.layout import RescaleRefName, StoreLocation
 from statestore.checkpoint.rescale_refs import release
-from statestore.codec.trailer import StoreName
+from statestore.codec.references import StoreName
 from statestore.core.errors import CorruptionError, StateStoreError
 from statestore.io.local import LocalFileIO
 from statestore.io.s3 import S3FileIO

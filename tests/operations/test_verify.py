@@ -11,8 +11,8 @@ from statestore import Checkpoint
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
 from statestore.cli.commands import cli
 from statestore.codec.partition_key import compute_key_groups
+from statestore.codec.references import StoreName
 from statestore.codec.rows import PUT, Row
-from statestore.codec.trailer import StoreName
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, unsafe_row
 from statestore.testing.deltas import write_stream
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from statestore.codec.commit_times import CommitTimes
-from statestore.codec.trailer import StoreName
+from statestore.codec.references import StoreName
 from statestore.operations.upkeep.listing import VersionInfo
 from statestore.operations.upkeep.verify import Finding
 from statestore.report.advice import advise

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.restore import restore_version
-from statestore.codec.trailer import StoreName
+from statestore.codec.references import StoreName
 from statestore.io.driver_memory import DriverMemoryFileIO
 from statestore.io.memory_address import MemoryAddress
 from statestore.store.table import Table

@@ -24,8 +24,8 @@ from statestore.checkpoint.rescaling import (
 )
 from statestore.checkpoint.trailers import read_delta_trailer
 from statestore.codec.merge import merge_rows
+from statestore.codec.references import StoreName
 from statestore.codec.rows import DELETE, MERGE, PUT, Row
-from statestore.codec.trailer import StoreName
 from statestore.core.clock import SystemClock
 from statestore.core.errors import StorageError
 from statestore.engine.service import EngineService

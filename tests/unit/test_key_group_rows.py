@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from statestore.checkpoint.commit import Body, delta_trailer
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of, grown, rescaled
-from statestore.codec.trailer import RowCounts, StoreName
+from statestore.codec.references import StoreName
+from statestore.codec.trailer import RowCounts
 from statestore.testing.deltas import new_version
 
 G = 4 * 3 * 512

@@ -10,7 +10,7 @@ from statestore.checkpoint.layout import (
     parse_state_file_name,
     store_of_path,
 )
-from statestore.codec.trailer import FileRef, StoreName
+from statestore.codec.references import FileRef, StoreName
 from statestore.io.local import LocalFileIO
 
 ID = "0123456789abcdef" * 2

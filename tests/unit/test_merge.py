@@ -5,10 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statestore.codec.merge import merge_rows, merge_runs
+from statestore.codec.references import StoreName
 from statestore.codec.rows import DELETE, MERGE, PUT, Row, batch_from_rows
 from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import StateFile, describe_stream
-from statestore.codec.trailer import RowCounts, StoreName, Trailer
+from statestore.codec.trailer import RowCounts, Trailer
 from statestore.core.key_groups import KeyGroupSet, rank
 from statestore.testing.deltas import write_stream
 from statestore.testing.models import keys, values

@@ -17,8 +17,8 @@ from statestore.checkpoint.rescaling import (
 from statestore.checkpoint.restore import restore_version
 from statestore.checkpoint.trailers import read_delta_trailer
 from statestore.codec import sorting
+from statestore.codec.references import StoreName
 from statestore.codec.rows import DELETE, PUT, Row, batch_from_rows
-from statestore.codec.trailer import StoreName
 from statestore.core.clock import SystemClock
 from statestore.core.errors import (
     IncompatibleError,

@@ -3,7 +3,7 @@
 import pytest
 
 from statestore.checkpoint.snapshot import is_snapshot_due
-from statestore.codec.trailer import FileRef
+from statestore.codec.references import FileRef
 from statestore.core.options import StateStoreOptions
 
 # A millisecond reads 2000 rows; a file costs two.

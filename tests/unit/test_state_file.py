@@ -11,15 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statestore.codec.column_family import ColumnFamily
+from statestore.codec.references import FileRef, StoreName, VersionRef
 from statestore.codec.rows import DELETE, MERGE, PUT, SCHEMA, Row
 from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import StateFile, describe_stream
 from statestore.codec.trailer import (
-    FileRef,
     RowCounts,
-    StoreName,
     Trailer,
-    VersionRef,
     compute_lineage,
     decode_trailer,
     encode_trailer,

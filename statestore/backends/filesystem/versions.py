@@ -32,7 +32,7 @@ from statestore.core.errors import StorageError
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.codec.trailer import FileRef, VersionRef
+    from statestore.codec.references import FileRef, VersionRef
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
 

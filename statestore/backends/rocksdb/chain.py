@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from statestore.codec.trailer import FileRef
+    from statestore.codec.references import FileRef
 
 
 def newest_summary(chain: tuple[FileRef, ...]) -> FileRef | None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from statestore.backends.rocksdb.sst import Memory
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.codec.trailer import FileRef
+    from statestore.codec.references import FileRef
     from statestore.core.key_groups import KeyGroupSet
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from rocksdict import Checkpoint, DbClosedError, IngestExternalFileOptions, Rdict
 
 from statestore.backends.rocksdb import sst
-from statestore.codec.trailer import VersionRef
+from statestore.codec.references import VersionRef
 from statestore.core.errors import StorageError
 
 if TYPE_CHECKING:

@@ -17,16 +17,16 @@ from statestore.backends.rocksdb.database import LocalDatabase, LocalView
 from statestore.backends.rocksdb.merging import LaidOut, lay_out, open_sst
 from statestore.checkpoint.restore import PARALLEL_FETCHES
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
+from statestore.codec.references import VersionRef
 from statestore.codec.state_file import StateFile
-from statestore.codec.trailer import VersionRef
 from statestore.core.errors import StorageError
 from statestore.core.key_groups import KeyGroupSet
 from statestore.core.options import StateStoreOptions
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
+    from statestore.codec.references import FileRef
     from statestore.codec.sealed_file import SealedFile
-    from statestore.codec.trailer import FileRef
 
 logger = logging.getLogger(__name__)
 

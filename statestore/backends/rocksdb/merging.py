@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rocksdict import Options
 
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.codec.trailer import FileRef
+    from statestore.codec.references import FileRef
     from statestore.core.key_groups import KeyGroupSet
 
 

@@ -30,15 +30,16 @@ from statestore.checkpoint.lineage import check_parent
 from statestore.checkpoint.restore import chain_from_snapshot, check_settings, deltas_since
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
 from statestore.checkpoint.versions import VersionsBase
-from statestore.codec.trailer import Block, VersionRef, compute_lineage
+from statestore.codec.references import VersionRef
+from statestore.codec.trailer import Block, compute_lineage
 from statestore.core.errors import CorruptionError, FencedError, NotFoundError, StorageError
 from statestore.core.key_groups import KeyGroupSet
 from statestore.core.options import StateStoreOptions
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
+    from statestore.codec.references import FileRef
     from statestore.codec.state_file import StateFile
-    from statestore.codec.trailer import FileRef
     from statestore.core.clock import Clock
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from statestore.io.local import named_errors
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from statestore.codec.trailer import StoreName
+    from statestore.codec.references import StoreName
     from statestore.io.file_io import FileIO
 
 _SUFFIXES = {

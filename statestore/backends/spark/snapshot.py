@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from rocksdict import Rdict
 
-    from statestore.codec.trailer import StoreName
+    from statestore.codec.references import StoreName
     from statestore.io.file_io import FileIO
 
 FAMILY_BYTES = 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from statestore.checkpoint.layout import store_directory
-from statestore.codec.trailer import StoreName
+from statestore.codec.references import StoreName
 from statestore.core.text import format_bytes, format_table
 from statestore.operations.plan import Change, Plan
 

@@ -22,8 +22,8 @@ import numpy as np
 from statestore.checkpoint import rescaling
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.partition_key import is_single
+from statestore.codec.references import StoreName
 from statestore.codec.rows import to_numpy
-from statestore.codec.trailer import StoreName
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE

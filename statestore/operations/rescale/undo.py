@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.layout import RescaleRefName, parse_state_file_name
 from statestore.checkpoint.rescale_refs import find_refs
 from statestore.checkpoint.rescaling import undo_rescaled_version
-from statestore.codec.trailer import StoreName
+from statestore.codec.references import StoreName
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.rescale.plan import UndoPlan

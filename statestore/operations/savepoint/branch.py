@@ -20,10 +20,14 @@ from statestore.operations.committed_version import (
     link_file,
     write_logs,
 )
-from statestore.operations.new_directory import begin_directory, check_target
+from statestore.operations.new_directory import (
+    begin_directory,
+    check_target,
+    new_query_id,
+    query_metadata,
+)
 from statestore.operations.plan import no_report
 from statestore.operations.savepoint.plans import BranchPlan
-from statestore.operations.savepoint.restore import new_query_id, query_metadata
 
 if TYPE_CHECKING:
     from statestore.io.place import Place

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from statestore.checkpoint.operator_metadata import OperatorInfo, StoreInfo
 from statestore.codec.column_family import ColumnFamily
 from statestore.codec.partition_key import is_single
-from statestore.codec.trailer import StoreName
+from statestore.codec.references import StoreName
 from statestore.core.errors import (
     IncompatibleError,
     InvalidArgumentError,

@@ -50,7 +50,7 @@ from statestore.operations.savepoint.plans import SavepointForm, SavepointPlan
 
 if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.trailer import StoreName
+    from statestore.codec.references import StoreName
     from statestore.core.options import StateStoreOptions
     from statestore.io.file_io import FileIO
     from statestore.io.place import Place

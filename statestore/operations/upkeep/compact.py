@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from statestore.backends.filesystem.versions import StoreVersions
     from statestore.backends.rocksdb.versions import RocksDBVersions
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.trailer import StoreName
+    from statestore.codec.references import StoreName
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.in_use import ExclusiveUse
     from statestore.operations.plan import Report

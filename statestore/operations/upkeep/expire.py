@@ -18,7 +18,7 @@ from statestore.operations.plan import Change, Plan, no_report
 from statestore.operations.upkeep.store_versions import open_versions
 
 if TYPE_CHECKING:
-    from statestore.codec.trailer import StoreName
+    from statestore.codec.references import StoreName
     from statestore.io.file_io import FileInfo
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.in_use import ExclusiveUse

@@ -20,7 +20,7 @@ from statestore.core.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from statestore.codec.trailer import FileRef
+    from statestore.codec.references import FileRef
 
 DAMAGE = (CorruptionError, FencedError, IncompatibleError, NotFoundError)
 """What is wrong with files. Every other error is about reaching them, and tells nothing of them."""

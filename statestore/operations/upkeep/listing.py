@@ -16,7 +16,7 @@ from statestore.backends.spark import files as spark_files
 from statestore.checkpoint.layout import parse_pin_name, parse_state_file_name
 from statestore.codec.commit_times import CommitTimes
 from statestore.codec.joined_trailers import add_counts
-from statestore.codec.trailer import StoreName
+from statestore.codec.references import StoreName
 from statestore.core.errors import (
     CorruptionError,
     IncompatibleError,

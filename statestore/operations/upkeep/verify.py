@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from statestore.backends.spark.rows import SparkVersion
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.trailer import FileRef, StoreName
+    from statestore.codec.references import FileRef, StoreName
     from statestore.operations.plan import Report
     from statestore.operations.store_state import StoreState
 

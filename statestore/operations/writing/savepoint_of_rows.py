@@ -22,9 +22,9 @@ from statestore.backends.spark.schemas import replace_schemas
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.query_log import PROVIDER_KEY, read_bytes, write_bytes
 from statestore.codec.merge import merge_runs
+from statestore.codec.references import StoreName
 from statestore.codec.rows import from_numpy, to_numpy
 from statestore.codec.sorting import gather, sort_into_runs
-from statestore.codec.trailer import StoreName
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.providers import PROVIDERS
 from statestore.operations.committed_version import copy_spark_files, write_logs
