@@ -209,7 +209,8 @@ def test_every_operation_has_a_plan_with_the_same_verbs_that_changes_nothing(que
     methods = {name for kind in (Checkpoint, Savepoint) for name in dir(kind)}
     before = files_below(tmp_path)
 
-    assert {name for name in methods if name.startswith("plan_")} == {*made}
+    of_rows = {"plan_transform", "plan_edit"}  # which need schemas: operations/test_writing.py
+    assert {name for name in methods if name.startswith("plan_")} - of_rows == {*made}
     assert {name.removeprefix("plan_") for name in made} <= methods
     again = {
         "plan_restore": Savepoint(tmp_path / "savepoint")
