@@ -136,7 +136,7 @@ def test_rows_equal_built_in_when_executors_are_killed_under_other_operators(
     [
         pytest.param("local[2]", "python", marks=EXTENDED),
         ("local[2]", "session"),
-        ("local-cluster[2,1,1024]", "jvm"),
+        pytest.param("local-cluster[2,1,1024]", "jvm", marks=EXTENDED),
     ],
     ids=["local-python", "local-session", "cluster-jvm"],
 )

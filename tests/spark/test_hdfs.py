@@ -125,6 +125,7 @@ def test_rows_equal_built_in_when_operated_on(
     )
 
 
+@EXTENDED
 def test_commands_open_hdfs_by_themselves(make_hdfs_lane: MakeLane) -> None:
     """Catches a command that needs what only a test or a program of Spark has."""
     query = replace(AGGREGATION, plan=one_input(1, 1))
@@ -190,6 +191,7 @@ def test_rows_equal_never_converted(make_hdfs_lane: MakeLane, run_reference: Run
         Checkpoint(old, spark=lane.session()).convert(f"{old}-new", "filesystem")
 
 
+@EXTENDED
 def test_store_is_opened_without_spark(make_hdfs_lane: MakeLane) -> None:
     """Catches a program without Spark that reads local disks and S3 only."""
     query = replace(AGGREGATION, plan=one_input(1))

@@ -20,7 +20,7 @@ from statestore.io.driver_memory import DriverMemoryFileIO
 from statestore.io.memory_address import MemoryAddress
 from statestore.store.table import Table
 
-from .conftest import MakeLane
+from .conftest import EXTENDED, MakeLane
 from .harness import (
     HDFS,
     HEAP,
@@ -179,6 +179,7 @@ def test_memory_keeps_what_is_retained_only(
         assert not list(Path(location.directory).rglob("*.arrows"))
 
 
+@EXTENDED
 def test_rows_equal_built_in_when_an_executor_is_killed(
     start_job: Callable[..., Job], make_lane: MakeLane
 ) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import PROVIDER
+from .conftest import EXTENDED, PROVIDER
 from .harness import FILESYSTEM
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
+@EXTENDED
 @pytest.mark.timeout(920)  # before that of the lane
 @pytest.mark.skipif(PROVIDER != FILESYSTEM, reason="the tutorial chooses providers itself")
 def test_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
