@@ -204,6 +204,7 @@ def test_rows_equal_built_in_when_an_executor_is_killed(
     assert report["scratch_left"] == []
 
 
+@EXTENDED
 def test_killed_driver_is_told_by_name(start_job: Callable[..., Job], make_lane: MakeLane) -> None:
     """Catches a restart that starts from nothing unasked, and one that cannot when asked."""
     job = start_job("endless", provider=HEAP, master="local[2]")
