@@ -41,13 +41,13 @@ def list_command(
 ) -> None:
     """List the versions of a checkpoint.
 
-    Of each version: how it is kept (incremental, full or rescaled), its rows, the bytes it added
-    and the bytes that a restore reads, snapshots, when its batch was committed and how long the
-    commit of its slowest store took. An expired version is one that retention took, or that a
-    savepoint or restore did not take along; nothing is wrong with it. A damaged one lost files, or
-    has wrong ones; an unreadable one cannot be reached. Savepoints are wherever they were put:
-    --savepoints says where to look. Checkpoints of Spark's own providers are read as they are, here
-    and by verify, read, inspect and diff.
+    A version is kept incremental, full or rescaled. Shown of it are its rows, the bytes it added,
+    the bytes that a restore reads, and its snapshots. Then comes when its batch was committed, and
+    how long the commit of its slowest store took. An expired version is one that retention took, or
+    that a savepoint or restore did not take along; nothing is wrong with it. A damaged one lost
+    files, or has wrong ones; an unreadable one cannot be reached. Savepoints are wherever they were
+    put: --savepoints says where to look. Checkpoints of Spark's own providers are read as they are,
+    here and by verify, read, inspect and diff.
 
     \b
     Examples:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import google_crc32c
 
@@ -30,9 +30,6 @@ from statestore.core.json_fields import (
     to_integer,
 )
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupSet
-
-if TYPE_CHECKING:
-    pass
 
 FORMAT_VERSION = 2
 """The newest that is known: a file is of 1 unless a column family has several value schemas."""
