@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.key_group_rows import grown
 from statestore.checkpoint.lineage import check_parent, make_ref
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, read_trailer
-from statestore.codec.commit_times import CommitTimes
+from statestore.codec.commit_times import UNKNOWN_MEMORY, CommitTimes, MemoryUse
 from statestore.codec.sealed_file import append_trailer
 from statestore.codec.state_file import describe_stream
 from statestore.codec.trailer import Trailer
@@ -73,6 +73,7 @@ class NewVersion:
         sst: Where the delta is an SST; None where it is an Arrow stream.
         state_bytes: Key and value bytes of the rows at this version; 0 where nobody limits them.
         write_ms: What sorting and writing the delta took, milliseconds; 0 where nobody says.
+        memory: What memory the engine holds meanwhile.
     """
 
     version: int
@@ -91,6 +92,7 @@ class NewVersion:
     key_group_growth: tuple[int, ...] | None = None
     sst: SstRows | None = None
     write_ms: float = 0.0
+    memory: MemoryUse = UNKNOWN_MEMORY
 
     def __post_init__(self) -> None:
         if self.parent is not None and self.version != self.parent.version + 1:
@@ -279,6 +281,7 @@ def publish_delta(
         publish_ms=clock.elapsed_ms() - sealed_ms,
         sync_ms=sync_ms,
         committed_ms=clock.now_ms(),
+        memory=new.memory,
     )
     return PublishedFile(make_ref(name, trailer, size), trailer, times)
 

@@ -1,12 +1,37 @@
-"""What a commit took, phase by phase, as the trailer of the version after it tells."""
+"""What a commit took, in time and memory, as the trailer of the version after it tells."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from statestore.core.json_fields import MalformedError, to_integer
+
 if TYPE_CHECKING:
     from statestore.core.json_fields import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Memory at a commit, bytes; 0 throughout where it is not known.
+
+    Attributes:
+        engine_bytes: Resident memory of the engine.
+        taken_bytes: What all processes of its container hold, which the system cannot take back.
+        limit_bytes: What they may hold: the container's limit, or all that the machine has.
+    """
+
+    engine_bytes: int = 0
+    taken_bytes: int = 0
+    limit_bytes: int = 0
+
+    @property
+    def share(self) -> float:
+        """How much of what they may hold is taken, 0 to 1; 0 where it is not known."""
+        return self.taken_bytes / self.limit_bytes if self.limit_bytes else 0.0
+
+
+UNKNOWN_MEMORY = MemoryUse()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +45,7 @@ class CommitTimes:
         sync_ms: The part of publish_ms that waits for the disk.
         committed_ms: When the version was durable, milliseconds since the Unix epoch by the
             engine's clock.
+        memory: What memory there was.
     """
 
     write_ms: float = 0.0
@@ -27,6 +53,7 @@ class CommitTimes:
     publish_ms: float = 0.0
     sync_ms: float = 0.0
     committed_ms: int = 0
+    memory: MemoryUse = UNKNOWN_MEMORY
 
     @property
     def total_ms(self) -> float:
@@ -41,6 +68,11 @@ class CommitTimes:
             "publish_us": round(self.publish_ms * 1000),
             "sync_us": round(self.sync_ms * 1000),
             "committed_ms": self.committed_ms,
+            "memory": [
+                self.memory.engine_bytes,
+                self.memory.taken_bytes,
+                self.memory.limit_bytes,
+            ],
         }
 
     @classmethod
@@ -56,4 +88,11 @@ class CommitTimes:
             fields.integer("publish_us") / 1000,
             fields.integer("sync_us") / 1000,
             fields.integer("committed_ms"),
+            _memory(fields.items("memory")) if fields.has("memory") else UNKNOWN_MEMORY,
         )
+
+
+def _memory(found: list[Any]) -> MemoryUse:
+    if len(found) != 3:
+        raise MalformedError(f"memory has {len(found)} numbers, not 3")
+    return MemoryUse(*map(to_integer, found))

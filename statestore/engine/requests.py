@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from statestore.checkpoint.commit import NewVersion, SstRows
 from statestore.checkpoint.key_group_rows import NUM_CLASSES
 from statestore.codec.column_family import ColumnFamily
+from statestore.codec.commit_times import MemoryUse
 from statestore.codec.references import StoreName, VersionRef
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, ProtocolError
@@ -130,8 +131,8 @@ class Request:
             fields.get("version", int), fields.get("checkpoint_id", str), fields.get("lineage", str)
         )
 
-    def new_version(self) -> NewVersion:
-        """Return what a commit is to make.
+    def new_version(self, memory: MemoryUse) -> NewVersion:
+        """Return what a commit is to make, given what memory the engine holds.
 
         Raises:
             ProtocolError, InvalidArgumentError: A field is missing or out of range.
@@ -172,6 +173,7 @@ class Request:
             key_group_growth=None if growth is None else tuple(growth),
             sst=_sst_rows(delta),
             write_ms=self.get_or("write_ms", int, 0),
+            memory=memory,
         )
 
 

@@ -9,7 +9,6 @@ import os
 import threading
 import traceback
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from statestore.backends.filesystem.versions import StoreVersions
@@ -24,6 +23,7 @@ from statestore.core.errors import (
 )
 from statestore.core.options import BY_KEY
 from statestore.core.version import __version__
+from statestore.engine.memory import EngineMemory, resident_bytes
 from statestore.engine.query_leases import QueryLeases
 from statestore.engine.requests import Request
 from statestore.engine.scratch import EngineDirectory
@@ -45,8 +45,6 @@ Reply = dict[str, Any]
 
 BACKENDS = ("filesystem", "heap", "rocksdb")
 
-_STATM = Path("/proc/self/statm")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LAST_WRITES_S = 0.5
 """How long writes may go on when the JVM is gone; operations wait so long for an engine's end."""
 
@@ -77,6 +75,7 @@ class EngineService:
         name: str = "0",
     ) -> None:
         self._clock = clock or SystemClock()
+        self._memory = EngineMemory(self._clock.elapsed_ms)
         own = EngineDirectory(scratch_directory, name)
         own.begin()
         self._work_directory = own.unfinished
@@ -287,7 +286,7 @@ class EngineService:
             self._storages.claim(request)
         session = self._session(request)
         published, snapshot = session.commit(
-            request.new_version(),
+            request.new_version(self._memory.use()),
             delta.get("path", str),
             delta.get("length", int),
             request.options(),
@@ -327,7 +326,7 @@ class EngineService:
         num_stores = max(1, len(self._open))
         rocksdb = self._rocksdb_memory
         return {
-            "rss_share_bytes": _rss_bytes() // num_stores,
+            "rss_share_bytes": resident_bytes() // num_stores,
             "rocksdb_share_bytes": 0 if rocksdb is None else rocksdb.used_bytes // num_stores,
         }
 
@@ -404,7 +403,7 @@ class EngineService:
         return {
             "pid": os.getpid(),
             "version": __version__,
-            "rss_bytes": _rss_bytes(),
+            "rss_bytes": resident_bytes(),
             "stores": num_open,
             "calls": calls,
             "requests": self._storages.requests.total(),
@@ -467,13 +466,3 @@ def _snapshot(status: SnapshotStatus) -> Reply:
         "duration_ms": status.duration_ms,
         "taken": status.num_taken,
     }
-
-
-def _rss_bytes() -> int:
-    try:
-        with _STATM.open("rb", buffering=0) as statm:
-            return int(statm.read().split()[1]) * _PAGE_BYTES
-    except OSError:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -30,6 +30,8 @@ HOT_SHARE = 0.5
 RETAINED_SHARE = 20
 SYNC_SHARE = 0.5
 SLOW_COMMIT_MS = 50.0
+FULL_SHARE = 0.9
+"""Of a container's memory, above which the next large batch may have a process killed."""
 
 
 def advise(facts: Facts) -> tuple[Advice, ...]:
@@ -167,6 +169,27 @@ def _disk(facts: Facts) -> Iterator[Advice]:
         )
 
 
+def _memory(facts: Facts) -> Iterator[Advice]:
+    memory = facts.memory
+    if memory is None or memory.share <= FULL_SHARE:
+        return
+    holds = (
+        f"{memory.taken_bytes:,} of the {memory.limit_bytes:,} bytes that a container of executors "
+        f"may hold were taken at a commit, {memory.engine_bytes:,} of them by the engine. "
+    )
+    is_engine = memory.engine_bytes > memory.taken_bytes / 2
+    if is_engine and facts.backend == "rocksdb":
+        less = "Set spark.sql.streaming.stateStore.rocksdb.memoryBytes lower, or give"
+    else:
+        less = "Give"
+    yield Advice(
+        "engine-memory",
+        "advice",
+        f"{holds}A process is killed when all are. {less} executors more by "
+        "spark.executor.memoryOverhead; docs/sizing.md has the sum.",
+    )
+
+
 def _changeable(facts: Facts) -> Iterator[StoreFacts]:
     """Yield the stores that a rescale can change: those of this package, in a file."""
     if facts.backend not in SPARK_PROVIDERS and facts.backend != "heap":
@@ -186,4 +209,5 @@ _RULES: tuple[Callable[[Facts], Iterator[Advice]], ...] = (
     _chains,
     _retention,
     _disk,
+    _memory,
 )

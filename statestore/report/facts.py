@@ -13,6 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from statestore.codec.commit_times import MemoryUse
     from statestore.operations.upkeep.listing import FoundSavepoint, VersionInfo
     from statestore.operations.upkeep.verify import Finding
 
@@ -26,7 +27,8 @@ class Advice:
 
     Attributes:
         kind: What it is about, a word that does not change: damage, partitions-too-large,
-            partitions-too-small, skew, hot-key, long-chains, retention, slow-disk.
+            partitions-too-small, skew, hot-key, long-chains, retention, slow-disk,
+            engine-memory.
         severity: `problem` where rows are at stake, `advice` where time or space is.
         text: What was seen and what follows, for people.
         command: The command to copy; None where there is none.
@@ -75,6 +77,7 @@ class PartitionFacts:
         num_commits: Commits whose times are known, of the versions looked at.
         write_ms, checksum_ms, publish_ms, sync_ms, commit_ms: Medians of their phases and of all
             of them together, as `CommitTimes` has them; None where no commit's times are known.
+        memory: Memory at the commit that found its container the fullest; None as well.
     """
 
     partition: int
@@ -89,6 +92,7 @@ class PartitionFacts:
     publish_ms: float | None
     sync_ms: float | None
     commit_ms: float | None
+    memory: MemoryUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +185,9 @@ class Facts:
     def newest(self) -> VersionInfo | None:
         """The newest version; None where no batch was committed."""
         return self.versions[0] if self.versions else None
+
+    @property
+    def memory(self) -> MemoryUse | None:
+        """Memory at the commit that found its container the fullest; None where nobody knows."""
+        known = [part.memory for store in self.stores for part in store.partitions if part.memory]
+        return max(known, key=lambda use: use.share, default=None)

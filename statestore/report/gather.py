@@ -174,6 +174,11 @@ def _partition_facts(
         restore_ms=1000 * seconds,
         num_commits=len(commits),
         commit_ms=medians.pop("total_ms"),
+        memory=max(
+            (commit.memory for commit in commits if commit.memory.limit_bytes),
+            key=lambda use: use.share,
+            default=None,
+        ),
         **medians,
     )
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from statestore.codec.commit_times import CommitTimes
+from statestore.codec.commit_times import CommitTimes, MemoryUse
 from statestore.codec.references import StoreName
 from statestore.operations.upkeep.listing import VersionInfo
 from statestore.operations.upkeep.verify import Finding
@@ -145,6 +145,24 @@ def test_long_chains_retention_and_a_slow_disk_are_named():
         commit = CommitTimes(write_ms=10.0, publish_ms=95.0, sync_ms=sync_ms, committed_ms=1)
         version = replace(even(4, 500).versions[0], commit=commit)
         assert [kind for kind, _ in told(even(4, 500, versions=(version,)))] == kinds
+
+
+@pytest.mark.parametrize(
+    ("engine", "taken", "backend", "words"),
+    [
+        (100, 900, "rocksdb", None),
+        (100, 901, "rocksdb", "Give executors more"),
+        (600, 950, "rocksdb", "rocksdb.memoryBytes lower"),
+        (600, 950, "filesystem", "Give executors more"),
+    ],
+)
+def test_memory_near_the_limit_is_named_with_what_helps(engine, taken, backend, words):
+    """Catches an executor that is killed at the next large batch, without a word before."""
+    full = replace(partition(0, 10), memory=MemoryUse(engine, taken, 1_000))
+    free = replace(partition(1, 10), memory=MemoryUse(999, 999, 100_000))
+    found = advise(facts(full, free, backend=backend))
+    assert [advice.kind for advice in found] == (["engine-memory"] if words else [])
+    assert words is None or words in found[0].text
 
 
 def test_damage_comes_first():
