@@ -369,7 +369,7 @@ class State(Directory):
             limit: At most so many versions of the history, at least 1.
             deep: Whether to read every row: the heaviest keys of state of any size, and all checks
                 of `verify(deep=True)`.
-            savepoints: Directory to look for savepoints in.
+            savepoints: Directory to look for savepoints and branches in.
 
         Raises:
             NotFoundError: There is no checkpoint.

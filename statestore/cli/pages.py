@@ -24,7 +24,9 @@ _deep_option = click.option(
     help="Read every row: heaviest keys of state of any size, all that verify --deep checks.",
 )
 _savepoints_option = click.option(
-    "--savepoints", metavar="DIRECTORY", help="Where to look for savepoints of the query."
+    "--savepoints",
+    metavar="DIRECTORY",
+    help="Where to look for savepoints and branches of the query.",
 )
 
 

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import uuid
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ QUERY_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """A UUID, as Spark writes it."""
 _KEY = "statestore"
 _UNFINISHED = "unfinished"
+_BRANCH_OF = "branch_of"
 _SHOWN_BYTES = 64
 _MAX_BYTES = 64 * 1024
 _CLEARINGS = 10
@@ -58,9 +59,46 @@ def metadata_fields(**fields: object) -> str:
     return json.dumps({_KEY: head | fields}, indent=2)
 
 
-def query_metadata(query_id: str) -> str:
-    """Return the text of Spark's `metadata`."""
-    return json.dumps({"id": query_id}, separators=(",", ":"))
+@dataclass(frozen=True, slots=True)
+class BranchOrigin:
+    """What a branch was made of, as its `metadata` tells beside the query ID that Spark reads.
+
+    Attributes:
+        checkpoint: Where that was, a URI.
+        query_id: Its query's ID; empty where it had none.
+        version: The version that the branch began with.
+    """
+
+    checkpoint: str
+    query_id: str
+    version: int
+
+
+def query_metadata(query_id: str, branch_of: BranchOrigin | None = None) -> str:
+    """Return the text of Spark's `metadata`, which reads nothing but the ID."""
+    fields: dict[str, object] = {"id": query_id}
+    if branch_of is not None:
+        fields[_BRANCH_OF] = asdict(branch_of)
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def read_branch_origin(io: FileIO, directory: str) -> BranchOrigin | None:
+    """Return what a checkpoint is a branch of; None where it is none, or does not tell.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    try:
+        data, _ = io.read_tail(f"{directory}/{METADATA_NAME}", _MAX_BYTES)
+        found = parse_fields(data)
+        if not found.has(_BRANCH_OF):
+            return None
+        fields = found.object(_BRANCH_OF)
+        return BranchOrigin(
+            fields.text("checkpoint"), fields.text("query_id"), fields.integer("version", 1)
+        )
+    except (NotFoundError, MalformedError):
+        return None
 
 
 def new_query_id(ids: IdSource) -> str:

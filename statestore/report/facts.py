@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from statestore.codec.commit_times import MemoryUse
-    from statestore.operations.upkeep.listing import FoundSavepoint, VersionInfo
+    from statestore.operations.new_directory import BranchOrigin
+    from statestore.operations.upkeep.listing import FoundBranch, FoundSavepoint, VersionInfo
     from statestore.operations.upkeep.verify import Finding
 
 SCHEMA_VERSION = 1
@@ -160,9 +161,10 @@ class Facts:
         num_partitions, newest_version, uncommitted_batch, stored_bytes: As `CheckpointInfo`.
         versions: Newest first, as `statestore list` shows them.
         stores: Of every stateful operator.
-        savepoints: Those found where it was said to look.
         pinned_versions: Versions that a reader holds back from retention now.
         findings: What verify found wrong with the newest version.
+        branch_of: What it is a branch of; None where it is none.
+        savepoints, branches: Those found where it was said to look.
         advice: What to do, the most urgent first.
     """
 
@@ -176,9 +178,11 @@ class Facts:
     stored_bytes: int
     versions: tuple[VersionInfo, ...]
     stores: tuple[StoreFacts, ...]
-    savepoints: tuple[FoundSavepoint, ...]
     pinned_versions: tuple[int, ...]
     findings: tuple[Finding, ...]
+    branch_of: BranchOrigin | None = None
+    savepoints: tuple[FoundSavepoint, ...] = ()
+    branches: tuple[FoundBranch, ...] = ()
     advice: tuple[Advice, ...] = ()
 
     @property

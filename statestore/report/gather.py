@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, folded
 from statestore.core.errors import StateStoreError
 from statestore.operations.reading.inspection import largest_keys
-from statestore.operations.upkeep.listing import find_savepoints, survey
+from statestore.operations.upkeep.listing import find_branches, find_savepoints, survey
 from statestore.operations.upkeep.verify import verify
 from statestore.report.advice import advise
 from statestore.report.facts import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from statestore.codec.commit_times import CommitTimes
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.store_state import States, StoreState
-    from statestore.operations.upkeep.listing import CheckpointInfo, FoundSavepoint
+    from statestore.operations.upkeep.listing import CheckpointInfo
 
 NUM_VERSIONS = 100
 NUM_HEAVIEST = 10
@@ -56,7 +56,7 @@ def gather(
         num_versions: At most so many versions of the history, at least 1.
         deep: Whether to read every row: the heaviest keys of state of any size, and all checks of
             `verify --deep`.
-        savepoints: Directory to look for savepoints in.
+        savepoints: Directory to look for savepoints and branches in.
 
     Raises:
         NotFoundError: There is no checkpoint.
@@ -74,8 +74,13 @@ def gather(
         for store in operator.stores
         if any(_is_of(state, operator.id, store.name) for state in newest.values())
     )
-    found = () if savepoints is None else find_savepoints(checkpoint, savepoints)
-    facts = _facts(checkpoint, info, stores, found, deep=deep)
+    facts = _facts(checkpoint, info, stores, deep=deep)
+    if savepoints is not None:
+        facts = replace(
+            facts,
+            savepoints=find_savepoints(checkpoint, savepoints),
+            branches=find_branches(checkpoint, savepoints),
+        )
     return replace(facts, advice=advise(facts))
 
 
@@ -83,7 +88,6 @@ def _facts(
     source: OpenCheckpoint,
     info: CheckpointInfo,
     stores: tuple[StoreFacts, ...],
-    savepoints: tuple[FoundSavepoint, ...],
     *,
     deep: bool,
 ) -> Facts:
@@ -99,7 +103,7 @@ def _facts(
         stored_bytes=info.stored_bytes,
         versions=info.versions,
         stores=stores,
-        savepoints=savepoints,
+        branch_of=info.branch_of,
         pinned_versions=info.pinned_versions,
         findings=findings,
     )

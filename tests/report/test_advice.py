@@ -75,7 +75,6 @@ def facts(*partitions, key_groups=None, max_parallelism=128, rescalable=True, **
         stored_bytes=2 * full_bytes,
         versions=(newest,),
         stores=(store,),
-        savepoints=(),
         pinned_versions=(),
         findings=(),
     )

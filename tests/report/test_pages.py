@@ -138,6 +138,27 @@ def test_page_needs_nothing_from_elsewhere_and_text_stays_text(tmp_path):
     assert not re.search(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"'](?!data:)", text)
 
 
+def test_branches_are_shown_where_they_began_and_of_what_they_are(made, tmp_path):
+    """Catches an experiment that nobody finds again, or one of another query's."""
+    others = tmp_path / "others"
+    others.mkdir()
+    run("branch", made.path, others / "later", "--yes")
+    run("branch", made.path, others / "early", "--version", "5", "--yes")
+    run("branch", others / "later", others / "of-branch", "--yes")
+    page = tmp_path / "page.html"
+
+    run("report", made.path, "--savepoints", others, "-o", page)
+    rows = [row for row in Cells(page.read_text()).rows["retained"] if row]
+    assert rows == [[f"{others}/early", "5"], [f"{others}/later", "6"]]
+
+    told = json.loads(run("list", others / "early", "--output", "json"))
+    origin = json.loads(Path(made.path, "metadata").read_text())["id"]
+    assert told["branch_of"] == {"checkpoint": made.path, "query_id": origin, "version": 5}
+    run("report", others / "early", "-o", page)
+    assert f"version\n5 of {made.path}" in page.read_text()
+    assert "branch_of" in (others / "of-branch" / "metadata").read_text()
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in SPARK.iterdir()))
 def test_checkpoints_of_spark_have_pages_too(name, tmp_path):
     """Catches what a page takes for granted, and only this package's checkpoints have."""

@@ -21,6 +21,7 @@ from statestore.operations.committed_version import (
     write_logs,
 )
 from statestore.operations.new_directory import (
+    BranchOrigin,
     begin_directory,
     check_target,
     new_query_id,
@@ -81,7 +82,9 @@ class Branch:
             copy_spark_files(self.version, target)
             self.version.copy_operators(target)
             write_logs(target, self.version.offsets, self.version.commits)
-            target.finish(query_metadata(new_query_id(target.ids)))
+            version = self.version
+            origin = BranchOrigin(source, version.query_id or "", version.version)
+            target.finish(query_metadata(new_query_id(target.ids), origin))
 
 
 def decide_branch(checkpoint: OpenCheckpoint, target: Place, version: int | None = None) -> Branch:

@@ -26,17 +26,22 @@ from statestore.core.errors import (
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.storage import absolute_uri
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint
-from statestore.operations.new_directory import try_read_metadata
+from statestore.operations.new_directory import (
+    BranchOrigin,
+    read_branch_origin,
+    try_read_metadata,
+)
 from statestore.operations.rows import find_states
 from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepoint
 from statestore.operations.store_state import VersionKind
 from statestore.operations.upkeep.expired import is_before_all, is_damage, is_expiry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.operator_metadata import OperatorInfo
+    from statestore.io.file_io import FileIO
     from statestore.operations.store_state import States
 
 
@@ -101,6 +106,7 @@ class CheckpointInfo:
             those in the directories of the newest version.
         pinned_versions: Versions that a reader holds back from retention now, oldest first.
         versions: Newest first.
+        branch_of: What it is a branch of; None where it is none.
     """
 
     uri: str
@@ -112,6 +118,7 @@ class CheckpointInfo:
     stored_bytes: int
     pinned_versions: tuple[int, ...]
     versions: tuple[VersionInfo, ...]
+    branch_of: BranchOrigin | None = None
 
 
 def list_versions(
@@ -180,6 +187,7 @@ def survey(
             stored_bytes=sum(size for _, size in files),
             pinned_versions=tuple(sorted(pins)),
             versions=tuple(versions),
+            branch_of=read_branch_origin(checkpoint.io, checkpoint.path),
         ),
         stores,
     )
@@ -309,16 +317,56 @@ def find_savepoints(checkpoint: OpenCheckpoint, directory: str) -> tuple[FoundSa
         StorageError: The storage failed.
     """
     query_id, _ = try_read_metadata(checkpoint.io, checkpoint.path)
-    directory = absolute_uri(directory)
-    io, path = checkpoint.place.open_other(directory, checkpoint.scratch_directory)
     found: list[FoundSavepoint] = []
-    for child in sorted(io.list_directories(path.rstrip("/") or "/")):
-        uri = f"{directory.rstrip('/')}/{child}"
+    for io, path, uri in _directories_in(checkpoint, directory):
         with suppress(NotFoundError, CorruptionError, IncompatibleError):
-            savepoint = read_savepoint(io, f"{path.rstrip('/')}/{child}", uri)
+            savepoint = read_savepoint(io, path, uri)
             if savepoint.query_id == query_id:
                 found.append(FoundSavepoint(uri, savepoint))
     return tuple(sorted(found, key=lambda one: one.savepoint.version))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBranch:
+    """A branch of a checkpoint.
+
+    Attributes:
+        uri: Where it is.
+        version: The version that it began with.
+    """
+
+    uri: str
+    version: int
+
+
+def find_branches(checkpoint: OpenCheckpoint, directory: str) -> tuple[FoundBranch, ...]:
+    """Return the branches of a checkpoint that lie directly in a directory, oldest version first.
+
+    Arguments and errors as `find_savepoints`.
+    """
+    query_id, _ = try_read_metadata(checkpoint.io, checkpoint.path)
+    if query_id is None:
+        return ()
+    origins = (
+        (uri, read_branch_origin(io, path))
+        for io, path, uri in _directories_in(checkpoint, directory)
+    )
+    found = [
+        FoundBranch(uri, origin.version)
+        for uri, origin in origins
+        if origin is not None and origin.query_id == query_id
+    ]
+    return tuple(sorted(found, key=lambda one: one.version))
+
+
+def _directories_in(
+    checkpoint: OpenCheckpoint, directory: str
+) -> Iterator[tuple[FileIO, str, str]]:
+    """Yield storage, path and URI of what lies directly in a directory."""
+    directory = absolute_uri(directory)
+    io, path = checkpoint.place.open_other(directory, checkpoint.scratch_directory)
+    for child in sorted(io.list_directories(path.rstrip("/") or "/")):
+        yield io, f"{path.rstrip('/')}/{child}", f"{directory.rstrip('/')}/{child}"
 
 
 def store_locations(checkpoint: OpenCheckpoint) -> list[StoreLocation]:
