@@ -37,6 +37,12 @@ FEATURES = {
         older="pandas",
         newer="pandas, rows",
     ),
+    "connect-variables": Feature(
+        "4.1",
+        "a session of Spark Connect has no transformWithState",
+        "`transformWithState` through Spark Connect",
+        older="Spark has none",
+    ),
     "commit-reports": Feature(
         "4.1",
         "Spark's driver asks for no reports of commits and snapshots",
@@ -75,6 +81,12 @@ FEATURES = {
         "Spark's state reader after a `rescale` to fewer state partitions",
         older="fails: `statestore read`",
     ),
+    "reader-of-ids": Feature(
+        "4.1",
+        "Spark's state reader looks for the files of checkpoint format v1, whoever wrote them",
+        "Spark's state reader on a checkpoint of format v2",
+        older="fails: `statestore read`",
+    ),
     "to-spark-rocksdb": Feature(
         "4.2",
         "Spark's RocksDB provider has no empty store of a later version to fill",
@@ -110,6 +122,9 @@ FEATURES = {
     ),
     "merged-row-counts": Feature(
         "4.2", "Spark's RocksDB provider miscounts rows once a restart has merged values"
+    ),
+    "widened-arrays": Feature(
+        "4.1", "Spark's RocksDB provider rounds the elements of an array that became DOUBLE"
     ),
     "feed-of-lists": Feature(
         "4.3", "the change feed of Spark's RocksDB provider has one value of a list that is put"

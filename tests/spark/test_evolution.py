@@ -38,7 +38,12 @@ pytestmark = pytest.mark.ours
 def _of(*cases: tuple[str, ...], extended: bool = True) -> list[Any]:
     """Return cases, the first element a backend; where another is under test, its own only."""
     return [
-        pytest.param(*case, id="-".join(case), marks=[EXTENDED] if extended else [])
+        pytest.param(
+            *case,
+            id="-".join(case),
+            marks=[EXTENDED] * extended
+            + [pytest.mark.needs("widened-arrays")] * ("nested" in case),
+        )
         for case in cases
         if PROVIDER in (FILESYSTEM, BACKENDS[case[0]])
     ]

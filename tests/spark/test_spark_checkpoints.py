@@ -61,6 +61,7 @@ def _join(version: str) -> Query:
 
 
 ROWS = replace(AGGREGATION, plan=BATCHES)
+WITH_IDS = pytest.mark.needs("reader-of-ids")
 KEYED: list[Any] = [
     pytest.param(query, provider, conf, id=name, marks=marks)
     for name, query, provider, conf, marks in (
@@ -74,14 +75,14 @@ KEYED: list[Any] = [
         ("hdfs-join", _join("2"), HDFS, {}, []),
         ("rocksdb-snapshots", ROWS, ROCKSDB, SNAPSHOTS, []),
         ("rocksdb-no-changelog", ROWS, ROCKSDB, NO_CHANGELOG, []),
-        ("rocksdb-ids", ROWS, ROCKSDB, FORMAT_2 | SNAPSHOTS, []),
-        ("rocksdb-ids-no-changelog", ROWS, ROCKSDB, FORMAT_2 | NO_CHANGELOG, EXTENDED),
+        ("rocksdb-ids", ROWS, ROCKSDB, FORMAT_2 | SNAPSHOTS, WITH_IDS),
+        ("rocksdb-ids-no-changelog", ROWS, ROCKSDB, FORMAT_2 | NO_CHANGELOG, [EXTENDED, WITH_IDS]),
         ("rocksdb-types-zstd", EVERY_TYPE, ROCKSDB, _codec("zstd"), []),
         ("rocksdb-checksums", ROWS, ROCKSDB, CHECKSUMS | NO_CHANGELOG, []),
         ("rocksdb-session", SESSION_APPEND, ROCKSDB, {}, []),
         ("rocksdb-dedup", WATERMARK_DEDUP, ROCKSDB, CHECKSUMS, []),
         ("rocksdb-global", GLOBAL, ROCKSDB, {}, []),
-        ("rocksdb-join", _join("2"), ROCKSDB, FORMAT_2, EXTENDED),
+        ("rocksdb-join", _join("2"), ROCKSDB, FORMAT_2, [EXTENDED, WITH_IDS]),
     )
 ]
 VARIABLES: list[Any] = [
@@ -89,7 +90,7 @@ VARIABLES: list[Any] = [
     for name, query, conf, marks in (
         ("changelog", EVENT_TIME, SNAPSHOTS, []),
         ("no-changelog", EVENT_TIME, NO_CHANGELOG, []),
-        ("ids", EVENT_TIME, FORMAT_2, EXTENDED),
+        ("ids", EVENT_TIME, FORMAT_2, [EXTENDED, WITH_IDS]),
         ("checksums", EVENT_TIME, CHECKSUMS | SNAPSHOTS, []),
         ("checksums-no-changelog", EVENT_TIME, CHECKSUMS | NO_CHANGELOG, []),
         ("delimiter", EVENT_TIME, OLD_MERGES | NO_CHANGELOG, []),
@@ -281,6 +282,7 @@ def test_a_checkpoint_equals_what_it_is_converted_to(
     assert Checkpoint(lane.checkpoint).count_differences(new, old_version=1).changed
 
 
+@pytest.mark.needs("unload-on-commit")
 @pytest.mark.parametrize("provider", [HDFS, ROCKSDB], ids=["hdfs", "rocksdb"])
 def test_what_spark_did_not_delete_is_read(spark: Any, tmp_path: Path, provider: str) -> None:
     """Catches a version looked for in files that Spark has deleted since."""
