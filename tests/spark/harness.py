@@ -20,6 +20,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from statestore import Checkpoint
+
 from .features import missing
 
 STATE_STORE = "spark.sql.streaming.stateStore"
@@ -207,8 +209,50 @@ def assert_same(reference: Lane, candidate: Lane) -> None:
     assert candidate.batches.keys() == reference.batches.keys()
     for batch_id, rows in reference.batches.items():
         assert candidate.batches[batch_id] == rows, f"batch {batch_id} of {candidate.query.name}"
+    assert candidate.counts(COUNTS[0]).keys() == reference.counts(COUNTS[0]).keys()
+    assert_counts(reference, candidate)
+
+
+def assert_counts(reference: Lane, candidate: Lane) -> None:
+    """Assert that a lane reports what one on Spark's provider does, of the batches that it ran.
+
+    Spark's RocksDB provider counts the rows of state variables as it writes them. It was seen to be
+    one short once in some hundred runs, all of whose rows were equal. So where its total differs,
+    the state itself must be the same, and the lane's own total that of its keys.
+    """
+    is_rocksdb = reference.conf[PROVIDER_CLASS] == ROCKSDB
     for name in comparable_counts(reference):
-        assert candidate.counts(name) == reference.counts(name), name
+        expected, found = reference.counts(name), candidate.counts(name)
+        for batch, counts in found.items():
+            differs = counts != expected[batch]
+            if differs and name == COUNTS[0] and is_rocksdb and _variables(reference):
+                state = _variables_at(candidate, batch)
+                assert state == _variables_at(reference, batch), f"state of batch {batch}"
+                assert counts == [sum(map(_num_keys, state.values()))], f"{name} of batch {batch}"
+            else:
+                assert counts == expected[batch], f"{name} of batch {batch}"
+
+
+def _variables(lane: Lane) -> list[str]:
+    """State variables of the first operator, without timers, by name."""
+    operator, *_ = Checkpoint(lane.checkpoint).operators
+    return [one.name for one in operator.variables if one.kind != "TimerState"]
+
+
+def _variables_at(lane: Lane, batch: int) -> dict[str, list[tuple[str, str]]]:
+    """Key and value of all rows after a batch, by state variable."""
+    checkpoint = Checkpoint(lane.checkpoint)
+    tables = {
+        name: checkpoint.read(column_family=name, version=batch + 1) for name in _variables(lane)
+    }
+    return {
+        name: sorted((repr(row["key"]), repr(row["value"])) for row in table.to_pylist())
+        for name, table in tables.items()
+    }
+
+
+def _num_keys(rows: Iterable[tuple[str, str]]) -> int:
+    return len({key for key, _ in rows})
 
 
 def engine_calls(spark: SparkSession) -> dict[str, int]:
