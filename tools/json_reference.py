@@ -10,6 +10,8 @@ from statestore.cli.diagnosis import Check
 from statestore.cli.output import SCHEMA_VERSION
 from statestore.codec.commit_times import CommitTimes
 from statestore.codec.references import StoreName
+from statestore.operations.forget.plans import Certificate, FileRecord, ForgetPlan
+from statestore.operations.forget.search import Hit, KeySearch
 from statestore.operations.reading.inspection import FamilyDescription, StoreDescription
 from statestore.operations.rescale.plan import RescalePlan, StoreRescale, UndoPlan
 from statestore.operations.savepoint.plans import BranchPlan, RestorePlan
@@ -44,6 +46,17 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
     "diff": (_ROWS | {"added, removed, changed": "with --counts, in place of rows"}, ()),
     "doctor": ({"ok": "whether nothing failed", "checks": "a `Check` each"}, (Check,)),
     "expire": (_DONE | _SUMS, (ExpirePlan, StoreExpire, StoreStay)),
+    "forget": (
+        _DONE
+        | {
+            "plan": "a `ForgetPlan`",
+            "certificate": "once done, a `Certificate`, with `schema_version`, `operation` and "
+            "`is_forgotten`: what --certificate writes",
+            "is_forgotten": "with --verify: whether nothing was found",
+            "search": "with --verify, a `KeySearch`",
+        },
+        (ForgetPlan, Certificate, FileRecord, KeySearch, Hit),
+    ),
     "inspect": (
         {
             "stores": "a `StoreDescription` each, whose name is `store`",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from statestore.api.editing import Editing
 from statestore.api.upkeep import Upkeep
 from statestore.api.writing import Writing
 from statestore.operations.operator_map import OperatorMap
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from statestore.spark.convert import Conversion
 
 
-class Checkpoint(Upkeep, Writing["Savepoint"]):
+class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
     """The checkpoint of a query: read, looked after, and gone on from with another shape.
 
     What changes something comes in two: `plan_x` returns the plan, which says what it would do and

@@ -27,6 +27,7 @@ _ELSEWHERE: dict[str, str] = {
     "convert": "statestore.cli.converting",
     "diff": "statestore.cli.inspecting",
     "edit": "statestore.cli.writing",
+    "forget": "statestore.cli.writing",
     "expire": "statestore.cli.upkeep",
     "explain": "statestore.cli.explaining",
     "inspect": "statestore.cli.inspecting",

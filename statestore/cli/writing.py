@@ -1,16 +1,20 @@
-"""Commands that write state as data: transform, edit."""
+"""Commands that write state as data: transform, edit, forget."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from statestore.cli.output import (
+    NOTHING_CHANGED,
     checkpoint_argument,
     output_option,
     parse_settings,
+    print_json,
+    progress,
     run_plan,
     storage_option,
     yes_option,
@@ -95,57 +99,156 @@ def _queries(given: tuple[str, ...]) -> dict[int, Any]:
     return found
 
 
+def _operator_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--operator", type=int, default=0, show_default=True, help="Operator ID.")(
+        command
+    )
+
+
 @click.command()
 @checkpoint_argument()
-@click.argument("destination")
-@click.option("--operator", type=int, default=0, show_default=True, help="Operator ID.")
+@click.argument("destination", required=False)
+@click.option("--in-place", is_flag=True, help="As the next version of the checkpoint itself.")
+@_operator_option
 @click.option("--name", help="Store of a join, or state variable.  [default: the only one]")
 @click.option("--delete", metavar="FILE", help="Keys whose rows go.")
+@click.option("--where", metavar="SQL", help="In place of --delete: rows that fulfil this go.")
 @click.option("--upsert", metavar="FILE", help="Rows, in place of those of their keys.")
+@click.option(
+    "--watermark-ms", type=int, help="With --in-place: watermark from now on, of the Unix epoch."
+)
 @_version_option
 @yes_option
 @storage_option
 @output_option
 def edit(
     checkpoint: str,
-    destination: str,
+    destination: str | None,
+    in_place: bool,
     operator: int,
     name: str | None,
     delete: str | None,
+    where: str | None,
     upsert: str | None,
+    watermark_ms: int | None,
     version: int | None,
     yes: bool,
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Make a savepoint without some keys, and with some rows that are new or other.
+    """Take keys out of the state, and put rows in: as a savepoint, or in place.
 
     FILE is .parquet, .csv or .json (a row a line), with the structs key and value, or their fields
-    as columns named key.NAME and value.NAME; keys that go need no value. The query may run
-    meanwhile.
+    as columns named key.NAME and value.NAME; keys that go need no value.
 
-    Without --yes the plan is shown. `statestore restore` makes a checkpoint of the savepoint. The
-    checkpoint itself keeps its rows.
+    With DESTINATION a savepoint is made; the query may run, and `statestore restore` makes a
+    checkpoint of it. With --in-place the query must be stopped, and goes on from the edited rows
+    when it is started. Versions before keep theirs until they expire; `statestore forget` takes
+    keys out of those as well.
+
+    Without --yes the plan is shown.
 
     \b
     Examples:
       statestore edit /data/checkpoint /data/savepoint --delete users.csv
-      statestore edit /data/checkpoint /data/savepoint --upsert corrected.parquet --yes
+      statestore edit /data/checkpoint --in-place --where "user = 'x'" --yes
+      statestore edit /data/checkpoint --in-place --upsert corrected.parquet --yes
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
 
-    if delete is None and upsert is None:
-        raise click.UsageError("--delete FILE, --upsert FILE, or both")
+    if (destination is None) != in_place:
+        raise click.UsageError("either DESTINATION or --in-place")
+    if delete is not None and where is not None:
+        raise click.UsageError("either --delete FILE or --where SQL")
+    if (delete, where, upsert, watermark_ms) == (None,) * 4:
+        raise click.UsageError("--delete FILE, --where SQL, --upsert FILE, or several of them")
     it = Checkpoint(checkpoint, storage_options=storage_options)
-    plan = it.plan_edit(
-        destination,
-        operator=operator,
-        name=name,
-        delete=_rows(delete),
-        upsert=_rows(upsert),
-        version=version,
-    )
+    how: dict[str, Any] = {
+        "operator": operator,
+        "name": name,
+        "delete": _rows(delete) if where is None else where,
+        "upsert": _rows(upsert),
+    }
+    if destination is not None:
+        if watermark_ms is not None:
+            raise click.UsageError("--watermark-ms goes with --in-place")
+        run_plan(it.plan_edit(destination, version=version, **how), "edit", yes=yes, output=output)
+        return
+    if version is not None:
+        raise click.UsageError("--version goes with DESTINATION")
+    plan = it.plan_edit_in_place(watermark_ms=watermark_ms, **how)
     run_plan(plan, "edit", yes=yes, output=output)
+
+
+@click.command()
+@checkpoint_argument()
+@_operator_option
+@click.option("--where", metavar="SQL", help="Keys: a condition over columns of the grouping key.")
+@click.option("--keys", metavar="FILE", help="Keys, in place of --where: columns key.NAME.")
+@click.option("--certificate", metavar="FILE", help="Where the certificate goes, as JSON.")
+@click.option("--verify", is_flag=True, help="Only search for the keys in every file.")
+@yes_option
+@storage_option
+@output_option
+@click.pass_context
+def forget(
+    ctx: click.Context,
+    checkpoint: str,
+    operator: int,
+    where: str | None,
+    keys: str | None,
+    certificate: str | None,
+    verify: bool,
+    yes: bool,
+    storage_options: dict[str, str],
+    output: str,
+) -> None:
+    """Take keys out of every version of an operator, and prove that no file has them.
+
+    The newest version is written whole without the keys, in every store and state variable of the
+    operator, and all its older files are deleted: there is no way back. The query must be stopped,
+    and goes on from all other rows. Then every byte of the checkpoint is searched. Exit status 1
+    when a file has a key all the same.
+
+    Savepoints and branches keep the keys, and so do the query's input, its sink, and the local
+    disks of executors: see docs/writing.md. --verify with --keys searches at any time.
+
+    Without --yes the plan is shown, for which every state file of the operator is read.
+
+    \b
+    Examples:
+      statestore forget /data/checkpoint --where "user = 'x'"
+      statestore forget /data/checkpoint --where "user = 'x'" --certificate forgotten.json --yes
+      statestore forget /data/checkpoint --keys users.csv --verify
+    """  # noqa: D301
+    from statestore.api.checkpoint import Checkpoint
+
+    if (where is None) == (keys is None):
+        raise click.UsageError("either --where SQL or --keys FILE")
+    if verify and (yes or certificate is not None):
+        raise click.UsageError("--verify changes nothing: leave --yes and --certificate out")
+    it = Checkpoint(checkpoint, storage_options=storage_options)
+    if verify:
+        found = it.search_keys(where, keys=_rows(keys), operator=operator)
+        if output == "json":
+            print_json({"is_forgotten": not found.hits, "search": found.fields()})
+        else:
+            click.echo(found.describe())
+        ctx.exit(1 if found.hits else 0)
+    plan = it.plan_forget(where, keys=_rows(keys), operator=operator)
+    done = None
+    if output == "text":
+        click.echo(plan.describe())
+    if yes:
+        with progress("forget", output=output) as report:
+            done = plan.run(report)
+        if certificate is not None:
+            Path(certificate).write_text(json.dumps(done.fields(), indent=2) + "\n")
+    if output == "json":
+        print_json({"done": yes, "plan": plan.fields(), "certificate": done and done.fields()})
+    else:
+        click.echo(NOTHING_CHANGED if done is None else done.describe())
+    ctx.exit(0 if done is None or done.is_forgotten else 1)
 
 
 def _rows(path: str | None) -> Any:

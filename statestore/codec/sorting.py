@@ -52,9 +52,8 @@ def sort_into_runs(
     runs: list[LocalRun] = []
     for piece in gather(batches):
         path = f"{directory}/{len(runs)}.arrow"
-        groups = from_numpy(sort_group(piece, max_parallelism), pa.uint32())
         with ipc.new_file(path, SCHEMA) as file:
-            for block in split_for_blocks(_sort(piece, groups)):
+            for block in split_for_blocks(sort_rows(piece, max_parallelism)):
                 file.write_batch(block)
         runs.append(LocalRun(path))
     return runs
@@ -78,6 +77,11 @@ def join_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Return record batches of one schema as one."""
     joined = pa.Table.from_batches(batches).combine_chunks().to_batches()
     return joined[0] if joined else batches[0]
+
+
+def sort_rows(rows: pa.RecordBatch, max_parallelism: int) -> pa.RecordBatch:
+    """Return rows in file order."""
+    return _sort(rows, from_numpy(sort_group(rows, max_parallelism), pa.uint32()))
 
 
 def sort_by_key(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 from statestore.checkpoint.operator_metadata import write_num_partitions
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
+from statestore.codec.references import StoreName
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.operations.in_use import require_not_in_use
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from statestore.checkpoint.operator_metadata import OperatorInfo
+    from statestore.checkpoint.trailers import PublishedFile
     from statestore.operations.checkpoint import OpenCheckpoint
 
 STRICT_DISTRIBUTION_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
@@ -67,12 +70,12 @@ def find_rescale_batch(checkpoint: OpenCheckpoint) -> RescaleBatch | None:
     newest, committed = checkpoint.newest_planned, checkpoint.newest_committed
     assert newest is not None, "a checkpoint has a planned batch"  # noqa: S101
     if committed is None:
-        _raise_unfinished(checkpoint)
+        raise_unfinished(checkpoint)
     found = read_rescale_batch(checkpoint, newest)
     if found is not None:
         return found
     if newest != committed:
-        _raise_unfinished(checkpoint)
+        raise_unfinished(checkpoint)
     return None
 
 
@@ -96,7 +99,13 @@ def _num_partitions(checkpoint: OpenCheckpoint, batch: int) -> int | None:
     return checkpoint.num_own_partitions(batch + 1)
 
 
-def _raise_unfinished(checkpoint: OpenCheckpoint) -> NoReturn:
+def raise_unfinished(checkpoint: OpenCheckpoint) -> NoReturn:
+    """Raise since the newest batch is planned and not committed.
+
+    Raises:
+        InvalidArgumentError: Always (kind unfinished-batch), unless a query runs.
+        InUseError: The query runs, and is about to end its batch.
+    """
     # Of a query that runs, the batch is not to be ended by starting it.
     require_not_in_use(checkpoint)
     raise InvalidArgumentError(
@@ -109,6 +118,27 @@ def _raise_unfinished(checkpoint: OpenCheckpoint) -> NoReturn:
         "trigger(availableNow=True), then repeat this; its rows may have reached the sink already, "
         "so it cannot be left out",
     )
+
+
+def checkpoint_ids_of(
+    operators: Iterable[OperatorInfo], made: Mapping[StoreName, PublishedFile]
+) -> CheckpointIds:
+    """Return the checkpoint IDs that an entry of the commit log has in format v2.
+
+    Args:
+        operators: The stateful operators.
+        made: The version of every store in each of its state partitions.
+    """
+    return {
+        str(operator.id): [
+            [
+                made[StoreName(operator.id, partition, info.name)].trailer.checkpoint_id
+                for info in operator.stores
+            ]
+            for partition in sorted({one.partition for one in made if one.operator == operator.id})
+        ]
+        for operator in operators
+    }
 
 
 def check_rescalable(checkpoint: OpenCheckpoint) -> None:

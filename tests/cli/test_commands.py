@@ -217,6 +217,8 @@ def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
         ["read", typed, "--to", str(tmp_path / "rows.parquet")],
         ["diff", typed, "--old-version", "1"],
         ["diff", typed, "--old-version", "1", "--counts"],
+        ["forget", typed, "--where", "word = 'y'"],
+        ["forget", typed, "--where", "word = 'y'", "--verify"],
         ["doctor", "--backend", "heap"],
         ["report", path],
     ]

@@ -1,4 +1,4 @@
-"""`statestore transform` and `edit`: the plan first, then a savepoint."""
+"""`statestore transform`, `edit` and `forget`: the plan first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statestore import Savepoint
+from statestore import Checkpoint, Savepoint
 from statestore.cli.commands import cli
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint
 
@@ -60,12 +60,46 @@ def test_edit_takes_keys_and_rows_from_files(checkpoint: str, tmp_path: Path) ->
     assert found == {n: n for n in range(10) if n not in (3, 4, 5)} | {5: 50}
 
 
+def test_edit_in_place_and_forget_show_their_plans_and_do_it_with_yes(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    """Catches a command that writes unasked, a certificate lost, a status that says all is well."""
+    (tmp_path / "keys.csv").write_text("key.k\n3\n")
+    edit = ["edit", checkpoint, "--in-place", "--where", "k = 4", "--watermark-ms", "7"]
+    forget = ["forget", checkpoint, "--keys", str(tmp_path / "keys.csv")]
+    certificate = tmp_path / "certificate.json"
+
+    for command in (edit, forget):
+        planned = CliRunner().invoke(cli, command)
+        assert planned.exit_code == 0, planned.output
+        assert "Nothing was changed" in planned.output
+    assert Checkpoint(checkpoint).newest_version == 1
+    assert CliRunner().invoke(cli, [*forget, "--verify"]).exit_code == 1
+    done = CliRunner().invoke(cli, [*edit, "--yes", "--output", "json"])
+    assert json.loads(done.output)["version"] == 2
+    done = CliRunner().invoke(cli, [*forget, "--certificate", str(certificate), "--yes"])
+
+    assert done.exit_code == 0, done.output
+    document = json.loads(certificate.read_text())
+    assert (document["is_forgotten"], document["version"]) == (True, 3)
+    assert CliRunner().invoke(cli, [*forget, "--verify"]).exit_code == 0
+    found = Checkpoint(checkpoint).read(flatten=True)
+    assert sorted(found["key.k"].to_pylist()) == [0, 1, 2, 5, 6, 7, 8, 9]
+    printed = CliRunner().invoke(cli, [*forget, "--output", "json"])
+    assert json.loads(printed.output)["plan"]["files"] == []
+    both = CliRunner().invoke(cli, [*forget, "--where", "k = 1"])
+    assert "either --where SQL or --keys FILE" in both.output
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
         (["transform", "--sql", "SELECT 1"], "OPERATOR[/NAME]=SELECT|KEY=VALUE"),
         (["transform", "--sql", "x=SELECT 1"], "a number before ="),
         (["edit"], "--delete FILE"),
+        (["edit", "--in-place", "--where", "k = 1"], "either DESTINATION or --in-place"),
+        (["edit", "--where", "k = 1", "--delete", "keys.csv"], "either --delete FILE or"),
+        (["edit", "--where", "k = 1", "--watermark-ms", "7"], "goes with --in-place"),
         (["edit", "--delete", "keys.txt"], ".parquet"),
         (["edit", "--delete", "none.csv"], "none.csv"),
     ],
@@ -75,7 +109,8 @@ def test_what_is_mistaken_is_said(
 ) -> None:
     """Catches a traceback in place of what to type."""
     name, *options = command
-    done = CliRunner().invoke(cli, [name, checkpoint, str(tmp_path / "to"), *options])
+    to = str(tmp_path / "to")
+    done = CliRunner().invoke(cli, [name, checkpoint, to, *options])
 
     assert done.exit_code == 2
     assert any(part in done.output for part in said.split("|")), done.output

@@ -14,6 +14,8 @@ from statestore.core.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy.typing as npt
+
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "TimeZone": "UTC",
     "autoinstall_known_extensions": False,
@@ -55,6 +57,14 @@ class Condition:
         """Return the rows of a batch for which the condition holds, in order.
 
         Raises:
+            InvalidArgumentError: As `rows`.
+        """
+        return batch.take(from_numpy(self.rows(batch), pa.int64()))
+
+    def rows(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """Return the numbers of the rows of a batch for which the condition holds, ascending.
+
+        Raises:
             InvalidArgumentError: It is no condition, or none over these columns; names them.
         """
         short = dict(_short_names(batch.schema))
@@ -76,7 +86,7 @@ class Condition:
                 to_fix="use these columns, fields with dots such as key.shop, text in single "
                 "quotes, and double quotes about a name that is a word of SQL",
             ) from error
-        return batch.take(from_numpy(np.asarray(found[row], np.int64), pa.int64()))
+        return np.asarray(found[row], np.int64)
 
 
 def _short_names(schema: pa.Schema) -> Iterator[tuple[str, str]]:

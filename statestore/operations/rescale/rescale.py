@@ -38,6 +38,7 @@ from statestore.operations.rescale_log import (
     add_commit,
     add_offsets,
     check_rescalable,
+    checkpoint_ids_of,
     find_rescale_batch,
     write_operators,
 )
@@ -297,17 +298,7 @@ class _Rescale:
 
     def _checkpoint_ids(self, made: Mapping[StoreName, PublishedFile]) -> CheckpointIds:
         before = self._checkpoint.commit_entry(self._batch - 1).checkpoint_ids
-        ids: CheckpointIds = {}
-        for operator in self._checkpoint.operators if before else ():
-            partitions = {store.partition for store in made if store.operator == operator.id}
-            ids[str(operator.id)] = [
-                [
-                    made[StoreName(operator.id, partition, info.name)].trailer.checkpoint_id
-                    for info in operator.stores
-                ]
-                for partition in sorted(partitions)
-            ]
-        return ids
+        return checkpoint_ids_of(self._checkpoint.operators if before else (), made)
 
 
 def _begun_with_another(

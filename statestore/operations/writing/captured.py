@@ -13,6 +13,7 @@ from statestore.codec.trailer import RowCounts
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.core.key_groups import resolve_max_parallelism
 from statestore.operations.committed_version import CommittedVersion, spark_files_of
+from statestore.operations.edit_log import with_watermark
 from statestore.operations.savepoint.conversion import schemas_of
 from statestore.operations.writing.shape import StoreShape
 
@@ -77,8 +78,8 @@ def find_captured(
                 to_fix="give one offset a source, in this order and form",
             )
         entry = replace(entry, sources=tuple(batch.offsets))
-    commit = CommitEntry(
-        f"v{batch.checkpoint_format}", {"nextBatchWatermarkMs": batch.watermark_ms}
+    entry, commit = with_watermark(
+        entry, CommitEntry(f"v{batch.checkpoint_format}", {}), batch.watermark_ms
     )
     version = CommittedVersion(
         checkpoint,

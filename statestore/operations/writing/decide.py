@@ -12,12 +12,16 @@ import pyarrow as pa
 
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.operations.committed_version import find_version
+from statestore.operations.edit_log import find_edit_batch
+from statestore.operations.reading.condition import Condition
 from statestore.operations.reading.read import read_batches
 from statestore.operations.savepoint.savepoint import read_savepoint
 from statestore.operations.writing.captured import find_captured
 from statestore.operations.writing.columns import FamilyColumns, decide_family
+from statestore.operations.writing.family_rows import FamilyRows
 from statestore.operations.writing.given import as_reader, rows_of
-from statestore.operations.writing.savepoint_of_rows import FamilyRows, SavepointOfRows
+from statestore.operations.writing.in_place import EditInPlace
+from statestore.operations.writing.savepoint_of_rows import SavepointOfRows
 from statestore.operations.writing.shape import find_shape, shapes_of
 
 if TYPE_CHECKING:
@@ -129,25 +133,87 @@ def decide_edit(
         destination: The savepoint to write.
         operator: Operator ID.
         name: As `find_shape`.
-        delete: Keys that go, as Arrow data; None for none.
+        delete: Keys that go, as Arrow data; or a condition in SQL that their rows fulfil; None for
+            none.
         upsert: Rows that come, in place of those of their keys, as Arrow data; None for none.
         version: State version, None for the newest committed.
 
     Raises:
         As `decide_rows`.
     """
+    found = find_version(checkpoint, version)
+    shapes = shapes_of(found)
+    of = _edited(found, shapes, operator, name, delete, upsert)
+    return _decided("edit", found, shapes, [of], destination)
+
+
+def decide_edit_in_place(
+    checkpoint: OpenCheckpoint,
+    *,
+    operator: int = 0,
+    name: str | None = None,
+    delete: Any = None,
+    upsert: Any = None,
+    watermark_ms: int | None = None,
+) -> EditInPlace:
+    """Decide a new version of a checkpoint without some keys, and with some rows.
+
+    Args:
+        checkpoint: The checkpoint.
+        operator: As `decide_edit`.
+        name: As `decide_edit`.
+        delete: As `decide_edit`.
+        upsert: As `decide_edit`.
+        watermark_ms: Watermark from now on, milliseconds since the Unix epoch; None for that of
+            before.
+
+    Raises:
+        InvalidArgumentError: The watermark would go back; or as `decide_edit` and
+            `find_edit_batch`.
+        InUseError: As `find_edit_batch`.
+    """
+    batch = find_edit_batch(checkpoint)
+    if watermark_ms is not None and watermark_ms < batch.watermark_ms:
+        raise InvalidArgumentError(
+            "a watermark never goes back",
+            watermark_ms=watermark_ms,
+            watermark_ms_now=batch.watermark_ms,
+            to_fix="give a later one, or leave it out",
+        )
+    found = find_version(checkpoint)
+    shapes = shapes_of(found)
+    rows: tuple[FamilyRows, ...] = ()
+    if watermark_ms is None or not (delete is None and upsert is None):
+        rows = (_edited(found, shapes, operator, name, delete, upsert),)
+    edit = EditInPlace(found, shapes, rows, watermark_ms, batch)
+    edit.check()
+    return edit
+
+
+def _edited(
+    found: CommittedVersion,
+    shapes: tuple[StoreShape, ...],
+    operator: int,
+    name: str | None,
+    delete: Any,
+    upsert: Any,
+) -> FamilyRows:
+    """Return what a column family loses and gets."""
     if delete is None and upsert is None:
         raise InvalidArgumentError(
             "there is nothing to edit", to_fix="name keys to delete, or rows to put"
         )
-    found = find_version(checkpoint, version)
-    shapes = shapes_of(found)
     shape, family = find_shape(shapes, operator, name)
     columns = FamilyColumns(shape.name, family)
     keys: list[pa.Array[Any]] = []
     given = None
     words = []
-    if delete is not None:
+    if isinstance(delete, str):
+        of_rows = map(Condition(delete).apply, _stored(found, shape, family)())
+        table = pa.Table.from_batches([batch.select(["key"]) for batch in of_rows])
+        keys += columns.keys(table.to_batches())
+        words.append(f"{table.num_rows} keys deleted, where {delete}")
+    elif delete is not None:
         table = as_reader(delete).read_all()
         decide_family(family, table.schema, change_schema=False, has_values=False)
         keys += columns.keys(table.to_batches())
@@ -159,8 +225,9 @@ def decide_edit(
         given = rows_of(table, None)
         words.append(f"{table.num_rows} rows put")
     without: pa.Array[Any] = pa.concat_arrays(keys) if keys else pa.array([], pa.binary())
-    of = FamilyRows(shape, family, family, given, ", ".join(words), replaced=False, without=without)
-    return _decided("edit", found, shapes, [of], destination)
+    return FamilyRows(
+        shape, family, family, given, ", ".join(words), replaced=False, without=without
+    )
 
 
 def _decided(

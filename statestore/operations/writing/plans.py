@@ -81,6 +81,59 @@ class WritePlan(Plan[Any]):
         )
 
 
+@dataclass(frozen=True, repr=False)
+class EditPlan(Plan["EditPlan"]):
+    """What an edit of a checkpoint in place does, or did.
+
+    Attributes:
+        checkpoint: URI of the checkpoint.
+        backend: Its state backend.
+        batch: The batch that stands for the edit in Spark's logs; the query goes on with the next.
+        version: The version that it makes.
+        is_begun: Whether an edit that did not end has planned the batch.
+        families: Column families with rows that change.
+        watermark_ms: Watermark from now on, milliseconds since the Unix epoch; None where it stays.
+        state_bytes: Bytes of the state files that are read.
+        directories: Store directories, below the checkpoint, that get a file.
+    """
+
+    checkpoint: str
+    backend: str
+    batch: int
+    version: int
+    is_begun: bool
+    families: tuple[FamilyPlan, ...]
+    watermark_ms: int | None
+    state_bytes: int
+    directories: tuple[str, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the state files that are read."""
+        return self.state_bytes
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """A file for every store, then Spark's logs."""
+        logs = (f"offsets/{self.batch}", f"commits/{self.batch}")
+        return tuple(Change("write", path) for path in (*self.directories, *logs))
+
+    def describe(self) -> str:
+        """Return which rows change, and as which version."""
+        watermark = [] if self.watermark_ms is None else [("watermark", f"{self.watermark_ms} ms")]
+        return format_fields(
+            [
+                ("checkpoint", self.checkpoint),
+                ("new version", f"{self.version}, batch {self.batch} of the query"),
+                *((_place(family), family.describe()) for family in self.families),
+                *watermark,
+                ("all other rows", "as they are"),
+                ("versions before", "keep their rows, until they expire"),
+                ("state", format_bytes(self.state_bytes)),
+            ]
+        )
+
+
 def _place(family: FamilyPlan) -> str:
     names = [name for name in (family.store, family.column_family) if name != "default"]
     return " ".join([f"operator {family.operator}", *names])

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.query_log import PROVIDER_KEY, read_bytes, write_bytes
 from statestore.codec.merge import merge_runs
 from statestore.codec.references import StoreName
-from statestore.codec.rows import from_numpy, to_numpy
+from statestore.codec.rows import to_numpy
 from statestore.codec.sorting import gather, sort_into_runs
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.providers import PROVIDERS
@@ -38,6 +38,7 @@ from statestore.operations.full_state import (
 from statestore.operations.new_directory import begin_directory, check_target
 from statestore.operations.plan import no_report
 from statestore.operations.rehashing import RowsByPartition
+from statestore.operations.rescale_log import checkpoint_ids_of
 from statestore.operations.rows import read_rows
 from statestore.operations.savepoint.conversion import schemas_of
 from statestore.operations.savepoint.savepoint import (
@@ -45,8 +46,8 @@ from statestore.operations.savepoint.savepoint import (
     SavepointInfo,
     finish_savepoint,
 )
-from statestore.operations.writing.columns import FamilyColumns
-from statestore.operations.writing.plans import FamilyPlan, WritePlan
+from statestore.operations.writing.changes import is_among, pick
+from statestore.operations.writing.plans import WritePlan
 
 if TYPE_CHECKING:
     from statestore.checkpoint.commit import NewVersion
@@ -56,49 +57,8 @@ if TYPE_CHECKING:
     from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.new_directory import NewDirectory
     from statestore.operations.plan import Report
-    from statestore.operations.writing.given import GivenRows
+    from statestore.operations.writing.family_rows import FamilyRows
     from statestore.operations.writing.shape import StoreShape
-
-
-@dataclass(frozen=True)
-class FamilyRows:
-    """What the rows of a column family become.
-
-    Attributes:
-        shape: Its store.
-        before: The column family as it is.
-        family: As it is afterwards.
-        given: Rows that it gets; None for none.
-        replaced: Whether the rows that are there go; else those stay whose key is not in `without`.
-        without: Keys, as bytes, whose rows go; None for none.
-        words: What happens, in words, for the plan.
-    """
-
-    shape: StoreShape
-    before: ColumnFamily
-    family: ColumnFamily
-    given: GivenRows | None
-    words: str
-    replaced: bool = True
-    without: pa.Array[Any] | None = None
-
-    @property
-    def columns(self) -> FamilyColumns:
-        """How given columns become rows."""
-        return FamilyColumns(self.shape.name, self.family)
-
-    @property
-    def plan(self) -> FamilyPlan:
-        """What is done, in words."""
-        now, then = self.before, self.family
-        return FamilyPlan(
-            self.shape.operator,
-            self.shape.name,
-            self.family.name,
-            self.words,
-            None if then.key_schema == now.key_schema else then.key_schema,
-            None if then.value_schema == now.value_schema else then.value_schema,
-        )
 
 
 @dataclass(frozen=True)
@@ -238,22 +198,10 @@ class SavepointOfRows:
         }
         commits = dict(self.version.commits)
         if self.checkpoint_format >= 2:
-            ids = {
-                str(operator.id): [
-                    [
-                        written[StoreName(operator.id, partition, store.name)].trailer.checkpoint_id
-                        for store in operator.stores
-                    ]
-                    for partition in range(self._num_states(operator.id))
-                ]
-                for operator in self.version.checkpoint.operators
-            }
+            ids = checkpoint_ids_of(self.version.checkpoint.operators, written)
             batch = self.version.batch
             commits[batch] = commits[batch].with_checkpoint_ids(ids)
         write_logs(target, offsets, commits)
-
-    def _num_states(self, operator: int) -> int:
-        return next(shape.num_states for shape in self.shapes if shape.operator == operator)
 
 
 def _copy_state(
@@ -336,20 +284,10 @@ class _StoreWriter:
 
     def _without(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a batch that stay."""
-        import pyarrow.compute as pc
-
-        families = to_numpy(batch.column(1), np.uint16)
-        stays = np.ones(batch.num_rows, bool)
-        for of in self.rows:
-            is_family = families == of.family.id
-            if of.replaced:
-                stays &= ~is_family
-            elif of.without is not None:
-                is_gone = pc.is_in(batch.column(3), value_set=of.without)
-                stays &= ~(is_family & to_numpy(is_gone.cast(pa.uint8()), np.uint8).astype(bool))
-        if stays.all():
-            return batch
-        return batch.take(from_numpy(np.flatnonzero(stays), pa.int64()))
+        gone = {of.family.id: of.without for of in self.rows if of.without is not None}
+        replaced = [of.family.id for of in self.rows if of.replaced]
+        is_replaced = np.isin(to_numpy(batch.column(1), np.uint16), replaced)
+        return pick(batch, ~(is_replaced | is_among(batch, gone)))
 
     def _write_state(
         self, location: StoreLocation, new: NewVersion, batches: Iterator[pa.RecordBatch]

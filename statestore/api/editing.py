@@ -1,0 +1,161 @@
+"""Editing: rows of a stopped query's checkpoint changed where they are, and keys forgotten."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from statestore.api.state import State
+from statestore.operations.forget.forget import Forget
+from statestore.operations.forget.search import KeySearch, search
+from statestore.operations.forget.wanted import Wanted
+from statestore.operations.plan import Report, no_report
+from statestore.operations.writing.decide import decide_edit_in_place
+
+if TYPE_CHECKING:
+    from statestore.operations.forget.plans import Certificate, ForgetPlan
+    from statestore.operations.writing.plans import EditPlan
+
+
+class Editing(State):
+    """State of which rows are changed in place; the query must not run."""
+
+    def plan_edit_in_place(
+        self,
+        *,
+        operator: int = 0,
+        name: str | None = None,
+        delete: Any = None,
+        upsert: Any = None,
+        watermark_ms: int | None = None,
+    ) -> EditPlan:
+        """Return what `edit_in_place` would do; arguments and errors as there."""
+        how = {
+            "operator": operator,
+            "name": name,
+            "delete": delete,
+            "upsert": upsert,
+            "watermark_ms": watermark_ms,
+        }
+        with self._opened() as checkpoint:
+            plan = decide_edit_in_place(checkpoint, **how).plan
+        return plan.run_by(lambda report: self.edit_in_place(**how, report=report))
+
+    def edit_in_place(
+        self,
+        *,
+        operator: int = 0,
+        name: str | None = None,
+        delete: Any = None,
+        upsert: Any = None,
+        watermark_ms: int | None = None,
+        report: Report | None = None,
+    ) -> EditPlan:
+        """Make the next version of the checkpoint itself, without some keys and with some rows.
+
+        The version is a batch of the query that reads nothing. Versions before it keep their rows
+        until they expire: `forget` is what takes a key out of them.
+
+        Args:
+            operator: Operator ID.
+            name: Of a join the store, of transformWithState the state variable; None for the only
+                one.
+            upsert: Rows, in place of those that their keys have. Of a state variable that is a list
+                a row an element.
+            delete: Keys whose rows go, as Arrow data; or a condition in SQL that their rows fulfil,
+                such as `"user = 'x'"`. Keys that are not there do no harm. They and `upsert` are
+                held in memory.
+            watermark_ms: Watermark from now on, milliseconds since the Unix epoch, not before that
+                of now: later rows are dropped, and what has ended by it is evicted, from the next
+                batch on.
+            report: Called with the stores done and their number.
+
+        Returns:
+            What was done.
+
+        Guarantee: on return the query goes on from the edited rows. After a raise, or a kill at any
+        moment, it goes on from those or from the ones before, whole; the same call again is safe.
+
+        Raises:
+            InUseError: A query, or another operation, is writing the checkpoint.
+            InvalidArgumentError: A batch is planned but not committed (kind unfinished-batch); the
+                watermark would go back; there is nothing to edit; or rows do not fit, or a key is
+                there twice (kind duplicate-key).
+            IncompatibleError: Another provider wrote the checkpoint; or rows are not where their
+                keys belong (kind not-rescalable).
+            NotFoundError, CorruptionError, FencedError, StorageError: A file cannot be read, or a
+                storage failed.
+        """
+        with self._opened() as checkpoint:
+            return decide_edit_in_place(
+                checkpoint,
+                operator=operator,
+                name=name,
+                delete=delete,
+                upsert=upsert,
+                watermark_ms=watermark_ms,
+            ).run(report or no_report)
+
+    def plan_forget(
+        self, where: str | None = None, *, keys: Any = None, operator: int = 0
+    ) -> ForgetPlan:
+        """Return what `forget` would do; arguments and errors as there. Reads every state file."""
+        with self._opened() as checkpoint:
+            plan = Forget(checkpoint, operator, Wanted(where, keys)).plan
+        return plan.run_by(
+            lambda report: self.forget(where, keys=keys, operator=operator, report=report)
+        )
+
+    def forget(
+        self,
+        where: str | None = None,
+        *,
+        keys: Any = None,
+        operator: int = 0,
+        report: Report | None = None,
+    ) -> Certificate:
+        """Take keys out of every version of an operator, and prove that no file has them.
+
+        The newest version is written whole, without the rows of the keys in any store or column
+        family of the operator. Every other state file of the operator is deleted: its older
+        versions cannot be loaded any more. This is not undone.
+
+        Args:
+            where: A condition in SQL over the columns of the grouping key, such as `"user = 'x'"`.
+            keys: In place of it, grouping keys as Arrow data, columns `key.NAME`.
+            operator: Operator ID.
+            report: Called with the state partitions written and their number.
+
+        Returns:
+            The certificate: files written and removed, with their checksums, and the search of
+            every file that is left. It does not hold the keys, but their SHA-256.
+
+        Guarantee: on return the query goes on from all other rows, and no state file of the
+        operator has a row of the keys. After a raise or a kill the query goes on from the rows of
+        before or from those without the keys, whole; older files may be left, and the same call
+        again deletes them. Savepoints and branches keep what they have.
+
+        Raises:
+            InUseError: A query or another operation is writing the checkpoint, or a savepoint of it
+                is being taken.
+            InvalidArgumentError: A batch is planned but not committed (kind unfinished-batch); or
+                what is given is no key of the operator.
+            IncompatibleError: Another provider wrote the checkpoint.
+            NotFoundError, CorruptionError, FencedError, StorageError: A file cannot be read, or a
+                storage failed.
+        """
+        with self._opened() as checkpoint:
+            return Forget(checkpoint, operator, Wanted(where, keys)).run(report or no_report)
+
+    def search_keys(
+        self, where: str | None = None, *, keys: Any = None, operator: int = 0
+    ) -> KeySearch:
+        """Look for keys in every byte of the checkpoint; the query may run, if files stay.
+
+        Rows of every state file are read, whatever version names them, deleted ones too; and the
+        bytes of every file are searched for the keys as they are stored. A condition finds the
+        bytes to search for in the rows: after they are gone, give `keys`.
+
+        Arguments and errors as `forget`; nothing is changed.
+        """
+        with self._opened() as checkpoint:
+            return search(checkpoint, operator, Wanted(where, keys))

@@ -1,0 +1,1 @@
+"""Forget: keys that leave every file of a checkpoint, and the proof that they have."""

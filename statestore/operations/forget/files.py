@@ -1,0 +1,149 @@
+"""Every file of a checkpoint, and the rows of a state file whatever version names it."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from statestore.checkpoint.layout import StoreLocation, lease_directory, parse_state_file_name
+from statestore.codec.references import StoreName
+from statestore.codec.rows import DELETE, MAX_BLOCK_ROWS, PUT, SCHEMA
+from statestore.codec.sealed_file import SealedFile
+from statestore.codec.state_file import StateFile
+from statestore.io.local import named_errors
+from statestore.operations.full_state import open_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from statestore.codec.trailer import Trailer
+    from statestore.io.file_io import FileInfo, TreeFileIO
+    from statestore.operations.checkpoint import OpenCheckpoint
+
+    RawRow = tuple[int, int, int, bytes, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """A file in the directory of a store.
+
+    Attributes:
+        location: The store, of a state partition of this layout or of one before a rescale.
+        info: Its name and size.
+    """
+
+    location: StoreLocation
+    info: FileInfo
+
+    @property
+    def path(self) -> str:
+        """Its path on the storage."""
+        return self.location.path(self.info.name)
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it is a state file, by its name."""
+        return parse_state_file_name(self.info.name) is not None
+
+
+def files_of_operator(checkpoint: OpenCheckpoint, operator: int) -> list[StoreFile]:
+    """Return what is in the directories of an operator's stores, of all state partitions ever."""
+    info = checkpoint.operator(operator)
+    names = checkpoint.state_io.list_directories(f"{checkpoint.state_root}/{operator}")
+    partitions = sorted(int(name) for name in names if name.isascii() and name.isdigit())
+    return [
+        StoreFile(location, file)
+        for store in info.stores
+        for partition in partitions
+        for location in [checkpoint.location(StoreName(operator, partition, store.name))]
+        for file in location.io.list(location.directory)
+    ]
+
+
+def files_of(checkpoint: OpenCheckpoint) -> list[tuple[TreeFileIO, str]]:
+    """Return storage and path of every file of a checkpoint, wherever its state is.
+
+    Leases, which come and go, and say who is at it, are left out.
+    """
+    leases = lease_directory(checkpoint.state_directory)
+    roots = [(checkpoint.io, checkpoint.path)]
+    if checkpoint.state_root != checkpoint.state_directory:
+        roots.append((checkpoint.state_io, checkpoint.state_root))
+    found = [(io, f"{root}/{info.name}") for io, root in roots for info in io.list_tree(root)]
+    return [(io, path) for io, path in found if not path.startswith(f"{leases}/")]
+
+
+def rows_of_file(
+    checkpoint: OpenCheckpoint, path: str, local_path: str
+) -> Iterator[tuple[Trailer, pa.RecordBatch]]:
+    """Yield every row that a state file has, also deletes and those that a clip leaves out.
+
+    Args:
+        checkpoint: The checkpoint.
+        path: The file.
+        local_path: A local copy of it.
+
+    Raises:
+        CorruptionError, IncompatibleError: It is damaged, or of a newer format.
+        StorageError: The local disk failed.
+    """
+    if path.endswith(".arrows"):
+        with named_errors("open a file", local_path):
+            file = StateFile(local_path, name=path)
+        for index in range(file.num_batches):
+            yield file.trailer, file.batch(index)
+        return
+    memory = open_memory(checkpoint.options)
+    # Known to be there: it made the memory.
+    from statestore.backends.rocksdb import sst
+    from statestore.backends.rocksdb.merging import database_of
+
+    with named_errors("open a file", local_path):
+        sealed = SealedFile(local_path, path)
+    sealed.verify()
+    with tempfile.TemporaryDirectory(dir=checkpoint.scratch_directory) as directory:
+        copy = sst.extract_sst(sealed, f"{directory}/1.sst")
+        if copy is None:
+            return
+        database = database_of([copy], directory, memory.options(checkpoint.options))
+        try:
+            puts = (
+                (group, family, PUT, short, value)
+                for family, short, group, value in (
+                    sst.split_row(*row) for row in sst.all_rows(database)
+                )
+            )
+            for batch in _batches(puts):
+                yield sealed.trailer, batch
+            deletes = (
+                (0, family, DELETE, short, None)
+                for family, short, _, _ in (
+                    sst.split_row(key, None) for key in sst.read_deletes(sealed)
+                )
+            )
+            for batch in _batches(deletes):
+                yield sealed.trailer, batch
+        finally:
+            database.close()
+
+
+def _batches(rows: Iterator[RawRow]) -> Iterator[pa.RecordBatch]:
+    held: list[RawRow] = []
+    for row in rows:
+        held.append(row)
+        if len(held) == MAX_BLOCK_ROWS:
+            yield _batch(held)
+            held = []
+    if held:
+        yield _batch(held)
+
+
+def _batch(rows: list[RawRow]) -> pa.RecordBatch:
+    columns = [
+        pa.array(column, kind.type)
+        for column, kind in zip(zip(*rows, strict=True), SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

@@ -1,0 +1,141 @@
+"""An edit of a stopped query's checkpoint in place: the next version, with other rows.
+
+State first, Spark's logs last, as a rescale does it: the entry of the commit log is the moment from
+which the edited rows count. Before it a query that is started goes on from the rows of before.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.layout import store_directory
+from statestore.core.ids import RandomIds
+from statestore.operations.edit_log import commit_edit
+from statestore.operations.full_state import MAX_STATES_AT_ONCE, Work, open_memory
+from statestore.operations.in_use import exclusive_use
+from statestore.operations.plan import no_report
+from statestore.operations.rescale_log import checkpoint_ids_of
+from statestore.operations.writing.changes import changes_of, write_changes
+from statestore.operations.writing.plans import EditPlan
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.references import StoreName
+    from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.committed_version import CommittedVersion
+    from statestore.operations.edit_log import EditBatch
+    from statestore.operations.plan import Report
+    from statestore.operations.writing.family_rows import FamilyRows
+    from statestore.operations.writing.shape import StoreShape
+
+
+def work_on(checkpoint: OpenCheckpoint) -> Work:
+    """Return what writing state of a checkpoint needs; files are synced whatever its options say.
+
+    Raises:
+        InvalidArgumentError: The package that its state backend needs is not installed.
+    """
+    options = replace(checkpoint.options, fsync_enabled=True)
+    memory = open_memory(options) if checkpoint.body == "sst" else None
+    return Work(checkpoint.scratch_directory, options, checkpoint.clock, memory)
+
+
+@dataclass(frozen=True)
+class EditInPlace:
+    """An edit that was decided and is not yet made.
+
+    Attributes:
+        version: What it changes: the newest version.
+        shapes: All stores.
+        rows: Column families with rows that change.
+        watermark_ms: Watermark from now on; None for that of before.
+        batch: The batch that it is in Spark's logs.
+    """
+
+    version: CommittedVersion
+    shapes: tuple[StoreShape, ...]
+    rows: tuple[FamilyRows, ...]
+    watermark_ms: int | None
+    batch: EditBatch
+
+    def check(self) -> None:
+        """Check that rows that are put can be routed by their keys.
+
+        Raises:
+            IncompatibleError: They cannot (kind not-rescalable).
+        """
+        for of in self.rows:
+            if of.given is not None:
+                of.shape.require_by_key()
+
+    @property
+    def plan(self) -> EditPlan:
+        """What it does."""
+        checkpoint = self.version.checkpoint
+        return EditPlan(
+            checkpoint=checkpoint.uri,
+            backend=checkpoint.backend,
+            batch=self.batch.batch,
+            version=self.batch.batch + 1,
+            is_begun=self.batch.is_begun,
+            families=tuple(of.plan for of in self.rows),
+            watermark_ms=self.watermark_ms,
+            state_bytes=self.version.state_bytes(
+                store
+                for store in self.version.heads
+                if any(of.shape.operator == store.operator for of in self.rows)
+            ),
+            directories=tuple(store_directory("state", store) for store in self.version.heads),
+        )
+
+    def run(self, report: Report = no_report) -> EditPlan:
+        """Make it.
+
+        Args:
+            report: Called with the stores done and their number.
+
+        Returns:
+            What was done.
+
+        Guarantee: on return the query goes on from the edited rows. After a raise or a kill at any
+        moment it goes on from those or from the ones before, whole; the same call again is safe.
+
+        Raises:
+            InUseError: A query, or another operation, is writing the checkpoint.
+            InvalidArgumentError: Rows do not fit, or a key is there twice (kind duplicate-key).
+            NotFoundError, CorruptionError, IncompatibleError, FencedError, StorageError: What is
+                there cannot be read, or a storage failed.
+        """
+        checkpoint = self.version.checkpoint
+        with exclusive_use(checkpoint, "edit") as use:
+            work = work_on(checkpoint)
+            made: dict[StoreName, PublishedFile] = {}
+            for number, shape in enumerate(self.shapes):
+                made |= self._write(shape, work)
+                report(number + 1, len(self.shapes))
+            use.require_held()
+            has_ids = self.version.has_checkpoint_ids
+            ids = checkpoint_ids_of(checkpoint.operators if has_ids else (), made)
+            commit_edit(checkpoint, self.batch, ids, self.watermark_ms)
+        return self.plan
+
+    def _write(self, shape: StoreShape, work: Work) -> dict[StoreName, PublishedFile]:
+        checkpoint = self.version.checkpoint
+        rows = [of for of in self.rows if of.shape == shape]
+        ids = RandomIds()
+        changes = changes_of(checkpoint, shape, rows, work.scratch_directory)
+        with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
+            written = [
+                pool.submit(
+                    write_changes,
+                    checkpoint.location(head.trailer.store),
+                    head,
+                    of_partition,
+                    ids.new_id(),
+                    work,
+                )
+                for head, of_partition in zip(shape.heads, changes, strict=True)
+            ]
+        return {one.result().trailer.store: one.result() for one in written}

@@ -1,0 +1,107 @@
+"""Queries go on from a checkpoint that was edited in place, and of which keys were forgotten."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+from statestore import Checkpoint
+
+from .conftest import EXTENDED, OURS, PROVIDER, MakeLane
+from .harness import HEAP, Lane
+from .queries import single
+
+pytestmark = [
+    pytest.mark.ours,
+    pytest.mark.skipif(not OURS or PROVIDER == HEAP, reason="state outlives its driver"),
+]
+
+
+def _totals(events: DataFrame) -> DataFrame:
+    return events.groupBy("key").agg(sf.count("*").alias("n"), sf.sum("value").alias("total"))
+
+
+def event(key: str, value: int, second: int = 0) -> dict[str, Any]:
+    """An event of a second after midnight."""
+    return {"key": key, "value": value, "ts": f"2024-01-01T00:00:{second:02d}.000Z"}
+
+
+def files(*batches: list[dict[str, Any]]) -> list[dict[str, list[dict[str, Any]]]]:
+    """The files of as many batches."""
+    return [{"events": rows} for rows in batches]
+
+
+ONE, TWO = files([event("a", 1), event("b", 2), event("c", 3)], [event("a", 10), event("d", 4)])
+TOTALS = single("totals", "update", _totals, [[ONE], [TWO]])
+
+
+def rows_of(lane: Lane, batch: int) -> dict[str, tuple[int, int]]:
+    """The rows of a batch by key."""
+    rows = map(ast.literal_eval, lane.batches.get(batch, []))
+    return {key: (n, total) for key, n, total in rows}
+
+
+@pytest.mark.parametrize("checkpoint_format", ["1", pytest.param("2", marks=EXTENDED)])
+def test_query_goes_on_from_edited_rows(make_lane: MakeLane, checkpoint_format: str) -> None:
+    """Catches rows that Spark reads otherwise, and an edit killed half way that counts."""
+    conf = {"spark.sql.streaming.stateStore.checkpointFormatVersion": checkpoint_format}
+    lane = make_lane(TOTALS, conf=conf)
+    lane.run(ONE)
+    checkpoint = Checkpoint(lane.checkpoint)
+    put = pa.table({"key.key": ["b", "e"], "value.count": [100, 5], "value.sum": [7, 50]})
+    plan = checkpoint.plan_edit_in_place(delete="key.key = 'c'", upsert=put)
+    assert plan.version == 2
+    plan.run()
+    # As a process that died before the entry of the commit log leaves it.
+    for name in ("1", ".1.crc"):
+        (lane.checkpoint / "commits" / name).unlink(missing_ok=True)
+
+    lane.run()
+
+    assert checkpoint.newest_version == 2
+    assert checkpoint.read().num_rows == 3
+    checkpoint.edit_in_place(delete="key.key = 'c'", upsert=put)
+    lane.run(*files([event("b", 1), event("c", 1), event("e", 1)]))
+    assert rows_of(lane, 3) == {"b": (101, 8), "c": (1, 1), "e": (6, 51)}
+    forgotten = checkpoint.forget(keys=pa.table({"key.key": ["a", "b"]}))
+    assert forgotten.is_forgotten, forgotten.describe()
+    assert forgotten.version == 5
+    lane.run(*files([event("a", 1), event("e", 1)]))
+    assert rows_of(lane, 5) == {"a": (1, 1), "e": (7, 52)}
+    assert checkpoint.verify(deep=True).findings == ()
+
+
+def _windows(events: DataFrame) -> DataFrame:
+    return (
+        events.withWatermark("ts", "0 seconds")
+        .groupBy(sf.window("ts", "10 seconds"))
+        .agg(sf.count("*").alias("n"))
+        .select(sf.second("window.start").alias("key"), "n", sf.lit(0).alias("total"))
+    )
+
+
+WINDOWS = single("windows", "append", _windows, [[ONE], [TWO]])
+START_MS = 1_704_067_200_000
+
+
+def test_rows_late_by_the_watermark_that_was_set_are_dropped(make_lane: MakeLane) -> None:
+    """Catches a watermark that evicts and lets late rows in, or one that the next batch forgets."""
+    lane, left = make_lane(WINDOWS), make_lane(WINDOWS)
+    early = files([event("a", 1, 1), event("a", 1, 12)])
+    later = files([event("a", 1, 13), event("a", 1, 25), event("a", 1, 50)])
+    for one in (lane, left):
+        one.run(*early)
+    Checkpoint(lane.checkpoint).edit_in_place(watermark_ms=START_MS + 20_000)
+    for one in (lane, left):
+        one.run(*later)
+
+    def windows(one: Lane) -> dict[str, tuple[int, int]]:
+        return {key: row for batch in one.batches for key, row in rows_of(one, batch).items()}
+
+    assert windows(left) == {0: (1, 0), 10: (2, 0), 20: (1, 0)}
+    assert windows(lane) == {0: (1, 0), 10: (1, 0), 20: (1, 0)}
