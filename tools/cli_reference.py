@@ -25,6 +25,8 @@ _HEAD = """\
 something to fix, 2 wrong usage. What changes a checkpoint shows its plan first and does it with
 `--yes`. Written by `python -m tools.cli_reference`.
 
+An error is printed with its kind in brackets: `statestore explain KIND` says what it means.
+
 Commands and options may be written in singular or plural. The shell completes them after one line
 in its start-up file:
 

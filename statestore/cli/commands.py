@@ -96,7 +96,8 @@ class _Group(click.Group):
             with _cleaned_up_when_terminated():
                 return super().invoke(ctx)
         except StateStoreError as error:
-            raise click.ClickException(str(error)) from error
+            more = f"More: statestore explain {error.kind}"
+            raise click.ClickException(f"{error}\n{more}") from error
 
 
 def _singular(name: str) -> str:
@@ -110,7 +111,9 @@ def _singular(name: str) -> str:
         "help_option_names": ["-h", "--help"],
         "token_normalize_func": _singular,
     },
-    epilog="Commands and options may be written in singular or plural. The shell completes them "
+    epilog="A message begins with its kind in brackets: statestore explain KIND says what it means, "
+    "whether anything is lost, and what to do.\n\n"
+    "Commands and options may be written in singular or plural. The shell completes them "
     'after: eval "$(_STATESTORE_COMPLETE=bash_source statestore)", or zsh_source, fish_source.',
 )
 @click.version_option(

@@ -19,13 +19,30 @@ def test_message_of_a_command_leads_to_its_page(tmp_path: Path) -> None:
     refused = CliRunner().invoke(cli, ["list", str(tmp_path)])
     found = re.search(r"\[[a-z-]+\]", refused.output)
     assert found
+    command = refused.output.splitlines()[-1].removeprefix("More: statestore ")
 
-    result = CliRunner().invoke(cli, ["explain", found[0]])
+    for arguments in (["explain", found[0]], command.split()):
+        result = CliRunner().invoke(cli, arguments)
 
-    assert (result.exit_code, result.output) == (
-        0,
-        (PAGES / "checkpoint-not-found.md").read_text(),
-    )
+        assert (result.exit_code, result.output) == (
+            0,
+            (PAGES / "checkpoint-not-found.md").read_text(),
+        )
+
+
+def test_help_says_how_to_learn_what_a_message_means() -> None:
+    """Catches a newcomer with a message who does not find the command for it."""
+    help_of_all = " ".join(CliRunner().invoke(cli, ["--help"]).output.split())
+
+    assert "statestore explain KIND" in help_of_all
+
+
+def test_machines_read_no_hint(tmp_path: Path) -> None:
+    """Catches text among JSON: the error goes to the other stream, with its hint."""
+    refused = CliRunner().invoke(cli, ["list", str(tmp_path), "--output", "json"])
+
+    assert refused.stdout == ""
+    assert "More: statestore explain" in refused.stderr
 
 
 def test_all_kinds_are_named_when_none_is_asked_for() -> None:
