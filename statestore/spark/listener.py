@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _log = logging.getLogger(__name__)
+_LAST_EVENT_MS = 5_000
+"""How long the end of the program waits for an event that is on its way, milliseconds."""
 
 
 class CheckpointListener:
@@ -83,7 +87,8 @@ def listen(query: StreamingQuery, listener: CheckpointListener) -> None:
             spark-connect).
 
     Guarantee: a raise of the listener or of the storage that the logs are on goes to the log
-    (`statestore.spark.listener`), with query, version and listener, and nowhere else.
+    (`statestore.spark.listener`), with query, version and listener, and nowhere else. A program
+    that ends while the query runs waits for the call that is under way, at most 5 seconds.
     """
     require_driver(
         query,
@@ -106,6 +111,7 @@ class _Notifier(StreamingQueryListener):
         session = handle.sparkSession()
         self._manager = StreamingQueryManager(session.streams())
         self._active_runs = session.sharedState().activeStreamingQueries()
+        self._bus = session.sparkContext().listenerBus()
         self._query_id = handle.id()
         self._lock = threading.RLock()
         self._version = 0  # newest that was notified
@@ -114,6 +120,7 @@ class _Notifier(StreamingQueryListener):
     def attach(self) -> None:
         """Begin to listen, and notify of the newest complete version."""
         self._manager.addListener(self)
+        atexit.register(self._leave)
         self._complete(lambda: _newest(self._commit_log))
         if not self._query.isActive:  # it may have ended before there was a listener
             self._end()
@@ -150,6 +157,13 @@ class _Notifier(StreamingQueryListener):
             if aborted is not None:
                 self._notify(self._listener.notify_checkpoint_aborted, aborted)
         self._manager.removeListener(self)
+        atexit.unregister(self._leave)
+
+    def _leave(self) -> None:
+        """Be told no more: the JVM outlives the program, and logs a call that nobody answers."""
+        with suppress(Exception):  # it may have ended
+            self._manager.removeListener(self)
+            self._bus.waitUntilEmpty(_LAST_EVENT_MS)
 
     def _incomplete_batch(self) -> int | None:
         committed, begun = _newest(self._commit_log), _newest(self._offset_log)

@@ -1,15 +1,32 @@
 """Counts words in a session made by `statestore.configure`, and keeps what its pages show of it.
 
+It ends while another query runs, to which it listens.
+
 python configured_job.py BACKEND STORAGE JAR, the last a jar that the program brings itself.
 """
 
 import sys
+import threading
 from pathlib import Path
 from urllib.request import urlopen
 
 from pyspark.sql import SparkSession
 
 import statestore
+
+
+
+class Told(statestore.CheckpointListener):
+    """Waits for a few versions."""
+
+    def __init__(self) -> None:
+        self.enough = threading.Event()
+
+    def notify_checkpoint_complete(self, version: int) -> None:
+        """See CheckpointListener."""
+        if version > 2:
+            self.enough.set()
+
 
 backend, storage, jar = sys.argv[1:]
 builder = (
@@ -45,5 +62,10 @@ for name, page in pages.items():
     with urlopen(f"{spark.sparkContext.uiWebUrl}{page}", timeout=60) as reply:  # noqa: S310
         Path(name).write_bytes(reply.read())
 jars = [Path(path).name for path in spark.conf.get("spark.jars").split(",")]
-spark.stop()
+rates = spark.readStream.format("rate").option("rowsPerSecond", 10).load()
+writer = rates.writeStream.format("noop").trigger(processingTime="100 milliseconds")
+query = writer.option("checkpointLocation", "rates").start()
+told = Told()
+statestore.listen(query, told)
+told.enough.wait(60)
 sys.stdout.write(f"{counts} {jars}\n")
