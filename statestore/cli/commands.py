@@ -111,8 +111,8 @@ def _singular(name: str) -> str:
         "help_option_names": ["-h", "--help"],
         "token_normalize_func": _singular,
     },
-    epilog="A message begins with its kind in brackets: statestore explain KIND says what it means, "
-    "whether anything is lost, and what to do.\n\n"
+    epilog="A message begins with its kind in brackets: statestore explain KIND says what it "
+    "means, whether anything is lost, and what to do.\n\n"
     "Commands and options may be written in singular or plural. The shell completes them "
     'after: eval "$(_STATESTORE_COMPLETE=bash_source statestore)", or zsh_source, fish_source.',
 )

@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 import statestore
 
 
-
 class Told(statestore.CheckpointListener):
     """Waits for a few versions."""
 
