@@ -12,6 +12,8 @@ from statestore.operations.plan import Report, no_report
 from statestore.operations.writing.decide import decide_edit_in_place
 
 if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
     from statestore.operations.forget.plans import Certificate, ForgetPlan
     from statestore.operations.writing.plans import EditPlan
 
@@ -27,14 +29,18 @@ class Editing(State):
         delete: Any = None,
         upsert: Any = None,
         watermark_ms: int | None = None,
+        expire: str | None = None,
+        older_than: timedelta | datetime | None = None,
     ) -> EditPlan:
         """Return what `edit_in_place` would do; arguments and errors as there."""
-        how = {
+        how: dict[str, Any] = {
             "operator": operator,
             "name": name,
             "delete": delete,
             "upsert": upsert,
             "watermark_ms": watermark_ms,
+            "expire": expire,
+            "older_than": older_than,
         }
         with self._opened() as checkpoint:
             plan = decide_edit_in_place(checkpoint, **how).plan
@@ -48,6 +54,8 @@ class Editing(State):
         delete: Any = None,
         upsert: Any = None,
         watermark_ms: int | None = None,
+        expire: str | None = None,
+        older_than: timedelta | datetime | None = None,
         report: Report | None = None,
     ) -> EditPlan:
         """Make the next version of the checkpoint itself, without some keys and with some rows.
@@ -67,6 +75,11 @@ class Editing(State):
             watermark_ms: Watermark from now on, milliseconds since the Unix epoch, not before that
                 of now: later rows are dropped, and what has ended by it is evicted, from the next
                 batch on.
+            expire: In place of `delete`: a timestamp or date of the key or value, such as
+                `value.max`; rows go for which it is earlier than a limit. Only of an operator with
+                one store that is not transformWithState.
+            older_than: The limit: how old, by this machine's clock; or a time, in UTC where it has
+                no zone.
             report: Called with the stores done and their number.
 
         Returns:
@@ -93,6 +106,8 @@ class Editing(State):
                 delete=delete,
                 upsert=upsert,
                 watermark_ms=watermark_ms,
+                expire=expire,
+                older_than=older_than,
             ).run(report or no_report)
 
     def plan_forget(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +116,13 @@ def _operator_option(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--delete", metavar="FILE", help="Keys whose rows go.")
 @click.option("--where", metavar="SQL", help="In place of --delete: rows that fulfil this go.")
 @click.option("--upsert", metavar="FILE", help="Rows, in place of those of their keys.")
+@click.option("--expire", metavar="COLUMN", help="With --in-place: rows go by this time of theirs.")
+@click.option(
+    "--older-than",
+    metavar="AGE",
+    callback=lambda *given: _age(given[2]),
+    help="With --expire: how old, such as 90m, 36h or 7d.",
+)
 @click.option(
     "--watermark-ms", type=int, help="With --in-place: watermark from now on, of the Unix epoch."
 )
@@ -130,6 +139,8 @@ def edit(
     delete: str | None,
     where: str | None,
     upsert: str | None,
+    expire: str | None,
+    older_than: timedelta | None,
     watermark_ms: int | None,
     version: int | None,
     yes: bool,
@@ -153,6 +164,7 @@ def edit(
       statestore edit /data/checkpoint /data/savepoint --delete users.csv
       statestore edit /data/checkpoint --in-place --where "user = 'x'" --yes
       statestore edit /data/checkpoint --in-place --upsert corrected.parquet --yes
+      statestore edit /data/checkpoint --in-place --expire value.max --older-than 7d --yes
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
 
@@ -160,7 +172,9 @@ def edit(
         raise click.UsageError("either DESTINATION or --in-place")
     if delete is not None and where is not None:
         raise click.UsageError("either --delete FILE or --where SQL")
-    if (delete, where, upsert, watermark_ms) == (None,) * 4:
+    if (expire is None) != (older_than is None):
+        raise click.UsageError("--expire COLUMN and --older-than AGE go together")
+    if (delete, where, upsert, expire, watermark_ms) == (None,) * 5:
         raise click.UsageError("--delete FILE, --where SQL, --upsert FILE, or several of them")
     it = Checkpoint(checkpoint, storage_options=storage_options)
     how: dict[str, Any] = {
@@ -170,13 +184,15 @@ def edit(
         "upsert": _rows(upsert),
     }
     if destination is not None:
-        if watermark_ms is not None:
-            raise click.UsageError("--watermark-ms goes with --in-place")
+        if watermark_ms is not None or expire is not None:
+            raise click.UsageError("--watermark-ms and --expire go with --in-place")
         run_plan(it.plan_edit(destination, version=version, **how), "edit", yes=yes, output=output)
         return
     if version is not None:
         raise click.UsageError("--version goes with DESTINATION")
-    plan = it.plan_edit_in_place(watermark_ms=watermark_ms, **how)
+    plan = it.plan_edit_in_place(
+        watermark_ms=watermark_ms, expire=expire, older_than=older_than, **how
+    )
     run_plan(plan, "edit", yes=yes, output=output)
 
 
@@ -249,6 +265,16 @@ def forget(
     else:
         click.echo(NOTHING_CHANGED if done is None else done.describe())
     ctx.exit(0 if done is None or done.is_forgotten else 1)
+
+
+def _age(given: str | None) -> timedelta | None:
+    if given is None:
+        return None
+    match = re.fullmatch("([0-9]+)([smhd])", given)
+    if match is None:
+        raise click.UsageError(f"--older-than takes a number with s, m, h or d, not {given!r}")
+    units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+    return timedelta(**{units[match[2]]: int(match[1])})
 
 
 def _rows(path: str | None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,16 @@ def test_an_edit_sets_the_watermark_forward_and_never_back(tmp_path: Path) -> No
     checkpoint.edit_in_place(delete=f"k = {KEYS[0]}")
     commit = CommitEntry.parse((tmp_path / "query" / "commits" / "3").read_text(), "")
     assert commit.fields["nextBatchWatermarkMs"] == 5000
+
+
+def test_rows_of_a_join_do_not_expire_by_a_column(tmp_path: Path) -> None:
+    """Catches a side of a join whose count of rows no longer fits them."""
+    made = make(tmp_path)
+
+    with pytest.raises(InvalidArgumentError, match="belong together"):
+        Checkpoint(made.path).plan_edit_in_place(
+            operator=1, expire="value.value", older_than=timedelta(days=1)
+        )
 
 
 def test_an_edit_waits_for_the_batch_under_way(tmp_path: Path) -> None:

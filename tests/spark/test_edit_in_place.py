@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -11,10 +12,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from statestore import Checkpoint
+from statestore.core.errors import InvalidArgumentError
 
 from .conftest import EXTENDED, OURS, PROVIDER, MakeLane
-from .harness import HEAP, Lane
+from .harness import HEAP, Lane, Query
 from .queries import single
+from .state_variables import everything
 
 pytestmark = [
     pytest.mark.ours,
@@ -105,3 +108,81 @@ def test_rows_late_by_the_watermark_that_was_set_are_dropped(make_lane: MakeLane
 
     assert windows(left) == {0: (1, 0), 10: (2, 0), 20: (1, 0)}
     assert windows(lane) == {0: (1, 0), 10: (1, 0), 20: (1, 0)}
+
+
+def _last(events: DataFrame) -> DataFrame:
+    return events.groupBy("key").agg(sf.max("ts").alias("n"), sf.count("*").alias("total"))
+
+
+LAST = single(
+    "last",
+    "update",
+    lambda events: _last(events).select("key", sf.second("n").alias("n"), "total"),
+    [[ONE], [TWO]],
+)
+
+
+def test_rows_expire_by_a_column(make_lane: MakeLane) -> None:
+    """Catches a row that is not old enough, one that stays, and a key that does not begin anew."""
+    lane = make_lane(LAST)
+    lane.run(*files([event("a", 1, 10), event("b", 1, 20), event("c", 1, 30)]))
+    checkpoint = Checkpoint(lane.checkpoint)
+    limit = datetime(2024, 1, 1, 0, 0, 20)  # noqa: DTZ001 (in UTC)
+
+    plan = checkpoint.plan_edit_in_place(expire="value.max", older_than=limit)
+    assert "1 keys deleted, where (value.max) < TIMESTAMPTZ" in plan.describe()
+    assert (
+        checkpoint.plan_edit_in_place(expire="value.max", older_than=timedelta(days=1))
+        .describe()
+        .count("3 keys deleted")
+    )
+    plan.run()
+
+    lane.run(*files([event("a", 1, 40), event("b", 1, 40)]))
+    assert rows_of(lane, 2) == {"a": (40, 1), "b": (40, 2)}
+    with pytest.raises(InvalidArgumentError, match="does not fit"):
+        checkpoint.plan_edit_in_place(expire="value.count", older_than=limit)
+    with pytest.raises(InvalidArgumentError, match="how old"):
+        checkpoint.plan_edit_in_place(expire="value.max")
+    with pytest.raises(InvalidArgumentError, match="either expire or are deleted"):
+        checkpoint.plan_edit_in_place(expire="value.max", older_than=limit, delete="key.key = 'a'")
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    "query",
+    [everything("scala"), everything("scala", "ProcessingTime", (10**9,) * 3)],
+    ids=["timers", "ttl"],
+)
+def test_a_key_is_forgotten_in_every_state_variable(make_lane: MakeLane, query: Query) -> None:
+    """Catches a key left in a list, a map's element, a timer or an expiry index."""
+    lane = make_lane(query)
+    first, second, *_ = query.plan
+    lane.run(*first)
+    checkpoint = Checkpoint(lane.checkpoint)
+    (store,) = checkpoint.inspect()
+    names = [family.name for family in store.column_families if family.name != "default"]
+    before = {name: checkpoint.read(column_family=name).num_rows for name in names}
+    held = (checkpoint.read(column_family=name, flatten=True) for name in ("count", "seen"))
+    gone = min(set.intersection(*({*rows["key.value"].to_pylist()} for rows in held)))
+
+    plan = checkpoint.plan_forget(keys=pa.table({"key.value": [gone]}))
+    done = plan.run()
+
+    assert done.is_forgotten, done.describe()
+    assert plan.num_keys == 1
+    for name in names:
+        left = str(checkpoint.read(column_family=name)["key"].to_pylist())
+        assert f"'{gone}'" not in left, name
+    fewer = {name for name in names if checkpoint.read(column_family=name).num_rows < before[name]}
+    assert {"count", "seen"} <= fewer
+    assert any(name.startswith("$") for name in fewer), fewer
+    assert checkpoint.verify(deep=True).findings == ()
+    ran = {*lane.batches}
+    lane.run(*second)
+    (events,) = second
+    num_events = sum((row["key"] or "none") == gone for row in events["events"])
+    new = [row for batch in lane.batches if batch not in ran for row in lane.batches[batch]]
+    counts = {key: n for key, what, n, *_ in map(ast.literal_eval, new) if what == "seen"}
+    assert len(counts) > 3
+    assert counts.get(gone, 0) == num_events

@@ -13,6 +13,7 @@ from statestore.codec.references import StoreName
 from statestore.codec.rows import DELETE, MAX_BLOCK_ROWS, PUT, SCHEMA
 from statestore.codec.sealed_file import SealedFile
 from statestore.codec.state_file import StateFile
+from statestore.core.errors import IncompatibleError
 from statestore.io.local import named_errors
 from statestore.operations.full_state import open_memory
 
@@ -50,7 +51,20 @@ class StoreFile:
 
 
 def files_of_operator(checkpoint: OpenCheckpoint, operator: int) -> list[StoreFile]:
-    """Return what is in the directories of an operator's stores, of all state partitions ever."""
+    """Return what is in the directories of an operator's stores, of all state partitions ever.
+
+    Raises:
+        InvalidArgumentError: There is no such operator.
+        IncompatibleError: The state is in a driver's memory, or of another provider.
+        StorageError: The storage failed.
+    """
+    if checkpoint.backend == "heap":
+        raise IncompatibleError(
+            "the state is in the memory of the query's driver, and goes with it",
+            checkpoint=checkpoint.uri,
+            backend="heap",
+            to_fix="stop the driver; files of the checkpoint hold no row",
+        )
     info = checkpoint.operator(operator)
     names = checkpoint.state_io.list_directories(f"{checkpoint.state_root}/{operator}")
     partitions = sorted(int(name) for name in names if name.isascii() and name.isdigit())

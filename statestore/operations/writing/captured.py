@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from statestore.backends.spark.schemas import read_schemas
 from statestore.checkpoint.commit import NewVersion
 from statestore.checkpoint.query_log import CommitEntry, read_bytes
+from statestore.codec.column_family import DEFAULT_FAMILY, ColumnFamily
 from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.trailer import RowCounts
-from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import resolve_max_parallelism
 from statestore.operations.committed_version import CommittedVersion, spark_files_of
 from statestore.operations.edit_log import with_watermark
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from statestore.checkpoint.operator_metadata import OperatorInfo, StoreInfo
-    from statestore.codec.column_family import ColumnFamily
     from statestore.operations.checkpoint import OpenCheckpoint
 
 _BATCH = 0
+_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
+_BINARY = (
+    '{{"type":"struct","fields":[{{"name":"{}","type":"binary","nullable":true,"metadata":{{}}}}]}}'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,7 @@ def find_captured(
     Raises:
         InvalidArgumentError: A batch of it is committed; it has no stateful operator; or as many
             offsets were not given as there are sources.
-        IncompatibleError: Another provider is chosen for it; or an operator of it keeps its state
-            in column families, which are made by its first batch.
+        IncompatibleError: Another provider is chosen for it, or a schema of it is not known.
         NotFoundError, CorruptionError, StorageError: A file of Spark's cannot be read.
     """
     _ = checkpoint.backend
@@ -101,14 +104,7 @@ def find_captured(
 def _shape(
     checkpoint: OpenCheckpoint, operator: OperatorInfo, store: StoreInfo, checkpoint_format: int
 ) -> StoreShape:
-    if operator.has_families:
-        raise IncompatibleError(
-            "state variables of a query that has never run cannot be written",
-            operator=operator.id,
-            name=operator.name,
-            to_fix="run the query once on little input, and write rows like its checkpoint",
-        )
-    family = _family(checkpoint, operator, store)
+    families = _families(checkpoint, operator, store)
     num_partitions = checkpoint.num_partitions
     new = NewVersion(
         version=_BATCH + 1,
@@ -120,16 +116,38 @@ def _shape(
         max_parallelism=resolve_max_parallelism(checkpoint.options.max_parallelism, num_partitions),
         num_partitions=num_partitions,
         rescalable=True,
-        column_families=(family,),
+        column_families=families,
         backend=checkpoint.backend,
     )
-    num_states = num_partitions if partition_key_columns(store.name, family) else 1
+    is_keyed = any(partition_key_columns(store.name, family) for family in families)
+    num_states = num_partitions if is_keyed else 1
     return StoreShape(operator.id, store.name, new, num_states, ())
 
 
-def _family(checkpoint: OpenCheckpoint, operator: OperatorInfo, store: StoreInfo) -> ColumnFamily:
+def _families(
+    checkpoint: OpenCheckpoint, operator: OperatorInfo, store: StoreInfo
+) -> tuple[ColumnFamily, ...]:
+    """Return the column families that the first batch would make, by Spark's file of schemas."""
     path = f"{checkpoint.state_directory}/{operator.id}/{schemas_of(store)[-1]}"
-    (found,) = read_schemas(read_bytes(checkpoint.io, path), path)
-    prefix = store.num_prefix_columns or None
-    encoder = "no-prefix" if prefix is None else "prefix"
-    return replace(found, encoder=encoder, num_prefix_columns=prefix, value_schemas={})
+    found = read_schemas(read_bytes(checkpoint.io, path), path)
+    if not operator.has_families:
+        prefix = store.num_prefix_columns or None
+        encoder = "no-prefix" if prefix is None else "prefix"
+        return (replace(found[0], encoder=encoder, num_prefix_columns=prefix, value_schemas={}),)
+    is_avro = checkpoint.conf.get(_ENCODING) == "avro"
+    lists = {variable.name for variable in operator.variables if variable.kind == "ListState"}
+    named = (family for family in found if family.name != DEFAULT_FAMILY)
+    return (
+        # No operator that has others uses it, and a query takes its own schema for it.
+        ColumnFamily(0, DEFAULT_FAMILY, _BINARY.format("key"), _BINARY.format("value")),
+        *(
+            replace(
+                family,
+                id=number,
+                internal=family.name.startswith("$"),
+                multi_values=family.name in lists or family.encoder.startswith("timestamp-"),
+                value_schemas=family.value_schemas if is_avro else {},
+            )
+            for number, family in enumerate(named, 1)
+        ),
+    )

@@ -18,6 +18,7 @@ from statestore.operations.reading.read import read_batches
 from statestore.operations.savepoint.savepoint import read_savepoint
 from statestore.operations.writing.captured import find_captured
 from statestore.operations.writing.columns import FamilyColumns, decide_family
+from statestore.operations.writing.expiry import expiry_condition
 from statestore.operations.writing.family_rows import FamilyRows
 from statestore.operations.writing.given import as_reader, rows_of
 from statestore.operations.writing.in_place import EditInPlace
@@ -25,6 +26,8 @@ from statestore.operations.writing.savepoint_of_rows import SavepointOfRows
 from statestore.operations.writing.shape import find_shape, shapes_of
 
 if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
     from statestore.codec.column_family import ColumnFamily
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
@@ -155,6 +158,8 @@ def decide_edit_in_place(
     delete: Any = None,
     upsert: Any = None,
     watermark_ms: int | None = None,
+    expire: str | None = None,
+    older_than: timedelta | datetime | None = None,
 ) -> EditInPlace:
     """Decide a new version of a checkpoint without some keys, and with some rows.
 
@@ -166,10 +171,12 @@ def decide_edit_in_place(
         upsert: As `decide_edit`.
         watermark_ms: Watermark from now on, milliseconds since the Unix epoch; None for that of
             before.
+        expire: A column that is a time, in place of `delete`.
+        older_than: As `expiry_condition`.
 
     Raises:
-        InvalidArgumentError: The watermark would go back; or as `decide_edit` and
-            `find_edit_batch`.
+        InvalidArgumentError: The watermark would go back; or as `decide_edit`, `expiry_condition`
+            and `find_edit_batch`.
         InUseError: As `find_edit_batch`.
     """
     batch = find_edit_batch(checkpoint)
@@ -182,6 +189,13 @@ def decide_edit_in_place(
         )
     found = find_version(checkpoint)
     shapes = shapes_of(found)
+    if expire is not None:
+        if delete is not None:
+            raise InvalidArgumentError(
+                "rows either expire or are deleted", expire=expire, to_fix="edit twice"
+            )
+        of_operator = [shape for shape in shapes if shape.operator == operator]
+        delete = expiry_condition(expire, older_than, of_operator, checkpoint.clock)
     rows: tuple[FamilyRows, ...] = ()
     if watermark_ms is None or not (delete is None and upsert is None):
         rows = (_edited(found, shapes, operator, name, delete, upsert),)

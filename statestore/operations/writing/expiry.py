@@ -1,0 +1,49 @@
+"""Expiry by a column: rows whose time is earlier than a limit, as a condition in SQL."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from statestore.codec.column_family import DEFAULT_FAMILY
+from statestore.core.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from statestore.core.clock import Clock
+    from statestore.operations.writing.shape import StoreShape
+
+
+def expiry_condition(
+    column: str, older_than: timedelta | datetime | None, shapes: list[StoreShape], clock: Clock
+) -> str:
+    """Return the condition that rows which have expired fulfil.
+
+    Args:
+        column: A timestamp or date of the key or value, named as in `Checkpoint.read`.
+        older_than: How old, by the clock; or the limit itself, in UTC where it has no zone.
+        shapes: The stores of the operator.
+        clock: Tells now.
+
+    Raises:
+        InvalidArgumentError: No age is given; or the operator has several stores or state
+            variables, of which rows belong together.
+    """
+    families = [family.name for shape in shapes for family in shape.new.column_families]
+    if families != [DEFAULT_FAMILY]:
+        raise InvalidArgumentError(
+            "rows of the operator belong together, or have a TTL of Spark's, and do not expire "
+            "by a column",
+            stores=", ".join(shape.name for shape in shapes),
+            column_families=", ".join(sorted({*families})),
+            to_fix="expire rows of operators with one store, which are not of transformWithState",
+        )
+    if older_than is None:
+        raise InvalidArgumentError(
+            "it is not said how old rows are that expire",
+            column=column,
+            to_fix="give older_than, such as timedelta(days=7)",
+        )
+    if isinstance(older_than, timedelta):
+        older_than = datetime.fromtimestamp(clock.now_ms() / 1000, UTC) - older_than
+    limit = older_than if older_than.tzinfo else older_than.replace(tzinfo=UTC)
+    return f"({column}) < TIMESTAMPTZ '{limit.astimezone(UTC).isoformat(sep=' ')}'"
