@@ -31,6 +31,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parameters: dict[str, list[Any]] = {
         "provider": _provider_ids(metafunc.config),
         "query_name": [query.name for query in suite.queries],
+        "operator_name": [query.name for query in suite.w8],
         "variable_name": [query.name for query in suite.w9],
         "rows": list(suite.w4.rows),
         "overlap": list(suite.w4.overlaps),

@@ -1,4 +1,4 @@
-"""Runs of the streaming query: W1, W2, the restart of W1 (W3), W9. One call, one JVM."""
+"""Runs of a streaming query: W1, W2, the restart of W1 (W3), W7 to W9. One call, one JVM."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import count
-from pyspark.sql.functions import sum as sum_of
+from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.datasets import input_files, link_files
 from benchmarks.sessions import benchmark_jar, start_session
-from benchmarks.workloads import Provider, QueryWorkload
+from benchmarks.workloads import Provider, QueryWorkload, full
 
 POLL_S = 0.005
+AGGREGATION = full().w1
 
 
 def run_from_start(workload: QueryWorkload, provider: Provider, work: Path) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def run_from_start(workload: QueryWorkload, provider: Provider, work: Path) -> d
     """
     spark = start_warm_session(workload, provider, work)
     link_files(input_files(workload)[: 1 + workload.update_batches], work / "source")
-    query = start_query(spark, work / "source", work / "checkpoint", workload.variable)
+    query = start_query(spark, work / "source", work / "checkpoint", workload)
     query.awaitTermination()
     result = {"batches": _batches(query), **_count_state_files(work / "checkpoint")}
     spark.stop()
@@ -53,7 +53,7 @@ def run_after_restart(workload: QueryWorkload, provider: Provider, work: Path) -
     spark = start_warm_session(workload, provider, work)
     link_files(input_files(workload)[1 + workload.update_batches :], work / "source")
     started = time.perf_counter()
-    query = start_query(spark, work / "source", work / "checkpoint", workload.variable)
+    query = start_query(spark, work / "source", work / "checkpoint", workload)
     while query.lastProgress is None and query.isActive:
         time.sleep(POLL_S)
     first_result_ms = (time.perf_counter() - started) * 1000
@@ -102,14 +102,14 @@ def start_warm_session(workload: QueryWorkload, provider: Provider, work: Path) 
     )
     directory = work / "warm-up"
     link_files(input_files(tiny), directory / "source")
-    query = start_query(spark, directory / "source", directory / "checkpoint", tiny.variable)
+    query = start_query(spark, directory / "source", directory / "checkpoint", tiny)
     query.awaitTermination()
     shutil.rmtree(directory)
     return spark
 
 
 def start_query(
-    spark: SparkSession, source: Path, checkpoint: Path, variable: str | None = None
+    spark: SparkSession, source: Path, checkpoint: Path, workload: QueryWorkload = AGGREGATION
 ) -> StreamingQuery:
     """Start the query of a workload; it ends when it has read what is in the source.
 
@@ -117,28 +117,42 @@ def start_query(
         spark: The session; for a variable with the jar of the benchmarks.
         source: Directory of its files.
         checkpoint: Its checkpoint.
-        variable: Kind of state variable, as `QueryWorkload` has it.
+        workload: Whose operator it has.
     """
     rows = (
         spark.readStream.schema("k string, v bigint")
         .option("maxFilesPerTrigger", 1)
         .parquet(str(source))
     )
-    if variable:
-        # By processing time Spark asks for another batch for ever.
-        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", False)
-        jvm: Any = spark._jvm
-        of_variable = jvm.io.statestore.bench.VariableQueries.of(rows._jdf, variable)
-        results = DataFrame(of_variable, spark)
-    else:
-        results = rows.groupBy("k").agg(count("*").alias("count"), sum_of("v").alias("sum"))
+    results = _results(spark, rows, workload)
     return (
         results.writeStream.format("noop")
-        .outputMode("update")
+        .outputMode("update" if workload.operator == "aggregation" else "append")
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
         .start()
     )
+
+
+def _results(spark: SparkSession, rows: DataFrame, workload: QueryWorkload) -> DataFrame:
+    """Return the rows with the operator of a workload."""
+    if workload.variable:
+        # By processing time Spark asks for another batch for ever.
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", False)
+        jvm: Any = spark._jvm
+        of_variable = jvm.io.statestore.bench.VariableQueries.of(rows._jdf, workload.variable)
+        return DataFrame(of_variable, spark)
+    if workload.operator == "join":
+        return rows.join(rows.select("k", sf.col("v").alias("other")), "k")
+    if workload.operator == "session":
+        # Far apart, and none of them ends: an update begins or extends a session of its key.
+        timed = rows.withColumn("ts", sf.timestamp_seconds(sf.col("v") * 100))
+        return (
+            timed.withWatermark("ts", "100 days")
+            .groupBy(sf.session_window("ts", "60 seconds"), "k")
+            .agg(sf.count("*").alias("count"), sf.sum("v").alias("sum"))
+        )
+    return rows.groupBy("k").agg(sf.count("*").alias("count"), sf.sum("v").alias("sum"))
 
 
 def _batches(query: StreamingQuery) -> list[dict[str, Any]]:

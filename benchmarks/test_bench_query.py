@@ -1,4 +1,4 @@
-"""W1, W2, W3: the micro-batches of a streaming aggregation. W9: those of transformWithState."""
+"""W1, W2, W3, W7: the micro-batches of an aggregation. W8: of others. W9: of transformWithState."""
 
 from __future__ import annotations
 
@@ -102,6 +102,27 @@ def test_variable_batch(
     record(
         benchmark,
         f"{variable_name} batch",
+        provider,
+        [[batch["batch_ms"] for batch in batches] for batches in rounds],
+        state_files=runs[-1]["state_files"],
+        state_bytes=runs[-1]["state_bytes"],
+        **counters([batch for batches in rounds for batch in batches]),
+    )
+
+
+def test_operator_batch(
+    benchmark: BenchmarkFixture, measurements: Measurements, operator_name: str, provider: str
+) -> None:
+    """An update batch of a join or of session windows, once warm."""
+    workload = measurements.suite.query(operator_name)
+    runs = measurements.from_start(operator_name, provider).checked()
+    rounds = [
+        run["batches"][1 + workload.warm_up_batches : 1 + workload.update_batches] for run in runs
+    ]
+    assert all(len(batches) == len(rounds[0]) > 0 for batches in rounds)
+    record(
+        benchmark,
+        f"{operator_name} batch",
         provider,
         [[batch["batch_ms"] for batch in batches] for batches in rounds],
         state_files=runs[-1]["state_files"],

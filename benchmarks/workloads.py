@@ -7,6 +7,7 @@ the sizes of the published figures, `quick()` a smoke test of the same code path
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 STATE_STORE = "spark.sql.streaming.stateStore"
 SPARK_STATE = "org.apache.spark.sql.execution.streaming.state"
@@ -97,11 +98,12 @@ def find_provider(provider_id: str) -> Provider:
 class QueryWorkload:
     """A streaming query that loads its keys, then updates some of them.
 
-    It is `groupBy(key).agg(count, sum)`, or, where `variable` names a kind of state, a
-    `transformWithState` of `jvm/VariableQueries.scala` that keeps such state for each key. Batch 0
-    inserts `keys` rows, each of the `update_batches` that follow updates `updates_per_batch`
-    distinct random keys. The first `warm_up_batches` updates are left out of the medians.
-    `restart_batches` more are read after a restart in a new JVM (0: no restart).
+    Its `operator` is an `aggregation`, `groupBy(key).agg(count, sum)`; a `join` of the stream with
+    itself on the key; or `session` windows of each key. Where `variable` names a kind of state, it
+    is a `transformWithState` of `jvm/VariableQueries.scala` that keeps such state for each key.
+    Batch 0 inserts `keys` rows, each of the `update_batches` that follow updates
+    `updates_per_batch` distinct random keys. The first `warm_up_batches` updates are left out of
+    the medians. `restart_batches` more are read after a restart in a new JVM (0: no restart).
     """
 
     name: str
@@ -113,6 +115,7 @@ class QueryWorkload:
     partitions: int
     seed: int = 20
     variable: str | None = None
+    operator: Literal["aggregation", "join", "session"] = "aggregation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,8 @@ class Suite:
     w1: QueryWorkload
     w2_large: QueryWorkload
     w2_small: QueryWorkload
+    w7: QueryWorkload
+    w8: tuple[QueryWorkload, ...]
     w4: StoreWorkload
     w5: CommitWorkload
     memory: MemoryWorkload
@@ -165,12 +170,12 @@ class Suite:
 
     @property
     def queries(self) -> tuple[QueryWorkload, ...]:
-        """The workloads that run a streaming query."""
-        return (self.w1, self.w2_large, self.w2_small)
+        """The workloads that run an aggregation."""
+        return (self.w1, self.w2_large, self.w2_small, self.w7)
 
     def query(self, name: str) -> QueryWorkload:
         """Return the workload of that name that runs a streaming query."""
-        return next(query for query in (*self.queries, *self.w9) if query.name == name)
+        return next(query for query in (*self.queries, *self.w8, *self.w9) if query.name == name)
 
 
 MB = 1_000_000
@@ -184,6 +189,11 @@ def full() -> Suite:
         w1=QueryWorkload("W1", 1_000_000, 100_000, 20, 5, 5, partitions=4),
         w2_large=QueryWorkload("W2-1M", 1_000_000, 1_000, 25, 10, 0, partitions=1),
         w2_small=QueryWorkload("W2-10k", 10_000, 1_000, 25, 10, 0, partitions=1),
+        w7=QueryWorkload("W7", 200_000, 2_000, 8, 3, 0, partitions=200),
+        w8=(
+            QueryWorkload("W8-join", 50_000, 2_000, 6, 3, 0, partitions=200, operator="join"),
+            QueryWorkload("W8-session", 50_000, 2_000, 6, 3, 0, partitions=200, operator="session"),
+        ),
         w4=StoreWorkload("W4", (10_000, 100_000), (100, 50, 10, 0), 7),
         w5=CommitWorkload("W5", (MB, 10 * MB, 40 * MB), (100, 1_000), 9, 3),
         memory=MemoryWorkload("memory", 1_000_000, 100_000, 10, 4),
@@ -201,6 +211,11 @@ def quick() -> Suite:
         w1=QueryWorkload("W1", 50_000, 5_000, 4, 1, 2, partitions=4),
         w2_large=QueryWorkload("W2-1M", 50_000, 500, 4, 1, 0, partitions=1),
         w2_small=QueryWorkload("W2-10k", 2_000, 500, 4, 1, 0, partitions=1),
+        w7=QueryWorkload("W7", 5_000, 500, 4, 1, 0, partitions=16),
+        w8=(
+            QueryWorkload("W8-join", 2_000, 200, 2, 1, 0, partitions=4, operator="join"),
+            QueryWorkload("W8-session", 2_000, 200, 2, 1, 0, partitions=4, operator="session"),
+        ),
         w4=StoreWorkload("W4", (2_000,), (100, 0), 2),
         w5=CommitWorkload("W5", (MB,), (100,), 2, 1),
         memory=MemoryWorkload("memory", 50_000, 5_000, 2, 4),
