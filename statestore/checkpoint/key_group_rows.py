@@ -71,17 +71,14 @@ def rescaled(
     Returns:
         Rows by as many classes as are known, at most NUM_CLASSES.
     """
-    modulus = 0
-    found: dict[int, int] = {}
-    for trailer in trailers:
-        rows, of = trailer.key_group_rows, trailer.num_partitions
-        if rows is None or modulus not in (0, of * len(rows)):
-            return None
-        modulus = of * len(rows)
-        for number, count in enumerate(rows):
-            found[trailer.store.partition + of * number] = count
+    moduli = {of.num_partitions * len(of.key_group_rows or ()) for of in trailers}
+    modulus = moduli.pop() if len(moduli) == 1 else 0
     if not modulus or modulus % num_partitions:
         return None
+    found: dict[int, int] = {}
+    for trailer in trailers:
+        for number, count in enumerate(trailer.key_group_rows or ()):
+            found[trailer.store.partition + trailer.num_partitions * number] = count
     num_classes = NUM_CLASSES
     while modulus % (num_partitions * num_classes):
         num_classes //= 2

@@ -46,6 +46,9 @@ from statestore.core.key_groups import (
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from statestore.codec.column_family import ColumnFamily
     from statestore.codec.trailer import Trailer
     from statestore.core.clock import Clock
 
@@ -87,7 +90,7 @@ def contributors(partition: int, num_partitions_now: int, num_partitions: int) -
 
 def plan_rescale(
     heads: Heads, num_partitions: int, *, version: int | None = None, is_whole: bool = False
-) -> dict[int, RescaledStore]:
+) -> RescaledStores:
     """Plan the next version of a store in another number of state partitions.
 
     Args:
@@ -99,7 +102,7 @@ def plan_rescale(
             limit without keys does; `heads` has that partition only, and so has the answer.
 
     Returns:
-        The store of each new state partition.
+        The store of each new state partition, planned when it is asked for.
 
     Raises:
         InvalidArgumentError: The number of key groups is not a multiple (kind not-a-divisor).
@@ -116,20 +119,132 @@ def plan_rescale(
             newest_version=of.version,
             to_fix=f"take {of.version + 1} or a later one",
         )
-    if is_whole:
-        return {0: _rescaled(heads, (0,), of, number, num_partitions, 0, None)}
-    return {
-        partition: _rescaled(
-            heads,
-            contributors(partition, of.num_partitions, num_partitions),
-            of,
-            number,
-            num_partitions,
-            partition,
-            KeyGroupSet(num_partitions, partition),
+    return RescaledStores(heads, number, num_partitions, is_whole=is_whole)
+
+
+class RescaledStores(Mapping[int, RescaledStore]):
+    """The stores of a new layout, by state partition; each is planned when it is asked for.
+
+    Args:
+        heads, num_partitions, is_whole: As `plan_rescale` takes them, checked.
+        version: The rescaled version.
+    """
+
+    def __init__(
+        self, heads: Heads, version: int, num_partitions: int, *, is_whole: bool = False
+    ) -> None:
+        self._heads = heads
+        self._version = version
+        self._num_partitions = num_partitions
+        self._is_whole = is_whole
+        self._of = heads[min(heads)].trailer
+        self._sources: dict[int, _Sources] = {}
+
+    def __len__(self) -> int:
+        return 1 if self._is_whole else self._num_partitions
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def __getitem__(self, partition: int) -> RescaledStore:
+        if partition not in range(len(self)):
+            raise KeyError(partition)
+        return self._rescaled(partition)
+
+    def num_keys(self, partition: int) -> int | None:
+        """Return the rows of a state partition, None where only reading them would tell."""
+        return self._counts(partition, self._sources_of(partition))[0]
+
+    def _sources_of(self, partition: int) -> _Sources:
+        """Return what state partitions of one remainder have in common."""
+        remainder = partition % math.gcd(self._of.num_partitions, self._num_partitions)
+        found = self._sources.get(remainder)
+        if found is None:
+            partitions: tuple[int, ...] = (0,)
+            if not self._is_whole:
+                partitions = contributors(partition, self._of.num_partitions, self._num_partitions)
+            trailers = [self._heads[now].trailer for now in partitions]
+            found = _Sources(
+                partitions,
+                trailers,
+                join_families(trailers),
+                rescalable=all(trailer.rescalable for trailer in trailers),
+                is_exact=self._is_whole or self._of.num_partitions % self._num_partitions == 0,
+            )
+            self._sources[remainder] = found
+        return found
+
+    def _counts(
+        self, partition: int, sources: _Sources
+    ) -> tuple[int | None, int | None, tuple[int, ...] | None]:
+        """Return rows, those in internal column families, and rows by key-group class."""
+        rows = None
+        if not self._is_whole:
+            rows = rescaled(sources.trailers, self._num_partitions, partition)
+        if sources.is_exact:
+            num_keys = add_counts(trailer.num_keys for trailer in sources.trailers)
+            num_internal = add_counts(trailer.num_internal_keys for trailer in sources.trailers)
+        else:
+            num_keys = num_internal = None
+        if num_keys is None and rows is not None:
+            num_keys = sum(rows)
+            num_internal = None if any(family.internal for family in sources.families) else 0
+        return num_keys, num_internal, rows
+
+    def _files(self, partition: int, sources: _Sources) -> tuple[FileRef, ...]:
+        wanted = None if self._is_whole else KeyGroupSet(self._num_partitions, partition)
+        taken: list[FileRef] = []
+        for now in sources.partitions:
+            head = self._heads[now]
+            owned = KeyGroupSet(self._of.num_partitions, now)
+            for ref in (*head.trailer.files, head.ref):
+                found = taken_over(head.trailer.store, ref, owned, wanted)
+                if found is not None and ref.rows:
+                    taken.append(found)
+        return _joined(taken)
+
+    def _rescaled(self, partition: int) -> RescaledStore:
+        of, sources = self._of, self._sources_of(partition)
+        files = self._files(partition, sources)
+        store = replace(of.store, partition=partition)
+        num_keys, num_internal, rows = self._counts(partition, sources)
+        lineage = compute_lineage(None, (), files)
+        identity = f"{store} {self._version} {self._num_partitions} {lineage}"
+        new = NewVersion(
+            version=self._version,
+            parent=None,
+            checkpoint_id=hashlib.blake2b(identity.encode(), digest_size=16).hexdigest(),
+            checkpoint_format=of.checkpoint_format,
+            rows=RowCounts(),
+            num_keys=num_keys,
+            num_internal_keys=num_internal,
+            key_group_growth=rows,
+            max_parallelism=of.max_parallelism,
+            num_partitions=self._num_partitions,
+            rescalable=sources.rescalable,
+            column_families=sources.families,
+            backend=of.backend,
         )
-        for partition in range(num_partitions)
-    }
+        lie_in = {store_of_path(store, ref.path).partition for ref in files}
+        return RescaledStore(partition, new, files, tuple(sorted(lie_in.union(sources.partitions))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """What a state partition of the new layout takes its key groups of.
+
+    Attributes:
+        partitions, trailers: State partitions of the old layout, and their versions.
+        families: Column families of all of them.
+        rescalable: Whether all of them are.
+        is_exact: Whether it takes them whole.
+    """
+
+    partitions: tuple[int, ...]
+    trailers: list[Trailer]
+    families: tuple[ColumnFamily, ...]
+    rescalable: bool
+    is_exact: bool
 
 
 def _check_heads(heads: Heads, num_partitions: int, *, is_whole: bool) -> Trailer:
@@ -179,60 +294,6 @@ def _check_heads(heads: Heads, num_partitions: int, *, is_whole: bool) -> Traile
                 )
     join_families(trailers)
     return of
-
-
-def _rescaled(
-    heads: Heads,
-    from_partitions: tuple[int, ...],
-    of: Trailer,
-    version: int,
-    num_partitions: int,
-    partition: int,
-    wanted: KeyGroupSet | None,
-) -> RescaledStore:
-    taken: list[FileRef] = []
-    is_exact = True
-    for now in from_partitions:
-        head = heads[now]
-        trailer = head.trailer
-        owned = KeyGroupSet(of.num_partitions, now)
-        is_exact = is_exact and (wanted is None or owned & wanted == owned)
-        for ref in (*trailer.files, head.ref):
-            found = taken_over(trailer.store, ref, owned, wanted)
-            if found is not None and ref.rows:
-                taken.append(found)
-    files = _joined(taken)
-    store = replace(of.store, partition=partition)
-    sources = {store_of_path(store, ref.path).partition for ref in files}
-    trailers = [heads[now].trailer for now in from_partitions]
-    families = join_families(trailers)
-    num_keys = add_counts(trailer.num_keys if is_exact else None for trailer in trailers)
-    num_internal = add_counts(
-        trailer.num_internal_keys if is_exact else None for trailer in trailers
-    )
-    rows = None if wanted is None else rescaled(trailers, num_partitions, partition)
-    if num_keys is None and rows is not None:
-        num_keys = sum(rows)
-        num_internal = None if any(family.internal for family in families) else 0
-    new = NewVersion(
-        version=version,
-        parent=None,
-        checkpoint_id="",
-        checkpoint_format=of.checkpoint_format,
-        rows=RowCounts(),
-        num_keys=num_keys,
-        num_internal_keys=num_internal,
-        key_group_growth=rows,
-        max_parallelism=of.max_parallelism,
-        num_partitions=num_partitions,
-        rescalable=all(trailer.rescalable for trailer in trailers),
-        column_families=families,
-        backend=of.backend,
-    )
-    identity = f"{store} {new.version} {num_partitions} {compute_lineage(None, (), files)}"
-    digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
-    new = replace(new, checkpoint_id=digest)
-    return RescaledStore(partition, new, files, tuple(sorted(sources.union(from_partitions))))
 
 
 def _joined(taken: list[FileRef]) -> tuple[FileRef, ...]:

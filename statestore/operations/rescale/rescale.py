@@ -155,7 +155,7 @@ class _StoreChange:
     heads: Mapping[int, PublishedFile]
     way: Way
     max_parallelism: int
-    made_of: Mapping[int, rescaling.RescaledStore] | None
+    made_of: rescaling.RescaledStores | None
 
 
 class _Rescale:
@@ -235,8 +235,9 @@ class _Rescale:
             location = self._checkpoint.location(head.trailer.store)
             refs = (ref for ref in (*head.trailer.files, head.ref) if ref.rows)
             files |= {location.path(ref.path): ref.size for ref in refs}
-        made_of = (change.made_of or {}).values()
-        rows = [store.new.num_keys for store in made_of if store.new.num_keys is not None]
+        made_of = change.made_of
+        rows = [] if made_of is None else [made_of.num_keys(partition) for partition in made_of]
+        known = tuple(count for count in rows if count is not None)
         return StoreRescale(
             change.operator,
             change.operator_name,
@@ -246,7 +247,7 @@ class _Rescale:
             num_files=len(files),
             num_bytes=sum(files.values()),
             num_rows=add_counts(head.trailer.num_keys for head in change.heads.values()),
-            partition_rows=tuple(rows) if rows and len(rows) == len(made_of) else None,
+            partition_rows=known if known and len(known) == len(rows) else None,
         )
 
     def _counted(self, store: StoreRescale, change: _StoreChange) -> StoreRescale:
