@@ -17,6 +17,8 @@ from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.rescaled import KEYED, MUTATIONS, end_process, make, newest
 from tests.seams import at
 
+EXTENDED = pytest.mark.extended
+OTHERS = [("edit", 2), ("forget", 1)]
 KEY = 5
 STEPS = (*MUTATIONS, "delete_files")
 OPERATIONS = {
@@ -40,8 +42,10 @@ def is_edited(copy, expected):
     return True
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.parametrize(
+    ("operation", "checkpoint_format"),
+    [("edit", 1), ("forget", 2), *(pytest.param(*one, marks=EXTENDED) for one in OTHERS)],
+)
 @pytest.mark.parametrize("happens", [False, True], ids=["before", "after"])
 def test_fault_at_every_step_leaves_old_or_edited_rows(
     tmp_path, operation, checkpoint_format, happens
@@ -95,7 +99,7 @@ OPERATIONS[sys.argv[3]](at(sys.argv[1], io=Killer()))
 """
 
 
-@pytest.mark.parametrize("operation", ["edit", pytest.param("forget", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("operation", ["edit", pytest.param("forget", marks=EXTENDED)])
 def test_kill_at_every_step_leaves_old_or_edited_rows(tmp_path, operation):
     """Catches a step that only an orderly end completes: the process dies by signal 9."""
     made = make(tmp_path, operators=KEYED, num_partitions=1)

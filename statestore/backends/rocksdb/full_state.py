@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import tempfile
+from itertools import islice
 from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
 
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import local_errors
 from statestore.backends.rocksdb.merging import database_of
 from statestore.backends.rocksdb.versions import RocksDBVersions
-from statestore.backends.rocksdb.view import View
+from statestore.backends.rocksdb.view import View, batch_of
 from statestore.checkpoint.commit import Body
-from statestore.codec.rows import split_for_blocks
+from statestore.codec.rows import DELETE, MAX_BLOCK_ROWS, SCHEMA, from_numpy, split_for_blocks
 from statestore.codec.sorting import sort_by_key
 from statestore.codec.trailer import compute_lineage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    import pyarrow as pa
-
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.sealed_file import SealedFile
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
 
@@ -69,6 +72,48 @@ def read_full_state(
             yield from view.batches(column_family)
         finally:
             view.close()
+
+
+def read_file(
+    file: SealedFile, scratch_directory: str, options: StateStoreOptions, memory: sst.Memory
+) -> Iterator[pa.RecordBatch]:
+    """Yield every row of one durable file, whichever version names it: puts, then deletes.
+
+    Args:
+        file: The file, verified.
+        scratch_directory: Local directory for the database, which is gone after the last row.
+        options: How the database is laid out.
+        memory: Shared by all databases.
+
+    Yields:
+        Record batches of SCHEMA; deletes have key group 0.
+
+    Raises:
+        CorruptionError: Its deletes cannot be read.
+        StorageError: The local disk failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="file-", dir=scratch_directory) as directory:
+        copy = sst.extract_sst(file, f"{directory}/1.sst")
+        if copy is None:
+            return
+        database = database_of([copy], directory, memory.options(options))
+        try:
+            rows = sst.all_rows(database)
+            while piece := list(islice(rows, MAX_BLOCK_ROWS)):
+                yield batch_of(piece)
+        finally:
+            database.close()
+    deletes = sst.read_deletes(file)
+    while deleted := list(islice(deletes, MAX_BLOCK_ROWS)):
+        encoded = [(key, bytes(sst.KEY_GROUP_BYTES)) for key in deleted]
+        puts = batch_of(encoded)
+        columns = [
+            *puts.columns[:2],
+            from_numpy(np.full(len(deleted), DELETE, np.uint8), pa.uint8()),
+            puts.column(3),
+            pa.nulls(len(deleted), pa.binary()),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def write_full_body(

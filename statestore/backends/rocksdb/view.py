@@ -15,7 +15,7 @@ from statestore.codec.byte_ranges import ByteRanges
 from statestore.codec.rows import PUT, SCHEMA, from_numpy, rows_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from statestore.backends.rocksdb.local_versions import LocalVersion
     from statestore.core.key_groups import KeyGroupSet
@@ -106,18 +106,23 @@ class View:
             options.set_iterate_upper_bound(sst.encode_key(column_family + 1, b""))
         items = sst.all_rows(self._database, first, options)
         while rows := list(islice(items, _BATCH_ROWS)):
-            keys, values = (_joined(column) for column in zip(*rows, strict=True))
-            families = keys.read(">u2", keys.starts).astype(np.uint16)
-            groups = values.read(">u2", values.starts).astype(np.uint16)
-            columns = [
-                from_numpy(groups, pa.uint16()),
-                from_numpy(families, pa.uint16()),
-                from_numpy(np.full(len(rows), PUT, np.uint8), pa.uint8()),
-                keys.skip(sst.FAMILY_BYTES).to_arrow(pa.binary()),
-                values.skip(sst.KEY_GROUP_BYTES).to_arrow(pa.binary()),
-            ]
-            batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+            batch = batch_of(rows)
             yield batch if self._owned is None else rows_in(batch, self._owned)
+
+
+def batch_of(rows: Sequence[tuple[bytes, bytes]]) -> pa.RecordBatch:
+    """Return encoded puts, one at least, as a record batch of SCHEMA."""
+    keys, values = (_joined(column) for column in zip(*rows, strict=True))
+    families = keys.read(">u2", keys.starts).astype(np.uint16)
+    groups = values.read(">u2", values.starts).astype(np.uint16)
+    columns = [
+        from_numpy(groups, pa.uint16()),
+        from_numpy(families, pa.uint16()),
+        from_numpy(np.full(len(rows), PUT, np.uint8), pa.uint8()),
+        keys.skip(sst.FAMILY_BYTES).to_arrow(pa.binary()),
+        values.skip(sst.KEY_GROUP_BYTES).to_arrow(pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def _joined(values: tuple[bytes, ...]) -> ByteRanges:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from statestore.checkpoint.layout import StoreLocation, lease_directory, parse_state_file_name
 from statestore.codec.references import StoreName
-from statestore.codec.rows import DELETE, MAX_BLOCK_ROWS, PUT, SCHEMA
 from statestore.codec.sealed_file import SealedFile
 from statestore.codec.state_file import StateFile
 from statestore.core.errors import IncompatibleError
@@ -20,11 +16,11 @@ from statestore.operations.full_state import open_memory
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pyarrow as pa
+
     from statestore.codec.trailer import Trailer
     from statestore.io.file_io import FileInfo, TreeFileIO
     from statestore.operations.checkpoint import OpenCheckpoint
-
-    RawRow = tuple[int, int, int, bytes, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,52 +108,10 @@ def rows_of_file(
         return
     memory = open_memory(checkpoint.options)
     # Known to be there: it made the memory.
-    from statestore.backends.rocksdb import sst
-    from statestore.backends.rocksdb.merging import database_of
+    from statestore.backends.rocksdb.full_state import read_file
 
     with named_errors("open a file", local_path):
         sealed = SealedFile(local_path, path)
     sealed.verify()
-    with tempfile.TemporaryDirectory(dir=checkpoint.scratch_directory) as directory:
-        copy = sst.extract_sst(sealed, f"{directory}/1.sst")
-        if copy is None:
-            return
-        database = database_of([copy], directory, memory.options(checkpoint.options))
-        try:
-            puts = (
-                (group, family, PUT, short, value)
-                for family, short, group, value in (
-                    sst.split_row(*row) for row in sst.all_rows(database)
-                )
-            )
-            for batch in _batches(puts):
-                yield sealed.trailer, batch
-            deletes = (
-                (0, family, DELETE, short, None)
-                for family, short, _, _ in (
-                    sst.split_row(key, None) for key in sst.read_deletes(sealed)
-                )
-            )
-            for batch in _batches(deletes):
-                yield sealed.trailer, batch
-        finally:
-            database.close()
-
-
-def _batches(rows: Iterator[RawRow]) -> Iterator[pa.RecordBatch]:
-    held: list[RawRow] = []
-    for row in rows:
-        held.append(row)
-        if len(held) == MAX_BLOCK_ROWS:
-            yield _batch(held)
-            held = []
-    if held:
-        yield _batch(held)
-
-
-def _batch(rows: list[RawRow]) -> pa.RecordBatch:
-    columns = [
-        pa.array(column, kind.type)
-        for column, kind in zip(zip(*rows, strict=True), SCHEMA, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    for batch in read_file(sealed, checkpoint.scratch_directory, checkpoint.options, memory):
+        yield sealed.trailer, batch

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from statestore.checkpoint.layout import parse_state_file_name
+from statestore.checkpoint.trailers import read_trailer
 from statestore.codec.sealed_file import map_file
 from statestore.core.text import format_bytes
 from statestore.operations.forget.files import files_of, files_of_operator, rows_of_file
@@ -104,9 +105,19 @@ def search(checkpoint: OpenCheckpoint, operator: int, wanted: Wanted) -> KeySear
         InvalidArgumentError, CorruptionError, IncompatibleError, NotFoundError, StorageError: As
             `find_rows`, and where a file cannot be read.
     """
-    hits = dict.fromkeys(Hit(path, "row") for path, _ in find_rows(checkpoint, operator, wanted))
+    hits: dict[Hit, None] = {}
+    for file in [one for one in files_of_operator(checkpoint, operator) if one.is_state][:1]:
+        wanted.prepare(
+            file.location.store.name, read_trailer(file.location, file.info.name).trailer
+        )
+    if not wanted.encoded:
+        # What is searched for is known only when the rows were read once.
+        hits = dict.fromkeys(
+            Hit(path, "row") for path, _ in find_rows(checkpoint, operator, wanted)
+        )
     needles = wanted.bytes_to_search
     pattern = re.compile(b"|".join(map(re.escape, needles))) if needles else None
+    stores = {file.path: file.location.store for file in files_of_operator(checkpoint, operator)}
     num_files = num_bytes = num_rows = num_row_bytes = 0
     for io, path in files_of(checkpoint):
         local_path = io.fetch(path)
@@ -117,13 +128,19 @@ def search(checkpoint: OpenCheckpoint, operator: int, wanted: Wanted) -> KeySear
             hits[Hit(path, "file")] = None
         if parse_state_file_name(path.rpartition("/")[2]) is None:
             continue
-        for _, batch in rows_of_file(checkpoint, path, local_path):
+        for trailer, batch in rows_of_file(checkpoint, path, local_path):
             num_rows += batch.num_rows
-            for where, column in (("key", batch.column(3)), ("value", batch.column(4))):
+            if path in stores and wanted.find_any(batch, stores[path].name, trailer):
+                hits[Hit(path, "row")] = None
+            columns: tuple[tuple[Where, pa.Array[Any]], ...] = (
+                ("key", batch.column(3)),
+                ("value", batch.column(4)),
+            )
+            for where, column in columns:
                 held = _bytes_of(column)
                 num_row_bytes += len(held)
                 if pattern is not None and pattern.search(held):
-                    hits[Hit(path, where)] = None  # type: ignore[arg-type]
+                    hits[Hit(path, where)] = None
     return KeySearch(
         len(wanted.encoded),
         wanted.num_plain,
@@ -155,8 +172,7 @@ def find_rows(
         num_found = 0
         local_path = file.location.io.fetch(file.path)
         for trailer, batch in rows_of_file(checkpoint, file.path, local_path):
-            for family in trailer.column_families:
-                num_found += wanted.find(batch, file.location.store.name, family)
+            num_found += wanted.find_any(batch, file.location.store.name, trailer)
         report(number + 1, len(files))
         if num_found:
             yield file.path, num_found

@@ -28,6 +28,8 @@ from statestore.operations.writing.given import as_reader
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from statestore.codec.trailer import Trailer
+
 MIN_DISTINCT_BYTES = 3
 """Bytes of a key that are not zero, from which on it is looked for in bytes of any kind: 42 as a
 key is the same as 42 as a count."""
@@ -63,6 +65,17 @@ class Wanted:
         self._condition = None if self.where is None else Condition(self.where)
         self._given = None if self.keys is None else as_reader(self.keys).read_all()
         self._encoded_for: set[str | None] = set()
+
+    def prepare(self, store: str, trailer: Trailer) -> None:
+        """Note the bytes of keys that are given, by the schemas of a file; errors as `find`."""
+        for family in trailer.column_families:
+            grouping = grouping_family(store, family)
+            if grouping is not None:
+                self._encode_given(store, grouping)
+
+    def find_any(self, batch: pa.RecordBatch, store: str, trailer: Trailer) -> int:
+        """Note the keys of rows that are meant, as `find`, of all column families."""
+        return sum(self.find(batch, store, family) for family in trailer.column_families)
 
     def find(self, batch: pa.RecordBatch, store: str, family: ColumnFamily) -> int:
         """Note the keys of rows that are meant, and return how many there are.
