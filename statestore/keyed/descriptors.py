@@ -1,0 +1,201 @@
+"""What a program says of its keyed state: name, type, default, time to live.
+
+A descriptor becomes a state variable of `transformWithState` under its name. What is stored is
+found by that name: `Checkpoint.read(column_family=name)`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Generic, Literal, TypeVar
+
+from statestore.core.errors import InvalidArgumentError
+from statestore.keyed.columns import hints_of
+
+IN = TypeVar("IN")
+ACC = TypeVar("ACC")
+OUT = TypeVar("OUT")
+
+
+@dataclass(frozen=True)
+class StateTtlConfig:
+    """How long an entry lives: a value, an element of a list, an entry of a map.
+
+    An entry that expired is never returned. Spark removes it with the batch after it expired. The
+    clock is the processing time of the batch, so the query needs `time_mode="ProcessingTime"`.
+
+    Args:
+        ttl: Time to live, 1 ms or more.
+        update_type: What starts it anew: every write, or also every read. A read then writes what
+            it read once more, of a list all of its elements: state that is only looked at costs
+            what state costs that changes.
+    """
+
+    ttl: timedelta
+    update_type: Literal["OnCreateAndWrite", "OnReadAndWrite"] = "OnCreateAndWrite"
+
+    def __post_init__(self) -> None:
+        if self.ttl < timedelta(milliseconds=1):
+            raise InvalidArgumentError(
+                "the time to live is too short", to_fix="1 ms or more", ttl=self.ttl
+            )
+        if self.update_type not in ("OnCreateAndWrite", "OnReadAndWrite"):
+            raise InvalidArgumentError(
+                "no such update type of a time to live",
+                to_fix="'OnCreateAndWrite' or 'OnReadAndWrite'",
+                update_type=self.update_type,
+            )
+
+    @property
+    def ttl_ms(self) -> int:
+        """The time to live in milliseconds."""
+        return self.ttl // timedelta(milliseconds=1)
+
+    @property
+    def is_on_read(self) -> bool:
+        """Whether a read starts it anew."""
+        return self.update_type == "OnReadAndWrite"
+
+
+@dataclass(frozen=True)
+class StateDescriptor(ABC):
+    """What all descriptors have.
+
+    Args:
+        name: Name of the state variable, its own among those of the function.
+        ttl: How long an entry lives; for ever when None.
+    """
+
+    name: str
+    ttl: StateTtlConfig | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name.startswith("$"):
+            raise InvalidArgumentError(
+                "no name of a state variable: Spark's own begin with '$'",
+                to_fix="name the state",
+                name=self.name,
+            )
+
+    @property
+    @abstractmethod
+    def types(self) -> tuple[Any, ...]:
+        """What is stored: a type; of a map that of its keys and that of its values."""
+
+
+@dataclass(frozen=True)
+class ValueStateDescriptor(StateDescriptor):
+    """A value of each key.
+
+    Args:
+        type: Type of the value, see `statestore.keyed.columns`, or the DDL of its columns.
+        default: What `value()` returns of a key that has none; each time a new one, where it can be
+            changed.
+    """
+
+    type: Any
+    default: Any = None
+
+    @property
+    def types(self) -> tuple[Any, ...]:  # noqa: D102, of the base
+        return (self.type,)
+
+
+@dataclass(frozen=True)
+class ListStateDescriptor(StateDescriptor):
+    """A list of each key.
+
+    Args:
+        type: Type of an element.
+    """
+
+    type: Any
+
+    @property
+    def types(self) -> tuple[Any, ...]:  # noqa: D102, of the base
+        return (self.type,)
+
+
+@dataclass(frozen=True)
+class MapStateDescriptor(StateDescriptor):
+    """A map of each key.
+
+    Args:
+        key_type: Type of the map's keys.
+        value_type: Type of the map's values.
+    """
+
+    key_type: Any
+    value_type: Any
+
+    @property
+    def types(self) -> tuple[Any, ...]:  # noqa: D102, of the base
+        return self.key_type, self.value_type
+
+
+class AggregateFunction(ABC, Generic[IN, ACC, OUT]):
+    """How an aggregating state combines what is added to it.
+
+    Flink's `merge` is for windows that grow together, which state of a key never does.
+    """
+
+    @abstractmethod
+    def create_accumulator(self) -> ACC:
+        """Return the accumulator of nothing. The annotation is the type that is stored."""
+
+    @abstractmethod
+    def add(self, value: IN, accumulator: ACC) -> ACC:
+        """Return the accumulator with a value more."""
+
+    @abstractmethod
+    def get_result(self, accumulator: ACC) -> OUT:
+        """Return what the state's `get` returns."""
+
+
+@dataclass(frozen=True)
+class ReducingStateDescriptor(StateDescriptor):
+    """One value of each key: what all added values were reduced to.
+
+    Args:
+        reduce: Combines two values to one of their type.
+        type: Type of the value; what `reduce` is annotated to return when None.
+    """
+
+    reduce: Callable[[Any, Any], Any]
+    type: Any = None
+
+    @property
+    def types(self) -> tuple[Any, ...]:  # noqa: D102, of the base
+        return (_returned(self.reduce) if self.type is None else self.type,)
+
+
+@dataclass(frozen=True)
+class AggregatingStateDescriptor(StateDescriptor):
+    """An accumulator of each key. What Flink's folding state did is one with `add` as the fold.
+
+    Args:
+        aggregate: Combines.
+        type: Type of the accumulator; what `create_accumulator` is annotated to return when None.
+    """
+
+    aggregate: AggregateFunction[Any, Any, Any]
+    type: Any = None
+
+    @property
+    def types(self) -> tuple[Any, ...]:  # noqa: D102, of the base
+        made = self.aggregate.create_accumulator
+        return (_returned(made) if self.type is None else self.type,)
+
+
+def _returned(function: Callable[..., Any]) -> Any:
+    returned = hints_of(function).get("return")
+    if returned is None:
+        raise InvalidArgumentError(
+            "the type of the state is not known",
+            to_fix="annotate what the function returns, or give the descriptor a type",
+            function=function,
+        )
+    return returned

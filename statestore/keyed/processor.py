@@ -1,0 +1,227 @@
+"""Runs functions of keyed state as `transformWithState` of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy, deepcopy
+from typing import TYPE_CHECKING, Any, cast
+
+from pyspark import TaskContext
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.keyed.columns import Columns, columns_of, element_of, hints_of
+from statestore.keyed.descriptors import ValueStateDescriptor
+from statestore.keyed.functions import (
+    Checkpointed,
+    KeyedProcessFunction,
+    RichFlatMapFunction,
+    RichFunction,
+    RichMapFunction,
+)
+from statestore.keyed.runtime import Context, RuntimeContext, TimeMode, TimerService
+from statestore.keyed.states import ValueState
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, GroupedData
+    from pyspark.sql.streaming.stateful_processor import (
+        ExpiredTimerInfo,
+        StatefulProcessorHandle,
+        TimerValues,
+    )
+
+Rows = Iterable[Any] | None
+FIELDS = "checkpointed_fields"
+_TIME_MODES = ("None", "ProcessingTime", "EventTime")
+
+
+def process(
+    grouped: GroupedData,
+    function: RichFunction,
+    output: Any = None,
+    *,
+    time_mode: TimeMode = "None",
+    output_mode: str = "Append",
+    event_time_column: str = "",
+) -> DataFrame:
+    """Run a function over the rows of each key, with state.
+
+    Args:
+        grouped: A streaming frame by its key, `frame.groupBy("key")`. Its rows come as Spark's
+            `Row`; the order within a batch is that in which the shuffle delivers them.
+        function: A map, a flat map or a process function; it is pickled, and not changed.
+        output: Type of the rows that it returns, or the DDL of their columns; by its annotations
+            when None. Fields of a plain tuple are called `_1`, `_2`, …; what is no row is `value`.
+        time_mode: The time of timers; `ProcessingTime` is what a time to live needs, too. With it
+            Spark runs a batch after the other, also without new rows.
+        output_mode: `Append` or `Update`, the query's.
+        event_time_column: The output's column that carries the watermark on.
+
+    Returns:
+        The streaming frame of all rows that the function returns.
+
+    Raises:
+        InvalidArgumentError: The function is of none of the three kinds, an annotation is missing
+            or has no type of Spark, or there is no such time mode.
+        IncompatibleError: The Spark has no `transformWithState` of rows: 4.0 (kind wrong-spark).
+
+    Guarantee: state changes with the batch that returns the rows, or not at all. A batch that runs
+    again begins with the state that the batch before left.
+    """
+    if not hasattr(grouped, "transformWithState"):
+        raise IncompatibleError(
+            "this Spark has no transformWithState of rows",
+            kind="wrong-spark",
+            to_fix="take Spark 4.1 or later, or transformWithStateInPandas",
+        )
+    if time_mode not in _TIME_MODES:
+        raise InvalidArgumentError(
+            "no such time mode", to_fix=f"one of {_TIME_MODES}", time_mode=time_mode
+        )
+    columns = columns_of(_returned_by(function) if output is None else output)
+    return grouped.transformWithState(
+        _Processor(function, columns, _states_of(function), time_mode),
+        columns.ddl,
+        output_mode,
+        time_mode,
+        eventTimeColumnName=event_time_column,
+    )
+
+
+class _Processor(StatefulProcessor):
+    """Hands rows to a function, from one generator, and writes what it left in its handles."""
+
+    def __init__(
+        self,
+        function: RichFunction,
+        columns: Columns,
+        states: dict[str, tuple[Columns, ...]],
+        time_mode: TimeMode,
+    ) -> None:
+        self._function = function
+        self._states = states
+        self._columns = columns
+        self._make = Row(*cast("StructType", StructType.fromDDL(columns.ddl)).names)
+        self._time_mode = time_mode
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._runtime = RuntimeContext(handle, self._states)
+        self._context = Context(TimerService(handle, self._time_mode))
+        self._fields = _fields_of(self._function, self._runtime)
+        self._opened = self._open(None)
+
+    def handleInputRows(  # noqa: N802, Spark's name
+        self,
+        key: Any,
+        rows: Iterator[Any],
+        timerValues: TimerValues,  # noqa: N803
+    ) -> Iterator[Any]:
+        self._context.enter(key, timerValues)
+        call, make, to_row = self._enter(), self._make, self._columns.to_row
+        for row in rows:
+            for value in call(row) or ():
+                yield value if isinstance(value, Row) else make(*to_row(value))
+        self._leave(timerValues)
+
+    def handleExpiredTimer(  # noqa: N802
+        self,
+        key: Any,
+        timerValues: TimerValues,  # noqa: N803
+        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
+    ) -> Iterator[Any]:
+        self._context.enter(key, timerValues)
+        self._enter()
+        if isinstance(self._opened, KeyedProcessFunction):
+            at_ms = expiredTimerInfo.getExpiryTimeInMs()
+            for value in self._opened.on_timer(at_ms, self._context) or ():
+                yield value if isinstance(value, Row) else self._make(*self._columns.to_row(value))
+        self._leave(timerValues)
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def _open(self, fields: Any) -> RichFunction:
+        """Open a copy of the function, after its fields were restored where it had some."""
+        function = self._function if self._fields is None else deepcopy(self._function)
+        if fields is not None:
+            function.restore_state(fields)  # type: ignore[attr-defined]
+        function.open(self._runtime)
+        self._call = self._call_of(function)
+        return function
+
+    def _enter(self) -> Callable[[Any], Rows]:
+        if self._fields is not None:
+            self._opened.close()
+            self._opened = self._open(self._fields.value())
+        return self._call
+
+    def _leave(self, now: TimerValues) -> None:
+        if self._fields is not None:
+            task, function = TaskContext.get(), cast("Checkpointed", self._opened)
+            version = int((task and task.getLocalProperty("streaming.sql.batchId")) or -1) + 1
+            time_ms = now.getCurrentProcessingTimeInMs()
+            self._fields.update(function.snapshot_state(version, time_ms))
+        for flush in self._runtime.flushes:
+            flush()
+
+    def _call_of(self, function: RichFunction) -> Callable[[Any], Rows]:
+        """Return what is called with each row."""
+        if isinstance(function, RichMapFunction):
+            apply = function.map
+            return lambda row: (apply(row),)
+        if isinstance(function, KeyedProcessFunction):
+            element, context = function.process_element, self._context
+            return lambda row: element(row, context)
+        return function.flat_map  # type: ignore[attr-defined, no-any-return]
+
+
+def _states_of(function: RichFunction) -> dict[str, tuple[Columns, ...]]:
+    """Return how each state of a function is kept. A copy is opened: what `open` sets stays in it.
+
+    Raises:
+        InvalidArgumentError: Of the descriptors.
+    """
+    columns: dict[str, tuple[Columns, ...]] = {}
+    opened, runtime = copy(function), RuntimeContext(None, columns)
+    _fields_of(opened, runtime)
+    opened.open(runtime)
+    opened.close()
+    return columns
+
+
+def _fields_of(function: RichFunction, runtime: RuntimeContext) -> ValueState[Any] | None:
+    """Return the state that a function's fields are; None when they are none."""
+    if not isinstance(function, Checkpointed):
+        return None
+    kind = hints_of(function.snapshot_state).get("return")
+    return runtime.get_state(ValueStateDescriptor(FIELDS, kind))
+
+
+def _returned_by(function: RichFunction) -> Any:
+    """Return the type of the rows that a function returns, as it is annotated.
+
+    Raises:
+        InvalidArgumentError: The function is of no kind, or not annotated.
+    """
+    if isinstance(function, RichMapFunction):
+        returned = hints_of(function.map).get("return")
+    elif isinstance(function, RichFlatMapFunction):
+        returned = element_of(hints_of(function.flat_map).get("return"))
+    elif isinstance(function, KeyedProcessFunction):
+        returned = element_of(hints_of(function.process_element).get("return"))
+    else:
+        raise InvalidArgumentError(
+            "not a function of keyed state",
+            to_fix="subclass RichMapFunction, RichFlatMapFunction or KeyedProcessFunction",
+            function=type(function).__name__,
+        )
+    if returned in (None, Any):
+        raise InvalidArgumentError(
+            "the schema of the output is not known",
+            to_fix="annotate what the function returns, Iterator[tuple[int, int]] for one, or give "
+            'its columns, "name TYPE, …"',
+            function=type(function).__name__,
+        )
+    return returned

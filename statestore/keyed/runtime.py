@@ -1,0 +1,182 @@
+"""What a function reaches state, timers and its key by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from statestore.core.errors import InvalidArgumentError
+from statestore.keyed.columns import Columns, columns_of
+from statestore.keyed.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from statestore.keyed.states import (
+    AggregatingState,
+    ListState,
+    MapState,
+    ReducingState,
+    ValueState,
+)
+
+TimeMode = Literal["None", "ProcessingTime", "EventTime"]
+State = TypeVar("State")
+
+
+class RuntimeContext:
+    """Gives out the handles of a function's state, one for each name.
+
+    Args:
+        handle: Spark's handle of the task, or of the driver; None where the function is only asked
+            for its states.
+        columns: How each state is kept, by name. A name that is missing is added: the driver
+            finds them out, where the annotations can be read, and a task is given them.
+    """
+
+    def __init__(self, handle: Any, columns: dict[str, tuple[Columns, ...]]) -> None:
+        self._handle = handle
+        self._columns = columns
+        self._given: dict[str, tuple[StateDescriptor, Any]] = {}
+        self.flushes: list[Callable[[], None]] = []
+
+    def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
+        """Return the handle of a value state.
+
+        Raises:
+            InvalidArgumentError: Another descriptor has its name, or no type of Spark its type.
+        """
+        return self._give(descriptor, ValueState, "getValueState")
+
+    def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
+        """Return the handle of a list state; raises as `get_state`."""
+        return self._give(descriptor, ListState, "getListState")
+
+    def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
+        """Return the handle of a map state; raises as `get_state`."""
+        return self._give(descriptor, MapState, "getMapState")
+
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
+        """Return the handle of a reducing state; raises as `get_state`."""
+        return self._give(descriptor, ReducingState, "getValueState")
+
+    def get_aggregating_state(
+        self, descriptor: AggregatingStateDescriptor
+    ) -> AggregatingState[Any, Any]:
+        """Return the handle of an aggregating state; raises as `get_state`."""
+        return self._give(descriptor, AggregatingState, "getValueState")
+
+    def delete_state(self, name: str) -> None:
+        """Forget a state of all keys that the function had before, if there is one of the name."""
+        if self._handle is not None:
+            self._handle.deleteIfExists(name)
+
+    def _give(self, descriptor: StateDescriptor, kind: Callable[..., State], get: str) -> State:
+        name = descriptor.name
+        if name in self._given:
+            known, state = self._given[name]
+            if known == descriptor:
+                return state  # type: ignore[no-any-return]
+            raise InvalidArgumentError(
+                "two states of one name",
+                to_fix="give each state of a function a name of its own",
+                name=name,
+            )
+        if name not in self._columns:
+            self._columns[name] = tuple(map(columns_of, descriptor.types))
+        columns, variable = self._columns[name], None
+        if self._handle is not None:
+            ddls = [each.ddl for each in columns]
+            ttl_ms = descriptor.ttl.ttl_ms if descriptor.ttl else None
+            variable = getattr(self._handle, get)(name, *ddls, ttl_ms)
+        state = kind(variable, descriptor, *columns)
+        self._given[name] = descriptor, state
+        if hasattr(state, "flush"):
+            self.flushes.append(state.flush)
+        return state
+
+
+class TimerService:
+    """Timers of the current key, and the time. Milliseconds since 1970 throughout.
+
+    Args:
+        handle: Spark's handle of the task.
+        time_mode: Of the query: its timers are all by that time.
+    """
+
+    def __init__(self, handle: Any, time_mode: TimeMode) -> None:
+        self._handle = handle
+        self._time_mode = time_mode
+        self._now: Any = None
+
+    def enter(self, now: Any) -> None:
+        """Take the times of the batch."""
+        self._now = now
+
+    def current_watermark(self) -> int:
+        """Return the watermark of the batch; -1 unless the time mode is EventTime."""
+        return int(self._now.getCurrentWatermarkInMs())
+
+    def current_processing_time(self) -> int:
+        """Return when the batch began, the same for all its rows; -1 when the time mode is None."""
+        return int(self._now.getCurrentProcessingTimeInMs())
+
+    def register_event_time_timer(self, timestamp: int) -> None:
+        """Call `on_timer` in the first batch whose watermark is past it; registered once only.
+
+        Raises:
+            InvalidArgumentError: The time mode is another one. So do the three below.
+        """
+        self._require("EventTime")
+        self._handle.registerTimer(timestamp)
+
+    def register_processing_time_timer(self, timestamp: int) -> None:
+        """Call `on_timer` in the first batch that begins later; a batch has to begin for it."""
+        self._require("ProcessingTime")
+        self._handle.registerTimer(timestamp)
+
+    def delete_event_time_timer(self, timestamp: int) -> None:
+        """Forget the timer, if there is one."""
+        self._require("EventTime")
+        self._handle.deleteTimer(timestamp)
+
+    def delete_processing_time_timer(self, timestamp: int) -> None:
+        """Forget the timer, if there is one."""
+        self._require("ProcessingTime")
+        self._handle.deleteTimer(timestamp)
+
+    def _require(self, time_mode: TimeMode) -> None:
+        if self._time_mode != time_mode:
+            raise InvalidArgumentError(
+                "a query has timers by one time only, that of its time mode",
+                to_fix=f"process(…, time_mode={time_mode!r})",
+                time_mode=self._time_mode,
+            )
+
+
+class Context:
+    """What a function with timers is told of the row, or of the timer, in hand.
+
+    Args:
+        timers: The task's timers.
+    """
+
+    def __init__(self, timers: TimerService) -> None:
+        self._timers = timers
+        self._key: tuple[Any, ...] = ()
+
+    def enter(self, key: tuple[Any, ...], now: Any) -> None:
+        """Go on to a key."""
+        self._key = key
+        self._timers.enter(now)
+
+    def get_current_key(self) -> Any:
+        """Return the key: its value where it is one column, else the tuple of its columns."""
+        return self._key[0] if len(self._key) == 1 else tuple(self._key)
+
+    def timer_service(self) -> TimerService:
+        """Return the timers of the current key."""
+        return self._timers

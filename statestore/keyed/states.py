@@ -1,0 +1,241 @@
+"""Handles of keyed state: each is of the key whose rows, or whose timer, are being processed.
+
+Every call of a state variable goes over a socket to the JVM and back. The row of a value,
+reducing or aggregating state is therefore read at most once and written at most once for each key
+and batch: it is written when the key's rows are done, and a batch that fails writes nothing, as
+ever. Lists and maps are read and written call by call.
+
+What a handle returns is a copy: changing it changes nothing before `update`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
+from typing import Any, Generic, TypeVar
+
+from statestore.keyed.columns import Columns
+from statestore.keyed.descriptors import (
+    AggregateFunction,
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateTtlConfig,
+    ValueStateDescriptor,
+)
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+IN = TypeVar("IN")
+OUT = TypeVar("OUT")
+_UNREAD: Any = object()
+
+
+class _Row:
+    """The row of a variable of one value, for the current key; None when the key has none."""
+
+    def __init__(self, variable: Any, columns: Columns, ttl: StateTtlConfig | None) -> None:
+        self._variable = variable
+        self._to_row, self._from_row = columns.to_row, columns.from_row
+        self._writes_on_read = ttl is not None and ttl.is_on_read
+        self._row: tuple[Any, ...] | None = _UNREAD
+        self._is_changed = False
+
+    def _read(self) -> tuple[Any, ...] | None:
+        if self._row is _UNREAD:
+            self._row = self._variable.get()
+            self._is_changed = self._writes_on_read and self._row is not None
+        return self._row
+
+    def _write(self, row: tuple[Any, ...] | None) -> None:
+        self._row = row
+        self._is_changed = True
+
+    def clear(self) -> None:
+        """Forget what the current key has."""
+        self._write(None)
+
+    def flush(self) -> None:
+        """Write what changed. The runtime calls it when the rows of a key are done."""
+        if self._is_changed:
+            if self._row is None:
+                self._variable.clear()
+            else:
+                self._variable.update(self._row)
+            self._is_changed = False
+        self._row = _UNREAD
+
+
+class ValueState(_Row, Generic[T]):
+    """A value of each key."""
+
+    def __init__(self, variable: Any, descriptor: ValueStateDescriptor, columns: Columns) -> None:
+        super().__init__(variable, columns, descriptor.ttl)
+        self._default = descriptor.default
+
+    def value(self) -> T | None:
+        """Return the value of the current key; the descriptor's default when it has none."""
+        row = self._read()
+        return deepcopy(self._default) if row is None else self._from_row(row)
+
+    def update(self, value: T | None) -> None:
+        """Set the value of the current key; None clears it."""
+        self._write(None if value is None else self._to_row(value))
+
+
+class ReducingState(_Row, Generic[T]):
+    """What all values added to the current key were reduced to."""
+
+    def __init__(
+        self, variable: Any, descriptor: ReducingStateDescriptor, columns: Columns
+    ) -> None:
+        super().__init__(variable, columns, descriptor.ttl)
+        self._reduce = descriptor.reduce
+
+    def get(self) -> T | None:
+        """Return the reduced value; None when nothing was added."""
+        row = self._read()
+        return None if row is None else self._from_row(row)  # type: ignore[no-any-return]
+
+    def add(self, value: T) -> None:
+        """Reduce a value into the state."""
+        row = self._read()
+        whole = value if row is None else self._reduce(self._from_row(row), value)
+        self._write(self._to_row(whole))
+
+
+class AggregatingState(_Row, Generic[IN, OUT]):
+    """What all values added to the current key were aggregated to."""
+
+    def __init__(
+        self, variable: Any, descriptor: AggregatingStateDescriptor, columns: Columns
+    ) -> None:
+        super().__init__(variable, columns, descriptor.ttl)
+        self._aggregate: AggregateFunction[IN, Any, OUT] = descriptor.aggregate
+
+    def get(self) -> OUT | None:
+        """Return the aggregate function's result; None when nothing was added."""
+        row = self._read()
+        return None if row is None else self._aggregate.get_result(self._from_row(row))
+
+    def add(self, value: IN) -> None:
+        """Aggregate a value into the state."""
+        row = self._read()
+        whole = self._aggregate.create_accumulator() if row is None else self._from_row(row)
+        self._write(self._to_row(self._aggregate.add(value, whole)))
+
+
+class ListState(Generic[T]):
+    """A list of each key."""
+
+    def __init__(self, variable: Any, descriptor: ListStateDescriptor, columns: Columns) -> None:
+        self._variable = variable
+        self._to_row, self._from_row = columns.to_row, columns.from_row
+        self._writes_on_read = descriptor.ttl is not None and descriptor.ttl.is_on_read
+
+    def get(self) -> Iterator[T]:
+        """Return the elements of the current key, in their order."""
+        rows = self._variable.get()
+        if self._writes_on_read:
+            kept = list(rows)
+            if kept:
+                self._variable.put(kept)
+            rows = iter(kept)
+        return map(self._from_row, rows)
+
+    def add(self, value: T) -> None:
+        """Append an element."""
+        self._variable.appendValue(self._to_row(value))
+
+    def add_all(self, values: Iterable[T]) -> None:
+        """Append elements, in one call of the variable."""
+        if rows := list(map(self._to_row, values)):
+            self._variable.appendList(rows)
+
+    def update(self, values: Iterable[T]) -> None:
+        """Replace all elements; by none clears the list."""
+        if rows := list(map(self._to_row, values)):
+            self._variable.put(rows)
+        else:
+            self._variable.clear()
+
+    def clear(self) -> None:
+        """Forget the list of the current key."""
+        self._variable.clear()
+
+
+class MapState(Generic[K, V]):
+    """A map of each key; its own keys are called user keys by Spark."""
+
+    def __init__(
+        self, variable: Any, descriptor: MapStateDescriptor, keys: Columns, values: Columns
+    ) -> None:
+        self._variable = variable
+        self._to_key, self._from_key = keys.to_row, keys.from_row
+        self._to_value, self._from_value = values.to_row, values.from_row
+        self._writes_on_read = descriptor.ttl is not None and descriptor.ttl.is_on_read
+
+    def get(self, key: K) -> V | None:
+        """Return the value of an entry; None when there is none."""
+        kept = self._to_key(key)
+        row = self._variable.getValue(kept)
+        if row is None:
+            return None
+        if self._writes_on_read:
+            self._variable.updateValue(kept, tuple(row))
+        return self._from_value(row)  # type: ignore[no-any-return]
+
+    def put(self, key: K, value: V) -> None:
+        """Set the value of an entry."""
+        self._variable.updateValue(self._to_key(key), self._to_value(value))
+
+    def put_all(self, entries: Mapping[K, V]) -> None:
+        """Set the values of entries, in a call of the variable each."""
+        for key, value in entries.items():
+            self.put(key, value)
+
+    def remove(self, key: K) -> None:
+        """Remove an entry, if it is there."""
+        self._variable.removeKey(self._to_key(key))
+
+    def contains(self, key: K) -> bool:
+        """Return whether there is an entry."""
+        return bool(self._variable.containsKey(self._to_key(key)))
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Return all entries of the current key, in no order."""
+        for key, value in self._entries():
+            yield self._from_key(key), self._from_value(value)
+
+    def keys(self) -> Iterator[K]:
+        """Return the keys of all entries, in no order."""
+        return self._part(self._variable.keys, self._from_key, 0)
+
+    def values(self) -> Iterator[V]:
+        """Return the values of all entries, in no order."""
+        return self._part(self._variable.values, self._from_value, 1)
+
+    def is_empty(self) -> bool:
+        """Return whether there is no entry."""
+        return not self._variable.exists()
+
+    def clear(self) -> None:
+        """Forget the map of the current key."""
+        self._variable.clear()
+
+    def _part(
+        self, read: Callable[[], Iterator[Any]], convert: Callable[[Any], Any], place: int
+    ) -> Iterator[Any]:
+        if self._writes_on_read:
+            return (convert(entry[place]) for entry in self._entries())
+        return map(convert, read())
+
+    def _entries(self) -> Iterable[tuple[Any, Any]]:
+        if not self._writes_on_read:
+            return self._variable.iterator()  # type: ignore[no-any-return]
+        entries = list(self._variable.iterator())
+        for key, value in entries:
+            self._variable.updateValue(tuple(key), tuple(value))
+        return entries
