@@ -68,6 +68,7 @@ class CheckpointedCountWindowAverage(keyed.RichFlatMapFunction, keyed.Checkpoint
 
 def from_elements(session: SparkSession, directory: Path) -> DataFrame:
     """Return a stream of the pairs, one a batch."""
+    directory.mkdir()
     for number, pair in enumerate(PAIRS):
         path = directory / f"{number}.json"
         path.write_text(json.dumps(dict(zip(("key", "value"), pair, strict=True))))
@@ -90,7 +91,7 @@ def run(session: SparkSession, directory: Path, function: keyed.RichFlatMapFunct
         directory: An empty one for input and checkpoint.
         function: One of the two above.
     """
-    averages = keyed.process(from_elements(session, directory).groupBy("key"), function)
+    averages = keyed.process(from_elements(session, directory / "pairs").groupBy("key"), function)
     query = (
         averages.writeStream.option("checkpointLocation", str(directory / "checkpoint"))
         .trigger(availableNow=True)

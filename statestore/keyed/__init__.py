@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from statestore.keyed.processor import process
     from statestore.keyed.runtime import Context, RuntimeContext, TimerService
     from statestore.keyed.shorthand import flat_map_with_state, map_with_state
+    from statestore.keyed.source import Split, StatefulSource
     from statestore.keyed.states import (
         AggregatingState,
         ListState,
@@ -52,7 +53,9 @@ __all__ = [
     "RichFlatMapFunction",
     "RichMapFunction",
     "RuntimeContext",
+    "Split",
     "StateTtlConfig",
+    "StatefulSource",
     "TimerService",
     "ValueState",
     "ValueStateDescriptor",
@@ -77,7 +80,9 @@ _HOMES = {
     "RichFlatMapFunction": "functions",
     "RichMapFunction": "functions",
     "RuntimeContext": "runtime",
+    "Split": "source",
     "StateTtlConfig": "descriptors",
+    "StatefulSource": "source",
     "TimerService": "runtime",
     "ValueState": "states",
     "ValueStateDescriptor": "descriptors",

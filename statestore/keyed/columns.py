@@ -7,6 +7,8 @@ A tuple, a NamedTuple and a dataclass are rows of their fields; every other type
     datetime TIMESTAMP · Decimal DECIMAL(38,18) · list[T] ARRAY<T> · tuple[T, ...] ARRAY<T>
     dict[K, V] MAP<K, V> · tuple[A, B], NamedTuple, dataclass STRUCT<…>
     Annotated[T, "TYPE"]: TYPE, as in Annotated[Decimal, "DECIMAL(18,2)"]
+
+A datetime comes back in UTC. One that is given without a zone is in the worker's, as in Spark.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from operator import attrgetter, itemgetter
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -85,9 +87,11 @@ def columns_of(kind: Any) -> Columns:
 def _column_of(kind: Any) -> _Column:
     kind = without_none(kind)
     if get_origin(kind) is Annotated and isinstance(kind.__metadata__[0], str):
-        return _column_of(kind.__origin__)._replace(type=kind.__metadata__[0])
+        inner = kind.__origin__
+        column = _Column("") if inner in _SCALARS else _column_of(inner)
+        return column._replace(type=kind.__metadata__[0])
     if kind in _SCALARS:
-        return _Column(_SCALARS[kind])
+        return _Column(_SCALARS[kind], from_spark=_in_utc if kind is datetime else None)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is list or (origin is tuple and arguments[1:] == (...,)):
         element = _column_of(arguments[0])
@@ -174,6 +178,11 @@ def without_none(kind: Any) -> Any:
         return kind
     kinds = [each for each in get_args(kind) if each is not type(None)]
     return kinds[0] if len(kinds) == 1 else kind
+
+
+def _in_utc(value: datetime | None) -> datetime | None:
+    """Spark gives timestamps without a zone, in the worker's."""
+    return None if value is None else value.astimezone(UTC)
 
 
 def _nullable(convert: Convert) -> Convert:

@@ -78,7 +78,7 @@ class ValueState(_Row, Generic[T]):
     def value(self) -> T | None:
         """Return the value of the current key; the descriptor's default when it has none."""
         row = self._read()
-        return deepcopy(self._default) if row is None else self._from_row(row)
+        return deepcopy(self._default) if row is None else self._from_row(row)  # type: ignore[no-any-return]
 
     def update(self, value: T | None) -> None:
         """Set the value of the current key; None clears it."""
@@ -97,7 +97,7 @@ class ReducingState(_Row, Generic[T]):
     def get(self) -> T | None:
         """Return the reduced value; None when nothing was added."""
         row = self._read()
-        return None if row is None else self._from_row(row)  # type: ignore[no-any-return]
+        return None if row is None else self._from_row(row)
 
     def add(self, value: T) -> None:
         """Reduce a value into the state."""

@@ -90,6 +90,14 @@ def _as_read(value: Any) -> Any:
     return value
 
 
+def test_timestamp_comes_back_in_utc() -> None:
+    """Catches a timestamp that loses its zone on the way, which Spark's do."""
+    local = AT.astimezone().replace(tzinfo=None)
+
+    assert repr(columns_of(datetime).from_row((local,))) == repr(AT)
+    assert columns_of(Annotated[datetime, "TIMESTAMP_NTZ"]).from_row((local,)) is local
+
+
 def test_row_shares_nothing_that_changes() -> None:
     """Catches a list that a program changes after `update`, or after `value`, in the state."""
     columns, given = columns_of(tuple[int, list[int]]), (1, [1])

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 
@@ -156,6 +156,63 @@ class AllStates(keyed.KeyedProcessFunction):
         )
 
 
+class Timed(keyed.KeyedProcessFunction):
+    """State with a time to live: a positive value is written, zero only reads."""
+
+    def __init__(self, ttl: keyed.StateTtlConfig) -> None:
+        self.ttl = ttl
+
+    def open(self, runtime: keyed.RuntimeContext) -> None:
+        self.value = runtime.get_state(keyed.ValueStateDescriptor("value", int, ttl=self.ttl))
+        self.list = runtime.get_list_state(keyed.ListStateDescriptor("list", int, ttl=self.ttl))
+        self.map = runtime.get_map_state(keyed.MapStateDescriptor("map", int, int, ttl=self.ttl))
+
+    def process_element(self, value: Row, context: keyed.Context) -> Iterator[tuple[str, str]]:
+        if value.value:
+            self.value.update(value.value)
+            self.list.add(value.value)
+            self.map.put(value.value, value.value)
+            timers = context.timer_service()
+            timers.register_processing_time_timer(timers.current_processing_time() + 40_000)
+        else:
+            shown = self.value.value(), list(self.list.get()), dict(self.map.items())
+            yield context.get_current_key(), repr(shown)
+
+    def on_timer(self, timestamp: int, context: keyed.Context) -> Iterator[tuple[str, str]]:
+        yield context.get_current_key(), "timer"
+
+
+class Fields(keyed.RichFlatMapFunction, keyed.Checkpointed):
+    """A field that is state: all values of the key so far. It is forgotten when there are five."""
+
+    def __init__(self) -> None:
+        self.values: list[int] = []
+
+    def flat_map(self, value: Row) -> Iterator[tuple[str, str]]:
+        self.values.append(value.value)
+        yield value.key, repr(self.values)
+
+    def snapshot_state(self, checkpoint_id: int, checkpoint_timestamp: int) -> list[int] | None:
+        assert checkpoint_id >= 1
+        assert checkpoint_timestamp == -1
+        return None if len(self.values) > 4 else self.values
+
+    def restore_state(self, state: list[int]) -> None:
+        self.values = state
+
+
+def total_so_far(value: Row, before: int | None) -> tuple[tuple[str, int], int | None]:
+    """Return the sum of a key's values, for a map with state; begins anew beyond 100."""
+    total = (before or 0) + value.value
+    return (value.key, total), None if total > 100 else total
+
+
+def odd_totals(value: Row, before: int | None) -> tuple[list[int], int]:
+    """Return the sum twice where it is odd, for a flat map with state."""
+    total = (before or 0) + value.value
+    return [total] * 2 * (total % 2), total
+
+
 def rows_of(batch: int, per_key: int = 2) -> list[dict[str, Any]]:
     """Return a file's rows: of each key some, a minute after those of the batch before."""
     return [
@@ -175,12 +232,14 @@ def query_of(
     plan: Sequence[Sequence[list[dict[str, Any]]]],
     time_mode: Any = "EventTime",
 ) -> Query:
-    """Return the query of a function over rows of `rows_of`."""
+    """Return the query of a process function, or of what makes a frame, over rows of `rows_of`."""
 
     def build(session: SparkSession, streams: Mapping[str, DataFrame]) -> DataFrame:
         events = streams["events"].withColumn("ts", sf.timestamp_millis("at"))
         groups = events.withWatermark("ts", "0 seconds").groupBy("key")
-        return keyed.process(groups, function, time_mode=time_mode)
+        if isinstance(function, keyed.KeyedProcessFunction):
+            return keyed.process(groups, function, time_mode=time_mode)
+        return function(groups)
 
     conf = {"spark.sql.streaming.noDataMicroBatches.enabled": str(time_mode == "EventTime").lower()}
     schemas = {"events": "key STRING, value LONG, at LONG"}
@@ -292,8 +351,3 @@ class _PlainState:
 
     def is_empty(self) -> bool:
         return not self.held
-
-
-def after(**milliseconds: float) -> timedelta:
-    """Return a duration."""
-    return timedelta(**milliseconds)

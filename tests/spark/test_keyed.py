@@ -2,44 +2,74 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Row, SparkSession
 
-from statestore import Checkpoint
+from examples import count_window_average
+from statestore import Checkpoint, keyed
+from statestore.core.errors import InvalidArgumentError
 
 from .conftest import EXTENDED, PROVIDER, MakeLane
-from .harness import HEAP, Lane
-from .keyed_functions import KEYS, AllStates, Plain, query_of, rows_of
+from .harness import HEAP, PROVIDER_CLASS, Lane
+from .keyed_functions import (
+    AllStates,
+    Fields,
+    Plain,
+    Report,
+    Timed,
+    odd_totals,
+    query_of,
+    rows_of,
+    total_so_far,
+)
+from .test_transform_with_state import run_at
 
 pytestmark = [pytest.mark.ours, pytest.mark.needs("row-api")]
+# Workers import neither the examples nor the tests.
+cloudpickle.register_pickle_by_value(count_window_average)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def _watermark_ms(progress: dict[str, Any]) -> int:
-    text = progress.get("eventTime", {}).get("watermark", "1970-01-01T00:00:00.000Z")
-    return round(
-        datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%f%z").astimezone(UTC).timestamp() * 1000
-    )
+def _watermark_ms(progress: Mapping[str, Any]) -> int:
+    at = datetime.strptime(progress["eventTime"]["watermark"], "%Y-%m-%dT%H:%M:%S.%f%z")
+    return round(at.timestamp() * 1000)
 
 
-def _expected(lane: Lane, model: Plain, files: list[Any]) -> dict[int, list[Any]]:
-    """Return what the model returns of the batches that ran, with their watermarks."""
-    left = iter(files)
-    return {
-        progress["batchId"]: model.run(
-            next(left) if progress["numInputRows"] else [], _watermark_ms(progress)
-        )
-        for progress in lane.progress
-    }
+def _as_row(report: Report) -> str:
+    parts = [Row(value=part.value, label=part.label) for part in report.parts]
+    totals = [Row(_1=rest, _2=word, _3=total) for rest, word, total in report.totals]
+    before = report.key, report.what, report.seen
+    return repr((*before, parts, totals, report.largest, report.mean))
 
 
-def test_every_kind_of_state_is_what_plain_dicts_are(make_lane: MakeLane) -> None:
-    """Catches a handle that loses, mixes up or changes what it was given, over restarts.
+def _returned(lane: Lane) -> Iterator[list[str]]:
+    """Return the rows of each batch that had input."""
+    return (lane.batches[report["batchId"]] for report in lane.progress if report["numInputRows"])
 
-    Also after a rescale, and what is read of it under the descriptors' names.
+
+def _read(checkpoint: Any, name: str) -> dict[str, list[Any]]:
+    """Return what is stored under a name, by key: each value, or each element or entry in order."""
+    found: dict[str, list[Any]] = {}
+    for row in checkpoint.read(column_family=name).to_pylist():
+        key = row["key"].pop("key")
+        found.setdefault(key, []).append((*row["key"].values(), *row["value"].values()))
+    return found
+
+
+def test_every_kind_of_state_is_what_plain_dicts_are(make_lane: MakeLane, tmp_path: Path) -> None:
+    """Catches a handle that loses, mixes up or changes what it was given, over a restart.
+
+    Also after a rescale, and what is read of it, and of a savepoint, under the descriptors' names.
     """
-    plan = [[rows_of(0), rows_of(1)], [rows_of(2), rows_of(3)]]
+    plan = [[rows_of(0), rows_of(1)], [rows_of(2, 3)]]
     lane = make_lane(query_of("keyed", AllStates(), plan))
 
     lane.run(*lane.query.plan[0])
@@ -47,7 +77,159 @@ def test_every_kind_of_state_is_what_plain_dicts_are(make_lane: MakeLane) -> Non
         Checkpoint(lane.checkpoint).rescale(6)
     lane.run(*lane.query.plan[1])
 
-    model = Plain(AllStates())
-    expected = _expected(lane, model, [rows for run in plan for rows in run])
-    print(lane.batches)
-    print(expected)
+    model, files = Plain(AllStates()), iter([rows for run in plan for rows in run])
+    for progress in lane.progress:
+        rows = next(files) if progress["numInputRows"] else []
+        returned = model.run(rows, _watermark_ms(progress))
+        assert lane.batches[progress["batchId"]] == sorted(map(_as_row, returned))
+    shown = "".join(row for rows in lane.batches.values() for row in rows)
+    assert all(f"'{what}" in shown for what in ("seen", "cleared", "timer")), "too little happens"
+    if PROVIDER == HEAP:
+        return
+    savepoint = Checkpoint(lane.checkpoint).savepoint(tmp_path / "savepoint")
+    for stored in (Checkpoint(lane.checkpoint), savepoint):
+        kept = {name: state.of_keys for name, state in model.states.items()}
+        assert _read(stored, "largest") == {
+            key: [(value,)] for key, value in kept["largest"].items()
+        }
+        assert _read(stored, "mean") == {key: [pair] for key, pair in kept["mean"].items()}
+        assert {key: row[0][:3] for key, row in _read(stored, "seen").items()} == {
+            key: seen[:3] for key, seen in kept["seen"].items()
+        }
+        assert {key: sorted(rows) for key, rows in _read(stored, "totals").items()} == {
+            key: sorted((*at, total) for at, total in totals.items())
+            for key, totals in kept["totals"].items()
+        }
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        count_window_average.CountWindowAverage(),
+        pytest.param(count_window_average.CheckpointedCountWindowAverage(), marks=EXTENDED),
+    ],
+    ids=lambda function: type(function).__name__,
+)
+def test_count_window_average_prints_what_flink_prints(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], function: Any
+) -> None:
+    """Catches a state that is lost, or not cleared, between batches."""
+    session = spark.newSession()
+    session.conf.set(PROVIDER_CLASS, PROVIDER)
+
+    count_window_average.run(session, tmp_path, function)
+
+    assert capsys.readouterr().out == "(1,4)\n(1,5)\n"
+
+
+@EXTENDED
+@pytest.mark.parametrize(
+    ("update_type", "after_a_read"),
+    [("OnCreateAndWrite", "(None, [], {})"), ("OnReadAndWrite", "(7, [7], {7: 7})")],
+)
+def test_state_lives_as_long_as_its_ttl_says(
+    make_lane: MakeLane, update_type: Any, after_a_read: str
+) -> None:
+    """Catches an entry that a read keeps, or does not keep, against what was asked for.
+
+    Also a timer by processing time.
+    """
+    function = Timed(keyed.StateTtlConfig(timedelta(seconds=50), update_type))
+    lane = make_lane(query_of(f"ttl-{update_type}", function, [], "ProcessingTime"))
+
+    for value, at_ms in ((7, 0), (0, 35_000), (0, 60_000), (0, 200_000)):
+        run_at(lane, {"events": [{"key": "a", "value": value, "at": 0}]}, at_ms)
+
+    assert lane.batches == {
+        0: [],
+        1: [repr(("a", "(7, [7], {7: 7})"))],
+        2: sorted([repr(("a", after_a_read)), repr(("a", "timer"))]),
+        3: [repr(("a", "(None, [], {})"))],
+    }
+
+
+@EXTENDED
+def test_fields_are_of_a_key_and_restored(make_lane: MakeLane) -> None:
+    """Catches fields that one key sees of another, or that a batch does not get back."""
+    plan = [[rows_of(0), rows_of(1)], [rows_of(2)], [rows_of(3)]]
+    lane = make_lane(query_of("fields", lambda groups: keyed.process(groups, Fields()), plan))
+
+    for run in lane.query.plan:
+        lane.run(*run)
+
+    held: dict[str, list[int]] = {}
+    returned = _returned(lane)
+    for rows in (rows for run in plan for rows in run):
+        expected = []
+        for row in rows:
+            held.setdefault(row["key"], []).append(row["value"])
+            expected.append(repr((row["key"], repr(held[row["key"]]))))
+        held = {key: values for key, values in held.items() if len(values) <= 4}
+        assert next(returned) == sorted(expected)
+
+
+@EXTENDED
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_map_with_state_keeps_what_the_function_returns(make_lane: MakeLane, is_flat: bool) -> None:
+    """Catches a state that is not cleared by None, or not handed back."""
+    shorthand = keyed.flat_map_with_state if is_flat else keyed.map_with_state
+    function: Any = odd_totals if is_flat else total_so_far
+    plan = [[rows_of(0), rows_of(1)], [rows_of(2)]]
+    lane = make_lane(query_of(shorthand.__name__, lambda groups: shorthand(groups, function), plan))
+
+    for run in lane.query.plan:
+        lane.run(*run)
+
+    held: dict[str, int | None] = {}
+    returned = _returned(lane)
+    for rows in (rows for run in plan for rows in run):
+        expected = []
+        for row in rows:
+            values, held[row["key"]] = function(Row(**row), held.get(row["key"]))
+            expected += [(value,) for value in values] if is_flat else [values]
+        assert next(returned) == sorted(map(repr, expected))
+
+
+class Refused(keyed.RichMapFunction):
+    """Takes two states of one name."""
+
+    def open(self, runtime: keyed.RuntimeContext) -> None:
+        runtime.get_state(keyed.ValueStateDescriptor("state", int))
+        runtime.get_list_state(keyed.ListStateDescriptor("state", int))
+
+    def map(self, value: Row) -> int:
+        return int(value.value)
+
+
+class Untyped(keyed.RichMapFunction):
+    """Says nothing of its output."""
+
+    def map(self, value):
+        return value
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (Refused(), "two states of one name: name='state'"),
+        (Untyped(), "the schema of the output is not known"),
+        (object(), "not a function of keyed state"),
+    ],
+)
+def test_refused_before_a_query_starts(spark: SparkSession, function: Any, message: str) -> None:
+    """Catches an error that Spark's worker in the driver would hide."""
+    groups = spark.createDataFrame([("a", 1)], "key STRING, value LONG").groupBy("key")
+
+    with pytest.raises(ValueError, match=message) as refused:
+        keyed.process(groups, function)
+
+    assert isinstance(refused.value, InvalidArgumentError)
+
+
+@EXTENDED
+def test_timer_of_another_time_is_refused_by_name(make_lane: MakeLane) -> None:
+    """Catches a timer that never comes."""
+    lane = make_lane(query_of("other-time", AllStates(), [[rows_of(0)]], "ProcessingTime"))
+
+    with pytest.raises(StreamingQueryException, match="timers by one time only"):
+        lane.run(*lane.query.plan[0])

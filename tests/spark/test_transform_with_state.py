@@ -120,7 +120,7 @@ TIMES_MS = (0, 35_000, 60_000)
 """Of the batches: some entries are refreshed in between, others expire, by kind of variable."""
 
 
-def _run_at(lane: Lane, files: Files, at_ms: int) -> None:
+def run_at(lane: Lane, files: Files, at_ms: int) -> None:
     """Run a batch at a time of our choice: of its second attempt, Spark takes what it planned."""
     batch = len(lane.batches)
 
@@ -154,7 +154,7 @@ def test_rows_equal_built_in_with_ttl_and_processing_timers(
     def run(lane: Lane) -> None:
         for batch, at_ms in enumerate(TIMES_MS):
             events = generate_events("events", batch, num_rows=20, num_keys=9)
-            _run_at(lane, {"events": events}, at_ms)
+            run_at(lane, {"events": events}, at_ms)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(run, lanes))

@@ -1,0 +1,73 @@
+"""Elements of a stateful source are dealt out to tasks, and wrong settings refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from statestore import keyed
+from statestore.core.errors import InvalidArgumentError, StateStoreError
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(DataSourceStreamReader, "getDefaultReadLimit"), reason="Spark 4.2 or later"
+)
+
+
+class Numbers(keyed.StatefulSource):
+    def initialize_state(self) -> list[Any]:
+        return [0, 0, 0]
+
+    def snapshot_state(self, elements: list[Any]) -> list[Any]:
+        return [*(each + 1 for each in elements), 9]
+
+    def read(self, split: keyed.Split) -> Iterator[tuple[int]]:
+        yield (split.index,)
+
+
+class ToAll(Numbers):
+    redistribution = "union"
+
+
+class ToNobody(Numbers):
+    redistribution = "broadcast"  # type: ignore[assignment]
+
+
+def _splits(kind: type[Numbers], parallelism: int) -> list[list[Any]]:
+    reader: Any = kind({"parallelism": str(parallelism)}).streamReader(StructType())
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, None)
+    splits = reader.partitions(start, end)
+    assert {split.parallelism for split in splits} == {parallelism}
+    assert [split.index for split in splits] == [*range(len(splits))]
+    return [split.elements for split in splits]
+
+
+def test_every_element_comes_to_one_task_in_turn() -> None:
+    """Catches an element that no task reads, or two; and a task that has nothing to read."""
+    one, two, three, new = (0, 1), (0, 1), (0, 1), (None, 9)
+
+    assert _splits(Numbers, 1) == [[one, two, three, new]]
+    assert _splits(Numbers, 3) == [[one, new], [two], [three]]
+    assert _splits(Numbers, 7) == [[one], [two], [three], [new]]
+
+
+def test_every_element_comes_to_all_tasks_of_a_union() -> None:
+    """Catches a union that is split."""
+    assert _splits(ToAll, 2) == [[(0, 1), (0, 1), (0, 1), (None, 9)]] * 2
+
+
+@pytest.mark.parametrize("parallelism", ["0", "-1", "two"])
+def test_refused_when_the_parallelism_is_out_of_range(parallelism: str) -> None:
+    """Catches a source that plans no task, and so skips rows."""
+    with pytest.raises(InvalidArgumentError, match="parallelism of a source is out of range"):
+        Numbers({"parallelism": parallelism}).streamReader(StructType())
+
+
+def test_refused_when_elements_go_nowhere() -> None:
+    """Catches a redistribution that is guessed."""
+    with pytest.raises(StateStoreError, match="no such redistribution"):
+        ToNobody({}).streamReader(StructType())
