@@ -2,8 +2,8 @@
 
 Every call of a state variable goes over a socket to the JVM and back. The row of a value,
 reducing or aggregating state is therefore read at most once and written at most once for each key
-and batch: it is written when the key's rows are done, and a batch that fails writes nothing, as
-ever. Lists and maps are read and written call by call.
+and batch, and what is appended to a list is written together: when the key's rows are done. A batch
+that fails writes nothing, as ever. Lists are read and maps are read and written call by call.
 
 What a handle returns is a copy: changing it changes nothing before `update`.
 """
@@ -134,9 +134,11 @@ class ListState(Generic[T]):
         self._variable = variable
         self._to_row, self._from_row = columns.to_row, columns.from_row
         self._writes_on_read = descriptor.ttl is not None and descriptor.ttl.is_on_read
+        self._added: list[tuple[Any, ...]] = []
 
     def get(self) -> Iterator[T]:
         """Return the elements of the current key, in their order."""
+        self.flush()
         rows = self._variable.get()
         if self._writes_on_read:
             kept = list(rows)
@@ -147,15 +149,15 @@ class ListState(Generic[T]):
 
     def add(self, value: T) -> None:
         """Append an element."""
-        self._variable.appendValue(self._to_row(value))
+        self._added.append(self._to_row(value))
 
     def add_all(self, values: Iterable[T]) -> None:
-        """Append elements, in one call of the variable."""
-        if rows := list(map(self._to_row, values)):
-            self._variable.appendList(rows)
+        """Append elements."""
+        self._added += map(self._to_row, values)
 
     def update(self, values: Iterable[T]) -> None:
         """Replace all elements; by none clears the list."""
+        self._added.clear()
         if rows := list(map(self._to_row, values)):
             self._variable.put(rows)
         else:
@@ -163,7 +165,14 @@ class ListState(Generic[T]):
 
     def clear(self) -> None:
         """Forget the list of the current key."""
+        self._added.clear()
         self._variable.clear()
+
+    def flush(self) -> None:
+        """Write what was appended. The runtime calls it when the rows of a key are done."""
+        if self._added:
+            self._variable.appendList(self._added)
+            self._added = []
 
 
 class MapState(Generic[K, V]):

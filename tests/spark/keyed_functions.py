@@ -145,10 +145,12 @@ class AllStates(keyed.KeyedProcessFunction):
         assert [key for key, _ in items] == sorted(self.totals.keys())
         assert sorted(total for _, total in items) == sorted(self.totals.values())
         assert self.totals.is_empty() == (not items)
+        seen = self.seen.value()
+        shown = seen._replace(price=seen.price.quantize(Decimal("0.01")))
         return Report(
             context.get_current_key(),
             what,
-            repr(self.seen.value()),
+            repr(shown),
             list(self.parts.get()),
             [(*key, total) for key, total in items],
             self.largest.get(),

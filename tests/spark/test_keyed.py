@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 
-from examples import count_window_average
+from examples import count_window_average, flink_listings
 from statestore import Checkpoint, keyed
 from statestore.core.errors import InvalidArgumentError
 
@@ -35,6 +35,7 @@ from .test_transform_with_state import run_at
 pytestmark = [pytest.mark.ours, pytest.mark.needs("row-api")]
 # Workers import neither the examples nor the tests.
 cloudpickle.register_pickle_by_value(count_window_average)
+cloudpickle.register_pickle_by_value(flink_listings)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -120,6 +121,34 @@ def test_count_window_average_prints_what_flink_prints(
     count_window_average.run(session, tmp_path, function)
 
     assert capsys.readouterr().out == "(1,4)\n(1,5)\n"
+
+
+LISTINGS = {
+    "map_with_counter": ["(3)", "(0)", "(8)", "(9)"],
+    "map_with_state": ["(a,0)", "(a,3)", "(a,7)", "(b,0)"],
+    "compute_diffs": ["(ann,10)", "(bob,-2)", "(ann,7)", "(bob,0)"],
+    "word_count": [
+        f"(00:00:0{start},{word},{times})"
+        for start in range(5)
+        for word, times in (("be", 2), ("not", 1), ("or", 1), ("to", 2))
+    ],
+}
+
+
+@EXTENDED
+@pytest.mark.parametrize("name", LISTINGS)
+def test_listing_of_flink_prints_what_its_text_says(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Catches a counterpart of a listing that does something else."""
+    session = spark.newSession()
+    session.conf.set(PROVIDER_CLASS, PROVIDER)
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    assert LISTINGS.keys() == flink_listings.LISTINGS.keys()
+
+    flink_listings.run(session, tmp_path, flink_listings.LISTINGS[name])
+
+    assert capsys.readouterr().out.splitlines() == LISTINGS[name]
 
 
 @EXTENDED
