@@ -14,6 +14,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import statestore
+from statestore import keyed
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = (
@@ -30,8 +31,9 @@ PARTS = (
 _API = """\
 # Python
 
-All that `import statestore` gives. How it is used: [checkpoints in Python](python.md),
-[selecting a state backend](spark.md#selecting-it), [restarts](restart.md).
+All that `import statestore` gives, and `statestore.keyed`. How it is used:
+[checkpoints in Python](python.md), [selecting a state backend](spark.md#selecting-it),
+[restarts](restart.md), [keyed state](keyed.md).
 """
 
 
@@ -58,5 +60,6 @@ def _file(path: str, config: MkDocsConfig) -> File:
 
 def _api(config: MkDocsConfig) -> File:
     names = [name for name in statestore.__all__ if not name.startswith("__")]
+    names += [f"keyed.{name}" for name in keyed.__all__]
     text = _API + "".join(f"\n::: statestore.{name}\n" for name in names)
     return File.generated(config, "docs/api.md", content=text)

@@ -80,18 +80,33 @@ def process(
         raise InvalidArgumentError(
             "no such time mode", to_fix=f"one of {_TIME_MODES}", time_mode=time_mode
         )
-    columns = columns_of(_returned_by(function) if output is None else output)
+    processor = keyed_processor(function, output, time_mode)
     return grouped.transformWithState(
-        _Processor(function, columns, _states_of(function), time_mode),
-        columns.ddl,
+        processor,
+        processor.columns.ddl,
         output_mode,
         time_mode,
         eventTimeColumnName=event_time_column,
     )
 
 
-class _Processor(StatefulProcessor):
-    """Hands rows to a function, from one generator, and writes what it left in its handles."""
+def keyed_processor(
+    function: RichFunction, output: Any = None, time_mode: TimeMode = "None"
+) -> KeyedProcessor:
+    """Return what `process` hands to `transformWithState`; arguments and raises are its."""
+    columns = columns_of(_returned_by(function) if output is None else output)
+    return KeyedProcessor(function, columns, _states_of(function), time_mode)
+
+
+class KeyedProcessor(StatefulProcessor):
+    """Hands rows to a function, from one generator, and writes what it left in its handles.
+
+    Args:
+        function: Opened in each task.
+        columns: Of what it returns.
+        states: How each of its states is kept, by name.
+        time_mode: The query's.
+    """
 
     def __init__(
         self,
@@ -102,14 +117,15 @@ class _Processor(StatefulProcessor):
     ) -> None:
         self._function = function
         self._states = states
-        self._columns = columns
+        self.columns = columns
         self._make = Row(*cast("StructType", StructType.fromDDL(columns.ddl)).names)
         self._time_mode = time_mode
 
     def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the function, with the handle of the task."""
         self._runtime = RuntimeContext(handle, self._states)
         self._context = Context(TimerService(handle, self._time_mode))
-        self._fields = _fields_of(self._function, self._runtime)
+        self._fields = _fields_of(self._function, self._runtime, None)  # its type is of `states`
         self._opened = self._open(None)
 
     def handleInputRows(  # noqa: N802, Spark's name
@@ -118,8 +134,9 @@ class _Processor(StatefulProcessor):
         rows: Iterator[Any],
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[Any]:
+        """Yield the rows that the rows of a key become."""
         self._context.enter(key, timerValues)
-        call, make, to_row = self._enter(), self._make, self._columns.to_row
+        call, make, to_row = self._enter(), self._make, self.columns.to_row
         for row in rows:
             for value in call(row) or ():
                 yield value if isinstance(value, Row) else make(*to_row(value))
@@ -131,15 +148,17 @@ class _Processor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[Any]:
+        """Yield the rows that a timer of a key returns."""
         self._context.enter(key, timerValues)
         self._enter()
         if isinstance(self._opened, KeyedProcessFunction):
             at_ms = expiredTimerInfo.getExpiryTimeInMs()
             for value in self._opened.on_timer(at_ms, self._context) or ():
-                yield value if isinstance(value, Row) else self._make(*self._columns.to_row(value))
+                yield value if isinstance(value, Row) else self._make(*self.columns.to_row(value))
         self._leave(timerValues)
 
     def close(self) -> None:
+        """Close the function."""
         self._opened.close()
 
     def _open(self, fields: Any) -> RichFunction:
@@ -185,17 +204,19 @@ def _states_of(function: RichFunction) -> dict[str, tuple[Columns, ...]]:
     """
     columns: dict[str, tuple[Columns, ...]] = {}
     opened, runtime = copy(function), RuntimeContext(None, columns)
-    _fields_of(opened, runtime)
+    if isinstance(function, Checkpointed):
+        _fields_of(function, runtime, hints_of(function.snapshot_state).get("return"))
     opened.open(runtime)
     opened.close()
     return columns
 
 
-def _fields_of(function: RichFunction, runtime: RuntimeContext) -> ValueState[Any] | None:
-    """Return the state that a function's fields are; None when they are none."""
+def _fields_of(
+    function: RichFunction, runtime: RuntimeContext, kind: Any
+) -> ValueState[Any] | None:
+    """Return the state of a type that a function's fields are; None when they are none."""
     if not isinstance(function, Checkpointed):
         return None
-    kind = hints_of(function.snapshot_state).get("return")
     return runtime.get_state(ValueStateDescriptor(FIELDS, kind))
 
 

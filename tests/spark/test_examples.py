@@ -94,6 +94,16 @@ def test_edit_diffs_go_on_when_restarted(tmp_path: Path) -> None:
         assert batch == {user: so_far[user] for user in sums(chunks[number])}
 
 
+@pytest.mark.extended
+@pytest.mark.needs("row-api")
+@pytest.mark.parametrize("arguments", [[], ["--fields"]], ids=["state", "fields"])
+def test_count_window_average_prints_two_averages(arguments: list[str]) -> None:
+    """Catches an example that does not run by itself, as it is printed in Flink's documentation."""
+    output = run_example("count_window_average.py", *arguments, timeout_s=170)
+
+    assert [line for line in output.splitlines() if line.startswith("(")] == ["(1,4)", "(1,5)"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(620)
 @pytest.mark.parametrize(
