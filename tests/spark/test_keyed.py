@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 
 from examples import count_window_average, flink_listings
-from statestore import Checkpoint, keyed
+from statestore import Checkpoint, Savepoint, keyed
 from statestore.core.errors import InvalidArgumentError
 
 from .conftest import EXTENDED, PROVIDER, MakeLane
@@ -56,13 +56,19 @@ def _returned(lane: Lane) -> Iterator[list[str]]:
     return (lane.batches[report["batchId"]] for report in lane.progress if report["numInputRows"])
 
 
-def _read(checkpoint: Any, name: str) -> dict[str, list[Any]]:
-    """Return what is stored under a name, by key: each value, or each element or entry in order."""
-    found: dict[str, list[Any]] = {}
+def _read(checkpoint: Checkpoint | Savepoint, name: str) -> dict[str, list[tuple[Any, ...]]]:
+    """Return what is stored under a name, by key: of a map the user key before the value."""
+    found: dict[str, list[tuple[Any, ...]]] = {}
     for row in checkpoint.read(column_family=name).to_pylist():
-        key = row["key"].pop("key")
-        found.setdefault(key, []).append((*row["key"].values(), *row["value"].values()))
+        key, *user_key = _leaves(row["key"])
+        found.setdefault(key, []).append((*user_key, *_leaves(row["value"])))
     return found
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for part in value.values() for leaf in _leaves(part)]
+    return [value]
 
 
 def test_every_kind_of_state_is_what_plain_dicts_are(make_lane: MakeLane, tmp_path: Path) -> None:
@@ -90,9 +96,7 @@ def test_every_kind_of_state_is_what_plain_dicts_are(make_lane: MakeLane, tmp_pa
     savepoint = Checkpoint(lane.checkpoint).savepoint(tmp_path / "savepoint")
     for stored in (Checkpoint(lane.checkpoint), savepoint):
         kept = {name: state.of_keys for name, state in model.states.items()}
-        assert _read(stored, "largest") == {
-            key: [(value,)] for key, value in kept["largest"].items()
-        }
+        assert _read(stored, "largest") == {key: [(v,)] for key, v in kept["largest"].items()}
         assert _read(stored, "mean") == {key: [pair] for key, pair in kept["mean"].items()}
         assert {key: row[0][:3] for key, row in _read(stored, "seen").items()} == {
             key: seen[:3] for key, seen in kept["seen"].items()
