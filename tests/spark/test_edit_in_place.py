@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from statestore import Checkpoint
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import IncompatibleError, InvalidArgumentError
 
 from .conftest import EXTENDED, OURS, PROVIDER, MakeLane
 from .harness import HEAP, Lane, Query
@@ -77,6 +77,21 @@ def test_query_goes_on_from_edited_rows(make_lane: MakeLane, checkpoint_format: 
     lane.run(*files([event("a", 1), event("e", 1)]))
     assert rows_of(lane, 5) == {"a": (1, 1), "e": (7, 52)}
     assert checkpoint.verify(deep=True).findings == ()
+
+
+@pytest.mark.extended
+def test_state_in_the_memory_of_the_driver_is_edited(make_lane: MakeLane) -> None:
+    """Catches an edit that does not reach the heap backend, or a key said to be forgotten."""
+    lane = make_lane(TOTALS, HEAP)
+    lane.run(ONE)
+    checkpoint = Checkpoint(lane.checkpoint, spark=lane.spark)
+
+    checkpoint.edit_in_place(delete="key.key = 'c'")
+
+    lane.run(*files([event("b", 1), event("c", 1)]))
+    assert rows_of(lane, 2) == {"b": (2, 3), "c": (1, 1)}
+    with pytest.raises(IncompatibleError, match="memory of the query's driver"):
+        checkpoint.forget("key.key = 'a'")
 
 
 def _windows(events: DataFrame) -> DataFrame:
