@@ -130,8 +130,9 @@ class Writing(State, Generic[Written]):
             operator: Operator ID.
             name: Of a join the store, of transformWithState the state variable; None for the only
                 one.
-            delete: Keys whose rows go, as Arrow data; keys that are not there do no harm. They and
-                `upsert` are held in memory.
+            delete: Keys whose rows go, as Arrow data; or a condition in SQL that their rows fulfil,
+                such as `"user = 'x'"`. Keys that are not there do no harm. They and `upsert` are
+                held in memory.
             upsert: Rows, in place of those that their keys have. Of a state variable that is a list
                 a row an element.
             version: State version, None for the newest committed one.

@@ -209,7 +209,8 @@ def test_every_operation_has_a_plan_with_the_same_verbs_that_changes_nothing(que
     methods = {name for kind in (Checkpoint, Savepoint) for name in dir(kind)}
     before = files_below(tmp_path)
 
-    of_rows = {"plan_transform", "plan_edit"}  # which need schemas: operations/test_writing.py
+    # Which need schemas: operations/test_writing.py, operations/test_edit_in_place.py.
+    of_rows = {"plan_transform", "plan_edit", "plan_edit_in_place", "plan_forget"}
     assert {name for name in methods if name.startswith("plan_")} - of_rows == {*made}
     assert {name.removeprefix("plan_") for name in made} <= methods
     again = {

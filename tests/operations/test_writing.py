@@ -248,5 +248,11 @@ def test_keys_are_deleted_and_rows_put(tmp_path: Path) -> None:
     rows |= {unsafe_row(3): unsafe_row(7), unsafe_row(1000): unsafe_row(8)}
     assert read_checkpoint(str(tmp_path / "savepoint")) == expected
     assert savepoint.verify(deep=True).findings == ()
+    fewer = savepoint.edit(tmp_path / "fewer", delete="k >= 10 AND value.value < 50000")
+    assert {row["k"] for row in fewer.read()["key"].to_pylist() if row["k"] >= 10} == {
+        row["key"]["k"]
+        for row in savepoint.read().to_pylist()
+        if row["key"]["k"] >= 10 and row["value"]["value"] >= 50000
+    }
     with pytest.raises(InvalidArgumentError, match="nothing to edit"):
         savepoint.edit(tmp_path / "again")
