@@ -1,14 +1,13 @@
 """Keyed state in Flink's words beside plain `transformWithState`: rows a second in Python.
 
-    $ python -m benchmarks.keyed_state [--rows 5000] [--rounds 7]
+    $ python -m benchmarks.keyed_state [--rows 4000] [--batches 9]
 
-A pair of queries for each kind of state and number of rows a key, over the same files: one is a
-`StatefulProcessor` that reads and writes as seldom as Spark's interface lets it, one a function of
-`statestore.keyed`. They take turns, batch by batch, on the filesystem backend, in one application;
-the first two batches of each are left out. Keys and their state are the same in every batch.
-
-On a loaded machine the difference of two such times is mostly noise. So both are also run on
-variables that are dicts, with no Spark around them: what the wrapper's own Python takes for a row.
+A query for each kind of state and number of rows a key, on the filesystem backend. Its processor
+hands every other key to a `StatefulProcessor` that reads and writes as seldom as Spark's interface
+lets it, and the rest to a function of `statestore.keyed`, and returns the nanoseconds of each: all
+calls of state are in them, what Spark does to bring and fetch rows is not. Both see the same
+machine, key by key, however loaded it is. What keyed costs is the difference as a share of the time
+that a task takes for a row, with what Spark does. The first two batches are left out.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pyspark.sql import DataFrame, Row
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from benchmarks.sessions import start_session
@@ -37,6 +35,7 @@ OUTPUT = "key BIGINT, total BIGINT"
 ROWS_PER_KEY = (1, 10)
 WARM_UP_BATCHES = 2
 SLOTS = 16
+NUM_TASKS = 2
 
 
 class PlainValue(StatefulProcessor):
@@ -96,7 +95,7 @@ class KeyedValue(keyed.RichMapFunction):
     """Sums up the values of a key."""
 
     def open(self, runtime: keyed.RuntimeContext) -> None:
-        self.sum = runtime.get_state(keyed.ValueStateDescriptor("sum", int, default=0))
+        self.sum = runtime.get_state(keyed.ValueStateDescriptor("keyed_sum", int, default=0))
 
     def map(self, value: Row) -> tuple[int, int]:
         total = self.sum.value() + value.value
@@ -108,7 +107,7 @@ class KeyedList(keyed.RichMapFunction):
     """Keeps the values of a key."""
 
     def open(self, runtime: keyed.RuntimeContext) -> None:
-        self.values = runtime.get_list_state(keyed.ListStateDescriptor("values", int))
+        self.values = runtime.get_list_state(keyed.ListStateDescriptor("keyed_values", int))
 
     def map(self, value: Row) -> tuple[int, int]:
         self.values.add(value.value)
@@ -119,7 +118,7 @@ class KeyedMap(keyed.RichMapFunction):
     """Counts the values of a key by slot."""
 
     def open(self, runtime: keyed.RuntimeContext) -> None:
-        self.counts = runtime.get_map_state(keyed.MapStateDescriptor("counts", int, int))
+        self.counts = runtime.get_map_state(keyed.MapStateDescriptor("keyed_counts", int, int))
 
     def map(self, value: Row) -> tuple[int, int]:
         slot = value.value % SLOTS
@@ -135,144 +134,100 @@ KINDS: dict[str, tuple[type[StatefulProcessor], Callable[[], keyed.RichMapFuncti
 }
 
 
+class Alternating(StatefulProcessor):
+    """Hands keys to the one or the other, and returns how long each took.
+
+    Args:
+        processors: The plain one, which gets even keys, and the keyed one.
+    """
+
+    def __init__(self, processors: tuple[StatefulProcessor, StatefulProcessor]) -> None:
+        self.processors = processors
+
+    def init(self, handle: Any) -> None:
+        for processor in self.processors:
+            processor.init(handle)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        which, given = key[0] % 2, list(rows)
+        started = time.perf_counter_ns()
+        for _ in self.processors[which].handleInputRows(key, iter(given), timerValues):
+            pass
+        yield Row(which=which, ns=time.perf_counter_ns() - started)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
 def main() -> int:
-    """Measure every pair, and print the table."""
+    """Measure every kind, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--rows", type=int, default=5000, help="rows a batch")
-    parser.add_argument("--rounds", type=int, default=7, help="batches of each query")
+    parser.add_argument("--rows", type=int, default=4000, help="rows a batch")
+    parser.add_argument("--batches", type=int, default=9, help="batches that are measured")
     parser.add_argument("--kinds", default=",".join(KINDS))
     arguments = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable  # also for Spark's worker beside the driver
     spark = start_session(find_provider(OURS))
-    spark.conf.set("spark.sql.shuffle.partitions", 2)
-    say("| state | rows a key and batch | plain, rows/s | keyed, rows/s | keyed costs | own time |")
+    spark.conf.set("spark.sql.shuffle.partitions", NUM_TASKS)
+    say("| state | rows a key and batch | the query, rows/s | plain | keyed | keyed costs |")
     say("|---|---|---|---|---|---|")
     for kind in arguments.kinds.split(","):
         for per_key in ROWS_PER_KEY:
             with tempfile.TemporaryDirectory() as work:
-                pair = Pair(spark, kind, Path(work))
-                plain, ours = pair.run(arguments.rows, per_key, arguments.rounds)
-            costs = median(b / a - 1 for a, b in zip(plain, ours, strict=True))
-            rates = (f"{arguments.rows / median(times):,.0f}" for times in (plain, ours))
-            own = own_time_us(kind, per_key)
-            share = own * arguments.rows / median(plain) / 1e6
-            figures = f"{costs:+.1%} | {own:.1f} µs a row, {share:.1%}"
-            say(f"| {kind} | {per_key} | {' | '.join(rates)} | {figures} |")
+                plain, ours, batches = measure(
+                    spark, kind, per_key, arguments.rows, arguments.batches, Path(work)
+                )
+            difference = median(b - a for a, b in zip(plain, ours, strict=True)) / per_key
+            task = NUM_TASKS * median(batches) / arguments.rows
+            times = (f"{median(each) / per_key / 1e3:.1f} µs a row" for each in (plain, ours))
+            rate = arguments.rows / median(batches) * 1e9
+            row = f"| {kind} | {per_key} | {rate:,.0f} | {' | '.join(times)}"
+            say(f"{row} | {difference / 1e3:+.1f} µs a row, {difference / task:.1%} |")
     spark.stop()
     return 0
 
 
-class DictVariables:
-    """Variables of every kind that cost next to nothing; stands for Spark's handle, too."""
-
-    def __init__(self) -> None:
-        self.key: Any = None
-        self.held: dict[Any, Any] = {}
-
-    def getValueState(self, *_: Any) -> DictVariables:
-        """Return the variable."""
-        return self
-
-    getListState = getMapState = getValueState  # noqa: N815
-
-    def get(self) -> Any:
-        return self.held.get(self.key)
-
-    def update(self, row: Any) -> None:
-        self.held[self.key] = row
-
-    def appendList(self, rows: Any) -> None:
-        self.held[self.key] = rows
-
-    def getValue(self, key: Any) -> Any:
-        return self.held.get((self.key, key))
-
-    def updateValue(self, key: Any, value: Any) -> None:
-        self.held[self.key, key] = value
-
-
-def own_time_us(kind: str, per_key: int) -> float:
-    """Return the microseconds of CPU a row that keyed takes more than plain."""
-    plain, ours = KINDS[kind]
-    wrapped = keyed_processor(ours(), OUTPUT)
-    times = [_dict_times_us(processor, per_key) for processor in (plain(), wrapped)]
-    return float(median(after - before for before, after in zip(*times, strict=True)))
-
-
-def _dict_times_us(processor: StatefulProcessor, per_key: int, num_keys: int = 2000) -> list[float]:
-    variables, make, times = DictVariables(), Row("key", "value"), []
-    processor.init(variables)  # type: ignore[arg-type]
-    for batch in range(15):
-        groups = [
-            ((key,), [make(key, key * 7 + place + batch) for place in range(per_key)])
-            for key in range(num_keys)
-        ]
-        started = time.process_time()
-        for key, rows in groups:
-            variables.key = key
-            for _ in processor.handleInputRows(key, iter(rows), None):  # type: ignore[arg-type]
-                pass
-        times.append((time.process_time() - started) * 1e6 / num_keys / per_key)
-    return times
-
-
-class Pair:
-    """A plain query and a keyed one, which take turns.
+def measure(
+    spark: SparkSession, kind: str, per_key: int, num_rows: int, num_batches: int, work: Path
+) -> tuple[list[float], list[float], list[float]]:
+    """Return nanoseconds by batch: the median of a plain key, of a keyed one, and of the batch.
 
     Args:
         spark: The session.
         kind: One of KINDS.
+        per_key: Rows of a key in a batch.
+        num_rows: Rows of a batch.
+        num_batches: Batches that count.
         work: An empty directory.
     """
+    plain, ours = KINDS[kind]
+    times: tuple[list[float], list[float]] = ([], [])
 
-    def __init__(self, spark: Any, kind: str, work: Path) -> None:
-        plain, ours = KINDS[kind]
-        self._work = work
-        self._queries = [
-            self._start(
-                spark,
-                "plain",
-                lambda groups: groups.transformWithState(plain(), OUTPUT, "Append", "None"),
-            ),
-            self._start(spark, "keyed", lambda groups: keyed.process(groups, ours(), OUTPUT)),
-        ]
+    def keep(batch: DataFrame, batch_id: int) -> None:
+        if batch_id >= WARM_UP_BATCHES:
+            rows = batch.collect()
+            for which in (0, 1):
+                times[which].append(median(row.ns for row in rows if row.which == which))
+        else:
+            batch.collect()
 
-    def run(self, num_rows: int, per_key: int, rounds: int) -> tuple[list[float], list[float]]:
-        """Return the seconds of every batch of the plain query, and of the keyed one."""
-        times: tuple[list[float], list[float]] = ([], [])
-        for batch in range(WARM_UP_BATCHES + rounds):
-            lines = "".join(
-                json.dumps({"key": row // per_key, "value": row * 7 + batch}) + "\n"
-                for row in range(num_rows)
-            )
-            for which in (0, 1) if batch % 2 else (1, 0):
-                seconds = self._batch(which, batch, lines, num_rows)
-                if batch >= WARM_UP_BATCHES:
-                    times[which].append(seconds)
-        for query in self._queries:
-            query.stop()
-        return times
-
-    def _start(
-        self, spark: Any, name: str, transform: Callable[[Any], DataFrame]
-    ) -> StreamingQuery:
-        (self._work / name).mkdir()
-        rows = spark.readStream.schema("key LONG, value LONG").json(str(self._work / name))
-        writer = transform(rows.groupBy("key")).writeStream.format("noop")
-        started = writer.option("checkpointLocation", str(self._work / f"{name}-checkpoint"))
-        return started.start()
-
-    def _batch(self, which: int, batch: int, lines: str, num_rows: int) -> float:
-        name, query = ("plain", "keyed")[which], self._queries[which]
-        partial = self._work / f"{name}-{batch}.json"
-        partial.write_text(lines)
-        os.utime(partial, (1_700_000_000 + batch,) * 2)
-        partial.rename(self._work / name / partial.name)
-        query.processAllAvailable()
-        reports = [each for each in query.recentProgress if each.batchId == batch]
-        (report,) = [each for each in reports if "addBatch" in each.durationMs]  # others are idle
-        assert report.numInputRows == num_rows, report.json
-        return float(report.durationMs["addBatch"]) / 1000
+    (work / "rows").mkdir()
+    for batch in range(WARM_UP_BATCHES + num_batches):
+        lines = (
+            json.dumps({"key": row // per_key, "value": row * 7 + batch}) for row in range(num_rows)
+        )
+        path = work / "rows" / f"{batch}.json"
+        path.write_text("\n".join(lines))
+        os.utime(path, (1_700_000_000 + batch,) * 2)
+    files = spark.readStream.schema("key LONG, value LONG").option("maxFilesPerTrigger", 1)
+    groups = files.json(str(work / "rows")).groupBy("key")
+    both = Alternating((plain(), keyed_processor(ours(), OUTPUT)))
+    timed = groups.transformWithState(both, "which INT, ns BIGINT", "Append", "None")
+    writer = timed.writeStream.option("checkpointLocation", str(work / "checkpoint"))
+    query = writer.trigger(availableNow=True).foreachBatch(keep).start()
+    query.awaitTermination()
+    batches = [report.durationMs["addBatch"] * 1e6 for report in query.recentProgress]
+    return *times, batches[WARM_UP_BATCHES:]
 
 
 def say(line: str) -> None:

@@ -118,6 +118,7 @@ class KeyedProcessor(StatefulProcessor):
         self._function = function
         self._states = states
         self.columns = columns
+        self._to_row = columns.to_row
         self._make = Row(*cast("StructType", StructType.fromDDL(columns.ddl)).names)
         self._time_mode = time_mode
 
@@ -135,8 +136,10 @@ class KeyedProcessor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[Any]:
         """Yield the rows that the rows of a key become."""
+        if self._fields is not None:
+            self._restore()
         self._context.enter(key, timerValues)
-        call, make, to_row = self._enter(), self._make, self.columns.to_row
+        call, make, to_row = self._call, self._make, self._to_row
         for row in rows:
             for value in call(row) or ():
                 yield value if isinstance(value, Row) else make(*to_row(value))
@@ -149,12 +152,13 @@ class KeyedProcessor(StatefulProcessor):
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[Any]:
         """Yield the rows that a timer of a key returns."""
+        if self._fields is not None:
+            self._restore()
         self._context.enter(key, timerValues)
-        self._enter()
         if isinstance(self._opened, KeyedProcessFunction):
             at_ms = expiredTimerInfo.getExpiryTimeInMs()
             for value in self._opened.on_timer(at_ms, self._context) or ():
-                yield value if isinstance(value, Row) else self._make(*self.columns.to_row(value))
+                yield value if isinstance(value, Row) else self._make(*self._to_row(value))
         self._leave(timerValues)
 
     def close(self) -> None:
@@ -170,11 +174,10 @@ class KeyedProcessor(StatefulProcessor):
         self._call = self._call_of(function)
         return function
 
-    def _enter(self) -> Callable[[Any], Rows]:
-        if self._fields is not None:
-            self._opened.close()
-            self._opened = self._open(self._fields.value())
-        return self._call
+    def _restore(self) -> None:
+        """Go on to the instance of the next key."""
+        self._opened.close()
+        self._opened = self._open(cast("ValueState[Any]", self._fields).value())
 
     def _leave(self, now: TimerValues) -> None:
         if self._fields is not None:

@@ -105,27 +105,26 @@ class TimerService:
     Args:
         handle: Spark's handle of the task.
         time_mode: Of the query: its timers are all by that time.
+
+    Attributes:
+        now: Spark's times of the batch.
     """
 
     def __init__(self, handle: Any, time_mode: TimeMode) -> None:
         self._handle = handle
         self._time_mode = time_mode
-        self._now: Any = None
-
-    def enter(self, now: Any) -> None:
-        """Take the times of the batch."""
-        self._now = now
+        self.now: Any = None
 
     def current_watermark(self) -> int:
         """Return the watermark of the batch; -1 unless the time mode is EventTime."""
-        return int(self._now.getCurrentWatermarkInMs())
+        return int(self.now.getCurrentWatermarkInMs())
 
     def current_processing_time(self) -> int:
         """Return when the batch began, the same for all its rows; -1 when the time mode is None."""
-        return int(self._now.getCurrentProcessingTimeInMs())
+        return int(self.now.getCurrentProcessingTimeInMs())
 
     def register_event_time_timer(self, timestamp: int) -> None:
-        """Call `on_timer` in the first batch whose watermark is past it; registered once only.
+        """Call `on_timer` in the first batch whose watermark has reached it.
 
         Raises:
             InvalidArgumentError: The time mode is another one. So do the three below.
@@ -171,7 +170,7 @@ class Context:
     def enter(self, key: tuple[Any, ...], now: Any) -> None:
         """Go on to a key."""
         self._key = key
-        self._timers.enter(now)
+        self._timers.now = now
 
     def get_current_key(self) -> Any:
         """Return the key: its value where it is one column, else the tuple of its columns."""

@@ -77,12 +77,13 @@ class ValueState(_Row, Generic[T]):
 
     def value(self) -> T | None:
         """Return the value of the current key; the descriptor's default when it has none."""
-        row = self._read()
+        row = self._read() if self._row is _UNREAD else self._row
         return deepcopy(self._default) if row is None else self._from_row(row)  # type: ignore[no-any-return]
 
     def update(self, value: T | None) -> None:
         """Set the value of the current key; None clears it."""
-        self._write(None if value is None else self._to_row(value))
+        self._row = None if value is None else self._to_row(value)
+        self._is_changed = True
 
 
 class ReducingState(_Row, Generic[T]):
