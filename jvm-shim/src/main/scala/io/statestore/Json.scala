@@ -1,15 +1,13 @@
 package io.statestore
 
 import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
-import com.fasterxml.jackson.databind.node.{ArrayNode, ObjectNode}
+import com.fasterxml.jackson.databind.node.ObjectNode
 
 /** JSON as the protocol between shim and engine uses it. */
 object Json {
   private[this] val mapper = new ObjectMapper()
 
   def obj(): ObjectNode = mapper.createObjectNode()
-
-  def array(): ArrayNode = mapper.createArrayNode()
 
   def write(node: JsonNode): String = mapper.writeValueAsString(node)
 

@@ -15,8 +15,6 @@ private[statestore] final class ViewFamily(var family: ColumnFamily, expected: I
 
   def table: RecordTable = index
 
-  def sorted: SortedAddresses = order
-
   def heapBytes: Long =
     records.heapBytes + index.indexBytes + (if (order == null) 0L else order.indexBytes)
 
