@@ -21,7 +21,7 @@ from statestore.checkpoint.query_log import CommitEntry
 
 from .conftest import EXTENDED, OURS, PROVIDER, MakeLane
 from .harness import HEAP, Lane, Query, wait_for
-from .queries import EVENT_TIME_GROUPS, GROUP_STATES, JOIN, SESSION_APPEND, WINDOW_APPEND, single
+from .queries import GROUP_STATES, JOIN, SESSION_APPEND, WINDOW_APPEND, single
 from .state_variables import everything
 
 pytestmark = [
@@ -117,7 +117,6 @@ def test_second_half_streams_as_if_all_had(make_lane: MakeLane, query: Query) ->
             assert sorted(map(str, found[operator][name].select(columns).to_pylist())) == sorted(
                 map(str, rows.select(columns).to_pylist())
             )
-    assert EVENT_TIME_GROUPS in WITHOUT_CLOCK
 
 
 @pytest.mark.extended
