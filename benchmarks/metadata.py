@@ -145,7 +145,13 @@ def _commit(work: Path, path: str, num_partitions: int, versions: int, io: Count
     scratch = work / "scratch"
     scratch.mkdir()
     made = MadeCheckpoint(
-        path, scratch, num_partitions, operators=OPERATORS[:1], io=io, checkpoint_format=2
+        path,
+        scratch,
+        num_partitions,
+        operators=OPERATORS[:1],
+        io=io,
+        checkpoint_format=2,
+        options={"snapshot_replay_ratio": 1e6},
     )
     for version in range(versions):
         made.run_batch({version: version})
