@@ -151,7 +151,7 @@ def _commit(work: Path, path: str, num_partitions: int, versions: int, io: Count
         operators=OPERATORS[:1],
         io=io,
         checkpoint_format=2,
-        options={"snapshot_replay_ratio": 1e6},
+        options={"snapshot_replay_ratio": 100},
     )
     for version in range(versions):
         made.run_batch({version: version})
