@@ -400,6 +400,7 @@ def test_full_disk_fails_the_commit_and_loses_nothing(
 
 
 @state_in_files
+@pytest.mark.extended
 def test_wrong_interpreter_or_package_is_refused(
     start_job: Callable[..., Any], expected: dict[int, list[str]], tmp_path: Path
 ) -> None:

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.ours
 
 BACKEND = next((name for name, found in PROVIDERS.items() if found == PROVIDER), "")
 RunClient = Callable[..., dict[str, Any]]
-OF_CI = (VARIABLES[0],)
 ADVICE = {
     "listen": "statestore list",
     "stop_with_savepoint": "Checkpoint.savepoint",
@@ -70,7 +69,9 @@ def _by_batch(batches: dict[str, list[str]]) -> dict[int, list[str]]:
 
 def _case(name: str) -> Any:
     query = QUERIES[name]
-    marks = [] if query in OF_CI else [EXTENDED]
+    marks = [EXTENDED]
+    if query == VARIABLES[0]:
+        marks.append(pytest.mark.each_spark)
     if query in VARIABLES:
         marks.append(pytest.mark.needs("connect-variables"))
     if query in (*VARIABLES[1:], *CHAINED):

@@ -16,7 +16,7 @@ from statestore import Checkpoint, capture_query, write_savepoint
 from statestore.core.errors import InvalidArgumentError
 
 from .conftest import OURS, PROVIDER, MakeLane
-from .harness import HEAP, Lane
+from .harness import HEAP, Lane, Query
 from .queries import single
 
 pytestmark = [
@@ -35,6 +35,10 @@ def _totals_and_most(events: DataFrame) -> DataFrame:
     )
 
 
+def _most(events: DataFrame) -> DataFrame:
+    return events.groupBy("key").agg(sf.max("value").alias("most"))
+
+
 def _kilobytes(events: DataFrame) -> DataFrame:
     return events.groupBy("key").agg(sf.sum(sf.col("value") / 1024).alias("diff"))
 
@@ -45,6 +49,7 @@ def _bytes(events: DataFrame) -> DataFrame:
 
 TOTALS = single("totals", "update", _totals)
 TOTALS_AND_MOST = single("totals-and-most", "update", _totals_and_most)
+MOST = single("most", "update", _most)
 BYTES = single("bytes", "update", _bytes)
 KILOBYTES = single("kilobytes", "update", _kilobytes)
 DISTINCT = single("distinct", "append", lambda events: events.dropDuplicates(["key", "value"]))
@@ -54,6 +59,19 @@ def go_on(lane: Lane, of: Lane, checkpoint: Path) -> None:
     """Let a lane's query run the second part of its plan on another one's checkpoint and files."""
     lane.checkpoint, lane.root, lane._fed = checkpoint, of.root, of._fed
     lane.run(*lane.query.plan[1])
+
+
+def _captured(lane: Lane) -> Checkpoint:
+    """Capture a lane's query over the files that it was fed."""
+    session = lane.session()
+    streams = {
+        name: session.readStream.schema(schema)
+        .option("maxFilesPerTrigger", 1)
+        .json(str(lane.root / "input" / name))
+        for name, schema in lane.query.schemas.items()
+    }
+    frame = lane.query.build(session, streams)
+    return capture_query(frame, lane.root / "captured", output_mode=lane.query.mode)
 
 
 def history(lane: Lane) -> Any:
@@ -136,18 +154,7 @@ def test_query_that_never_ran_begins_with_a_batch_history(
         for batches in query.plan:
             streamed.run(*batches)
         lane.feed(*query.plan[0])
-        session = lane.session()
-        frame = query.build(
-            session,
-            {
-                name: session.readStream.schema(schema)
-                .option("maxFilesPerTrigger", 1)
-                .json(str(lane.root / "input" / name))
-                for name, schema in query.schemas.items()
-            },
-        )
-
-        captured = capture_query(frame, lane.root / "captured", output_mode=query.mode)
+        captured = _captured(lane)
         rows = history(lane).query("history", sql)
         savepoint = write_savepoint(lane.root / "savepoint", like=captured, operators={0: rows})
         assert not list((lane.root / "captured" / "state").rglob("*.arrows"))
@@ -169,6 +176,51 @@ def test_query_that_never_ran_begins_with_a_batch_history(
             for one in (lane, streamed)
         )
         assert state == of_streamed
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("old", "new", "sql"),
+    [
+        pytest.param(
+            (TOTALS, MOST),
+            TOTALS_AND_MOST,
+            "SELECT old_0.key, {'count': old_0.value.count, 'sum': old_0.value.sum, "
+            "'max': old_1.value.max} AS value FROM old_0 JOIN old_1 USING (key)",
+            id="merged",
+        ),
+        pytest.param(
+            (TOTALS_AND_MOST,),
+            MOST,
+            "SELECT key, {'max': value.max} AS value FROM old_0",
+            id="split",
+        ),
+    ],
+)
+def test_operators_are_merged_and_split(
+    make_lane: MakeLane, old: tuple[Query, ...], new: Query, sql: str
+) -> None:
+    """Catches a query that cannot begin with what others have counted, and goes on otherwise."""
+    streamed, lane = make_lane(new), make_lane(new)
+    for batches in new.plan:
+        streamed.run(*batches)
+    state = duckdb.connect()
+    for number, query in enumerate(old):
+        before = make_lane(query)
+        before.run(*query.plan[0])
+        state.register(f"old_{number}", Checkpoint(before.checkpoint).read())
+    lane.feed(*new.plan[0])
+
+    savepoint = write_savepoint(
+        lane.root / "savepoint", like=_captured(lane), operators={0: state.sql(sql)}
+    )
+    lane.checkpoint = lane.root / "bootstrapped"
+    savepoint.restore(lane.checkpoint)
+    lane.run(*new.plan[1])
+
+    assert [rows for _, rows in sorted(lane.batches.items())] == [
+        rows for batch, rows in sorted(streamed.batches.items()) if batch >= 2
+    ]
 
 
 def test_query_without_input_is_not_captured(make_lane: MakeLane) -> None:
