@@ -42,6 +42,8 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "heap": ("--backend=heap",),
 }
 KILOBYTES = "SELECT key, {'sum': value.sum / 1024.0, 'count': 0::BIGINT} AS value FROM state"
+MEASURED = ("backend", "batch", "bytes added", "bytes of a restore", "commit, ms", "batch, ms")
+RECONFIGURED = ("what", "state partitions", "totals of users")
 NOT_COMPATIBLE = "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE"
 
 
@@ -114,7 +116,7 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,
+                process_group=0,
             )
 
     def log(self, kind: str) -> list[dict[str, Any]]:
@@ -185,17 +187,26 @@ def survive(place: Place, last: int, *arguments: str) -> list[Sequence[Any]]:
     run.kill()
     run = Run(place, "diffs", *arguments).finish()
     add("end, after kill -9 of the driver", run)
-    compare(place, "diffs", {user: {"diff": diff} for user, diff in place.sums(0, last).items()})
+    # What a driver leaves that dies after the records of a batch, and before its commit.
+    commits = [path for path in (run.checkpoint / "commits").iterdir() if path.name.isdigit()]
+    max(commits, key=lambda path: int(path.name)).unlink()
+    run = Run(place, "diffs", *arguments).finish()
+    add("end, after the newest batch was repeated", run)
+    wanted = {user: {"diff": diff} for user, diff in place.sums(0, last).items()}
+    if compare(place, "diffs", wanted) == 0:
+        raise AnswerError("no batch was repeated")
     return rows
 
 
-def compare(place: Place, topic: str, wanted: dict[str, Any]) -> None:
-    """Compare the newest totals of a topic with those of a plain computation, and say so."""
+def compare(place: Place, topic: str, wanted: dict[str, Any]) -> int:
+    """Compare the newest totals of a topic with a plain computation; return repeated records."""
     totals, num_records, num_repeated = place.totals(topic)
     wrong = {user for user in wanted if totals.get(user, {}) != wanted[user]}
     if wrong or not totals.keys() <= wanted.keys():
         raise AnswerError(f"topic={topic}, wrong={len(wrong)}, such as {sorted(wrong)[:3]}")
-    print(f"{topic}: {len(wanted)} users equal; records={num_records}, repeated={num_repeated}")
+    counts = f"records={num_records}, repeated={num_repeated}"
+    print(f"{topic}: {len(wanted):,} users equal, {counts}", flush=True)
+    return num_repeated
 
 
 def measure(place: Place, last: int) -> list[Sequence[Any]]:
@@ -262,20 +273,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--edits", type=Path, required=True, help="JSON lines with user and delta")
     parser.add_argument("--directory", type=Path, required=True, help="new directory")
+    parser.add_argument("--master", default=CLUSTER, help="of the query that is killed")
+    parser.add_argument("--only-restarts", action="store_true", help="the first question alone")
     arguments = parser.parse_args()
     place = Place(arguments.directory.resolve(), arguments.edits)
     try:
         half = len(place.edits) // 2
         place.produce(0, half)
-        survived = survive(place, half, f"--master={CLUSTER}", f"--per-batch={half // 12}")
-        measured = measure(place, half)
-        reconfigured = reconfigure(place, half)
+        rows = survive(place, half, f"--master={arguments.master}", f"--per-batch={half // 12}")
+        print_table("Restarts", ("event", "attempt", "newest batch"), rows)
+        if not arguments.only_restarts:
+            print_table("Checkpoints", MEASURED, measure(place, half))
+            print_table("Savepoints", RECONFIGURED, reconfigure(place, half))
     finally:
         place.close()
-    print_table("Restarts", ("event", "attempt", "newest batch"), survived)
-    sizes = ("bytes added", "bytes of a restore", "commit, ms of tasks", "batch, ms")
-    print_table("Checkpoints", ("backend", "batch", *sizes), measured)
-    print_table("Savepoints", ("what", "state partitions", "totals of users"), reconfigured)
 
 
 if __name__ == "__main__":
