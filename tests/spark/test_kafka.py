@@ -13,7 +13,7 @@ from examples.wikipedia_edits.jars import JarsUnreachableError, broker_jars, con
 from .conftest import EXTENDED
 from .test_examples import ROOT, read_edits, sums
 
-NUM_EDITS = 24_000
+NUM_EDITS = 20_000
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ def test_totals_in_kafka_are_exact_when_broker_and_driver_are_killed(
     one differs.
     """
     lines = read_edits()[:NUM_EDITS]
+    assert len(lines) == NUM_EDITS
     edits = tmp_path / "edits.jsonl"
     edits.write_text("".join(lines))
     arguments = [f"--edits={edits}", f"--directory={tmp_path / 'run'}"]
