@@ -189,7 +189,9 @@ def survive(place: Place, last: int, *arguments: str) -> list[Sequence[Any]]:
     add("end, after kill -9 of the driver", run)
     # What a driver leaves that dies after the records of a batch, and before its commit.
     commits = [path for path in (run.checkpoint / "commits").iterdir() if path.name.isdigit()]
-    max(commits, key=lambda path: int(path.name)).unlink()
+    newest = max(commits, key=lambda path: int(path.name))
+    newest.unlink()
+    newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
     run = Run(place, "diffs", *arguments).finish()
     add("end, after the newest batch was repeated", run)
     wanted = {user: {"diff": diff} for user, diff in place.sums(0, last).items()}

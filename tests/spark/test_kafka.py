@@ -53,3 +53,4 @@ def test_totals_in_kafka_are_exact_when_broker_and_driver_are_killed(
     attempts = {event.removeprefix("| "): attempt for event, attempt, _ in events[1:]}
     assert attempts["2 batches after kill -9 of the broker"] == "1"
     assert attempts["end, after kill -9 of the driver"] == "2"
+    assert attempts["end, after the newest batch was repeated"] == "3"
