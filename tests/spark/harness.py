@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 import time
+import uuid
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -216,43 +218,29 @@ def assert_same(reference: Lane, candidate: Lane) -> None:
 def assert_counts(reference: Lane, candidate: Lane) -> None:
     """Assert that a lane reports what one on Spark's provider does, of the batches that it ran.
 
-    Spark's RocksDB provider counts the rows of state variables as it writes them. It was seen to be
-    one short once in some hundred runs, all of whose rows were equal. So where its total differs,
-    the state itself must be the same, and the lane's own total that of its keys.
+    Spark's own counters of state variables were wrong in two of some thousand runs, whose rows and
+    state were right. So where they differ, Spark's provider runs the query once more: the lane must
+    report what that run does.
     """
-    is_rocksdb = reference.conf[PROVIDER_CLASS] == ROCKSDB
+    differences = _differences(reference, candidate)
+    if differences and Checkpoint(reference.checkpoint).operators[0].variables:
+        root = reference.root.with_name(f"{reference.root.name}-{uuid.uuid4().hex}")
+        again = Lane(reference.spark, reference.query, reference.conf[PROVIDER_CLASS], root)
+        run_plan(again)
+        warnings.warn(f"Spark's counters: {_differences(again, reference)}", stacklevel=2)
+        differences = _differences(again, candidate)
+    assert not differences
+
+
+def _differences(reference: Lane, candidate: Lane) -> dict[str, tuple[Any, Any]]:
+    """Counters that are not those of a reference, with both values by batch."""
+    found = {}
     for name in comparable_counts(reference):
-        expected, found = reference.counts(name), candidate.counts(name)
-        for batch, counts in found.items():
-            differs = counts != expected[batch]
-            if differs and name == COUNTS[0] and is_rocksdb and _variables(reference):
-                state = _variables_at(candidate, batch)
-                assert state == _variables_at(reference, batch), f"state of batch {batch}"
-                assert counts == [sum(map(_num_keys, state.values()))], f"{name} of batch {batch}"
-            else:
-                assert counts == expected[batch], f"{name} of batch {batch}"
-
-
-def _variables(lane: Lane) -> list[str]:
-    """State variables of the first operator, without timers, by name."""
-    operator, *_ = Checkpoint(lane.checkpoint).operators
-    return [one.name for one in operator.variables if one.kind != "TimerState"]
-
-
-def _variables_at(lane: Lane, batch: int) -> dict[str, list[tuple[str, str]]]:
-    """Key and value of all rows after a batch, by state variable."""
-    checkpoint = Checkpoint(lane.checkpoint)
-    tables = {
-        name: checkpoint.read(column_family=name, version=batch + 1) for name in _variables(lane)
-    }
-    return {
-        name: sorted((repr(row["key"]), repr(row["value"])) for row in table.to_pylist())
-        for name, table in tables.items()
-    }
-
-
-def _num_keys(rows: Iterable[tuple[str, str]]) -> int:
-    return len({key for key, _ in rows})
+        expected, counts = reference.counts(name), candidate.counts(name)
+        wrong = [batch for batch in counts if counts[batch] != expected.get(batch)]
+        if wrong:
+            found[name] = tuple({n: c.get(n) for n in wrong} for c in (expected, counts))
+    return found
 
 
 def engine_calls(spark: SparkSession) -> dict[str, int]:

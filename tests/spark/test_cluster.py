@@ -39,7 +39,6 @@ KILLED_OFTEN: list[dict[str, Any]] = [
         "conf": {},
         "kills": [(1, "engine", False), (2, "engine", True), (4, "engine", True)],
     },
-    {"query": JOIN.name, "conf": {}, "kills": [(2, "executor", True)]},
     {
         "query": WATERMARK_DEDUP.name,
         "conf": FORMAT_2,
@@ -54,6 +53,7 @@ WITH_VARIABLES = {
 }
 """One that Spark's HDFS-backed provider does not run."""
 OTHERS = (
+    JOIN.name,
     "aggregation-update-format-1",
     "aggregation-complete",
     "session-append",

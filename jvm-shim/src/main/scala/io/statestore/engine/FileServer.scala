@@ -63,7 +63,7 @@ private[engine] final class FileServer {
       try {
         val connection = listening.accept()
         admit(connection)
-        try start("statestore-connection")(serve(connection))
+        try start("statestore-stranger")(serve(connection))
         catch {
           case e: Throwable =>
             end(connection)
@@ -88,6 +88,7 @@ private[engine] final class FileServer {
         synchronized {
           if (strangers.remove(connection)) known += connection
         }
+        Thread.currentThread.setName("statestore-connection")
         connection.setTcpNoDelay(true)
         val reader = new BufferedReader(new InputStreamReader(connection.getInputStream, UTF_8))
         val writer = new BufferedWriter(new OutputStreamWriter(connection.getOutputStream, UTF_8))
