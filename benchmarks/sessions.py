@@ -31,7 +31,7 @@ def start_session(provider: Provider, jars: tuple[Path, ...] = ()) -> SparkSessi
         NotFoundError: The provider is ours and its jar is not built.
     """
     all_jars = list(jars)
-    if provider.is_ours:
+    if _needs_jar(provider):
         all_jars.append(find_jar())
     if not provider.keeps_state:
         all_jars.append(benchmark_jar())
@@ -56,9 +56,17 @@ def start_session(provider: Provider, jars: tuple[Path, ...] = ()) -> SparkSessi
 def is_available(provider: Provider) -> bool:
     """Return whether the provider can run here: Spark's always, ours when its jar is built."""
     try:
-        return not provider.is_ours or find_jar().exists()
+        return not _needs_jar(provider) or find_jar().exists()
     except NotFoundError:
         return False
+
+
+def _needs_jar(provider: Provider) -> bool:
+    """Whether Spark refuses a `transformWithState` on the provider without the jar, or it is in it.
+
+    The empty store is let in as the package's own stores are.
+    """
+    return provider.is_ours or not provider.keeps_state
 
 
 def benchmark_jar() -> Path:

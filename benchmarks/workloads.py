@@ -23,7 +23,7 @@ NO_STORE = "none"
 class Provider:
     """A state store provider and the Spark settings that select it; all else is at its default.
 
-    `is_ours` says whether it needs the jar, `is_durable` whether its state outlives the driver,
+    `is_ours` says whether it is in the jar, `is_durable` whether its state outlives the driver,
     `keeps_state` whether it is a store at all, `has_variables` whether a `transformWithState` is
     measured on it.
     """
@@ -77,6 +77,7 @@ PROVIDERS = (
         "io.statestore.bench.EmptyStateStoreProvider",
         is_durable=False,
         keeps_state=False,
+        has_variables=True,
     ),
 )
 

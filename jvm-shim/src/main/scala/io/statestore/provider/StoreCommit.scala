@@ -70,9 +70,8 @@ private[statestore] final class StoreCommit(
     .map(change => change.numNew.toLong - change.numDeleted)
     .sum
 
-  /** Only the engine puts values together, or makes a version of all the state. */
-  private def writesSst: Boolean = context.keepsRowsByKey && context.options.rocksdbIncremental &&
-    !overlay.allFamilies.exists(_.family.multiValues)
+  /** Only the engine makes a version of all the state. */
+  private def writesSst: Boolean = context.keepsRowsByKey && context.options.rocksdbIncremental
 
   private def writeDelta(file: File): Unit = {
     val expected = overlay.allFamilies.map(_.table.size).sum
@@ -127,8 +126,11 @@ private[statestore] final class StoreCommit(
           if (slots(i) < 0) stateBytes += key.length
           else if (op != RecordPages.Merge) stateBytes -= replacedBytes(below, slots(i), key, op)
         }
+        val isPutTogether = op == RecordPages.Merge && sst != null
+        if (isPutTogether) change.putTogether(below, key, value)
+        val written = if (isPutTogether) RecordPages.Put else op
         val shown = if (op == RecordPages.Delete) null else value
-        writer.add(keyGroup, family.family.id, codeOf(op), key, shown)
+        writer.add(keyGroup, family.family.id, codeOf(written), key, shown)
       }
       i += 1
     }

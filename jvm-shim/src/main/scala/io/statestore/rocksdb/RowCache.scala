@@ -79,7 +79,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, beganEmpty: Boolean) {
         val length = pages.keyLength(address)
         val hash = RecordTable.hashKey(base, at, length)
         val op = change.op(i)
-        // The engine puts the values of a merge together.
+        // The value of a merge, put together, is not kept where there are too many.
         if (op == Merge || !hasRoom) {
           hasAllRows = false
           young.remove(base, at, length, hash)

@@ -1,15 +1,20 @@
 package io.statestore.view
 
+import org.apache.spark.unsafe.Platform
+
 /**
  * The net effect of an overlay on one column family, collected while the delta is written: what the
  * view applies once the engine has made the delta durable. Slots are those of the family's table in
  * the view, which nothing changes in between.
  */
 private[statestore] final class FamilyChanges(overlays: Overlay, val overlay: OverlayFamily) {
+  import FamilyChanges.MaxWholeBytes
   import RecordPages._
 
   private val addresses = new Array[Int](overlay.table.size)
   private val slots = new Array[Int](overlay.table.size)
+  private var wholes: Array[Array[Byte]] = _ // where a merge was put together
+  private var wholeBytes = 0L
   private var used = 0
   private var inserts = 0
   private var deletes = 0
@@ -26,9 +31,16 @@ private[statestore] final class FamilyChanges(overlays: Overlay, val overlay: Ov
 
   def slot(i: Int): Int = slots(i)
 
-  def op(i: Int): Int = overlay.table.pages.flags(addresses(i)) & OpMask
+  def op(i: Int): Int = {
+    val op = overlay.table.pages.flags(addresses(i)) & OpMask
+    if (op == Merge && (slots(i) < 0 || whole(i) != null)) Put else op
+  }
 
-  def value(i: Int, ref: BytesRef): Unit = overlays.value(addresses(i), ref)
+  def value(i: Int, ref: BytesRef): Unit = {
+    val joined = whole(i)
+    if (joined == null) overlays.value(addresses(i), ref)
+    else ref.set(joined, Platform.BYTE_ARRAY_OFFSET.toLong, joined.length)
+  }
 
   /** True when the overlay's table is exactly the family's next content. */
   def isAdoptable: Boolean =
@@ -43,10 +55,40 @@ private[statestore] final class FamilyChanges(overlays: Overlay, val overlay: Ov
     if (op(used - 1) == Delete) deletes += 1
     if (overlay.table.pages.base(address) == null) inHeap = false
   }
+
+  /**
+   * Makes the merge that was added last a put, and puts the whole value in place of what is
+   * appended. Where too many bytes are kept already it stays a merge for the view, which then has
+   * to look the value up.
+   *
+   * @param below the committed rows; they have the key
+   */
+  def putTogether(below: CommittedFamily, key: BytesRef, value: BytesRef): Unit = {
+    val committed = new BytesRef
+    val hash = RecordTable.hashKey(key.base, key.at, key.length)
+    if (!below.get(key.base, key.at, key.length, hash, committed)) {
+      throw new IllegalStateException(s"a row is gone: column_family=${overlay.family.name}")
+    }
+    val joined = new Array[Byte](Math.addExact(committed.length, value.length))
+    val start = Platform.BYTE_ARRAY_OFFSET.toLong
+    copyBytes(committed.base, committed.at, joined, start, committed.length)
+    copyBytes(value.base, value.at, joined, start + committed.length, value.length)
+    if (wholeBytes + joined.length <= MaxWholeBytes) {
+      if (wholes == null) wholes = new Array[Array[Byte]](addresses.length)
+      wholes(used - 1) = joined
+      wholeBytes += joined.length
+    }
+    value.set(joined, start, joined.length)
+  }
+
+  private def whole(i: Int): Array[Byte] = if (wholes == null) null else wholes(i)
 }
 
 private[statestore] object FamilyChanges {
   import RecordPages._
+
+  /** Values of a family kept until the view has them. */
+  private val MaxWholeBytes = 16L << 20
 
   /** The operation an overlay record stands for in the delta, or -1 when it changes nothing. */
   def netOp(pages: RecordPages, address: Int, slotInView: Int): Int =

@@ -150,8 +150,17 @@ object RowCacheCheck {
         if (change == null) change = new FamilyChanges(overlay, block.family)
         committed.findSlots(overlay.pages, block.addresses, block.length, slots)
         (0 until block.length).foreach { i =>
-          if (FamilyChanges.netOp(overlay.pages, block.addresses(i), slots(i)) >= 0) {
-            change.add(block.addresses(i), slots(i))
+          val address = block.addresses(i)
+          val op = FamilyChanges.netOp(overlay.pages, address, slots(i))
+          if (op >= 0) {
+            change.add(address, slots(i))
+            if (op == RecordPages.Merge && random.nextBoolean()) {
+              val (key, value) = (new BytesRef, new BytesRef)
+              val pages = overlay.pages
+              key.set(pages.base(address), pages.keyOffset(address), pages.keyLength(address))
+              overlay.value(address, value)
+              change.putTogether(committed, key, value)
+            }
           }
         }
       }
