@@ -127,9 +127,12 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
 
   /** Adds a key that is known to be absent. */
   def insert(hash: Int, address: Int): Unit = {
-    if (!hasRoomFor(1)) rehash(capacityFor(live + 1))
-    slots.place(hash, address)
-    occupied += 1
+    if (!hasRoomFor(1)) {
+      // Where rows come and go: else tombstones would soon fill what little room is left.
+      val spare = if (occupied > live) live / SpareShare else 0
+      rehash(capacityFor(live + spare + 1))
+    }
+    if (slots.place(hash, address)) occupied += 1
     live += 1
   }
 
@@ -203,6 +206,9 @@ private[statestore] object RecordTable {
   private val Empty: Byte = 0
   private val Tombstone: Byte = 1
 
+  /** A table that was filled up by removals gets room for one in so many of its rows. */
+  private val SpareShare = 8
+
   @inline private def tagOf(hash: Int): Byte = {
     val tag = hash >>> 24
     (if (tag < 2) tag + 2 else tag).toByte
@@ -235,13 +241,15 @@ private[statestore] object RecordTable {
     @inline def setAddress(slot: Int, address: Int): Unit =
       addresses(slot >>> SegmentShift)(slot & SegmentMask) = address
 
-    def place(hash: Int, newAddress: Int): Unit = {
+    /** Whether it took a slot that was empty, and not a tombstone. */
+    def place(hash: Int, newAddress: Int): Boolean = {
       val mask = capacity - 1
       var slot = hash & mask
       while (address(slot) != 0) slot = (slot + 1) & mask
-      // May land on a tombstone, which then counts twice in `occupied` until the next rehash.
+      val wasEmpty = tag(slot) == Empty
       setTag(slot, tagOf(hash))
       setAddress(slot, newAddress)
+      wasEmpty
     }
 
     def copy(): Slots = {
