@@ -176,7 +176,7 @@ private[statestore] final class RocksDBView(
       val ignored = new BytesRef
       var i = 0
       while (i < count) {
-        if (found(i) < 0) {
+        if (found(i) == RowCache.NotSeen) {
           val base = other.base(records(i))
           val at = other.keyOffset(records(i))
           val length = other.keyLength(records(i))

@@ -47,10 +47,19 @@ private[rocksdb] final class RowCache(budgetBytes: Long, beganEmpty: Boolean) {
 
   /**
    * Looks up the keys of the first `count` of `records` in `other`, many at a time: a number in
-   * `found` that is not negative where the key is there for sure.
+   * `found` that is not negative where the key is there, `NotSeen` where only `find` can tell,
+   * another negative one where it is absent.
    */
-  def findSlots(other: RecordPages, records: Array[Int], count: Int, found: Array[Int]): Unit =
+  def findSlots(other: RecordPages, records: Array[Int], count: Int, found: Array[Int]): Unit = {
     young.findSlots(other, records, count, found)
+    if (hasAllRows && old.bytes == 0L) {
+      var i = 0
+      while (i < count) {
+        if (found(i) == NotSeen) found(i) = Deleted
+        i += 1
+      }
+    }
+  }
 
   def put(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int, value: BytesRef): Unit =
     if (hasRoom) {
@@ -141,7 +150,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, beganEmpty: Boolean) {
       var i = 0
       while (i < count) {
         if (found(i) >= 0 && (pages.flags(table.addressAt(found(i))) & OpMask) == Delete) {
-          found(i) = -1
+          found(i) = Deleted
         }
         i += 1
       }
@@ -196,6 +205,10 @@ private[rocksdb] object RowCache {
   val Unknown = 0
   val Absent = 1
   val Found = 2
+
+  /** In place of a slot: not in the young generation, as `RecordTable.findSlots` says it; absent. */
+  val NotSeen: Int = -1
+  private val Deleted = -2
 
   /** Caches that have a share of the budget. */
   private val numCaches = new AtomicInteger

@@ -1,5 +1,7 @@
 package io.statestore.view
 
+import java.util.Arrays
+
 import org.apache.spark.unsafe.Platform
 import org.apache.spark.unsafe.array.ByteArrayMethods
 
@@ -68,7 +70,19 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
    * all of them step by step, so that the cache misses of many keys overlap (group prefetching:
    * Chen et al., Improving Hash Join Performance through Prefetching, ICDE 2004).
    */
-  def findSlots(other: RecordPages, records: Array[Int], count: Int, found: Array[Int]): Unit = {
+  def findSlots(other: RecordPages, records: Array[Int], count: Int, found: Array[Int]): Unit =
+    if (isEmpty) {
+      touch(other, records, count) // who asks reads them next
+      Arrays.fill(found, 0, count, -1)
+    } else {
+      lookUp(other, records, count, found)
+    }
+
+  private def lookUp(
+      other: RecordPages,
+      records: Array[Int],
+      count: Int,
+      found: Array[Int]): Unit = {
     val hashes = new Array[Int](count)
     var i = 0
     while (i < count) {
@@ -84,6 +98,15 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
         found(i) = findFrom(
           found(i), other.base(record), other.keyOffset(record), other.keyLength(record), hashes(i))
       }
+      i += 1
+    }
+  }
+
+  /** Brings the first `count` of `records` into the cache; 0 is none. */
+  private def touch(of: RecordPages, records: Array[Int], count: Int): Unit = {
+    var i = 0
+    while (i < count) {
+      if (records(i) != 0) touched += of.keyLength(records(i))
       i += 1
     }
   }
@@ -185,16 +208,23 @@ private[statestore] final class RecordTable(val pages: RecordPages, expected: In
 
   private def rehash(capacity: Int): Unit = {
     val larger = new Slots(capacity)
-    var slot = 0
-    while (slot < slots.capacity) {
-      val address = slots.address(slot)
-      if (address != 0) {
-        val base = pages.base(address)
-        val at = pages.offset(address)
-        val length = Platform.getInt(base, at) & RecordPages.KeyLengthMask
-        larger.place(hashKey(base, at + RecordPages.HeaderBytes, length), address)
+    val moved = new Array[Int](math.min(slots.capacity, MovedAtOnce))
+    var from = 0
+    while (from < slots.capacity) {
+      slots.copyAddresses(from, moved)
+      touch(pages, moved, moved.length)
+      var i = 0
+      while (i < moved.length) {
+        val address = moved(i)
+        if (address != 0) {
+          val base = pages.base(address)
+          val at = pages.offset(address)
+          val length = Platform.getInt(base, at) & RecordPages.KeyLengthMask
+          larger.place(hashKey(base, at + RecordPages.HeaderBytes, length), address)
+        }
+        i += 1
       }
-      slot += 1
+      from += moved.length
     }
     slots = larger
     mask = capacity - 1
@@ -241,6 +271,10 @@ private[statestore] object RecordTable {
     @inline def setAddress(slot: Int, address: Int): Unit =
       addresses(slot >>> SegmentShift)(slot & SegmentMask) = address
 
+    /** The addresses, 0 for none, of as many slots as `into` has; all are in one segment. */
+    def copyAddresses(from: Int, into: Array[Int]): Unit =
+      System.arraycopy(addresses(from >>> SegmentShift), from & SegmentMask, into, 0, into.length)
+
     /** Whether it took a slot that was empty, and not a tombstone. */
     def place(hash: Int, newAddress: Int): Boolean = {
       val mask = capacity - 1
@@ -263,6 +297,9 @@ private[statestore] object RecordTable {
       other
     }
   }
+
+  /** Slots whose records are brought into the cache together before they move: a power of two. */
+  private val MovedAtOnce = 256
 
   private val SegmentShift = 15
   private val SegmentSlots = 1 << SegmentShift
