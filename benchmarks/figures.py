@@ -83,6 +83,21 @@ def _against(limit: float, metric: str, other: str, ours: str = OURS, title: str
     )
 
 
+def _own_cost(results: Results, metric: str, provider: str) -> float:
+    """Return what a provider adds to a query's batch: its time without that of the empty store."""
+    return results.value(metric, provider) - results.value(metric, NO_STORE)
+
+
+def _own_against(limit: float, metric: str, other: str, ours: str, title: str) -> Figure:
+    """Return the own cost of a provider of ours divided by that of a provider of Spark's."""
+    return Figure(
+        f"{title}, own cost / {find_provider(other).title}",
+        limit,
+        "x",
+        lambda r: _own_cost(r, metric, ours) / _own_cost(r, metric, other),
+    )
+
+
 def _against_raw_write(delta_mb: int, value_bytes: int) -> Figure:
     metric = f"W5 commit {delta_mb} MB of {value_bytes} B values"
     return Figure(
@@ -148,12 +163,25 @@ FIGURES = (
         )
     ),
     *(
-        _against(limit, f"W9-{kind} batch", "rocksdb-changelog", ours, title=title.format(kind))
+        figure
         for ours, limit, title in (
             (OURS, 0.5, "W9-{} batch"),
             (OUR_ROCKSDB, 0.7, "rocksdb backend, W9-{} batch"),
         )
         for kind in VARIABLES
+        for figure in (
+            _against(limit, f"W9-{kind} batch", "rocksdb-changelog", ours, title.format(kind)),
+            _own_against(0.6, f"W9-{kind} batch", "rocksdb-changelog", ours, title.format(kind)),
+        )
+    ),
+    *(
+        Figure(
+            f"{title}W7 batch, own cost",
+            400,
+            "ms",
+            lambda r, ours=ours: _own_cost(r, "W7 batch", ours),  # type: ignore[misc]
+        )
+        for ours, title in ((OURS, ""), (OUR_ROCKSDB, "rocksdb backend, "))
     ),
     *(
         Figure(
