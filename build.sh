@@ -22,6 +22,7 @@ usage: ./build.sh TARGET [ARGUMENT...]
   docs      the docs as a site in build/site, all links checked
   bench     measure all providers, results under benchmarks/results/
   bench-spark MINOR measure the queries on 4.0, 4.1, 4.2 or 4.3, into a folder of its own there
+  bench-growth measure a batch against the number of keys, as tables and lines; goes on where it stopped
   chaos     kill, freeze and starve real jobs; every row is counted (--seed, --faults, --minutes)
   fuzz      fuzz what decodes files, 10 minutes each; --minutes 1, or the name of a target, is less
   soak      2,000 small batches on each state backend; memory and files must stay flat
@@ -214,6 +215,10 @@ case $target in
     shift
     jar
     exec $python -m benchmarks.sparks "$@"
+    ;;
+  bench-growth)
+    jar
+    exec $python -m benchmarks.growth "$@"
     ;;
   chaos)
     jar

@@ -55,7 +55,7 @@ def link_files(files: list[Path], directory: Path) -> None:
 
 def _write_files(workload: QueryWorkload, directory: Path) -> None:
     rng = np.random.default_rng(workload.seed)
-    batches = [rng.permutation(workload.keys)]
+    batches = np.array_split(rng.permutation(workload.keys), workload.load_batches)
     batches += [
         rng.choice(workload.keys, workload.updates_per_batch, replace=False)
         for _ in range(workload.update_batches + workload.restart_batches)

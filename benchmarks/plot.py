@@ -1,6 +1,7 @@
 """Draw the table of a run: `python -m benchmarks.plot benchmarks/results/0.1.0/no-store/table.md`.
 
-It reads table.md and nothing else, so a plot can be drawn anew without measuring anew.
+It reads table.md and nothing else, so a plot can be drawn anew without measuring anew. The lines of
+`benchmarks/growth.py` are drawn here, too, in the same colours.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
 
 from benchmarks.workloads import NO_STORE, PROVIDERS, Provider
 
@@ -25,6 +27,8 @@ COLOURS = {
     "rocksdb-backend": "#8e63b0",
     "heap": "#7fb3e0",
 }
+FLOOR_COLOUR = "#333333"
+"""Of the empty store, which is no bar."""
 PANELS = {
     "W1 batch": "batch: 100 k updates of 1 M keys",
     "W1 first batch": "first batch: 1 M inserts",
@@ -38,6 +42,8 @@ LOG_SPAN = 50
 """From this ratio of the longest bar to the shortest one a linear one could not be seen."""
 Table = dict[str, dict[str, tuple[float, str]]]
 """Value and unit by metric and provider."""
+Lines = dict[str, dict[int, float | None]]
+"""By provider the ms of a batch by number of keys; None where the run failed."""
 
 
 def read_table(path: Path) -> Table:
@@ -80,6 +86,69 @@ def plot(path: Path) -> None:
     plt.close(figure)
 
 
+def plot_growth(panels: dict[str, Lines], path: Path) -> None:
+    """Draw the time of a batch against the number of keys.
+
+    Args:
+        panels: What was measured, by the title of the panel it goes into.
+        path: The picture.
+    """
+    size = (max(8, 4.5 * len(panels)), 4.6)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
+    for axis, (title, lines) in zip(axes.flat, panels.items(), strict=True):
+        for provider in PROVIDERS:
+            if provider.id in lines:
+                _draw_line(axis, provider, lines[provider.id])
+        axis.set_xscale("log")
+        axis.set_ylim(bottom=0)
+        axis.set_xticks(sorted({keys for line in lines.values() for keys in line}))
+        axis.xaxis.set_major_formatter(EngFormatter(sep=" "))
+        axis.minorticks_off()
+        axis.yaxis.set_major_formatter("{x:,.0f}")
+        axis.set_title(title, fontsize=11)
+        axis.set_xlabel("keys in the state, logarithmic")
+        axis.set_ylabel("ms a batch")
+        axis.grid(axis="y", color="#e6e6e6")
+        axis.spines[["top", "right"]].set_visible(False)
+    named = {
+        name: line
+        for axis in axes.flat
+        for line, name in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.suptitle("The same changes, ever more keys: a flat line is best; x: the run failed")
+    figure.legend(
+        named.values(), named.keys(), loc="outside lower center", ncols=len(named), frameon=False
+    )
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def _draw_line(axis: Axes, provider: Provider, line: dict[int, float | None]) -> None:
+    colour = COLOURS.get(provider.id, FLOOR_COLOUR)
+    measured = {keys: ms for keys, ms in sorted(line.items()) if ms is not None}
+    axis.plot(
+        list(measured),
+        list(measured.values()),
+        color=colour,
+        linestyle="-" if provider.keeps_state else "--",
+        marker="o",
+        markersize=4,
+        label=provider.title,
+    )
+    failed = [keys for keys, ms in line.items() if ms is None]
+    for keys in failed:
+        # At the top edge, wherever that is.
+        axis.annotate(
+            "x",
+            (keys, 1),
+            xycoords=axis.get_xaxis_transform(),
+            color=colour,
+            ha="center",
+            va="top",
+            fontsize=14,
+        )
+
+
 def _draw_panel(axis: Axes, title: str, measured: dict[str, tuple[float, str]]) -> None:
     shown = [provider for provider in PROVIDERS if _is_bar(provider, measured)][::-1]
     if not shown:
@@ -102,7 +171,7 @@ def _draw_panel(axis: Axes, title: str, measured: dict[str, tuple[float, str]]) 
     axis.margins(x=0.16)
     floor, _ = measured.get(NO_STORE, (0.0, ""))
     if floor > 0:
-        axis.axvline(floor, color="#333333", linestyle="--", linewidth=1.2)
+        axis.axvline(floor, color=FLOOR_COLOUR, linestyle="--", linewidth=1.2)
         name = f"empty store = floor: {_label(floor)}"
         axis.annotate(
             name,

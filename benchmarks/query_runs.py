@@ -35,7 +35,8 @@ def run_from_start(workload: QueryWorkload, provider: Provider, work: Path) -> d
         `state_files`, `state_bytes`: files below `checkpoint/state` at the end.
     """
     spark = start_warm_session(workload, provider, work)
-    link_files(input_files(workload)[: 1 + workload.update_batches], work / "source")
+    num_files = workload.load_batches + workload.update_batches
+    link_files(input_files(workload)[:num_files], work / "source")
     query = start_query(spark, work / "source", work / "checkpoint", workload)
     query.awaitTermination()
     result = {"batches": _batches(query), **_count_state_files(work / "checkpoint")}
@@ -51,7 +52,8 @@ def run_after_restart(workload: QueryWorkload, provider: Provider, work: Path) -
         `first_result_ms`: from the call of `start()` to the end of the first batch.
     """
     spark = start_warm_session(workload, provider, work)
-    link_files(input_files(workload)[1 + workload.update_batches :], work / "source")
+    num_files = workload.load_batches + workload.update_batches
+    link_files(input_files(workload)[num_files:], work / "source")
     started = time.perf_counter()
     query = start_query(spark, work / "source", work / "checkpoint", workload)
     while query.lastProgress is None and query.isActive:
@@ -99,6 +101,7 @@ def start_warm_session(workload: QueryWorkload, provider: Provider, work: Path) 
         update_batches=3,
         warm_up_batches=0,
         restart_batches=0,
+        load_batches=1,
     )
     directory = work / "warm-up"
     link_files(input_files(tiny), directory / "source")

@@ -102,7 +102,7 @@ class QueryWorkload:
     Its `operator` is an `aggregation`, `groupBy(key).agg(count, sum)`; a `join` of the stream with
     itself on the key; or `session` windows of each key. Where `variable` names a kind of state, it
     is a `transformWithState` of `jvm/VariableQueries.scala` that keeps such state for each key.
-    Batch 0 inserts `keys` rows, each of the `update_batches` that follow updates
+    The first `load_batches` insert `keys` rows, each of the `update_batches` that follow updates
     `updates_per_batch` distinct random keys. The first `warm_up_batches` updates are left out of
     the medians. `restart_batches` more are read after a restart in a new JVM (0: no restart).
     """
@@ -117,6 +117,7 @@ class QueryWorkload:
     seed: int = 20
     variable: str | None = None
     operator: Literal["aggregation", "join", "session"] = "aggregation"
+    load_batches: int = 1
 
 
 @dataclass(frozen=True, slots=True)
