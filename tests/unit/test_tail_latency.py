@@ -7,9 +7,7 @@ import pytest
 from benchmarks.tail_latency import percentile, report
 
 
-@pytest.mark.parametrize(
-    ("percent", "expected"), [(1, 1.0), (50, 50.0), (99, 99.0), (100, 100.0)]
-)
+@pytest.mark.parametrize(("percent", "expected"), [(1, 1.0), (50, 50.0), (99, 99.0), (100, 100.0)])
 def test_percentile_is_a_value_that_was_there(percent, expected):
     assert percentile([float(value) for value in range(100, 0, -1)], percent) == expected
 
