@@ -206,8 +206,10 @@ private[rocksdb] object RowCache {
   val Absent = 1
   val Found = 2
 
-  /** In place of a slot: not in the young generation, as `RecordTable.findSlots` says it; absent. */
+  /** In place of a slot: not in the young generation, as `RecordTable.findSlots` says it. */
   val NotSeen: Int = -1
+
+  /** In place of a slot: absent. */
   private val Deleted = -2
 
   /** Caches that have a share of the budget. */
