@@ -1,0 +1,137 @@
+"""What a commit costs the engine, as counts: files, syncs, memory, and what RocksDB is asked."""
+
+import os
+import sys
+import threading
+import tracemalloc
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from statestore.backends.rocksdb import database
+from tests.shim import Engine, RocksDBShim, Shim, rows
+
+NO_SNAPSHOTS = {"snapshot_max_chain_length": 1_000, "snapshot_replay_ratio": 100.0}
+watched: tuple[int, Path, Counter[str]] | None = None
+
+
+def count_opened(event, arguments):
+    """An audit hook: it cannot be taken away again, so it counts only while somebody asks."""
+    if event == "open" and watched is not None and isinstance(arguments[0], str):
+        thread, below, counts = watched
+        path = Path(arguments[0])
+        if threading.get_ident() == thread and path.is_relative_to(below):
+            counts[path.suffix] += 1
+
+
+sys.addaudithook(count_opened)
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """A list that grows by one with each fsync of this thread."""
+    calls = []
+    fsync, thread = os.fsync, threading.get_ident()
+
+    def counted(descriptor):
+        if threading.get_ident() == thread:
+            calls.append(descriptor)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    return calls
+
+
+@contextmanager
+def opened_files(below):
+    """Count the files below a directory that this thread opens, by suffix."""
+    global watched
+    counts = Counter()
+    watched = (threading.get_ident(), below, counts)
+    try:
+        yield counts
+    finally:
+        watched = None
+
+
+@pytest.mark.parametrize("num_rows", [0, 100])
+def test_files_and_syncs_of_a_commit_do_not_grow_with_the_chain(tmp_path, synced, num_rows):
+    """Catches a commit that opens the files of its chain, or syncs more than file and directory."""
+    shim = Shim(tmp_path, **NO_SNAPSHOTS, fsync_enabled=True)
+    engine = Engine(shim.scratch)
+    for version in range(40):
+        request = shim.request(rows(*range(version * num_rows, (version + 1) * num_rows)))
+        synced.clear()
+        with opened_files(tmp_path) as opened:
+            reply = engine.call("commit", **request)
+        shim.committed(request, reply)
+        if version:  # the first one makes the store's directory, too
+            # The delta as it was handed over, as it was staged and as it was published; the
+            # directory, which is synced; and the lease of the query.
+            assert opened == {".arrows": 3, "": 1, ".json": 1}
+            assert len(synced) == 2
+
+
+def test_memory_of_a_commit_without_rows(tmp_path):
+    """Catches a commit that copies the names of its chain many times over."""
+    shim = Shim(tmp_path, **NO_SNAPSHOTS)
+    engine = Engine(shim.scratch)
+
+    def peak():
+        request = shim.request([])
+        tracemalloc.start()
+        try:
+            reply = engine.call("commit", **request)
+            taken = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        shim.committed(request, reply)
+        return taken
+
+    for number in range(20):
+        shim.commit(engine, rows(number))
+    short = min(peak() for _ in range(3))
+    for number in range(20, 120):
+        shim.commit(engine, rows(number))
+    long = min(peak() for _ in range(3))
+
+    assert short <= 64 << 10
+    assert (long - short) / 100 <= 2_000
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What RocksDB was asked for, counted where it is called."""
+    counts = Counter()
+
+    def counted(name):
+        called = getattr(database, name)
+
+        def call(*arguments, **named):
+            counts[name] += bool(arguments[-1])  # the files to take in may be none
+            return called(*arguments, **named)
+
+        monkeypatch.setattr(database, name, call)
+
+    for name in ("Rdict", "Checkpoint", "ingest_files"):
+        counted(name)
+    return counts
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["not read", "read"])
+def test_rocksdb_is_asked_only_for_what_is_read(tmp_path, asked, is_read):
+    """Catches a database opened anew, and rows taken in although nobody reads them."""
+    shim = RocksDBShim(tmp_path, rocksdb_merge_min_files=64)
+    engine = Engine(shim.scratch)
+    num_commits = 3 * database.MAX_WAITING
+    for number in range(num_commits):
+        shim.commit(engine, rows(number))
+        if is_read:
+            shim.view(engine)
+    engine.settle()
+
+    # Where nobody reads, what waits is taken in by eights.
+    takes = num_commits if is_read else 2
+    assert asked == {"Rdict": 1, "Checkpoint": takes, "ingest_files": takes}
