@@ -81,15 +81,14 @@ def _figures_table(results: Results) -> str:
     rows = []
     for figure in FIGURES:
         value = figure.value(results)
+        if value is None:
+            continue  # a run of some workloads, or some providers
         limit = f"≤ {figure.limit:g} {figure.unit}".strip()
         floor = figure.floor(results)
         least = "" if floor is None else f"{floor:.2f} {figure.unit}".strip()
-        if value is None:
-            rows.append([figure.title, "not measured", limit, "", least])
-        else:
-            reached = "yes" if value <= figure.limit else "**no**"
-            measured = f"{value:.2f} {figure.unit}".strip()
-            rows.append([figure.title, measured, limit, reached, least])
+        reached = "yes" if value <= figure.limit else "**no**"
+        measured = f"{value:.2f} {figure.unit}".strip()
+        rows.append([figure.title, measured, limit, reached, least])
     return _table(["figure", "measured", "limit", "reached", "empty store"], rows)
 
 
@@ -101,11 +100,12 @@ def _legend() -> str:
 
 
 def _metrics_table(results: Results) -> str:
+    metrics = results.metrics()
+    shown = [p for p in PROVIDERS if any(results.find(metric, p.id) for metric in metrics)]
     rows = [
-        [metric, *(_cell(metric, results.find(metric, p.id)) for p in PROVIDERS)]
-        for metric in results.metrics()
+        [metric, *(_cell(metric, results.find(metric, p.id)) for p in shown)] for metric in metrics
     ]
-    return _table(["metric", *(p.title for p in PROVIDERS)], rows)
+    return _table(["metric", *(p.title for p in shown)], rows)
 
 
 def _cell(metric: str, record: dict[str, Any] | None) -> str:

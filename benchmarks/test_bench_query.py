@@ -93,6 +93,8 @@ def test_variable_batch(
 ) -> None:
     """An update batch of a `transformWithState`, once warm."""
     workload = variable_measurements.suite.query(variable_name)
+    if workload.variable in ("timers", "ttl") and not find_provider(provider).keeps_state:
+        pytest.skip("Spark reads back what it wrote in the same batch")
     runs = variable_measurements.from_start(variable_name, provider).checked()
     rounds = [run["batches"][1 + workload.warm_up_batches :] for run in runs]
     assert all(
