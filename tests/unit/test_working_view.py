@@ -1,10 +1,13 @@
-"""The shim's working view and row cache: random operations against a model, in a JVM."""
+"""The shim's working view, row cache and writers: random operations against a model, in a JVM."""
 
 from __future__ import annotations
 
 import subprocess
+from hashlib import sha256
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.ipc as ipc
 import pytest
 
 from statestore.io.shim_jar import find_jar
@@ -89,6 +92,28 @@ def test_writers_that_cannot_begin_hold_no_memory(
     )
 
     assert shown.splitlines()[-1] == "failed=5 held=0"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("values", "least", "most"), [("hashes", 1.0, 1.25), ("zeros", 0.0, 0.25)])
+def test_values_are_compressed_where_that_makes_them_smaller(
+    classes: Path, tmp_path: Path, values: str, least: float, most: float
+) -> None:
+    """Catches time that is spent on random bytes, a row that is lost so, and memory that is held.
+
+    `least` and `most`: bytes of the file, keys and offsets too, beside those of the values.
+    """
+    path, num_rows = tmp_path / "rows.arrows", 40_000
+    shown = run_java(classes, "delta.CompressionCheck", str(path), values, str(num_rows))
+
+    assert shown.splitlines()[-1] == "held=0"
+    with pa.OSFile(str(path)) as file:
+        table = ipc.open_stream(file).read_all()
+    keys = [number.to_bytes(8) for number in range(num_rows)]
+    expected = [sha256(key).digest() if values == "hashes" else bytes(32) for key in keys]
+    assert table["key"].to_pylist() == keys
+    assert table["value"].to_pylist() == expected
+    assert least <= path.stat().st_size / (num_rows * 32) <= most
 
 
 def run(classes: Path, check: str, pytestconfig: pytest.Config, batches: int) -> dict[str, str]:

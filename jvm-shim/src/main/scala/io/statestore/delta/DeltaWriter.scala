@@ -79,6 +79,9 @@ private[statestore] object DeltaWriter {
   /** The fastest of the regular levels: a commit waits for it. */
   val ZstdLevel = 1
 
+  private val SampleBytes = 16L << 10
+  private val LargeBytes = 8L * SampleBytes
+
   lazy val allocator: BufferAllocator = new RootAllocator(Long.MaxValue)
 
   val StateFileSchema: Schema = {
@@ -103,6 +106,17 @@ private[statestore] object DeltaWriter {
     }
     made.result()
   }
+
+  /** Whether a large buffer, by its beginning, loses a fifth: less is not worth the time it takes. */
+  private def isWorthCompressing(codec: CompressionCodec, buffer: ArrowBuf): Boolean =
+    codec == NoCompressionCodec.INSTANCE || buffer.writerIndex < LargeBytes || {
+      val sample = buffer.slice(0L, SampleBytes)
+      sample.writerIndex(SampleBytes)
+      sample.getReferenceManager.retain() // which `compress` releases
+      val compressed = codec.compress(allocator, sample)
+      try compressed.writerIndex <= SampleBytes * 4 / 5
+      finally compressed.close()
+    }
 
   /** The buffers of one record batch. */
   private final class Columns(capacity: Int) extends AutoCloseable {
@@ -160,7 +174,13 @@ private[statestore] object DeltaWriter {
         val view = buffer.slice(0L, length)
         view.writerIndex(length)
         view.getReferenceManager.retain()
-        codec.compress(allocator, view)
+        if (isWorthCompressing(codec, view)) {
+          codec.compress(allocator, view)
+        } else {
+          // As the codec does where a buffer would grow.
+          try CompressionUtil.packageRawBuffer(allocator, view)
+          finally view.close()
+        }
       }
       val none = allocator.getEmpty
       val buffers = Arrays.asList(
