@@ -107,7 +107,7 @@ private[statestore] object DeltaWriter {
     made.result()
   }
 
-  /** Whether a large buffer, by its beginning, loses a fifth: less is not worth the time it takes. */
+  /** Whether a large buffer, by its beginning, loses a fifth: less is not worth the time. */
   private def isWorthCompressing(codec: CompressionCodec, buffer: ArrowBuf): Boolean =
     codec == NoCompressionCodec.INSTANCE || buffer.writerIndex < LargeBytes || {
       val sample = buffer.slice(0L, SampleBytes)
