@@ -8,7 +8,7 @@ import io.statestore.view.BytesRef
 import org.apache.spark.unsafe.Platform
 
 /**
- * Writes rows to a delta: the key is the number of the row, the value a hash of the key or 32 zeros.
+ * Writes rows to a delta: the key is the number of the row, the value its hash, or 32 zeros.
  * Prints the bytes of memory off the heap that are still held.
  */
 object CompressionCheck {
