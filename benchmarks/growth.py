@@ -31,7 +31,15 @@ from benchmarks.plot import Lines, plot_growth
 from benchmarks.query_runs import run_from_start
 from benchmarks.report import FSYNC_NOTE, NO_STORE_NOTE
 from benchmarks.sessions import benchmark_jar, is_available
-from benchmarks.workloads import PROVIDERS, Provider, QueryWorkload, find_provider, full, quick
+from benchmarks.workloads import (
+    NO_STORE,
+    PROVIDERS,
+    Provider,
+    QueryWorkload,
+    find_provider,
+    full,
+    quick,
+)
 from statestore.core.version import __version__
 
 RESULTS = Path(__file__).parent / "results" / __version__
@@ -254,7 +262,9 @@ def render(cells: list[Cell]) -> str:
     """Return the page: a table for each workload, and why runs failed."""
     machines = sorted({f"Spark {cell.spark} on {cell.cores} cores" for cell in cells})
     blocks = ["# A batch against the size of the state", HEAD]
-    blocks += [f"Measured with {', '.join(machines)}. {FSYNC_NOTE}", NO_STORE_NOTE]
+    blocks += [f"Measured with {', '.join(machines)}. {FSYNC_NOTE}"]
+    if any(cell.provider == NO_STORE for cell in cells):
+        blocks += [NO_STORE_NOTE]
     for cells_of_one in _by_workload(cells).values():
         blocks += [f"## {_title(cells_of_one[0])}", _table(cells_of_one)]
         failures = [

@@ -116,8 +116,9 @@ def plot_growth(panels: dict[str, Lines], path: Path) -> None:
         for line, name in zip(*axis.get_legend_handles_labels(), strict=True)
     }
     figure.suptitle("The same changes, ever more keys: a flat line is best; x: the run failed")
+    columns = min(len(named), 2 * len(panels))
     figure.legend(
-        named.values(), named.keys(), loc="outside lower center", ncols=len(named), frameon=False
+        named.values(), named.keys(), loc="outside lower center", ncols=columns, frameon=False
     )
     figure.savefig(path, dpi=100)
     plt.close(figure)
