@@ -5,7 +5,7 @@
 Every provider has a JVM of its own (local[2], 4 GiB heap). It loads 500,000 keys; then each batch
 updates 10,000 random ones in 4 state partitions. The first batches are left out: the JVM compiles
 in them. A line tells the median, the 99th percentile and the longest batch, and how much longer
-the median batch is while a snapshot of the filesystem backend is under way.
+the median batch is while a snapshot (of rocksdb: a merge) is under way.
 Below it stand the slowest batches, each with what Spark says it spent its time on.
 """
 

@@ -79,6 +79,7 @@ private[statestore] object DeltaWriter {
   /** The fastest of the regular levels: a commit waits for it. */
   val ZstdLevel = 1
 
+  /** What a buffer of `LargeBytes` or more is judged by: its beginning. */
   private val SampleBytes = 16L << 10
   private val LargeBytes = 8L * SampleBytes
 

@@ -55,7 +55,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, beganEmpty: Boolean) {
     if (hasAllRows && old.bytes == 0L) {
       var i = 0
       while (i < count) {
-        if (found(i) == NotSeen) found(i) = Deleted
+        if (found(i) == NotSeen) found(i) = KnownAbsent
         i += 1
       }
     }
@@ -150,7 +150,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, beganEmpty: Boolean) {
       var i = 0
       while (i < count) {
         if (found(i) >= 0 && (pages.flags(table.addressAt(found(i))) & OpMask) == Delete) {
-          found(i) = Deleted
+          found(i) = KnownAbsent
         }
         i += 1
       }
@@ -210,7 +210,7 @@ private[rocksdb] object RowCache {
   val NotSeen: Int = -1
 
   /** In place of a slot: absent. */
-  private val Deleted = -2
+  private val KnownAbsent = -2
 
   /** Caches that have a share of the budget. */
   private val numCaches = new AtomicInteger
