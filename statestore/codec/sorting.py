@@ -59,14 +59,16 @@ def sort_into_runs(
     return runs
 
 
-def gather(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows as record batches of about RUN_BYTES each."""
+def gather(
+    batches: Iterable[pa.RecordBatch], batch_bytes: int = RUN_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows as record batches of about so many bytes each."""
     waiting: list[pa.RecordBatch] = []
     num_bytes = 0
     for batch in batches:
         waiting.append(batch)
         num_bytes += int(batch.nbytes)
-        if num_bytes >= RUN_BYTES:
+        if num_bytes >= batch_bytes:
             yield join_batches(waiting)
             waiting, num_bytes = [], 0
     if waiting:

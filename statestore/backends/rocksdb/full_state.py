@@ -13,7 +13,7 @@ from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import local_errors
 from statestore.backends.rocksdb.merging import database_of
 from statestore.backends.rocksdb.versions import RocksDBVersions
-from statestore.backends.rocksdb.view import View, batch_of
+from statestore.backends.rocksdb.view import View, batches_of
 from statestore.checkpoint.commit import Body
 from statestore.codec.rows import DELETE, MAX_BLOCK_ROWS, SCHEMA, from_numpy, split_for_blocks
 from statestore.codec.sorting import sort_by_key
@@ -98,15 +98,13 @@ def read_file(
             return
         database = database_of([copy], directory, memory.options(options))
         try:
-            rows = sst.all_rows(database)
-            while piece := list(islice(rows, MAX_BLOCK_ROWS)):
-                yield batch_of(piece)
+            yield from batches_of(sst.all_pieces(database))
         finally:
             database.close()
     deletes = sst.read_deletes(file)
     while deleted := list(islice(deletes, MAX_BLOCK_ROWS)):
         encoded = [(key, bytes(sst.KEY_GROUP_BYTES)) for key in deleted]
-        puts = batch_of(encoded)
+        (puts,) = batches_of([encoded])
         columns = [
             *puts.columns[:2],
             from_numpy(np.full(len(deleted), DELETE, np.uint8), pa.uint8()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,16 +11,16 @@ from rocksdict import AccessType, Options, Rdict, ReadOptions
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import local_errors
 from statestore.codec.byte_ranges import ByteRanges
-from statestore.codec.rows import PUT, SCHEMA, from_numpy, rows_in
+from statestore.codec.rows import MAX_BLOCK_BYTES, PUT, SCHEMA, from_numpy, rows_in
+from statestore.codec.sorting import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from statestore.backends.rocksdb.local_versions import LocalVersion
     from statestore.core.key_groups import KeyGroupSet
 
 
-_BATCH_ROWS = 16_384
 _READAHEAD_BYTES = 4 * 1024 * 1024
 
 
@@ -104,27 +103,33 @@ class View:
         if column_family is not None:
             first = sst.encode_key(column_family, b"")
             options.set_iterate_upper_bound(sst.encode_key(column_family + 1, b""))
-        items = sst.all_rows(self._database, first, options)
-        while rows := list(islice(items, _BATCH_ROWS)):
-            batch = batch_of(rows)
+        for batch in batches_of(sst.all_pieces(self._database, first, options)):
             yield batch if self._owned is None else rows_in(batch, self._owned)
 
 
-def batch_of(rows: Sequence[tuple[bytes, bytes]]) -> pa.RecordBatch:
-    """Return encoded puts, one at least, as a record batch of SCHEMA."""
-    keys, values = (_joined(column) for column in zip(*rows, strict=True))
+def batches_of(pieces: Iterable[Sequence[tuple[bytes, bytes]]]) -> Iterator[pa.RecordBatch]:
+    """Yield encoded puts as record batches of SCHEMA, of about MAX_BLOCK_BYTES each."""
+    yield from map(_decoded, gather(map(_columns, pieces), MAX_BLOCK_BYTES))
+
+
+def _columns(piece: Sequence[tuple[bytes, bytes]]) -> pa.RecordBatch:
+    """Return encoded rows as two columns."""
+    columns = [[key for key, _ in piece], [value for _, value in piece]]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, pa.binary()) for column in columns], names=["key", "value"]
+    )
+
+
+def _decoded(encoded: pa.RecordBatch) -> pa.RecordBatch:
+    """Return encoded puts, one at least, in columns of SCHEMA."""
+    keys, values = map(ByteRanges.of_column, encoded.columns)
     families = keys.read(">u2", keys.starts).astype(np.uint16)
     groups = values.read(">u2", values.starts).astype(np.uint16)
     columns = [
         from_numpy(groups, pa.uint16()),
         from_numpy(families, pa.uint16()),
-        from_numpy(np.full(len(rows), PUT, np.uint8), pa.uint8()),
+        from_numpy(np.full(len(keys), PUT, np.uint8), pa.uint8()),
         keys.skip(sst.FAMILY_BYTES).to_arrow(pa.binary()),
         values.skip(sst.KEY_GROUP_BYTES).to_arrow(pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-
-def _joined(values: tuple[bytes, ...]) -> ByteRanges:
-    sizes = np.fromiter(map(len, values), np.int64, len(values))
-    return ByteRanges(np.frombuffer(b"".join(values), np.uint8), np.cumsum(sizes) - sizes, sizes)
