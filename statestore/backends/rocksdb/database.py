@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from rocksdict import Checkpoint, DbClosedError, IngestExternalFileOptions, Rdict
 
-from statestore.backends.rocksdb import sst
+from statestore.backends.database_rows import all_rows
 from statestore.codec.references import VersionRef
 from statestore.core.errors import StorageError
 
@@ -135,7 +135,7 @@ class LocalDatabase:
             StorageError: The local disk failed.
         """
         with local_errors("read the local database", str(self.directory)):
-            yield from sst.all_rows(self._current())
+            yield from all_rows(self._current())
 
     def go_to(self, version: VersionRef | None) -> None:
         """Go to one of `versions`, None for the empty state.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from statestore.backends.database_rows import all_pieces, all_rows
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import local_errors
 from statestore.backends.rocksdb.merging import database_of
@@ -98,7 +99,7 @@ def read_file(
             return
         database = database_of([copy], directory, memory.options(options))
         try:
-            yield from batches_of(sst.all_pieces(database))
+            yield from batches_of(all_pieces(database))
         finally:
             database.close()
     deletes = sst.read_deletes(file)
@@ -143,7 +144,7 @@ def write_full_body(
         else:
             database = database_of([part.sst_path for part in written], directory, sst_options)
             try:
-                body = sst.write_body(sst.all_rows(database), f"{directory}/body", sst_options)
+                body = sst.write_body(all_rows(database), f"{directory}/body", sst_options)
             finally:
                 database.close()
     return Body(body.path, body.blocks, body.rows, compute_lineage(None, body.blocks))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rocksdict import Rdict
 
+from statestore.backends.database_rows import all_rows
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import ingest_files, local_errors
 from statestore.checkpoint.layout import store_of_path
@@ -213,7 +214,7 @@ def database_of(copies: Sequence[str | None], directory: str, options: Options) 
 
 
 def _rows_in(database: Rdict, key_groups: KeyGroupSet | None) -> Iterator[sst.EncodedRow]:
-    return sst.rows_in(sst.all_rows(database), key_groups)
+    return sst.rows_in(all_rows(database), key_groups)
 
 
 def _deleted(files: Sequence[SealedFile], database: Rdict) -> Iterator[sst.EncodedRow]:

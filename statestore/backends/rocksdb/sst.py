@@ -13,7 +13,7 @@ import operator
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
@@ -27,7 +27,6 @@ from rocksdict import (
     DBCompressionType,
     Env,
     Options,
-    Rdict,
     SstFileWriter,
     WriteBufferManager,
 )
@@ -48,8 +47,6 @@ from statestore.codec.trailer import Block, RowCounts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from rocksdict import ReadOptions
-
     from statestore.codec.sealed_file import SealedFile
     from statestore.core.key_groups import KeyGroupSet
     from statestore.core.options import StateStoreOptions
@@ -57,9 +54,6 @@ if TYPE_CHECKING:
 FAMILY_BYTES = 2
 KEY_GROUP_BYTES = 2
 BLOOM_BITS_PER_KEY = 10
-_FIRST_PIECE_ROWS = 16
-_PIECE_ROWS = 1_024
-"""Rows whose bytes stay in the CPU's cache until they are copied."""
 _DELETES = pa.schema([pa.field("key", pa.binary(), nullable=False)])
 
 EncodedRow = tuple[bytes, bytes | None]
@@ -370,44 +364,6 @@ def encode_rows(batch: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
     keys = _join(_big_endian(batch.column(1)), batch.column(3))
     values = _join(_big_endian(batch.column(0)), batch.column(4))
     return zip(keys, values, strict=True)
-
-
-def all_rows(
-    database: Rdict, first: bytes | None = None, options: ReadOptions | None = None
-) -> Iterator[tuple[bytes, bytes]]:
-    """Yield every encoded row of a database in key order, or those from a key on.
-
-    Raises:
-        Exception: RocksDB's, where rows cannot be read.
-    """
-    return itertools.chain.from_iterable(all_pieces(database, first, options))
-
-
-def all_pieces(
-    database: Rdict, first: bytes | None = None, options: ReadOptions | None = None
-) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Yield what `all_rows` does, some rows at a time: what takes few reads few.
-
-    Raises:
-        Exception: RocksDB's, where rows cannot be read.
-    """
-    piece: list[tuple[bytes, bytes]] = []
-    num_rows = _FIRST_PIECE_ROWS
-    rows = cast("Iterator[tuple[bytes, bytes]]", database.items(from_key=first, read_opt=options))
-    while some := list(itertools.islice(rows, num_rows)):
-        piece = some
-        yield piece
-        num_rows = min(2 * num_rows, _PIECE_ROWS)
-    # `items` takes a block that cannot be read for the end: whoever reads on is told.
-    rest = database.iter(options)
-    if piece:
-        rest.seek(piece[-1][0])
-        rest.next()
-    elif first is not None:
-        rest.seek(first)
-    else:
-        rest.seek_to_first()
-    rest.status()
 
 
 def family_of(key: bytes) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from rocksdict import AccessType, Options, Rdict, ReadOptions
 
+from statestore.backends.database_rows import all_pieces, all_rows, to_columns
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.database import local_errors
 from statestore.codec.byte_ranges import ByteRanges
@@ -15,8 +16,9 @@ from statestore.codec.rows import MAX_BLOCK_BYTES, PUT, SCHEMA, from_numpy, rows
 from statestore.codec.sorting import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
+    from statestore.backends.database_rows import Rows
     from statestore.backends.rocksdb.local_versions import LocalVersion
     from statestore.core.key_groups import KeyGroupSet
 
@@ -52,7 +54,7 @@ class View:
             StorageError: The local disk failed.
         """
         with local_errors("read the local database", self._path):
-            return sum(1 for _ in sst.rows_in(sst.all_rows(self._database), self._owned))
+            return sum(1 for _ in sst.rows_in(all_rows(self._database), self._owned))
 
     def close(self) -> None:
         """Close the database."""
@@ -74,7 +76,7 @@ class View:
         """
         first = sst.encode_key(column_family, prefix)
         with local_errors("read the local database", self._path):
-            for key, value in sst.all_rows(self._database, first):
+            for key, value in all_rows(self._database, first):
                 if not key.startswith(first):
                     return
                 _, short_key, group, found = sst.split_row(key, value)
@@ -103,21 +105,16 @@ class View:
         if column_family is not None:
             first = sst.encode_key(column_family, b"")
             options.set_iterate_upper_bound(sst.encode_key(column_family + 1, b""))
-        for batch in batches_of(sst.all_pieces(self._database, first, options)):
+        for batch in batches_of(all_pieces(self._database, first, options)):
             yield batch if self._owned is None else rows_in(batch, self._owned)
 
 
-def batches_of(pieces: Iterable[Sequence[tuple[bytes, bytes]]]) -> Iterator[pa.RecordBatch]:
+def batches_of(pieces: Iterable[Rows]) -> Iterator[pa.RecordBatch]:
     """Yield encoded puts as record batches of SCHEMA, of about MAX_BLOCK_BYTES each."""
-    yield from map(_decoded, gather(map(_columns, pieces), MAX_BLOCK_BYTES))
-
-
-def _columns(piece: Sequence[tuple[bytes, bytes]]) -> pa.RecordBatch:
-    """Return encoded rows as two columns."""
-    columns = [[key for key, _ in piece], [value for _, value in piece]]
-    return pa.RecordBatch.from_arrays(
-        [pa.array(column, pa.binary()) for column in columns], names=["key", "value"]
+    columns = (
+        to_columns([key for key, _ in piece], [value for _, value in piece]) for piece in pieces
     )
+    yield from map(_decoded, gather(columns, MAX_BLOCK_BYTES))
 
 
 def _decoded(encoded: pa.RecordBatch) -> pa.RecordBatch:

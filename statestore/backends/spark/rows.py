@@ -17,30 +17,33 @@ RocksDBStateEncoder and KeyValueChecksumEncoder, releases 4.0 to 4.3.
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
+from bisect import bisect_right
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import google_crc32c
 import numpy as np
 import pyarrow as pa
 
+from statestore.backends.database_rows import MOST_ROWS, to_columns
 from statestore.backends.spark.snapshot import FAMILY_BYTES, check_size, open_snapshot
 from statestore.codec.byte_ranges import ByteRanges
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import DELETE, MAX_BLOCK_BYTES, MERGE, PUT, SCHEMA, from_numpy
+from statestore.codec.sorting import gather
 from statestore.core.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
+    from typing import Any
 
+    from statestore.backends.database_rows import Rows
     from statestore.backends.spark.files import Chain, StoreFiles
     from statestore.backends.spark.records import Record
     from statestore.backends.spark.snapshot import Database, Snapshot
     from statestore.codec.column_family import ColumnFamily
 
-_BATCH_ROWS = 16_384
 _ENCODING = b"\0"
 _CRC_BYTES = 4
 _LENGTH_BYTES = 4
@@ -134,9 +137,10 @@ class SparkVersion:
                     open_snapshot(self.files, self.snapshot, directory, self.form.delimiter)
                 )
             for family in sorted(wanted, key=lambda found: found.id):
-                rows = changes.upon(database, self._prefix(family))
-                while some := _some(rows):
-                    yield self._batch(some, family)
+                pieces = changes.upon(database, self._prefix(family))
+                columns = (self._columns(piece, family) for piece in pieces)
+                for encoded in gather(columns, MAX_BLOCK_BYTES):
+                    yield self._batch(encoded, family)
 
     def _records(self, path: str) -> Iterator[Record]:
         """Yield the records of a file, removed keys without their checksum, which is checked."""
@@ -155,47 +159,45 @@ class SparkVersion:
     def _prefix(self, family: ColumnFamily) -> bytes:
         return family.id.to_bytes(FAMILY_BYTES, "little") if self.form.has_families else b""
 
-    def _batch(self, rows: Sequence[tuple[bytes, bytes]], family: ColumnFamily) -> pa.RecordBatch:
-        try:
-            columns = [self._keys(rows, family), self._values(rows, family)]
+    def _columns(self, rows: Rows, family: ColumnFamily) -> pa.RecordBatch:
+        """Return keys as they are, and values without checksums, which are checked."""
+        with self._named(family):
+            if family.multi_values:
+                values = [self._several(*row) for row in rows]
+            elif self.form.has_checksums:
+                values = [self._checked(*row) for row in rows]
+            else:
+                values = [value for _, value in rows]
+        return to_columns([key for key, _ in rows], values)
+
+    def _batch(self, rows: pa.RecordBatch, family: ColumnFamily) -> pa.RecordBatch:
+        before_key, before_value = self._prefix(family), b""
+        if self.form.is_rocksdb and family.encoder == "no-prefix":
+            before_key += _ENCODING
+        if self.form.is_rocksdb and not family.multi_values:
+            before_value = _ENCODING
+        with self._named(family):
+            keys = _without(rows.column(0), before_key)
+            values = _without(rows.column(1), before_value)
             store = self.files.store.name
-            groups = compute_key_groups(columns[0], store, family, self.max_parallelism)
+            groups = compute_key_groups(keys, store, family, self.max_parallelism)
+        columns = [
+            from_numpy(groups, pa.uint16()),
+            from_numpy(np.full(len(keys), family.id, np.uint16), pa.uint16()),
+            from_numpy(np.full(len(keys), PUT, np.uint8), pa.uint8()),
+            keys,
+            values,
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+    @contextmanager
+    def _named(self, family: ColumnFamily) -> Iterator[None]:
+        """Name where a row is that is damaged."""
+        try:
+            yield
         except CorruptionError as error:
             error.fields.update(file=self.chain.paths[-1], column_family=family.name)
             raise
-        constants = (
-            from_numpy(np.full(len(rows), family.id, np.uint16), pa.uint16()),
-            from_numpy(np.full(len(rows), PUT, np.uint8), pa.uint8()),
-        )
-        made = [from_numpy(groups, pa.uint16()), *constants, *columns]
-        return pa.RecordBatch.from_arrays(made, schema=SCHEMA)
-
-    def _keys(
-        self, rows: Sequence[tuple[bytes, bytes]], family: ColumnFamily
-    ) -> pa.Array[pa.BinaryScalar]:
-        skipped = self._prefix(family)
-        if self.form.is_rocksdb and family.encoder == "no-prefix":
-            skipped += _ENCODING
-        keys = [key for key, _ in rows]
-        if not all(key.startswith(skipped) for key in keys):
-            raise _not_encoded(skipped)
-        return _joined(keys).skip(len(skipped)).to_arrow(pa.binary())
-
-    def _values(
-        self, rows: Sequence[tuple[bytes, bytes]], family: ColumnFamily
-    ) -> pa.Array[pa.BinaryScalar]:
-        if family.multi_values:
-            return pa.array([self._several(*row) for row in rows], pa.binary())
-        values = (
-            [self._checked(*row) for row in rows]
-            if self.form.has_checksums
-            else [value for _, value in rows]
-        )
-        if not self.form.is_rocksdb:
-            return _joined(values).to_arrow(pa.binary())
-        if not all(value.startswith(_ENCODING) for value in values):
-            raise _not_encoded(_ENCODING)
-        return _joined(values).skip(len(_ENCODING)).to_arrow(pa.binary())
 
     def _checked(self, key: bytes, value: bytes) -> bytes:
         """Return a value without its checksum, which is checked."""
@@ -280,44 +282,43 @@ class _Changes:
     def _joined(self, first: bytes, second: bytes) -> bytes:
         return first + self._delimiter + second if first else second
 
-    def upon(self, database: Database | None, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def upon(self, database: Database | None, prefix: bytes) -> Iterator[Rows]:
         """Yield the rows that they make of those of a database, of keys with a prefix, ascending.
 
         Values of the HDFS-backed provider may be empty; those that are merged never are.
         """
-        keys = iter(sorted(key for key in self._of_keys if key.startswith(prefix)))
-        key = next(keys, None)
-        for held, value in database.rows(prefix) if database is not None else ():
-            while key is not None and key < held:
-                yield from self._row(key, b"")
-                key = next(keys, None)
-            if key == held:
-                yield from self._row(held, value)
-                key = next(keys, None)
+        keys = sorted(key for key in self._of_keys if key.startswith(prefix))
+        done = 0
+        for piece in database.pieces(prefix) if database is not None else ():
+            end = bisect_right(keys, piece[-1][0], done)
+            if end == done:  # as mostly
+                yield piece
+            elif rows := self._rows(piece, keys[done:end]):
+                yield rows
+            done = end
+        for start in range(done, len(keys), MOST_ROWS):
+            if rows := self._rows((), keys[start : start + MOST_ROWS]):
+                yield rows
+
+    def _rows(self, rows: Rows, keys: Iterable[bytes]) -> Rows:
+        """Return what the changes of some keys make of rows."""
+        found = dict(rows)
+        for key in keys:
+            kind, value = self._of_keys[key]
+            if kind == DELETE:
+                found.pop(key, None)
             else:
-                yield held, value
-        while key is not None:
-            yield from self._row(key, b"")
-            key = next(keys, None)
-
-    def _row(self, key: bytes, before: bytes) -> Iterator[tuple[bytes, bytes]]:
-        kind, value = self._of_keys[key]
-        if kind != DELETE:
-            yield key, self._joined(before, value) if kind == MERGE else value
+                found[key] = self._joined(found.get(key, b""), value) if kind == MERGE else value
+        return sorted(found.items())
 
 
-def _some(rows: Iterator[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the next rows, as many as a batch has, and none at the end."""
-    found: list[tuple[bytes, bytes]] = []
-    num_bytes = 0
-    for row in islice(rows, _BATCH_ROWS):
-        found.append(row)
-        num_bytes += len(row[0]) + len(row[1])
-        if num_bytes >= MAX_BLOCK_BYTES:
-            break
-    return found
-
-
-def _joined(values: Sequence[bytes]) -> ByteRanges:
-    sizes = np.fromiter(map(len, values), np.int64, len(values))
-    return ByteRanges(np.frombuffer(b"".join(values), np.uint8), np.cumsum(sizes) - sizes, sizes)
+def _without(column: pa.Array[Any], prefix: bytes) -> pa.Array[Any]:
+    """Return a column of bytes without what every one of them begins with."""
+    if not prefix:
+        return column
+    ranges = ByteRanges.of_column(column)
+    if (ranges.sizes < len(prefix)).any() or any(
+        (ranges.data[ranges.starts + place] != byte).any() for place, byte in enumerate(prefix)
+    ):
+        raise _not_encoded(prefix)
+    return ranges.skip(len(prefix)).to_arrow(pa.binary())

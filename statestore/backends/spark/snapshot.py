@@ -17,6 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from statestore.backends.database_rows import all_pieces
 from statestore.backends.spark.files import StoreFiles
 from statestore.checkpoint.layout import store_directory
 from statestore.core.errors import CorruptionError, InvalidArgumentError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from rocksdict import Rdict
 
+    from statestore.backends.database_rows import Rows
     from statestore.codec.references import StoreName
     from statestore.io.file_io import FileIO
 
@@ -265,8 +267,8 @@ class Database:
         self._database = database
         self._path = path
 
-    def rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) of all keys with a prefix of FAMILY_BYTES bytes or none, ascending."""
+    def pieces(self, prefix: bytes) -> Iterator[Rows]:
+        """Yield all keys with a prefix of FAMILY_BYTES bytes or none, ascending, some at a time."""
         from rocksdict import ReadOptions
 
         options = ReadOptions()
@@ -274,13 +276,7 @@ class Database:
             end = int.from_bytes(prefix) + 1
             options.set_iterate_upper_bound(end.to_bytes(FAMILY_BYTES))
         with _named(self._path):
-            rows = self._database.iter(options)
-            rows.seek(prefix) if prefix else rows.seek_to_first()
-            while rows.valid():
-                yield rows.key(), rows.value()
-                rows.next()
-            # Behind a damaged block there seem to be no rows: this raises what it was.
-            rows.status()
+            yield from all_pieces(self._database, prefix or None, options)
 
 
 @contextmanager
