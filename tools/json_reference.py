@@ -20,7 +20,7 @@ from statestore.operations.upkeep.compact import CompactPlan, StoreCompact
 from statestore.operations.upkeep.expire import ExpirePlan, StoreExpire, StoreStay
 from statestore.operations.upkeep.listing import CheckpointInfo, VersionInfo
 from statestore.operations.upkeep.repair import RepairPlan
-from statestore.operations.upkeep.verify import Finding, Verification
+from statestore.operations.upkeep.verification import Finding, Verification
 from statestore.report.facts import Advice, Facts, HeavyKey, PartitionFacts, Spread, StoreFacts
 
 _DONE = {"done": "whether it was done, or nothing was to do"}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from statestore.codec.commit_times import MemoryUse
     from statestore.operations.new_directory import BranchOrigin
     from statestore.operations.upkeep.listing import FoundBranch, FoundSavepoint, VersionInfo
-    from statestore.operations.upkeep.verify import Finding
+    from statestore.operations.upkeep.verification import Finding
 
 SCHEMA_VERSION = 1
 """Of the facts as JSON: raised when a field goes or changes its meaning."""

@@ -1,6 +1,10 @@
-"""Deep verification finds rows that checksums cannot: in the wrong place, or too many or few."""
+"""Deep verification finds rows that checksums cannot: in the wrong place, or too many or few.
+
+Also in processes of its own, as where there are many rows.
+"""
 
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,8 +17,12 @@ from statestore.cli.commands import cli
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.references import StoreName
 from statestore.codec.rows import PUT, Row
+from statestore.core.errors import StorageError
+from statestore.operations import processes
+from statestore.operations.processes import map_in_processes
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, unsafe_row
 from statestore.testing.deltas import write_stream
+from tests.damaged import flip, make_with_snapshots
 
 STORE = StoreName(0, 1)
 ((FAMILY_OF,),) = (stores for _, stores in OPERATORS[:1])
@@ -116,3 +124,51 @@ def test_rows_that_do_not_belong_are_found(
     assert problem in found[0].problem
     assert deep.exit_code == 1
     assert [one["kind"] for one in json.loads(deep.stdout)["findings"]] == ["corruption"]
+
+
+@pytest.fixture(name="many_rows")
+def _many_rows(monkeypatch):
+    """Take any state for one that is large enough for processes, on a machine with two cores."""
+    monkeypatch.setattr(processes, "_MIN_ROWS", 1)
+    monkeypatch.setattr(processes, "num_processes", lambda: 2)
+    counts = []
+    monkeypatch.setattr(
+        "statestore.operations.upkeep.verify.map_in_processes",
+        lambda function, shares: counts.append(len(shares)) or map_in_processes(function, shares),
+    )
+    return counts
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_processes_find_what_threads_do(tmp_path, request, backend):
+    """Catches damage that is lost on the way from a process, or files and rows counted twice."""
+    query, snapshots = make_with_snapshots(tmp_path, backend)
+
+    def verify():
+        reports = []
+        found = Checkpoint(query.path).verify(
+            versions="all", deep=True, report=lambda done, total: reports.append((done, total))
+        )
+        return found, reports[-1]
+
+    (whole, done) = verify()
+    flip(snapshots[0])
+    (damaged, _) = verify()
+    counts = request.getfixturevalue("many_rows")
+    (damaged_again, done_again) = verify()
+    flip(snapshots[0])
+
+    assert verify()[0] == whole
+    assert counts == [2, 2]  # both state partitions, by two processes
+    assert whole.findings == ()
+    assert done == done_again
+    assert damaged.findings
+    assert {*damaged_again.findings} == {*damaged.findings}
+    assert damaged_again.num_rows == damaged.num_rows
+    assert damaged_again.num_files == damaged.num_files
+
+
+def test_process_that_is_killed_is_an_error():
+    """Catches an operation that waits for ever, or takes what is missing for nothing found."""
+    with pytest.raises(StorageError, match="a process that read rows was killed"):
+        list(map_in_processes(os._exit, [9]))

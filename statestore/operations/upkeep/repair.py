@@ -18,13 +18,14 @@ from statestore.core.errors import CorruptionError, NotFoundError
 from statestore.operations.in_use import exclusive_use
 from statestore.operations.plan import Change, Plan, no_report
 from statestore.operations.rescale_log import write_operators
-from statestore.operations.upkeep.verify import Finding, verify
+from statestore.operations.upkeep.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.plan import Report
+    from statestore.operations.upkeep.verification import Finding
 
 ASIDE = "statestore-repair"
 """Directory of the checkpoint where entries that a repair takes out are kept."""

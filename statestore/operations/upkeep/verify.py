@@ -9,14 +9,11 @@ can be read, matches the checksums that there are, and lies in its state partiti
 
 from __future__ import annotations
 
-import html
-import shlex
-from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from itertools import chain
 from threading import Lock
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,133 +27,41 @@ from statestore.codec.rows import from_numpy, to_numpy
 from statestore.codec.sealed_file import SealedFile
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.core.providers import SPARK_PROVIDERS
-from statestore.core.text import format_bytes
 from statestore.io.local import named_errors
 from statestore.operations import spark_states
-from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint
+from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint, open_checkpoint
 from statestore.operations.new_directory import read_metadata
 from statestore.operations.plan import no_report
-from statestore.operations.rows import check_committed, state_of
+from statestore.operations.processes import (
+    map_in_processes,
+    num_processes,
+    place_for_processes,
+)
+from statestore.operations.rows import check_committed, most_rows, state_of
 from statestore.operations.upkeep.expired import (
     ABOUT_THE_READER,
     DAMAGE,
     is_before_all,
     is_expiry,
 )
+from statestore.operations.upkeep.verification import Finding, Verification
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
     import numpy.typing as npt
 
     from statestore.backends.spark.rows import SparkVersion
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import FileRef, StoreName
+    from statestore.io.place import Place
     from statestore.operations.plan import Report
     from statestore.operations.store_state import StoreState
 
 NUM_READERS = 2
+_SHARES_OF_A_PROCESS = 4
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is wrong.
-
-    Attributes:
-        version: The version that cannot be trusted.
-        store: The store of it, None where all are concerned.
-        kind: Kind of the error, as in statestore.core.errors.KINDS.
-        problem: The error's text.
-        is_recoverable: Whether all rows of the version are there all the same: in the files that a
-            damaged snapshot or merged file was made of, or since only the entry of the batch after
-            it is damaged.
-    """
-
-    version: int
-    store: StoreName | None
-    kind: str
-    problem: str
-    is_recoverable: bool = False
-
-    def describe(self) -> str:
-        """Return it in a line."""
-        note = " (recoverable: every row can be read)" if self.is_recoverable else ""
-        return f"version {self.version}, store {self.store}{note}: {self.problem}"
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """What was verified.
-
-    Attributes:
-        checkpoint: URI of the checkpoint or savepoint.
-        is_repairable: Whether `repair` takes it: it is a query's, on a provider of this package.
-        versions: The versions, newest first, without those that were expired.
-        expired: Versions that were left out, since a store keeps later ones only; newest first.
-        is_deep: Whether every row was read.
-        num_files, num_bytes: Files they are made of, each counted once.
-        num_rows: Rows read, 0 unless deep.
-        findings: What is wrong; empty when all is well.
-    """
-
-    checkpoint: str
-    is_repairable: bool
-    versions: tuple[int, ...]
-    expired: tuple[int, ...]
-    is_deep: bool
-    num_files: int
-    num_bytes: int
-    num_rows: int
-    findings: tuple[Finding, ...]
-
-    def describe(self) -> str:
-        """Return what was found, in words."""
-        rows = f", {self.num_rows:,} rows" if self.is_deep else ""
-        found = f"{len(self.findings)} findings" if self.findings else "all is well"
-        lines = [
-            *(finding.describe() for finding in self.findings),
-            f"{len(self.versions)} versions, {self.num_files} files, "
-            f"{format_bytes(self.num_bytes)}{rows}: {found}",
-        ]
-        if self.expired:
-            lines.append(f"{len(self.expired)} older versions were expired.")
-        if self.to_fix is not None:
-            lines.append(f"To fix: {self.to_fix}")
-        return "\n".join(lines)
-
-    @property
-    def to_fix(self) -> str | None:
-        """What to do about what is wrong, None when all is well."""
-        if not self.findings:
-            return None
-        if not self.is_repairable:
-            return "put the files back from a copy, or go on from another copy"
-        uri = shlex.quote(self.checkpoint)
-        if all(finding.is_recoverable for finding in self.findings):
-            return (
-                "every row can be read and the query starts; a later snapshot takes the place of a "
-                f"damaged file: statestore compact {uri} --yes takes one now"
-            )
-        return (
-            f"statestore repair {uri} says which version can be read and which batches would run "
-            "again; with --yes it goes back to that version"
-        )
-
-    def __str__(self) -> str:
-        return self.describe()
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.describe())}</pre>"
-
-    def is_readable(self, version: int) -> bool:
-        """Return whether every row of a version can be read, also where something is wrong."""
-        return version in self.versions and all(
-            finding.is_recoverable for finding in self.findings if finding.version == version
-        )
-
-    def is_sound(self, version: int) -> bool:
-        """Return whether nothing is wrong with a version."""
-        return version in self.versions and all(
-            finding.version != version for finding in self.findings
-        )
+Of = TypeVar("Of")
 
 
 def verify(
@@ -198,6 +103,47 @@ def verify(
     return verifier.run(sorted(wanted, reverse=True), report)
 
 
+@dataclass
+class _Found:
+    """What was found so far.
+
+    Attributes:
+        sizes: Bytes of every file, by path.
+        num_rows: Rows read.
+        findings: What is wrong.
+        expired: Versions that were expired.
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    num_rows: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    expired: set[int] = field(default_factory=set)
+
+    def add(self, other: _Found) -> None:
+        """Add what was found in other stores."""
+        self.sizes |= other.sizes
+        self.num_rows += other.num_rows
+        self.findings += other.findings
+        self.expired |= other.expired
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Versions of stores that a process of its own verifies deep; arguments as `_Verifier`."""
+
+    place: Place
+    heads: list[tuple[int, PublishedFile]]
+    skips_expired: bool
+
+
+def _verify_share(share: _Share) -> _Found:
+    with open_checkpoint(share.place) as checkpoint:
+        verifier = _Verifier(checkpoint, deep=True, skips_expired=share.skips_expired)
+        for version, head in share.heads:
+            verifier.verify_store(version, head)
+        return verifier.found
+
+
 class _Verifier:
     """One verification; remembers the files it has seen."""
 
@@ -206,11 +152,8 @@ class _Verifier:
         self._deep = deep
         self._skips_expired = skips_expired
         self._lock = Lock()
-        self._sizes: dict[str, int] = {}
         self._errors: dict[str, StateStoreError | None] = {}
-        self._num_rows = 0
-        self._findings: list[Finding] = []
-        self._expired: set[int] = set()
+        self.found = _Found()
         self._is_repairable = not self._is_of_spark
 
     @property
@@ -227,50 +170,95 @@ class _Verifier:
                 self._find(newest, None, error, is_recoverable=True)
 
     def run(self, versions: list[int], report: Report) -> Verification:
-        work: list[Callable[[], None]] = []
+        """Verify versions, newest first."""
         try:
             _, savepoint = read_metadata(self._checkpoint.io, self._checkpoint.path)
             self._is_repairable = savepoint is None and not self._is_of_spark
         except (CorruptionError, NotFoundError) as error:
             if versions:
                 self._find(versions[0], None, error, is_recoverable=True)
-        for version in versions:
-            try:
-                work += self._stores(version)
-            except DAMAGE as error:
-                self._find(version, None, error, expired=is_expiry(error, version))
-        done = 0
-        with ThreadPoolExecutor(NUM_READERS if self._deep else MAX_REQUESTS_AT_ONCE) as pool:
-            for _ in pool.map(lambda verify_one: verify_one(), work):
-                done += 1
-                report(done, len(work))
+        if self._is_of_spark:
+            self._run_in_threads(
+                self._verify_of_spark, self._each(versions, self._find_of_spark), report
+            )
+        else:
+            heads = self._each(versions, self._checkpoint.heads)
+            shares = self._shares(heads)
+            if shares:
+                self._run_in_processes(shares, report)
+            else:
+                self._run_in_threads(self.verify_store, heads, report)
+        found = self.found
         return Verification(
             checkpoint=self._checkpoint.uri,
             is_repairable=self._is_repairable,
-            versions=tuple(version for version in versions if version not in self._expired),
-            expired=tuple(version for version in versions if version in self._expired),
+            versions=tuple(version for version in versions if version not in found.expired),
+            expired=tuple(version for version in versions if version in found.expired),
             is_deep=self._deep,
-            num_files=len(self._sizes),
-            num_bytes=sum(self._sizes.values()),
-            num_rows=self._num_rows,
+            num_files=len(found.sizes),
+            num_bytes=sum(found.sizes.values()),
+            num_rows=found.num_rows,
             findings=tuple(
-                finding for finding in self._findings if finding.version not in self._expired
+                finding for finding in found.findings if finding.version not in found.expired
             ),
         )
 
-    def _stores(self, version: int) -> list[Callable[[], None]]:
-        """Return what verifies each store of a version in each state partition."""
-        checkpoint = self._checkpoint
-        if self._is_of_spark:
-            found = spark_states.find_versions(checkpoint, version)
-            return [partial(self._verify_of_spark, version, one) for one in found.values()]
-        heads = checkpoint.heads(version)
-        return [partial(self._verify_store, version, head) for head in heads.values()]
+    def _find_of_spark(self, version: int) -> Mapping[StoreName, SparkVersion]:
+        return spark_states.find_versions(self._checkpoint, version)
+
+    def _each(
+        self, versions: list[int], find: Callable[[int], Mapping[StoreName, Of]]
+    ) -> list[tuple[int, Of]]:
+        """Return each store of the versions in each state partition."""
+        work: list[tuple[int, Of]] = []
+        for version in versions:
+            try:
+                work += [(version, found) for found in find(version).values()]
+            except DAMAGE as error:
+                self._find(version, None, error, expired=is_expiry(error, version))
+        return work
+
+    def _run_in_threads(
+        self, verify_one: Callable[[int, Of], None], work: list[tuple[int, Of]], report: Report
+    ) -> None:
+        most = NUM_READERS if self._deep else MAX_REQUESTS_AT_ONCE
+        with ThreadPoolExecutor(most) as pool:
+            for done, _ in enumerate(pool.map(lambda of: verify_one(*of), work), 1):
+                report(done, len(work))
+
+    def _run_in_processes(self, shares: list[_Share], report: Report) -> None:
+        total = sum(len(share.heads) for share in shares)
+        done = 0
+        for share, found in map_in_processes(_verify_share, shares):
+            self.found.add(found)
+            done += len(share.heads)
+            report(done, total)
+
+    def _shares(self, heads: list[tuple[int, PublishedFile]]) -> list[_Share]:
+        """Return a share for each process to take when it is done with one; none if none pays.
+
+        All versions of a store are in one: they have files in common, which are read once.
+        """
+        if not self._deep:
+            return []
+        stores: dict[StoreName, list[tuple[int, PublishedFile]]] = {}
+        for version, head in heads:
+            stores.setdefault(head.trailer.store, []).append((version, head))
+        num_rows = sum(most_rows(head) for _, head in heads)
+        place = place_for_processes(self._checkpoint, num_rows, len(stores))
+        if place is None:
+            return []
+        lists = list(stores.values())
+        num_shares = min(len(lists), _SHARES_OF_A_PROCESS * num_processes())
+        return [
+            _Share(place, list(chain.from_iterable(lists[first::num_shares])), self._skips_expired)
+            for first in range(num_shares)
+        ]
 
     def _verify_of_spark(self, version: int, found: SparkVersion) -> None:
         """Verify a store that Spark's own provider wrote: its files, then every row."""
         with self._lock:
-            self._sizes |= found.sizes
+            self.found.sizes |= found.sizes
         try:
             found.check_files()
             if self._deep:
@@ -282,7 +270,8 @@ class _Verifier:
         location = self._checkpoint.location(store_of_path(store, ref.path))
         return is_before_all(ref, (info.name for info in location.io.list(location.directory)))
 
-    def _verify_store(self, version: int, head: PublishedFile) -> None:
+    def verify_store(self, version: int, head: PublishedFile) -> None:
+        """Verify a version of a store in one state partition."""
         store = head.trailer.store
         errors = {
             ref: error
@@ -326,7 +315,7 @@ class _Verifier:
             found = error
         with self._lock:
             self._errors[path] = found
-            self._sizes[path] = ref.size
+            self.found.sizes[path] = ref.size
         return found
 
     def _count_rows(self, state: StoreState) -> tuple[int, npt.NDArray[np.int64]]:
@@ -344,7 +333,7 @@ class _Verifier:
             groups = to_numpy(batch.column(0), np.uint16)
             by_class += count_classes(groups, state.num_partitions)
         with self._lock:
-            self._num_rows += num_rows
+            self.found.num_rows += num_rows
         return num_rows, by_class
 
     def _verify_rows(self, head: PublishedFile) -> None:
@@ -380,8 +369,10 @@ class _Verifier:
             raise error
         with self._lock:
             if self._skips_expired and expired and version < self._checkpoint.newest_version:
-                self._expired.add(version)
-            self._findings.append(Finding(version, store, error.kind, str(error), is_recoverable))
+                self.found.expired.add(version)
+            self.found.findings.append(
+                Finding(version, store, error.kind, str(error), is_recoverable)
+            )
 
 
 def _check_key_groups(batch: pa.RecordBatch, state: StoreState) -> None:

@@ -1,0 +1,84 @@
+"""Work on several stores at once in processes: Python's lock lets one thread go on at a time."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from statestore.core.errors import StorageError
+from statestore.io.hadoop import HadoopFileIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from statestore.io.place import Place
+    from statestore.operations.checkpoint import OpenCheckpoint
+
+Share = TypeVar("Share")
+Result = TypeVar("Result")
+
+MOST_PROCESSES = 16
+_MIN_ROWS = 4_000_000
+"""Below, two processes save less than the second that they take to start."""
+
+
+def place_for_processes(checkpoint: OpenCheckpoint, num_rows: int, num_stores: int) -> Place | None:
+    """Return where a process of its own can open a checkpoint; None where that cannot be, or pay.
+
+    The memory of a driver and Hadoop's file systems are reached from this process alone.
+
+    Args:
+        checkpoint: The checkpoint.
+        num_rows: Rows that are to be read.
+        num_stores: Stores that have them, each of which one process reads.
+    """
+    place = checkpoint.place
+    pays = num_rows >= _MIN_ROWS and min(num_processes(), num_stores) > 1
+    ours = (checkpoint.io, checkpoint.state_io)
+    if not pays or place.io is not None or any(isinstance(io, HadoopFileIO) for io in ours):
+        return None
+    try:
+        import loky  # noqa: F401 (an extra)
+    except ModuleNotFoundError:
+        return None
+    return replace(place, memory=None)
+
+
+def num_processes() -> int:
+    """Return how many processes work at once: one for each core this one may use."""
+    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+
+
+def map_in_processes(
+    function: Callable[[Share], Result], shares: Sequence[Share]
+) -> Iterator[tuple[Share, Result]]:
+    """Call a function with each share of some work in processes; yield in order of the shares.
+
+    They end with the last result, or when this generator is closed.
+
+    Args:
+        function: Of a module, as are the classes of what it takes, returns and raises.
+        shares: What it is called with.
+
+    Raises:
+        StorageError: A process was killed, as when there is too little memory.
+        Exception: Whatever the function raises.
+    """
+    from loky import ProcessPoolExecutor
+    from loky.process_executor import BrokenProcessPool
+
+    # Unlike Python's own, these never import the script that was started.
+    pool = ProcessPoolExecutor(min(num_processes(), len(shares)))
+    try:
+        futures = [pool.submit(function, share) for share in shares]
+        for share, future in zip(shares, futures, strict=True):
+            yield share, future.result()
+    except BrokenProcessPool as error:
+        raise StorageError(
+            "a process that read rows was killed",
+            found=str(error).split("\n")[0],
+            to_fix="run it again where more memory is free, or with fewer cores (`taskset`)",
+        ) from error
+    finally:
+        pool.shutdown(kill_workers=True)

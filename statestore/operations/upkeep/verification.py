@@ -1,0 +1,116 @@
+"""What a verification found, and in words."""
+
+from __future__ import annotations
+
+import html
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from statestore.core.text import format_bytes
+
+if TYPE_CHECKING:
+    from statestore.codec.references import StoreName
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong.
+
+    Attributes:
+        version: The version that cannot be trusted.
+        store: The store of it, None where all are concerned.
+        kind: Kind of the error, as in statestore.core.errors.KINDS.
+        problem: The error's text.
+        is_recoverable: Whether all rows of the version are there all the same: in the files that a
+            damaged snapshot or merged file was made of, or since only the entry of the batch after
+            it is damaged.
+    """
+
+    version: int
+    store: StoreName | None
+    kind: str
+    problem: str
+    is_recoverable: bool = False
+
+    def describe(self) -> str:
+        """Return it in a line."""
+        note = " (recoverable: every row can be read)" if self.is_recoverable else ""
+        return f"version {self.version}, store {self.store}{note}: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was verified.
+
+    Attributes:
+        checkpoint: URI of the checkpoint or savepoint.
+        is_repairable: Whether `repair` takes it: it is a query's, on a provider of this package.
+        versions: The versions, newest first, without those that were expired.
+        expired: Versions that were left out, since a store keeps later ones only; newest first.
+        is_deep: Whether every row was read.
+        num_files, num_bytes: Files they are made of, each counted once.
+        num_rows: Rows read, 0 unless deep.
+        findings: What is wrong; empty when all is well.
+    """
+
+    checkpoint: str
+    is_repairable: bool
+    versions: tuple[int, ...]
+    expired: tuple[int, ...]
+    is_deep: bool
+    num_files: int
+    num_bytes: int
+    num_rows: int
+    findings: tuple[Finding, ...]
+
+    def describe(self) -> str:
+        """Return what was found, in words."""
+        rows = f", {self.num_rows:,} rows" if self.is_deep else ""
+        found = f"{len(self.findings)} findings" if self.findings else "all is well"
+        lines = [
+            *(finding.describe() for finding in self.findings),
+            f"{len(self.versions)} versions, {self.num_files} files, "
+            f"{format_bytes(self.num_bytes)}{rows}: {found}",
+        ]
+        if self.expired:
+            lines.append(f"{len(self.expired)} older versions were expired.")
+        if self.to_fix is not None:
+            lines.append(f"To fix: {self.to_fix}")
+        return "\n".join(lines)
+
+    @property
+    def to_fix(self) -> str | None:
+        """What to do about what is wrong, None when all is well."""
+        if not self.findings:
+            return None
+        if not self.is_repairable:
+            return "put the files back from a copy, or go on from another copy"
+        uri = shlex.quote(self.checkpoint)
+        if all(finding.is_recoverable for finding in self.findings):
+            return (
+                "every row can be read and the query starts; a later snapshot takes the place of a "
+                f"damaged file: statestore compact {uri} --yes takes one now"
+            )
+        return (
+            f"statestore repair {uri} says which version can be read and which batches would run "
+            "again; with --yes it goes back to that version"
+        )
+
+    def __str__(self) -> str:
+        return self.describe()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.describe())}</pre>"
+
+    def is_readable(self, version: int) -> bool:
+        """Return whether every row of a version can be read, also where something is wrong."""
+        return version in self.versions and all(
+            finding.is_recoverable for finding in self.findings if finding.version == version
+        )
+
+    def is_sound(self, version: int) -> bool:
+        """Return whether nothing is wrong with a version."""
+        return version in self.versions and all(
+            finding.version != version for finding in self.findings
+        )
