@@ -2,7 +2,8 @@
 
     $ python -m benchmarks [--results DIRECTORY] [options of pytest]
 
-Without --results the folder of this version, `benchmarks/results/<version>`, is replaced.
+Without --results into the folder of this version, `benchmarks/results/<version>`. What other
+benchmarks wrote there stays.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ HERE = Path(__file__).parent
 def main() -> int:
     """Run; return pytest's exit code.
 
-    Guarantee: the results folder is replaced only after a run that recorded something.
+    Guarantee: results are replaced only after a run that recorded something.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=HERE / "results" / __version__)
@@ -34,8 +35,7 @@ def main() -> int:
         options = [str(HERE), f"--benchmark-json={recorded}", *pytest_options]
         exit_code = int(pytest.main(options))
         if recorded.exists() and recorded.stat().st_size > 0:
-            shutil.rmtree(arguments.results, ignore_errors=True)
-            arguments.results.mkdir(parents=True)
+            arguments.results.mkdir(parents=True, exist_ok=True)
             write_report(Path(shutil.move(recorded, arguments.results / recorded.name)))
     return exit_code
 

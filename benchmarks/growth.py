@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,8 +25,8 @@ from statistics import median
 
 import pyspark
 
-from benchmarks.measurements import REPOSITORY, RUN_TIMEOUT_S
 from benchmarks.plot import Lines, plot_growth
+from benchmarks.processes import REPOSITORY, run_module
 from benchmarks.query_runs import run_from_start
 from benchmarks.report import FSYNC_NOTE, NO_STORE_NOTE
 from benchmarks.sessions import benchmark_jar, is_available
@@ -188,38 +187,21 @@ def run_missing(
 
 def run_elsewhere(query: QueryWorkload, provider: Provider, *, is_quick: bool) -> Cell:
     """Measure in a process of its own, and so in a JVM of its own."""
-    command = [sys.executable, "-m", "benchmarks.growth", "--workloads", query.name]
-    command += ["--providers", provider.id, "--sizes", str(query.keys)]
-    command += ["--quick"] if is_quick else []
-    times: tuple[float, ...] = ()
-    failure = None
+    arguments = ["--workloads", query.name, "--providers", provider.id, "--sizes", str(query.keys)]
+    arguments += ["--quick"] if is_quick else []
     with tempfile.TemporaryDirectory(
         prefix="statestore-growth-", ignore_cleanup_errors=True
     ) as work:
-        try:
-            done = subprocess.run(
-                [*command, "--work", work],
-                capture_output=True,
-                text=True,
-                check=False,
-                cwd=REPOSITORY,
-                timeout=RUN_TIMEOUT_S,
-            )
-        except subprocess.TimeoutExpired:
-            failure = f"not done after {RUN_TIMEOUT_S} s"
-        else:
-            if done.returncode:
-                failure = f"exit status {done.returncode}: {find_cause(done.stderr)}"
-            else:
-                times = tuple(json.loads(done.stdout.splitlines()[-1]))
+        done = run_module("growth", [*arguments, "--work", work])
+    cause = f": {find_cause(done.stderr)}" if done.stderr else ""
     return Cell(
         query.name,
         provider.id,
         query.keys,
         query.updates_per_batch,
         query.partitions,
-        times,
-        failure,
+        tuple(done.result or ()),
+        None if done.failure is None else done.failure + cause,
         os.cpu_count() or 0,
         pyspark.__version__,
     )

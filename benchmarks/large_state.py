@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.functions import count
 from pyspark.sql.functions import sum as sum_of
 
+from benchmarks.processes import run_for_each
 from benchmarks.sessions import start_session
 from benchmarks.soak import engines_of, resident_bytes
 from benchmarks.workloads import STATE_STORE, Provider, find_provider
@@ -68,13 +68,7 @@ def main() -> int:
     if arguments.application:
         run(find_provider(arguments.application), arguments.keys)
         return 0
-    failed = False
-    for name in arguments.providers.split(","):
-        find_provider(name)
-        command = [sys.executable, "-m", "benchmarks.large_state", "--application", name]
-        done = subprocess.run([*command, "--keys", str(arguments.keys)], check=False)
-        failed |= done.returncode != 0
-    return int(failed)
+    return run_for_each("large_state", arguments.providers, ["--keys", str(arguments.keys)])
 
 
 def run(provider: Provider, num_keys: int) -> None:

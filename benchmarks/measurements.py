@@ -6,10 +6,7 @@ that gets slower or faster meanwhile treats them alike.
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -17,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import run_module
 from benchmarks.sessions import benchmark_jar
 from benchmarks.workloads import OURS, Provider, Suite
 
-REPOSITORY = Path(__file__).parents[1]
 STDERR_TAIL = 4_000
-RUN_TIMEOUT_S = 900
 
 
 @dataclass(slots=True)
@@ -101,29 +97,14 @@ class Measurements:
     def _run(self, step: str, workload: str, provider: str, work: Path, runs: Runs) -> None:
         if runs.failure is not None:
             return
-        command = [sys.executable, "-m", "benchmarks.runner", step, workload, provider]
-        command += ["--work", str(work), *(["--quick"] if self._is_quick else [])]
+        quick = ["--quick"] if self._is_quick else []
         started = time.perf_counter()
-        try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                check=False,
-                cwd=REPOSITORY,
-                timeout=RUN_TIMEOUT_S,
-            )
-        except subprocess.TimeoutExpired:
-            runs.failure = (
-                f"benchmark run hangs: measurement={step} workload={workload} "
-                f"provider={provider} timeout_s={RUN_TIMEOUT_S}"
-            )
-            return
+        done = run_module("runner", [step, workload, provider, "--work", str(work), *quick])
         runs.wall_s.append(time.perf_counter() - started)
-        if done.returncode == 0:
-            runs.results.append(json.loads(done.stdout.splitlines()[-1]))
+        if done.failure is None:
+            runs.results.append(done.result)
         else:
             runs.failure = (
                 f"benchmark run failed: measurement={step} workload={workload} "
-                f"provider={provider} exit_code={done.returncode}\n{done.stderr[-STDERR_TAIL:]}"
+                f"provider={provider}: {done.failure}\n{done.stderr[-STDERR_TAIL:]}"
             )

@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.datasets import input_files, link_files
+from benchmarks.processes import run_for_each
 from benchmarks.query_runs import start_query, start_warm_session, summarise_progress
 from benchmarks.workloads import QueryWorkload, find_provider
 
@@ -46,13 +46,7 @@ def main() -> int:
         measure(arguments.application, arguments.batches)
         return 0
     say(f"{'':26} {'median':>9} {'p99':>9} {'longest':>9} {'p99 / median':>13}")
-    failed = False
-    for name in arguments.providers.split(","):
-        find_provider(name)
-        command = [sys.executable, "-m", "benchmarks.tail_latency", "--application", name]
-        done = subprocess.run([*command, "--batches", str(arguments.batches)], check=False)
-        failed |= done.returncode != 0
-    return int(failed)
+    return run_for_each("tail_latency", arguments.providers, ["--batches", str(arguments.batches)])
 
 
 def measure(name: str, num_batches: int) -> None:
