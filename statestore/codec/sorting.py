@@ -69,16 +69,26 @@ def gather(
         waiting.append(batch)
         num_bytes += int(batch.nbytes)
         if num_bytes >= batch_bytes:
-            yield join_batches(waiting)
+            yield from _combine(waiting)
             waiting, num_bytes = [], 0
     if waiting:
-        yield join_batches(waiting)
+        yield from _combine(waiting)
 
 
 def join_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return record batches of one schema as one."""
-    joined = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return joined[0] if joined else batches[0]
+    """Return record batches of one schema as one.
+
+    Raises:
+        ValueError: A column of them has more than 2 GiB.
+    """
+    joined = _combine(batches) or batches[:1]
+    (one,) = joined
+    return one
+
+
+def _combine(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Return record batches as one; as none without rows, as several above 2 GiB in a column."""
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()
 
 
 def sort_rows(rows: pa.RecordBatch, max_parallelism: int) -> pa.RecordBatch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,25 +28,31 @@ def place_for_processes(checkpoint: OpenCheckpoint, num_rows: int, num_stores: i
     The memory of a driver and Hadoop's file systems are reached from this process alone.
 
     Args:
-        checkpoint: The checkpoint.
+        checkpoint: Of one of this package's backends.
         num_rows: Rows that are to be read.
         num_stores: Stores that have them, each of which one process reads.
     """
     place = checkpoint.place
-    pays = num_rows >= _MIN_ROWS and min(num_processes(), num_stores) > 1
     ours = (checkpoint.io, checkpoint.state_io)
-    if not pays or place.io is not None or any(isinstance(io, HadoopFileIO) for io in ours):
+    if checkpoint.backend == "heap" or any(isinstance(io, HadoopFileIO) for io in ours):
         return None
-    try:
-        import loky  # noqa: F401 (an extra)
-    except ModuleNotFoundError:
+    if place.io is not None:  # of this process, whatever it is
+        return None
+    if num_rows < _MIN_ROWS or min(num_processes(), num_stores) < 2:
         return None
     return replace(place, memory=None)
 
 
 def num_processes() -> int:
-    """Return how many processes work at once: one for each core this one may use."""
-    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+    """Return how many processes work at once: one for each core this one may use.
+
+    One where the package is not installed that starts them.
+    """
+    try:
+        from loky import cpu_count  # knows what a container may use
+    except ModuleNotFoundError:
+        return 1
+    return min(int(cpu_count()), MOST_PROCESSES)
 
 
 def map_in_processes(
