@@ -336,8 +336,9 @@ class State(Directory):
         Args:
             versions: State versions, None for the newest committed; all for every one that was
                 committed, from the oldest entry of the commit log on, and that was not expired.
-            deep: Whether to read every row. Of 4 million rows or more on a local disk or S3, each
-                core reads its share in a process of its own, where the package loky is installed.
+            deep: Whether to read every row. Where a backend of this package has 4 million rows or
+                more on a local disk or S3, a process for each core reads them, 16 at most. Each
+                has `fetch.cacheBytes` and `rocksdb.memoryBytes` for itself.
             report: Called with the stores done and their number, from any thread.
 
         Returns:

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = Sequence[tuple[bytes, bytes]]
 
-_FIRST_ROWS = 16
 MOST_ROWS = 1_024
+_FIRST_ROWS = 16
 _MOST_BYTES = 1024 * 1024
-_SAMPLED = 16
+_COUNTED_ROWS = 64
+"""Rows whose bytes are counted at once: a piece is larger than _MOST_BYTES by these at most."""
 
 
 def all_rows(
@@ -42,19 +43,17 @@ def all_pieces(
     Raises:
         Exception: RocksDB's, where rows cannot be read.
     """
-    piece: Rows = ()
-    num_rows = _FIRST_ROWS
     rows = cast("Iterator[tuple[bytes, bytes]]", database.items(from_key=first, read_opt=options))
-    while some := list(islice(rows, num_rows)):
-        piece = some
+    last: bytes | None = None
+    most_rows = _FIRST_ROWS
+    while piece := _piece(rows, most_rows):
+        last = piece[-1][0]
         yield piece
-        # About: large rows are fewer at a time.
-        row_bytes = sum(len(value) for _, value in piece[::_SAMPLED]) * _SAMPLED // len(piece)
-        num_rows = max(1, min(2 * num_rows, MOST_ROWS, _MOST_BYTES // max(1, row_bytes)))
+        most_rows = min(2 * most_rows, MOST_ROWS)
     # `items` takes a block that cannot be read for the end: whoever reads on is told.
     rest = database.iter(options)
-    if piece:
-        rest.seek(piece[-1][0])
+    if last is not None:
+        rest.seek(last)
         rest.next()
     elif first is not None:
         rest.seek(first)
@@ -63,7 +62,20 @@ def all_pieces(
     rest.status()
 
 
-def to_columns(keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
-    """Return keys and values of rows as two binary columns."""
+def _piece(rows: Iterator[tuple[bytes, bytes]], most_rows: int) -> Rows:
+    """Return the next rows, none at the end."""
+    piece: list[tuple[bytes, bytes]] = []
+    num_bytes = 0
+    while len(piece) < most_rows and num_bytes < _MOST_BYTES:
+        some = list(islice(rows, min(_COUNTED_ROWS, most_rows)))
+        if not some:
+            break
+        piece += some
+        num_bytes += sum(map(len, chain.from_iterable(some)))
+    return piece
+
+
+def to_columns(keys: Sequence[bytes], values: Sequence[bytes]) -> list[pa.RecordBatch]:
+    """Return keys and values of rows as two binary columns: of above 2 GiB as several batches."""
     columns = [pa.array(column, pa.binary()) for column in (keys, values)]
-    return pa.RecordBatch.from_arrays(columns, names=["key", "value"])
+    return pa.table(columns, names=["key", "value"]).to_batches()

@@ -49,11 +49,12 @@ MAX_REQUESTS_AT_ONCE = 32
 
 
 @contextmanager
-def open_checkpoint(place: Place) -> Iterator[OpenCheckpoint]:
+def open_checkpoint(place: Place, below: str | None = None) -> Iterator[OpenCheckpoint]:
     """Open the checkpoint of a query, or a savepoint, which is laid out as one; nothing is written.
 
     Args:
         place: Where it is.
+        below: Local directory for what it fetches; one for temporary files when None.
 
     Yields:
         The checkpoint; files it fetched are deleted afterwards.
@@ -65,7 +66,9 @@ def open_checkpoint(place: Place) -> Iterator[OpenCheckpoint]:
         CorruptionError: It is a savepoint with a placement, or as `read_placement`.
         IncompatibleError, StorageError: As `read_placement`.
     """
-    with tempfile.TemporaryDirectory(prefix="statestore-operation-") as scratch_directory:
+    with tempfile.TemporaryDirectory(
+        prefix="statestore-operation-", dir=below
+    ) as scratch_directory:
         fetched = f"{scratch_directory}/fetched"
         fetched_state = f"{scratch_directory}/fetched-state"
         for directory in (fetched, fetched_state):

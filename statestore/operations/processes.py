@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -46,8 +47,10 @@ def place_for_processes(checkpoint: OpenCheckpoint, num_rows: int, num_stores: i
 def num_processes() -> int:
     """Return how many processes work at once: one for each core this one may use.
 
-    One where the package is not installed that starts them.
+    One where the package is not installed that starts them, or this one may not start any.
     """
+    if multiprocessing.current_process().daemon:
+        return 1
     try:
         from loky import cpu_count  # knows what a container may use
     except ModuleNotFoundError:
@@ -71,7 +74,7 @@ def map_in_processes(
         Exception: Whatever the function raises.
     """
     from loky import ProcessPoolExecutor
-    from loky.process_executor import BrokenProcessPool
+    from loky.process_executor import TerminatedWorkerError
 
     # Unlike Python's own, these never import the script that was started.
     pool = ProcessPoolExecutor(min(num_processes(), len(shares)))
@@ -79,7 +82,7 @@ def map_in_processes(
         futures = [pool.submit(function, share) for share in shares]
         for share, future in zip(shares, futures, strict=True):
             yield share, future.result()
-    except BrokenProcessPool as error:
+    except TerminatedWorkerError as error:
         raise StorageError(
             "a process that read rows was killed",
             found=str(error).split("\n")[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,7 +115,7 @@ def batches_of(pieces: Iterable[Rows]) -> Iterator[pa.RecordBatch]:
     columns = (
         to_columns([key for key, _ in piece], [value for _, value in piece]) for piece in pieces
     )
-    yield from map(_decoded, gather(columns, MAX_BLOCK_BYTES))
+    yield from map(_decoded, gather(chain.from_iterable(columns), MAX_BLOCK_BYTES))
 
 
 def _decoded(encoded: pa.RecordBatch) -> pa.RecordBatch:

@@ -20,6 +20,8 @@ import tempfile
 from bisect import bisect_right
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import google_crc32c
@@ -139,7 +141,7 @@ class SparkVersion:
             for family in sorted(wanted, key=lambda found: found.id):
                 pieces = changes.upon(database, self._prefix(family))
                 columns = (self._columns(piece, family) for piece in pieces)
-                for encoded in gather(columns, MAX_BLOCK_BYTES):
+                for encoded in gather(chain.from_iterable(columns), MAX_BLOCK_BYTES):
                     yield self._batch(encoded, family)
 
     def _records(self, path: str) -> Iterator[Record]:
@@ -159,7 +161,7 @@ class SparkVersion:
     def _prefix(self, family: ColumnFamily) -> bytes:
         return family.id.to_bytes(FAMILY_BYTES, "little") if self.form.has_families else b""
 
-    def _columns(self, rows: Rows, family: ColumnFamily) -> pa.RecordBatch:
+    def _columns(self, rows: Rows, family: ColumnFamily) -> list[pa.RecordBatch]:
         """Return keys as they are, and values without checksums, which are checked."""
         with self._named(family):
             if family.multi_values:
@@ -291,9 +293,14 @@ class _Changes:
         done = 0
         for piece in database.pieces(prefix) if database is not None else ():
             end = bisect_right(keys, piece[-1][0], done)
-            if end == done:  # as mostly
-                yield piece
-            elif rows := self._rows(piece, keys[done:end]):
+            while end - done > MOST_ROWS:
+                some = keys[done : done + MOST_ROWS]
+                before = bisect_right(piece, some[-1], key=itemgetter(0))
+                if rows := self._rows(piece[:before], some):
+                    yield rows
+                piece, done = piece[before:], done + MOST_ROWS
+            rows = self._rows(piece, keys[done:end]) if end > done else piece  # mostly as it is
+            if rows:
                 yield rows
             done = end
         for start in range(done, len(keys), MOST_ROWS):

@@ -127,17 +127,26 @@ class _Found:
         self.expired |= other.expired
 
 
+def _order(finding: Finding) -> tuple[int, str]:
+    """Newest first, and what concerns all stores before what one does."""
+    return -finding.version, "" if finding.store is None else str(finding.store)
+
+
 @dataclass(frozen=True)
 class _Share:
-    """Versions of stores that a process of its own verifies deep; arguments as `_Verifier`."""
+    """Versions of stores that a process of its own verifies deep; arguments as `_Verifier`.
+
+    What the process fetches is below `directory`, which outlives it, whatever ends it.
+    """
 
     place: Place
+    directory: str
     heads: list[tuple[int, PublishedFile]]
     skips_expired: bool
 
 
 def _verify_share(share: _Share) -> _Found:
-    with open_checkpoint(share.place) as checkpoint:
+    with open_checkpoint(share.place, share.directory) as checkpoint:
         verifier = _Verifier(checkpoint, deep=True, skips_expired=share.skips_expired)
         for version, head in share.heads:
             verifier.verify_store(version, head)
@@ -199,7 +208,9 @@ class _Verifier:
             num_bytes=sum(found.sizes.values()),
             num_rows=found.num_rows,
             findings=tuple(
-                finding for finding in found.findings if finding.version not in found.expired
+                finding
+                for finding in sorted(found.findings, key=_order)
+                if finding.version not in found.expired
             ),
         )
 
@@ -249,11 +260,10 @@ class _Verifier:
         if place is None:
             return []
         lists = list(stores.values())
+        directory = self._checkpoint.scratch_directory
         num_shares = min(len(lists), _SHARES_OF_A_PROCESS * num_processes())
-        return [
-            _Share(place, list(chain.from_iterable(lists[first::num_shares])), self._skips_expired)
-            for first in range(num_shares)
-        ]
+        shares = (list(chain.from_iterable(lists[at::num_shares])) for at in range(num_shares))
+        return [_Share(place, directory, share, self._skips_expired) for share in shares]
 
     def _verify_of_spark(self, version: int, found: SparkVersion) -> None:
         """Verify a store that Spark's own provider wrote: its files, then every row."""

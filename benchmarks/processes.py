@@ -1,0 +1,68 @@
+"""Measurements in processes of their own: a JVM serves one provider, and is warm after one run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.workloads import find_provider
+
+REPOSITORY = Path(__file__).parents[1]
+RUN_TIMEOUT_S = 900
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a process measured, or why it did not.
+
+    Attributes:
+        result: What the last line of its output is as JSON.
+        failure: Whether it hung, or its exit status; None when it measured.
+        stderr: What it said of that.
+    """
+
+    result: Any = None
+    failure: str | None = None
+    stderr: str = ""
+
+
+def run_module(module: str, arguments: Iterable[str]) -> Outcome:
+    """Run a module of this package, whose last line of output is its result."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{module}", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=REPOSITORY,
+            timeout=RUN_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome(failure=f"not done after {RUN_TIMEOUT_S} s")
+    if done.returncode:
+        return Outcome(failure=f"exit status {done.returncode}", stderr=done.stderr)
+    return Outcome(json.loads(done.stdout.splitlines()[-1]))
+
+
+def run_for_each(module: str, providers: str, arguments: Iterable[str]) -> int:
+    """Run a module of this package for each provider, which prints what it measures.
+
+    Args:
+        module: It takes `--application ID`.
+        providers: Their IDs, separated by commas.
+        arguments: Of every run.
+
+    Returns:
+        Exit status: 1 when a run failed.
+    """
+    failed = False
+    for name in providers.split(","):
+        find_provider(name)
+        command = [sys.executable, "-m", f"benchmarks.{module}", "--application", name]
+        failed |= subprocess.run([*command, *arguments], check=False).returncode != 0
+    return int(failed)

@@ -1,0 +1,74 @@
+"""Rows of a RocksDB database many at a time, beside a model of one row at a time."""
+
+import random
+
+import pytest
+from rocksdict import Options, Rdict
+
+from statestore.backends import database_rows
+from statestore.backends.database_rows import MOST_ROWS, all_pieces, all_rows
+from statestore.backends.spark import rows as spark_rows
+from statestore.backends.spark.snapshot import Database
+from statestore.codec.rows import DELETE, MERGE, PUT
+
+DELIMITER = b","
+
+
+@pytest.fixture(name="database")
+def _database(tmp_path):
+    database = Rdict(str(tmp_path / "db"), Options(raw_mode=True))
+    yield database
+    database.close()
+
+
+def fill(database, rows):
+    for key, value in rows.items():
+        database[key] = value
+    database.flush()
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 15, 16, 17, 48, 3 * MOST_ROWS])
+def test_every_row_is_read_once(database, num_rows):
+    """Catches a row lost or doubled where one piece ends and the next begins."""
+    rows = {number.to_bytes(4): b"%d" % number for number in range(num_rows)}
+    fill(database, rows)
+    half = (num_rows // 2).to_bytes(4)
+
+    assert list(all_rows(database)) == sorted(rows.items())
+    assert list(all_rows(database, half)) == sorted(rows.items())[num_rows // 2 :]
+    assert list(all_rows(database, num_rows.to_bytes(4))) == []
+
+
+def test_large_rows_are_few_at_a_time(database):
+    """Catches a piece of more bytes than anybody reckons with, after small rows too."""
+    large = {number.to_bytes(4): bytes(20_000 * (number > 2_000)) for number in range(3_000)}
+    fill(database, large)
+    counted = database_rows._COUNTED_ROWS * 20_004
+
+    sizes = [sum(len(key) + len(value) for key, value in piece) for piece in all_pieces(database)]
+
+    assert sum(sizes) == 3_000 * 4 + 999 * 20_000
+    assert max(sizes) < database_rows._MOST_BYTES + counted
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_changes_are_made_to_a_snapshot(database, monkeypatch, seed):
+    """Catches a change of Spark's that is lost, or made twice, where many lie between two rows."""
+    monkeypatch.setattr(spark_rows, "MOST_ROWS", 3)
+    source = random.Random(seed)
+    keys = [source.randbytes(source.randint(1, 2)) for _ in range(source.choice([0, 5, 60]))]
+    rows = dict.fromkeys(keys, b"held")
+    fill(database, rows)
+    changes = spark_rows._Changes(DELIMITER)
+    for _ in range(source.choice([0, 4, 100])):
+        key = source.choice([*keys, source.randbytes(2)])
+        kind = source.choice([PUT, DELETE, MERGE])
+        changes.add([(kind, key, None if kind == DELETE else b"new")])
+        before = rows.pop(key, b"")
+        if kind != DELETE:
+            rows[key] = before + DELIMITER + b"new" if kind == MERGE and before else b"new"
+
+    pieces = list(changes.upon(Database(database, "snapshot"), b""))
+
+    assert [row for piece in pieces for row in piece] == sorted(rows.items())
+    assert all(pieces)
