@@ -1,4 +1,4 @@
-"""Draw the table of a run: `python -m benchmarks.plot benchmarks/results/0.1.0/no-store/table.md`.
+"""Draw the table of a run: `python -m benchmarks.plot benchmarks/results/0.1.0/table.md`.
 
 It reads table.md and nothing else, so a plot can be drawn anew without measuring anew. The lines of
 `benchmarks/growth.py` are drawn here, too, in the same colours.
