@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Share = TypeVar("Share")
 Result = TypeVar("Result")
 
-MOST_PROCESSES = 16
+_MOST_PROCESSES = 16
 _MIN_ROWS = 4_000_000
 """Below, two processes save less than the second that they take to start."""
 
@@ -55,7 +55,7 @@ def num_processes() -> int:
         from loky import cpu_count  # knows what a container may use
     except ModuleNotFoundError:
         return 1
-    return min(int(cpu_count()), MOST_PROCESSES)
+    return min(int(cpu_count()), _MOST_PROCESSES)
 
 
 def map_in_processes(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from threading import Lock
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -187,9 +188,8 @@ class _Verifier:
             if versions:
                 self._find(versions[0], None, error, is_recoverable=True)
         if self._is_of_spark:
-            self._run_in_threads(
-                self._verify_of_spark, self._each(versions, self._find_of_spark), report
-            )
+            find = partial(spark_states.find_versions, self._checkpoint)
+            self._run_in_threads(self._verify_of_spark, self._each(versions, find), report)
         else:
             heads = self._each(versions, self._checkpoint.heads)
             shares = self._shares(heads)
@@ -213,9 +213,6 @@ class _Verifier:
                 if finding.version not in found.expired
             ),
         )
-
-    def _find_of_spark(self, version: int) -> Mapping[StoreName, SparkVersion]:
-        return spark_states.find_versions(self._checkpoint, version)
 
     def _each(
         self, versions: list[int], find: Callable[[int], Mapping[StoreName, Of]]
