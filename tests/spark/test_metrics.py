@@ -16,7 +16,7 @@ from tests.seams import place_of
 
 from .conftest import BODY, PROVIDER, state_in_files, state_in_memory
 from .harness import HDFS, NUM_PARTITIONS, STATE_STORE, Lane, assert_same, engine_calls, run_plan
-from .queries import AGGREGATION, JOIN, one_input
+from .queries import AGGREGATION, JOIN, SESSION_APPEND, one_input
 
 pytestmark = pytest.mark.ours
 
@@ -127,6 +127,21 @@ def test_one_engine_call_a_store_when_a_partition_has_four(
     assert made["load"] == 4 * NUM_PARTITIONS
     calls = [metrics["statestoreEngineCalls"] for metrics in lane.custom_metrics()]
     assert calls[1:] == [2 * NUM_PARTITIONS] * (num_batches - 1)
+
+
+def test_one_engine_call_a_partition_when_every_batch_scans(
+    spark: SparkSession, tmp_path: Any
+) -> None:
+    """Catches a version that is opened for every batch: a session window scans by a prefix."""
+    query = replace(SESSION_APPEND, plan=one_input(NUM_BATCHES))
+    reference = Lane(spark, query, HDFS, tmp_path / "reference")
+    lane = Lane(spark, query, PROVIDER, tmp_path / "candidate")
+
+    run_plan(reference, lane)
+
+    assert_same(reference, lane)
+    calls = [metrics["statestoreEngineCalls"] for metrics in lane.custom_metrics()]
+    assert calls[1:] == [NUM_PARTITIONS] * (len(calls) - 1)
 
 
 @state_in_files

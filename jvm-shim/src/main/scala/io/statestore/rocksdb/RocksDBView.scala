@@ -1,5 +1,7 @@
 package io.statestore.rocksdb
 
+import java.util.Arrays
+
 import scala.collection.mutable
 
 import io.statestore.view._
@@ -7,9 +9,10 @@ import org.apache.spark.unsafe.Platform
 
 /**
  * The rows of one store at one version in RocksDB on the local disk, which the engine writes and
- * this JVM reads, with a cache of rows in front. The rows of a commit go into the cache. Of the
- * next version's directory, a copy by hard links, the engine is asked when a row is not in the
- * cache; between batches where the last batch had such a row.
+ * this JVM reads, with a cache of rows in front. RocksDB is open at this version or at an older
+ * one: what was written since is kept in memory, within bounds. Beyond them the engine is asked for
+ * the newest version's directory, a copy by hard links: as soon as a row is not in the cache, or
+ * between batches where the last batch had such a row.
  *
  * Key in RocksDB: column family u16 big-endian, key. Value: key group u16 big-endian, value.
  *
@@ -35,7 +38,10 @@ private[statestore] final class RocksDBView(
 
   private val settings = ReaderSettings.of(blockCacheBytes)
   private var reader: VersionReader = if (path == null) null else new VersionReader(path, settings)
-  private var isReaderBehind = false
+  private val recent = new RecentRows // since the reader's version
+  private var numRecent = 0 // commits that they are of
+  private var isReaderBehind = false // by more than the recent rows
+  @volatile private var numIdle = 0 // times that the last handle went; cursors end with it
   private var wasRead = false // RocksDB, at this version
   private var before: Before = _ // the version before
   private val byName = mutable.LinkedHashMap.empty[String, Family]
@@ -47,14 +53,13 @@ private[statestore] final class RocksDBView(
 
   /** Without the cache, whose rows are those of the version that is left. */
   override def rollBack(): Unit = synchronized {
-    closeReader()
     byName.valuesIterator.foreach(_.cache.close())
     byName.clear()
     before.families.foreach(family => byName.put(family.family.name, family))
     current = before.version
     rows = Some(before.rows)
     before = null
-    isReaderBehind = current.number > 0L // version 0 has no rows and no directory
+    leaveReader()
     wasRead = false
   }
 
@@ -69,11 +74,11 @@ private[statestore] final class RocksDBView(
 
   override def numInternalKeys: Long = counts.internal
 
-  override def heapBytes: Long = synchronized(byName.valuesIterator.map(_.cache.heapBytes).sum)
+  override def heapBytes: Long =
+    synchronized(byName.valuesIterator.map(_.cache.heapBytes).sum + recent.heapBytes)
 
   override def advance(to: ViewAdvance): Unit = synchronized {
     before = new Before(current, byName.values.toSeq, counts)
-    closeReader()
     to.families.foreach { described =>
       // A roll-back keeps the newer description, which has every schema of the older one.
       byName.get(described.name).fold(add(described))(_.family = described)
@@ -83,12 +88,21 @@ private[statestore] final class RocksDBView(
     val names = to.families.map(_.name).toSet
     byName.keys.filterNot(names).toList.foreach(byName.remove(_).foreach(_.cache.close()))
     current = to.version
-    isReaderBehind = true
-    if (wasRead) reading()
+    val stays = !isReaderBehind && numRecent < mostRecent &&
+      recent.takeIn(to.changes, RecentRows.maxBytes(RowCache.share(rowCacheBytes)))
+    if (stays) {
+      numRecent += 1
+    } else {
+      leaveReader()
+      if (wasRead) reading()
+    }
     wasRead = false
   }
 
-  override protected def idle(): Unit = if (reader != null) reader.closeIterators()
+  override protected def idle(): Unit = {
+    numIdle += 1
+    if (reader != null) reader.closeIterators()
+  }
 
   override protected def close(): Unit = synchronized {
     closeReader()
@@ -112,9 +126,23 @@ private[statestore] final class RocksDBView(
   private def closeReader(): Unit = {
     if (reader != null) reader.close()
     reader = null
+    recent.clear()
+    numRecent = 0
   }
 
-  /** RocksDB at this version, null for a store that never had rows. */
+  /**
+   * Commits that a reader stays for: it keeps files on the disk that the engine's database no
+   * longer needs. Not as many for all stores, which would be left in one batch.
+   */
+  private def mostRecent: Int = MostRecent + partition % MostRecent
+
+  /** Whoever reads next asks the engine for this version. */
+  private def leaveReader(): Unit = {
+    closeReader()
+    isReaderBehind = current.number > 0L // version 0 has no rows and no directory
+  }
+
+  /** RocksDB, at this version but for the recent rows; null where it has none. */
   private def reading(): VersionReader = {
     if (isReaderBehind) {
       val (directory, filterNow) = viewOf(current)
@@ -154,17 +182,22 @@ private[statestore] final class RocksDBView(
         keyLen: Int,
         hash: Int,
         into: BytesRef): Boolean = {
-      val rocksDB = reading()
-      val value =
-        if (rocksDB == null) null else rocksDB.get(encode(family.id, keyBase, keyAt, keyLen))
-      if (value == null || !isOwn(shortAt(value))) {
-        cache.putAbsent(keyBase, keyAt, keyLen, hash)
-        false
-      } else {
-        into.set(value, Start + KeyGroupBytes, value.length - KeyGroupBytes)
-        cache.put(keyBase, keyAt, keyLen, hash, into)
-        true
+      val key = encode(family.id, keyBase, keyAt, keyLen)
+      val isThere = recent.find(key, into) match {
+        case RowCache.Unknown => readStored(key, into)
+        case answer => answer == RowCache.Found
       }
+      if (isThere) cache.put(keyBase, keyAt, keyLen, hash, into)
+      else cache.putAbsent(keyBase, keyAt, keyLen, hash)
+      isThere
+    }
+
+    private def readStored(key: Array[Byte], into: BytesRef): Boolean = {
+      val rocksDB = reading()
+      val value = if (rocksDB == null) null else rocksDB.get(key)
+      val isThere = value != null && isOwn(shortAt(value))
+      if (isThere) into.set(value, Start + KeyGroupBytes, value.length - KeyGroupBytes)
+      isThere
     }
 
     override def findSlots(
@@ -193,43 +226,75 @@ private[statestore] final class RocksDBView(
         val start = if (from == null) Array.emptyByteArray else from
         val first = encode(family.id, start, Start, start.length)
         val rocksDB = reading()
-        if (rocksDB == null) Nothing else new RowCursor(rocksDB.rowsFrom(first), family.id, until)
+        val stored = if (rocksDB == null) null else rocksDB.rowsFrom(first)
+        new RowCursor(stored, recent.rowsFrom(first), family.id, until)
       }
   }
 
+  /** Merges the rows of RocksDB and the recent ones, which stand in their place. */
   private final class RowCursor(
-      rows: VersionReader#RowIterator,
+      stored: VersionReader#RowIterator,
+      written: RecentRows#RowIterator,
       familyId: Int,
       until: Array[Byte])
       extends CommittedCursor {
+    private val openedAt = numIdle
+    // Each stands at a row that was not shown yet, or is at its end.
+    private var hasStored = stored != null
+    private var hasWritten = true
+    private var isStoredShown = true
+    private var isWrittenShown = true
 
     override def advance(): Boolean = {
-      while (rows.advance()) {
-        val bytes = rows.key
-        if (shortAt(bytes) != familyId || !isBelow(bytes)) {
-          rows.close()
-          return false
-        }
-        val found = rows.value
-        if (isOwn(shortAt(found))) {
-          key.set(bytes, Start + FamilyBytes, bytes.length - FamilyBytes)
-          value.set(found, Start + KeyGroupBytes, found.length - KeyGroupBytes)
+      while ((hasStored || hasWritten) && openedAt == numIdle) {
+        if (hasStored && isStoredShown) advanceStored()
+        if (hasWritten && isWrittenShown) hasWritten = written.advance() && isWithin(written.key)
+        val order =
+          if (!hasWritten) -1
+          else if (!hasStored) 1
+          else Arrays.compareUnsigned(stored.key, written.key)
+        isStoredShown = order <= 0
+        isWrittenShown = order >= 0
+        if (hasWritten && isWrittenShown) {
+          if (!written.isDeleted) {
+            show(written.key, written.value, 0)
+            return true
+          }
+        } else if (hasStored) {
+          show(stored.key, stored.value, KeyGroupBytes)
           return true
         }
       }
       false
     }
 
-    override def close(): Unit = rows.close()
+    override def close(): Unit = if (stored != null) stored.close()
 
-    private def isBelow(bytes: Array[Byte]): Boolean = until == null ||
-      RecordOrder.compareKeys(
+    /** Goes to the next row that is the store's. */
+    private def advanceStored(): Unit = {
+      hasStored = stored.advance()
+      while (hasStored && isWithin(stored.key) && !isOwn(shortAt(stored.value))) {
+        hasStored = stored.advance()
+      }
+      if (hasStored && !isWithin(stored.key)) {
+        stored.close()
+        hasStored = false
+      }
+    }
+
+    private def show(bytes: Array[Byte], found: Array[Byte], skipped: Int): Unit = {
+      key.set(bytes, Start + FamilyBytes, bytes.length - FamilyBytes)
+      value.set(found, Start + skipped, found.length - skipped)
+    }
+
+    private def isWithin(bytes: Array[Byte]): Boolean = shortAt(bytes) == familyId &&
+      (until == null || RecordOrder.compareKeys(
         bytes,
         Start + FamilyBytes,
         bytes.length - FamilyBytes,
         until,
         Start,
-        until.length) < 0
+        until.length) < 0)
   }
 }
 
@@ -246,6 +311,7 @@ private[statestore] final case class NumRows(rows: Long, internal: Long) {
 private object RocksDBView {
   val FamilyBytes = 2
   val KeyGroupBytes = 2
+  val MostRecent = 64
 
   def Start: Long = Platform.BYTE_ARRAY_OFFSET.toLong
 
@@ -257,9 +323,5 @@ private object RocksDBView {
     key(1) = familyId.toByte
     Platform.copyMemory(keyBase, keyAt, key, Start + FamilyBytes, keyLen.toLong)
     key
-  }
-
-  object Nothing extends CommittedCursor {
-    override def advance(): Boolean = false
   }
 }

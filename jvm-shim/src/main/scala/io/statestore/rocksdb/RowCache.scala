@@ -13,7 +13,7 @@ import io.statestore.view.{BytesRef, FamilyChanges, RecordPages, RecordTable}
  * Rows handed out stay valid until `write` or `adopt` is called, which no reader may see: a
  * generation that went lives as long as a row points into it. Not thread-safe.
  *
- * @param budgetBytes for the caches of all column families of this JVM together
+ * @param budgetBytes for the caches of all column families of this JVM, and recent rows, together
  * @param beganEmpty the family has no rows yet
  */
 private[rocksdb] final class RowCache(budgetBytes: Long, beganEmpty: Boolean) {
@@ -75,7 +75,7 @@ private[rocksdb] final class RowCache(budgetBytes: Long, beganEmpty: Boolean) {
   /** Takes in a committed batch; nothing reads a row that was handed out. */
   def write(change: FamilyChanges): Unit =
     if (change.isAdoptable && hasRoom && heapBytes == 0L &&
-      change.overlay.table.pages.heapBytes + change.overlay.indexBytes <= share / 2) {
+      change.overlay.table.pages.heapBytes + change.overlay.indexBytes <= maxBytes / 2) {
       young = new Generation(change.overlay.table.pages, change.overlay.table)
     } else {
       val pages = change.overlay.table.pages
@@ -112,7 +112,8 @@ private[rocksdb] final class RowCache(budgetBytes: Long, beganEmpty: Boolean) {
     hasAllRows = false
   }
 
-  private def share: Long = budgetBytes / math.max(1, numCaches.get)
+  /** Of the share of the budget, what the recent rows leave. */
+  private def maxBytes: Long = share(budgetBytes) - RecentRows.maxBytes(share(budgetBytes))
 
   /** Makes room for a row in the young generation; false where a cache is not worth its memory. */
   private def hasRoom: Boolean = {
@@ -120,10 +121,10 @@ private[rocksdb] final class RowCache(budgetBytes: Long, beganEmpty: Boolean) {
       isCounted = true
       numCaches.incrementAndGet()
     }
-    if (share < SmallestShare) {
+    if (share(budgetBytes) < SmallestShare) {
       false
     } else {
-      if (young.bytes > share / 2) {
+      if (young.bytes > maxBytes / 2) {
         hasAllRows &= old.bytes == 0L
         old = young
         young = Generation.empty
@@ -214,6 +215,9 @@ private[rocksdb] object RowCache {
 
   /** Caches that have a share of the budget. */
   private val numCaches = new AtomicInteger
+
+  /** Bytes for each cache of this JVM and the recent rows beside it. */
+  def share(budgetBytes: Long): Long = budgetBytes / math.max(1, numCaches.get)
 
   // A page and an index; below that a cache costs more than it saves.
   private val SmallestShare = 256L * 1024L

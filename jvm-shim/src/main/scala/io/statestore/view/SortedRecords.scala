@@ -179,6 +179,9 @@ private[statestore] object SortedRecords {
       val middle = (from + until) >>> 1
       sort(from, middle)
       sort(middle, until)
+      // They are in order where the input is, as rows are that are copied from RocksDB.
+      val last = middle - 1
+      if (compare(words(last), addresses(last), words(middle), addresses(middle)) <= 0) return
       System.arraycopy(words, from, scratch.words, from, middle - from)
       System.arraycopy(addresses, from, scratch.addresses, from, middle - from)
       System.arraycopy(prefixes, from, scratch.prefixes, from, middle - from)

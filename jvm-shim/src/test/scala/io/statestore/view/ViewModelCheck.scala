@@ -7,16 +7,20 @@ import scala.collection.mutable
 import scala.util.Random
 
 import io.statestore.keygroup.{KeyGroups, PartitionKey}
+import io.statestore.rocksdb.{NumRows, RocksDBView}
 import org.apache.spark.sql.catalyst.expressions.{UnsafeProjection, UnsafeRow}
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types._
 import org.apache.spark.unsafe.types.UTF8String
+import org.apache.spark.unsafe.Platform
+import org.rocksdb.{FlushOptions, Options, RocksDB}
 
 /**
- * Random operations on the working view against a model of sorted maps: puts, removes, merges,
- * scans that stay open and rows that are kept across writes, commits, aborts, roll-backs, spilling
- * and compaction. Run with a seed and a number of batches; exits non-zero at the first difference.
+ * Random operations on a view against a model of sorted maps: puts, removes, merges, scans that
+ * stay open and rows that are kept across writes, commits, aborts, roll-backs, spilling and
+ * compaction. Run with `heap` or `rocksdb`, a seed and a number of batches; exits non-zero at the
+ * first difference.
  */
 object ViewModelCheck {
   private val valueSchema = new StructType().add("v", StringType)
@@ -48,31 +52,110 @@ object ViewModelCheck {
   private type Model = Map[String, Rows]
 
   def main(args: Array[String]): Unit = {
-    val seed = args(0).toLong
-    val batches = args(1).toInt
-    val check = new ViewModelCheck(seed)
-    (1 to batches).foreach(check.batch)
+    val seed = args(1).toLong
+    val batches = args(2).toInt
+    val check = new ViewModelCheck(seed, isInRocksDB = args(0) == "rocksdb")
+    try (1 to batches).foreach(check.batch) finally check.close()
     println(s"ok seed=$seed batches=$batches ${check.counts}")
   }
 
   private def projection(schema: StructType): UnsafeProjection = UnsafeProjection.create(schema)
 
-  private final class ViewModelCheck(seed: Long) {
+  private final class ViewModelCheck(seed: Long, isInRocksDB: Boolean) {
     private val random = new Random(seed)
     private val keyGroups = new KeyGroups(64)
-    private val view = new WorkingView(ViewVersion(0, null, null, rescalable = true), 64)
-    families.foreach(view.addFamily(_))
     private var model: Model = families.map(_.name -> Map.empty[Seq[Any], Vector[String]]).toMap
     private var previous: Model = _
+    private val models = mutable.HashMap.empty[Long, Model]
+    private val directories = mutable.ArrayBuffer.empty[File]
+    private var commits = 0
     private var rollBacks = 0
     private var spills = 0
     private var rows = 0L
     private val keyOf = families.map(f => f.name -> projection(f.spec.keySchema)).toMap
     private val toValue = projection(valueSchema)
+    private val view = newView()
 
-    def counts: String = s"rollBacks=$rollBacks spilledRuns=$spills rowsWritten=$rows"
+    def counts: String = s"rollBacks=$rollBacks spilledRuns=$spills rowsWritten=$rows " +
+      s"commits=$commits directories=${directories.size}"
+
+    /** In RocksDB: with a cache of few rows, so that most reads go behind it. */
+    private def newView(): CommittedView = {
+      val start = ViewVersion(0, null, null, rescalable = true)
+      if (isInRocksDB) {
+        new RocksDBView(
+          start,
+          64,
+          null,
+          version => (directoryOf(version), 2),
+          families,
+          Some(NumRows(0L, 0L)),
+          partition = 0,
+          filter = 0, // until a directory is asked for
+          blockCacheBytes = 1L << 20,
+          rowCacheBytes = 4L << 20)
+      } else {
+        val view = new WorkingView(start, 64)
+        families.foreach(view.addFamily(_))
+        view
+      }
+    }
+
+    /** Writes a version to RocksDB, as the engine lays it out, with rows of another partition. */
+    private def directoryOf(version: ViewVersion): String = {
+      val directory = Files.createTempDirectory("statestore-view").toFile
+      directories += directory
+      val options = new Options().setCreateIfMissing(true)
+      val database = RocksDB.open(options, directory.getPath)
+      try {
+        families.foreach { family =>
+          val codec = new KeyCodec(family)
+          def put(keyGroup: Byte, key: Seq[Any], values: Vector[String]): Unit = {
+            codec.encode(keyRow(family, key))
+            val buffer = new ValueBuffer
+            values.iterator.map(valueRow).foreach { row =>
+              if (family.multiValues) buffer.append(row)
+              else buffer.appendEntries(row.getBaseObject, row.getBaseOffset, row.getSizeInBytes)
+            }
+            database.put(
+              Array[Byte](0, family.id.toByte) ++ bytesAt(codec.base, codec.at, codec.length),
+              Array[Byte](0, keyGroup) ++ buffer.bytes.take(buffer.length))
+          }
+          models(version.number)(family.name).foreach { case (key, values) => put(0, key, values) }
+          (0 until 60).foreach { i =>
+            val key = if (family.ordered) Seq(i.toLong, "z") else Seq("foreign" + i)
+            put(1, key, Vector("of another partition"))
+          }
+        }
+        database.flush(new FlushOptions)
+      } finally {
+        database.close()
+        options.close()
+      }
+      directory.getPath
+    }
+
+    private def bytesAt(base: AnyRef, at: Long, length: Int): Array[Byte] = {
+      val bytes = new Array[Byte](length)
+      Platform.copyMemory(base, at, bytes, Platform.BYTE_ARRAY_OFFSET.toLong, length.toLong)
+      bytes
+    }
+
+    def close(): Unit = {
+      view.retire()
+      deleteDirectories()
+    }
+
+    /** As the engine does while a reader has them open. */
+    private def deleteDirectories(): Unit = directories.filter(_.exists).foreach { directory =>
+      directory.listFiles.foreach(_.delete())
+      directory.delete()
+    }
 
     def batch(number: Int): Unit = {
+      deleteDirectories()
+      // Some batches read nothing but what they write.
+      val isRead = !isInRocksDB || random.nextBoolean()
       if (previous != null && random.nextInt(4) == 0) {
         view.rollBack()
         model = previous
@@ -94,7 +177,8 @@ object ViewModelCheck {
       val open = mutable.ArrayBuffer.empty[(Iterator[Entry], Seq[Entry])]
       val kept = mutable.ArrayBuffer.empty[(UnsafeRow, String)]
       val onlyLists = random.nextInt(5) == 0
-      val steps = random.nextInt(400)
+      // Few enough that a view of RocksDB stays open, in about half of the batches.
+      val steps = random.nextInt(if (isInRocksDB && random.nextBoolean()) 40 else 400)
       (0 until steps).foreach { _ =>
         val family = if (onlyLists) lists else families(random.nextInt(families.size))
         val state = states(family.name)
@@ -148,7 +232,7 @@ object ViewModelCheck {
         if (open.nonEmpty && random.nextInt(5) == 0) drain(open.remove(0))
       }
       open.foreach(drain)
-      families.foreach { family =>
+      if (isRead) families.foreach { family =>
         val found = pairs(family, states(family.name).iteratorWithMultiValues())
         drain((found, expected(family, next(family.name))))
       }
@@ -157,7 +241,7 @@ object ViewModelCheck {
       if (random.nextInt(5) > 0) {
         commit(overlay, byKey, number, next)
       }
-      compareView(s"after batch $number")
+      if (isRead) compareView(s"after batch $number")
     }
 
     private def commit(overlay: Overlay, byKey: Boolean, number: Int, next: Model): Unit = {
@@ -167,8 +251,8 @@ object ViewModelCheck {
       overlay.visitSorted { block =>
         val family = block.family
         val change = changes.getOrElseUpdate(family.family.id, new FamilyChanges(overlay, family))
-        val table = view.family(family.family.name).table
-        table.findSlots(overlay.pages, block.addresses, block.length, slots)
+        val below = view.family(family.family.name)
+        below.findSlots(overlay.pages, block.addresses, block.length, slots)
         (0 until block.length).foreach { i =>
           val address = block.addresses(i)
           val rank = if (byKey) 0 else keyGroups.rank(block.keyGroups(i))
@@ -180,26 +264,50 @@ object ViewModelCheck {
             same("file order", inOrder, true)
           }
           last = order
-          same("slot", slots(i), table.findSlot(overlay.pages, address))
-          if (FamilyChanges.netOp(overlay.pages, address, slots(i)) >= 0) {
+          below match {
+            case heap: ViewFamily =>
+              same("slot", slots(i), heap.table.findSlot(overlay.pages, address))
+            case _ =>
+          }
+          val op = FamilyChanges.netOp(overlay.pages, address, slots(i))
+          if (op >= 0) {
             change.add(address, slots(i))
             rows += 1
+            if (isInRocksDB && op == RecordPages.Merge && random.nextInt(20) > 0) {
+              val (key, value) = (new BytesRef, new BytesRef)
+              val pages = overlay.pages
+              key.set(pages.base(address), pages.keyOffset(address), pages.keyLength(address))
+              overlay.value(address, value)
+              change.putTogether(below, key, value)
+            }
           }
         }
       }
       val id = view.version.number + 1
       val version = ViewVersion(id, s"c$number", s"l$number", rescalable = true)
+      models(id) = next
       view.advance(new ViewAdvance(version, families, changes.values.toSeq))
+      commits += 1
       previous = model
       model = next
     }
 
-    private def compareView(when: String): Unit = families.foreach { family =>
-      checkIndex(view.family(family.name), when)
+    private def compareView(when: String): Unit = {
+      same(s"rows $when", view.numRows, model.values.map(_.size).sum.toLong)
+      families.foreach(compareFamily(_, when))
+      view.open()
+      view.release() // a task ends
+    }
+
+    private def compareFamily(family: ColumnFamily, when: String): Unit = {
       val overlay = new Overlay(keyGroups, 1L << 30, () => scratchFile())
       val state = new FamilyState(family, view.family(family.name), overlay, () => null)
-      val size = view.family(family.name).table.size
-      same(s"rows of ${family.name} $when", size, model(family.name).size)
+      view.family(family.name) match {
+        case heap: ViewFamily =>
+          checkIndex(heap, when)
+          same(s"rows of ${family.name} $when", heap.table.size, model(family.name).size)
+        case _ =>
+      }
       drain((pairs(family, state.iteratorWithMultiValues()), expected(family, model(family.name))))
       model(family.name).foreach { case (key, values) =>
         same(s"get $when", text(state.get(keyRow(family, key))), values.head)
@@ -227,7 +335,8 @@ object ViewModelCheck {
       val all = found.toVector
       val isOrdered = wanted.headOption.exists(_._1.size == 2)
       val got = if (isOrdered) all else all.sortBy(_._1.head.toString)
-      same("scan", got, wanted.toVector)
+      same("keys of a scan", got.map(_._1), wanted.map(_._1).toVector)
+      got.zip(wanted).foreach { case (one, other) => same("row of a scan", one, other) }
     }
 
     /** What a scan returns: in key order for the ordered family, sorted by key for the others. */
@@ -287,7 +396,7 @@ object ViewModelCheck {
       else Seq(row.getUTF8String(0).toString)
 
     private def same(what: String, found: Any, wanted: Any): Unit = if (found != wanted) {
-      def short(value: Any) = value.toString.take(600)
+      def short(value: Any) = value.toString.replaceAll("([xy])\\1{9,}", "$1...").take(600)
       System.err.println(s"differs: $what seed=$seed")
       System.err.println(s" found=${short(found)}\n wanted=${short(wanted)}")
       System.exit(1)
