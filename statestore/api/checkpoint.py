@@ -190,8 +190,8 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
             report: Called with the stores that are copied and compared, and their number.
 
         Guarantee: on return the query starts from the new checkpoint, on the provider `to`, and
-        every row was compared. After a raise, or a crash, no query starts from it, and the
-        conversion can be run again. This checkpoint is not changed.
+        every row was read again and compared by checksum. After a raise, or a crash, no query
+        starts from it, and the conversion can be run again. This checkpoint is not changed.
 
         Raises:
             InUseError: A query is writing this checkpoint, or wrote it meanwhile.

@@ -116,8 +116,8 @@ class Conversion:
             Rows by operator ID and store name, of all state partitions.
 
         Guarantee: on return the query starts from the new checkpoint, on the target's provider,
-        and every row was compared. After a raise, or a crash, no query starts from it, and the
-        conversion can be run again. The old checkpoint is not changed.
+        and every row was read again and compared by checksum. After a raise, or a crash, no query
+        starts from it, and the conversion can be run again. The old checkpoint is not changed.
 
         Raises:
             InUseError: A query is writing the old checkpoint, or wrote it meanwhile.
