@@ -136,3 +136,26 @@ def test_rocksdb_is_asked_only_for_what_is_read(tmp_path, asked, is_read):
     # Where nobody reads, what waits is taken in by eights.
     takes = num_commits if is_read else 2
     assert asked == {"Rdict": 1, "Checkpoint": takes, "ingest_files": takes}
+
+
+def test_a_lookup_asks_few_files_however_many_versions_there_were(tmp_path):
+    """Catches compactions that wait behind all else, or are not made: a view of ever more files."""
+    shim = RocksDBShim(tmp_path, rocksdb_merge_min_files=4)
+    engine = Engine(shim.scratch)
+    version, num_files = 0, 0
+    while version < 64 or num_files > 4:  # until the test's time is over
+        shim.commit(engine, rows(*range(version, 20_000, 1_000)))
+        view = shim.view(engine)
+        num_files = len(list(Path(view["view"]).glob("*.sst")))
+        version += 1
+    engine.settle()
+
+    threads = [task for task in Path("/proc/self/task").iterdir() if is_compacting(task)]
+    assert {os.getpriority(os.PRIO_PROCESS, int(task.name)) for task in threads} == {
+        os.getpriority(os.PRIO_PROCESS, os.getpid())
+    }
+
+
+def is_compacting(task):
+    """Return whether a thread of this process is one of those in which RocksDB compacts."""
+    return (task / "comm").read_text() == "rocksdb:low\n"

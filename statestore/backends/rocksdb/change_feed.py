@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.ipc as ipc
+from rocksdict import Rdict
 
 from statestore.backends.rocksdb.database import ingest_files, local_errors
-from statestore.backends.rocksdb.merging import database_of, lay_out, open_sst, read_rows
+from statestore.backends.rocksdb.merging import lay_out, open_sst, read_rows
 from statestore.backends.rocksdb.sst import KEY_GROUP_BYTES, encode_key
 from statestore.checkpoint.restore import check_first_change
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
@@ -87,7 +88,7 @@ class _Lists:
         self._location = location
         self._directory = directory
         self._options = options
-        self._database = database_of((), directory, options)
+        self._database = Rdict(f"{directory}/db", options)
 
     def follow(self, refs: Iterable[FileRef], owned: KeyGroupSet) -> None:
         """Take in files that lead to the next version, oldest first."""
@@ -113,7 +114,7 @@ def _lists_before(
     location: StoreLocation, delta: PublishedFile, memory: Memory, scratch_directory: str
 ) -> Iterator[_Lists]:
     with tempfile.TemporaryDirectory(prefix="lists-", dir=scratch_directory) as directory:
-        lists = _Lists(location, directory, memory.options(StateStoreOptions()))
+        lists = _Lists(location, directory, memory.options(StateStoreOptions(), is_kept=True))
         try:
             lists.follow(delta.trailer.files, delta.trailer.key_groups)
             yield lists

@@ -114,7 +114,9 @@ class LocalVersions:
 
     def _open(self, options: StateStoreOptions) -> LocalDatabase:
         if self._database is None:
-            self._database = LocalDatabase(self._directory, self._memory.options(options))
+            self._database = LocalDatabase(
+                self._directory, self._memory.options(options, is_kept=True)
+            )
         return self._database
 
     def _advance(

@@ -24,10 +24,12 @@ from rocksdict import (
     BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
+    DBCompactionStyle,
     DBCompressionType,
     Env,
     Options,
     SstFileWriter,
+    UniversalCompactOptions,
     WriteBufferManager,
 )
 
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
 FAMILY_BYTES = 2
 KEY_GROUP_BYTES = 2
 BLOOM_BITS_PER_KEY = 10
+COMPACTION_THREADS = 2
+"""Threads of a process that compact, for all its databases together."""
 _DELETES = pa.schema([pa.field("key", pa.binary(), nullable=False)])
 
 EncodedRow = tuple[bytes, bytes | None]
@@ -80,17 +84,25 @@ class Memory:
             budget_bytes, False, self.cache
         )
         self._env = Env()
-        # Compactions: commits come first.
-        self._env.lower_thread_pool_cpu_priority()
+        # Compactions run at the priority of whoever starts these threads: here, that of commits.
+        # At a lower one they wait while tasks keep all cores busy, and lookups ask ever more files.
+        self._env.set_low_priority_background_threads(COMPACTION_THREADS)
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the budget in use: cached blocks and write buffers."""
         return int(self.cache.get_usage())
 
-    def options(self, options: StateStoreOptions) -> Options:
-        """Return the options of a database or an SST."""
+    def options(self, options: StateStoreOptions, *, is_kept: bool = False) -> Options:
+        """Return the options of a database or an SST.
+
+        Args:
+            options: rocksdb_compression and rocksdb_block_size_kb are used.
+            is_kept: Whether it is a database that many versions come into, which RocksDB is to
+                compact; others are made to be read once.
+        """
         made = Options(raw_mode=True)
+        made.set_disable_auto_compactions(not is_kept)
         made.create_if_missing(True)
         table = BlockBasedOptions()
         table.set_block_cache(self.cache)
@@ -109,6 +121,13 @@ class Memory:
         # A directory may be deleted while a reader has it open.
         made.set_max_open_files(-1)
         made.set_max_background_jobs(2)
+        # Files of similar size become one. Levels would rewrite most of the level below for a few
+        # small files.
+        made.set_compaction_style(DBCompactionStyle.universal())
+        universal = UniversalCompactOptions()
+        universal.size_ratio = 30
+        universal.max_size_amplification_percent = 100
+        made.set_universal_compaction_options(universal)
         made.set_keep_log_file_num(1)
         made.set_max_log_file_size(1 << 20)
         # Every view has a copy.
