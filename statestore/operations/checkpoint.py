@@ -194,11 +194,15 @@ class OpenCheckpoint(QueryLogs):
         """
         entry = self.commit_entry(version - 1)
         named = {int(operator) for operator in entry.checkpoint_ids} | self._operator_directories
-        if max(named, default=-1) >= len(self.operators):
+        unknown = [operator for operator in named if operator >= len(self.operators)]
+        if unknown:
+            directory = f"{self.state_directory}/{min(unknown)}"
+            is_there = min(unknown) in self._operator_directories
             raise NotFoundError(
                 "an operator has state and no metadata",
                 checkpoint=self.uri,
                 file=operator_metadata_path(self.state_directory, len(self.operators)),
+                named_by=directory if is_there else self.commits.path(version - 1),
                 to_fix="put the file back where the checkpoint was copied without it; else run a "
                 "batch of the query with Spark 3.5 or later, which writes it",
             )

@@ -101,7 +101,9 @@ def test_operator_is_not_left_out_when_its_state_is_lost_as_well(made, tmp_path)
     """Catches what only the commit log still knows of; in format v1 it names no operator."""
     path = lose(made, "1")
 
-    assert "no metadata" in str(refusals(path, tmp_path)[0])
+    for answer in refusals(path, tmp_path):
+        assert "an operator has state and no metadata" in str(answer)
+        assert f"named_by='{path}/commits/1'" in str(answer)
 
 
 def test_state_elsewhere_without_metadata_is_not_left_out(made, tmp_path):
