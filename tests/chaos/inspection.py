@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.layout import is_temporary, parse_state_file_name
+from statestore.checkpoint.rescale_refs import find_refs
 from statestore.checkpoint.trailers import read_trailer
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.reading.read import read_batches
@@ -96,7 +97,9 @@ def _orphans(checkpoint: OpenCheckpoint, versions: Sequence[int]) -> tuple[list[
     """Return files that should be gone by now, and the most old files of any store.
 
     Those are temporary files, deltas of attempts that lost, and summaries - snapshots and merged
-    files - that no version names and none could: not all that they stand for is there.
+    files - that no version names and none could: not all that they stand for is there. While other
+    state partitions use files of a store after a rescale, no version of it expires: what lies below
+    the retained ones stays.
 
     Args:
         checkpoint: The checkpoint.
@@ -116,6 +119,7 @@ def _orphans(checkpoint: OpenCheckpoint, versions: Sequence[int]) -> tuple[list[
         names = {info.name for info in files}
         old = [info for info in files if now_ms - info.modified_ms > ORPHAN_AGE_MS + SLACK_MS]
         most = max(most, len(old))
+        is_held = bool(find_refs(files))
         spare = _spare_snapshot(names, {path.rpartition("/")[2] for path in kept} & names)
         for info in old:
             name, path = parse_state_file_name(info.name), location.path(info.name)
@@ -125,7 +129,11 @@ def _orphans(checkpoint: OpenCheckpoint, versions: Sequence[int]) -> tuple[list[
             if name is not None and name.kind == "delta":
                 is_of_use = not first <= name.version < newest
             elif name is not None and name.version < newest:
-                is_of_use = info.name == spare or _could_be_named(location, info.name, names)
+                is_of_use = (
+                    (is_held and name.version < first)
+                    or info.name == spare
+                    or _could_be_named(location, info.name, names)
+                )
             if not is_of_use:
                 orphans.append(path)
     return orphans, most

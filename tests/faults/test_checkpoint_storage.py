@@ -255,7 +255,9 @@ def test_files_of_a_load_come_side_by_side(make_shim, s3_server, tmp_path, backe
     """Catches a restore that fetches one file after another."""
     shim = make_shim()
     shim.backend = backend
-    commit_all(Engine(shim.scratch), shim, *range(6))
+    engine = Engine(shim.scratch)
+    commit_all(engine, shim, *range(6))
+    engine.settle()
     fresh = Engine(f"{tmp_path}/fresh")
     # The newest file, asked first, names the others.
     s3_server.gather("GET", 4, after=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -33,19 +33,17 @@ from .queries import AGGREGATION, JOIN, WATERMARK_DEDUP
 from .state_variables import EVENT_TIME
 
 FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
-KILLED_OFTEN: list[dict[str, Any]] = [
-    {
-        "query": AGGREGATION.name,
-        "conf": {},
-        "kills": [(1, "engine", False), (2, "engine", True), (4, "engine", True)],
-    },
-    {
-        "query": WATERMARK_DEDUP.name,
-        "conf": FORMAT_2,
-        "kills": [(1, "executor", False), (3, "engine", True)],
-    },
-]
-"""Lanes of the job `cluster`."""
+KILLED_ENGINES = {
+    "query": AGGREGATION.name,
+    "conf": {},
+    "kills": [(1, "engine", False), (2, "engine", True), (4, "engine", True)],
+}
+"""A lane of the job `cluster`, as the next two."""
+KILLED_EXECUTOR = {
+    "query": WATERMARK_DEDUP.name,
+    "conf": FORMAT_2,
+    "kills": [(1, "executor", False), (3, "engine", True)],
+}
 WITH_VARIABLES = {
     "query": EVENT_TIME.name,
     "conf": {},
@@ -77,18 +75,27 @@ def _assert_nothing_left(job: Job, report: dict[str, Any]) -> None:
 
 @pytest.mark.timeout(480)
 @pytest.mark.parametrize(
-    "provider",
-    [PROVIDER, pytest.param(ROCKSDB_BACKEND, marks=[EXTENDED, pytest.mark.ours])],
+    ("provider", "lanes"),
+    [
+        (PROVIDER, [KILLED_ENGINES, WITH_VARIABLES if OURS else KILLED_EXECUTOR]),
+        pytest.param(
+            ROCKSDB_BACKEND,
+            [KILLED_ENGINES, KILLED_EXECUTOR, WITH_VARIABLES],
+            marks=[EXTENDED, pytest.mark.ours],
+        ),
+    ],
     ids=["under-test", "rocksdb"],
 )
 def test_rows_equal_built_in_when_executors_and_engines_are_killed(
-    start_job: Callable[..., Job], make_lane: MakeLane, provider: str
+    start_job: Callable[..., Job],
+    make_lane: MakeLane,
+    provider: str,
+    lanes: Sequence[dict[str, Any]],
 ) -> None:
     """Catches state that lives in an executor only, and work a lost engine took with it.
 
     A killed engine must not even fail a task; nothing of the application may outlive it.
     """
-    lanes = [*KILLED_OFTEN, *([WITH_VARIABLES] if OURS else [])]
     job = start_job("cluster", provider=provider, lanes=lanes)
     queries = [BY_NAME[lane["query"]] for lane in lanes]
     references = {query.name: make_lane(query, query.built_in) for query in queries}

@@ -91,7 +91,7 @@ VARIABLES: list[Any] = [
         ("changelog", EVENT_TIME, SNAPSHOTS, []),
         ("no-changelog", EVENT_TIME, NO_CHANGELOG, []),
         ("ids", EVENT_TIME, FORMAT_2, [EXTENDED, WITH_IDS]),
-        ("checksums", EVENT_TIME, CHECKSUMS | SNAPSHOTS, []),
+        ("checksums", EVENT_TIME, CHECKSUMS | SNAPSHOTS, EXTENDED),
         ("checksums-no-changelog", EVENT_TIME, CHECKSUMS | NO_CHANGELOG, []),
         ("delimiter", EVENT_TIME, OLD_MERGES | NO_CHANGELOG, []),
         ("delimiter-checksums", EVENT_TIME, OLD_MERGES | CHECKSUMS | SNAPSHOTS, EXTENDED),
