@@ -5,7 +5,9 @@
 An aggregation by a string key is loaded and updated in 4 state partitions; its checkpoint is copied
 for each round and rescaled. Over this package's store the query then restarts on the copy, and on
 one that was not rescaled, and the first batch of both is timed: it loads the state and updates a
-tenth of the keys. Every provider has a process of its own, with a JVM warmed by another query.
+tenth of the keys. So is that of a query that had 8 state partitions from its first batch on, which
+tells what the rescale costs from what 8 state partitions cost. Every provider has a process of its
+own, with a JVM warmed by another query.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -66,7 +69,10 @@ def main() -> int:
 
 
 def measure(provider: Provider, keys: int, rounds: int) -> dict[str, float]:
-    """Return medians in ms: `rescale`, of ours also `first_batch` and `first_batch_rescaled`.
+    """Return medians in ms: `rescale`; of ours also a `first_batch` of each of three kinds.
+
+    They are `first_batch` in 4 state partitions, `first_batch_rescaled` from those to 8, and
+    `first_batch_of_as_many` in 8 all along.
 
     Args:
         provider: Whose state store.
@@ -75,8 +81,12 @@ def measure(provider: Provider, keys: int, rounds: int) -> dict[str, float]:
     """
     workload = QueryWorkload("rescale", keys, keys // 10, 3, 0, 1, PARTITIONS)
     work = Path(tempfile.mkdtemp(prefix="statestore-rescaling-"))
+    as_many = work / "as-many"
     try:
         run_from_start(workload, provider, work)
+        if provider.is_ours:
+            as_many.mkdir()
+            run_from_start(replace(workload, partitions=RESCALED_PARTITIONS), provider, as_many)
         spark = start_warm_session(workload, provider, work)
         rescale = by_spark(spark) if provider.id == SPARKS else by_statestore
         times: dict[str, list[float]] = defaultdict(list)
@@ -84,18 +94,25 @@ def measure(provider: Provider, keys: int, rounds: int) -> dict[str, float]:
             plain, rescaled = work / f"plain-{number}", work / f"rescaled-{number}"
             for copy in (plain, rescaled):
                 shutil.copytree(work / "checkpoint", copy)
+            if provider.is_ours:
+                shutil.copytree(as_many / "checkpoint", as_many / str(number))
             os.sync()  # not the copies are timed
             started = time.perf_counter()
             rescale(str(rescaled))
             times["rescale"].append((time.perf_counter() - started) * 1000)
         if provider.is_ours:
-            source = work / "source"
-            link_files(input_files(workload)[1 + workload.update_batches :], source)
-            # In turn, so that a machine that gets slower or faster treats both alike.
+            for directory in (work, as_many):
+                files = input_files(workload)[1 + workload.update_batches :]
+                link_files(files, directory / "source")
+            # In turn, so that a machine that gets slower or faster treats all alike.
             for number in range(rounds):
-                for kind, key in (("plain", "first_batch"), ("rescaled", "first_batch_rescaled")):
-                    batch_ms = first_batch_ms(spark, source, work / f"{kind}-{number}")
-                    times[key].append(batch_ms)
+                for key, checkpoint in (
+                    ("first_batch", work / f"plain-{number}"),
+                    ("first_batch_rescaled", work / f"rescaled-{number}"),
+                    ("first_batch_of_as_many", as_many / str(number)),
+                ):
+                    source = checkpoint.parent / "source"
+                    times[key].append(first_batch_ms(spark, source, checkpoint))
         spark.stop()
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -130,9 +147,12 @@ def report(provider_id: str, keys: int, figures: dict[str, float]) -> None:
     text = f"{find_provider(provider_id).title:>12}  {keys:>10,} keys"
     text += f"  rescale {figures['rescale']:>9,.1f} ms"
     if "first_batch" in figures:
-        ratio = figures["first_batch_rescaled"] / figures["first_batch"]
-        text += f"  first batch {figures['first_batch']:>7,.0f} ms"
-        text += f", after a rescale {figures['first_batch_rescaled']:>7,.0f} ms ({ratio:.2f}x)"
+        plain, rescaled = figures["first_batch"], figures["first_batch_rescaled"]
+        as_many = figures["first_batch_of_as_many"]
+        text += f"  first batch in {PARTITIONS} state partitions {plain:>7,.0f} ms"
+        text += f", after a rescale to {RESCALED_PARTITIONS} {rescaled:>7,.0f} ms"
+        text += f" ({rescaled / plain:.2f}x), in {RESCALED_PARTITIONS} all along"
+        text += f" {as_many:>7,.0f} ms ({rescaled / as_many:.2f}x)"
     say(text)
 
 
