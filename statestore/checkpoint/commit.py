@@ -146,7 +146,8 @@ def read_parent(
     """Return the parent's delta, checked to be the rows this commit is built on.
 
     In checkpoint format v1 another attempt may have replaced the parent, so its trailer is read
-    anew; in v2 names are unique and a cached trailer is as good.
+    anew, and not taken apart where its bytes are the cached one's; in v2 names are unique and a
+    cached trailer is as good.
 
     Raises:
         FencedError: The parent was replaced (kind lineage-broken).
@@ -160,7 +161,7 @@ def read_parent(
         return cached
     checkpoint_id = new.parent.checkpoint_id if new.checkpoint_format >= 2 else None
     try:
-        found = read_delta_trailer(location, new.parent.version, checkpoint_id)
+        found = read_delta_trailer(location, new.parent.version, checkpoint_id, cached)
     except NotFoundError as error:
         if new.checkpoint_format < 2 and error.fields.get("newest_version") == new.parent.version:
             raise InvalidArgumentError(
@@ -270,7 +271,7 @@ def publish_delta(
     name = new.file_name(location)
     trailer = delta_trailer(location.store, new, parent, files, body)
     with named_errors("seal the delta to commit", body.local_path):
-        size = append_trailer(body.local_path, trailer)
+        encoded = append_trailer(body.local_path, trailer)
     sealed_ms = clock.elapsed_ms()
     if parent is None:
         location.io.make_directory(location.directory)
@@ -283,7 +284,8 @@ def publish_delta(
         committed_ms=clock.now_ms(),
         memory=new.memory,
     )
-    return PublishedFile(make_ref(name, trailer, size), trailer, times)
+    size = trailer.body_length + len(encoded)
+    return PublishedFile(make_ref(name, trailer, size), trailer, times, encoded)
 
 
 def _publish(location: StoreLocation, new: NewVersion, body: Body, *, sync: bool) -> float:

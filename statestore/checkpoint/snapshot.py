@@ -192,7 +192,7 @@ class SnapshotWriter:
             rescalable=head.rescalable,
             column_families=head.column_families,
         )
-        size = append_trailer(local_path, trailer)
+        size = trailer.body_length + len(append_trailer(local_path, trailer))
         path = self.location.path(name)
         sync = self.options.fsync_enabled
         try:

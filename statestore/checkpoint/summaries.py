@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.layout import parse_state_file_name
 from statestore.checkpoint.restore import files_before_summary, reach_back
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
-from statestore.codec.references import VersionRef
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 
 if TYPE_CHECKING:
@@ -187,9 +186,10 @@ def _put(summary: PublishedFile, chain: Chain) -> Chain | None:
     if summary.trailer.kind == "snapshot":
         of = summary.trailer.parent
         for index, ref in enumerate(chain):
-            is_of = VersionRef(ref.version, ref.checkpoint_id, ref.lineage) == of
+            if of is None or ref.version != of.version or ref.lineage != of.lineage:
+                continue
             # What a rescale took over is another partition's version, even where it is the one.
-            if ref.kind == "delta" and not ref.is_foreign and is_of:
+            if ref.kind == "delta" and not ref.is_foreign:
                 return (summary.ref, *chain[index + 1 :])
         return None
     sources = summary.trailer.files

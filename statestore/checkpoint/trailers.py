@@ -36,19 +36,24 @@ class PublishedFile:
     """A state file of the store: the reference that names it, and its trailer.
 
     `commit` is what making it took, where this process did; a reader of the file does not know.
+    `encoded` are the bytes that the trailer was written as, where this process wrote it, else none.
     """
 
     ref: FileRef
     trailer: Trailer
     commit: CommitTimes | None = field(default=None, compare=False)
+    encoded: bytes = field(default=b"", compare=False, repr=False)
 
 
-def read_trailer(location: StoreLocation, name: str) -> PublishedFile:
+def read_trailer(
+    location: StoreLocation, name: str, known: PublishedFile | None = None
+) -> PublishedFile:
     """Read and check the trailer of a file: one request, rarely two.
 
     Args:
         location: The store.
         name: Name of a file of its directory, or the path of a reference.
+        known: What the file is likely to be; returned where its trailer has the same bytes.
 
     Raises:
         NotFoundError: No file of that name.
@@ -57,6 +62,8 @@ def read_trailer(location: StoreLocation, name: str) -> PublishedFile:
     """
     path = location.path(name)
     tail, size = location.io.read_tail(path, TAIL_BYTES)
+    if known is not None and _is_same(known, name, tail, size):
+        return known
     needed = trailer_length(tail, size, path) + END_LENGTH
     if needed > len(tail):
         tail, size = location.io.read_tail(path, needed)
@@ -67,8 +74,16 @@ def read_trailer(location: StoreLocation, name: str) -> PublishedFile:
     return PublishedFile(make_ref(name, trailer, size), trailer)
 
 
+def _is_same(known: PublishedFile, name: str, tail: bytes, size: int) -> bool:
+    is_likely = (known.ref.path, known.ref.size) == (name, size)
+    return is_likely and known.encoded != b"" and tail.endswith(known.encoded)
+
+
 def read_delta_trailer(
-    location: StoreLocation, version: int, checkpoint_id: str | None
+    location: StoreLocation,
+    version: int,
+    checkpoint_id: str | None,
+    known: PublishedFile | None = None,
 ) -> PublishedFile:
     """Read the trailer of the delta that makes a version.
 
@@ -76,6 +91,7 @@ def read_delta_trailer(
         location: The store.
         version: At least 1.
         checkpoint_id: The attempt in checkpoint format v2, None in v1.
+        known: As of `read_trailer`.
 
     Raises:
         NotFoundError: The version is not there; names the oldest and newest that are.
@@ -85,7 +101,7 @@ def read_delta_trailer(
     """
     for name in location.delta_names(version, checkpoint_id):
         try:
-            found = read_trailer(location, name)
+            found = read_trailer(location, name, known)
         except NotFoundError:
             continue
         # In format v1 another attempt's equal rows are as good; the lineage tells, not the ID.

@@ -23,14 +23,14 @@ from statestore.codec.trailer import (
 from statestore.core.errors import CorruptionError
 
 
-def append_trailer(path: str, trailer: Trailer) -> int:
+def append_trailer(path: str, trailer: Trailer) -> bytes:
     """Seal a file whose body is complete; whatever stood behind the body is cut off.
 
     Guarantee: on return the file is whole but not yet durable. After a raise it can be sealed
         again.
 
     Returns:
-        Bytes of the whole file.
+        What was appended: the last bytes of the file.
 
     Raises:
         CorruptionError: No reader would take the trailer.
@@ -44,7 +44,7 @@ def append_trailer(path: str, trailer: Trailer) -> int:
         file.truncate(trailer.body_length)
         file.seek(trailer.body_length)
         file.write(encoded)
-    return trailer.body_length + len(encoded)
+    return encoded
 
 
 def map_file(path: str) -> pa.Buffer:

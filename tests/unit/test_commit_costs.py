@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from statestore.backends.rocksdb import database
+from statestore.checkpoint import trailers
 from tests.shim import Engine, RocksDBShim, Shim, rows
 
 NO_SNAPSHOTS = {"snapshot_max_chain_length": 1_000, "snapshot_replay_ratio": 100.0}
@@ -72,6 +73,26 @@ def test_files_and_syncs_of_a_commit_do_not_grow_with_the_chain(tmp_path, synced
             # directory, which is synced; and the lease of the query.
             assert opened == {".arrows": 3, "": 1, ".json": 1}
             assert len(synced) == 2
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_trailer_of_the_parent_is_taken_apart_only_where_it_is_news(
+    tmp_path, monkeypatch, checkpoint_format
+):
+    """Catches a commit that decodes what this engine wrote just before."""
+    decoded = []
+    decode = trailers.decode_trailer
+    monkeypatch.setattr(
+        trailers, "decode_trailer", lambda *given: decoded.append(given) or decode(*given)
+    )
+    shim = Shim(tmp_path, checkpoint_format, **NO_SNAPSHOTS)
+    engine = Engine(shim.scratch)
+    for number in range(4):
+        shim.commit(engine, rows(number))
+    assert not decoded
+
+    shim.commit(Engine(f"{tmp_path}/another"), rows(4))
+    assert len(decoded) == 1
 
 
 def test_memory_of_a_commit_without_rows(tmp_path):

@@ -259,7 +259,7 @@ def _publish(
         rescalable=of.rescalable,
         column_families=of.column_families,
     )
-    size = append_trailer(body.path, trailer)
+    size = trailer.body_length + len(append_trailer(body.path, trailer))
     try:
         location.io.publish(body.path, location.path(name), sync=sync, overwrite=False)
     except FencedError:
