@@ -6,6 +6,7 @@ checks the CRC32C of every block.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import google_crc32c
@@ -40,9 +41,10 @@ def append_trailer(path: str, trailer: Trailer) -> bytes:
     # What readers refuse is refused before it is published.
     decode_trailer(encoded, trailer.body_length + len(encoded), path)
     with Path(path).open("r+b", buffering=0) as file:
-        # An engine killed between sealing and publishing left an older trailer here.
-        file.truncate(trailer.body_length)
-        file.seek(trailer.body_length)
+        if file.seek(0, os.SEEK_END) != trailer.body_length:
+            # An engine killed between sealing and publishing left an older trailer here.
+            file.truncate(trailer.body_length)
+            file.seek(trailer.body_length)
         file.write(encoded)
     return encoded
 

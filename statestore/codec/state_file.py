@@ -57,7 +57,7 @@ def describe_stream(path: str, length: int, max_parallelism: int) -> tuple[Block
     with ipc.open_stream(pa.BufferReader(whole)) as full:
         if full.schema != SCHEMA:
             raise not_a_stream(path, length, str(full.schema).replace("\n", ", "))
-    only_key_group = ipc.IpcReadOptions(included_fields=[0])
+    only_key_group = ipc.IpcReadOptions(included_fields=[0], use_threads=False)
     key_groups = ipc.open_stream(pa.BufferReader(whole), options=only_key_group)
     blocks = [_block(whole, 0, ends[0])]
     rank = 0

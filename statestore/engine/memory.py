@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _RENEWED_MS = 1000
-"""How long what was read of the container counts: less than what a batch takes."""
+"""How long what was read counts."""
 
 
 class EngineMemory:
@@ -32,16 +32,16 @@ class EngineMemory:
     def __init__(self, elapsed_ms: Callable[[], float], root: Path = Path("/")) -> None:
         self._elapsed_ms = elapsed_ms
         self._root = root
-        self._container = (0, 0)
+        self._use = MemoryUse()
         self._read_at_ms = -float(_RENEWED_MS)
 
     def use(self) -> MemoryUse:
-        """Return what is held now; of the container, what was at most a second ago."""
+        """Return what is held, or was at most a second ago."""
         now_ms = self._elapsed_ms()
         if now_ms - self._read_at_ms >= _RENEWED_MS:
-            self._container = self._read_container()
+            self._use = MemoryUse(resident_bytes(), *self._read_container())
             self._read_at_ms = now_ms
-        return MemoryUse(resident_bytes(), *self._container)
+        return self._use
 
     def _read_container(self) -> tuple[int, int]:
         """Return bytes taken and the limit of the tightest group; 0 and 0 where nobody tells."""

@@ -326,7 +326,7 @@ class EngineService:
         num_stores = max(1, len(self._open))
         rocksdb = self._rocksdb_memory
         return {
-            "rss_share_bytes": resident_bytes() // num_stores,
+            "rss_share_bytes": self._memory.use().engine_bytes // num_stores,
             "rocksdb_share_bytes": 0 if rocksdb is None else rocksdb.used_bytes // num_stores,
         }
 

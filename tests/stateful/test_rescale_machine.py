@@ -276,6 +276,8 @@ class RescaleMachine(RuleBasedStateMachine):
         self.settle()  # a cleanup after a snapshot would take what follows for old attempts'
         self.check_version(version)
         self.newest = version
+        # A load cleans up, too: what is older than the versions retained then does not come back.
+        self.oldest = max(self.oldest, version - NUM_RETAINED + 1)
 
     def check_version(self, version):
         of = self.versions[version]
@@ -334,8 +336,9 @@ class RescaleMachine(RuleBasedStateMachine):
     def teardown(self):
         """Retained versions load; then the old layouts' files go, with all that kept them."""
         if self.newest > 0:
+            # Later ones were given up: to load one would clean up what goes on here.
             for version in self.versions:
-                if version >= max(self.oldest, 1):
+                if max(self.oldest, 1) <= version <= self.newest:
                     self.check_version(version)
             for number in range(2 * NUM_RETAINED + 6):
                 self.commit({b"a": (PUT, bytes([number]))})

@@ -7,7 +7,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{EngineReportedException, Json, ShimOptions}
 import io.statestore.engine.{CheckpointMemory, EnginePool, Engines}
 import io.statestore.keygroup.{KeyGroupFunction, PartitionKey}
-import io.statestore.view.ColumnFamily
+import io.statestore.view.{ColumnFamily, OverlayFamily}
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.TaskContext
 import org.apache.spark.sql.execution.streaming.state.{SparkVersion, StateSchemaProvider}
@@ -93,12 +93,21 @@ private[statestore] final class StoreContext(
         storeId.storeName, useColumnFamilies, family.name, family.spec, maxParallelism))
   }
 
-  def giveBack(family: ColumnFamily, maxParallelism: Int, function: KeyGroupFunction): Unit = {
+  /** Takes back what a handle has written a column family with; it has committed. */
+  def giveBack(written: OverlayFamily, maxParallelism: Int): Unit = {
+    lastWritten.put(written.family.id, written.table.size)
     idleFunctions
-      .computeIfAbsent((family, maxParallelism), _ => new ConcurrentLinkedQueue[KeyGroupFunction])
-      .add(function)
+      .computeIfAbsent(
+        (written.family, maxParallelism), _ => new ConcurrentLinkedQueue[KeyGroupFunction])
+      .add(written.keyGroup)
     ()
   }
+
+  private val lastWritten = new ConcurrentHashMap[Int, Int]()
+
+  /** How many keys of a column family a batch may write: as many as the last, up to a limit. */
+  def expectedKeys(family: ColumnFamily): Int =
+    math.min(lastWritten.getOrDefault(family.id, 0), StoreContext.MostExpectedKeys)
 
   /** A request of the protocol with what every call about this store names. */
   def request(op: String): ObjectNode = {
@@ -135,4 +144,7 @@ private[statestore] final class StoreContext(
 private[statestore] object StoreContext {
   /** Key of Hadoop's configuration: the number of state partitions where no query runs. */
   val NumPartitionsKey = "statestore.numPartitions"
+
+  /** An index of 640 kB. */
+  private val MostExpectedKeys = 1 << 16
 }

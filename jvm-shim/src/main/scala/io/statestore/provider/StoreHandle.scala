@@ -1,6 +1,9 @@
 package io.statestore.provider
 
+import java.util.LinkedHashMap
+
 import scala.collection.mutable
+import scala.jdk.CollectionConverters._
 import scala.util.control.NonFatal
 
 import io.statestore.ShimErrors
@@ -36,7 +39,9 @@ private[statestore] final class StoreHandle(
     context.options.overlayMaxBytes,
     () => context.engines.scratchFile("run"),
     context.keepsRowsByKey)
-  private val families = mutable.LinkedHashMap.empty[String, FamilyState]
+  // Asked for every row. A map of Scala's takes longer to compare the names than all else does.
+  private val byName = new LinkedHashMap[String, FamilyState]
+  private val families = byName.asScala
   private val removed = mutable.HashMap.empty[String, ColumnFamily]
   private var nextFamilyId = 0
   private var writable = !readOnly
@@ -249,7 +254,7 @@ private[statestore] final class StoreHandle(
         done.snapshot.path("in_flight").asBoolean)
       accepting = false
       provider.committed(done)
-      overlay.allFamilies.foreach(f => context.giveBack(f.family, view.maxParallelism, f.keyGroup))
+      overlay.allFamilies.foreach(context.giveBack(_, view.maxParallelism))
       if (task == null) endOfTask()
       done.version.number
     } catch {
@@ -303,7 +308,10 @@ private[statestore] final class StoreHandle(
       family,
       view.family(family.name),
       overlay,
-      () => overlay.family(family, context.keyGroupFunction(family, view.maxParallelism))))
+      () => overlay.family(
+        family,
+        context.keyGroupFunction(family, view.maxParallelism),
+        context.expectedKeys(family))))
   }
 
   private def reading(operation: String, colFamilyName: String): FamilyState = {
@@ -325,7 +333,7 @@ private[statestore] final class StoreHandle(
   }
 
   private def state(operation: String, colFamilyName: String): FamilyState = {
-    val found = families.getOrElse(colFamilyName, null)
+    val found = byName.get(colFamilyName)
     if (found == null) {
       throw StateStoreErrors.unsupportedOperationOnMissingColumnFamily(operation, colFamilyName)
     }

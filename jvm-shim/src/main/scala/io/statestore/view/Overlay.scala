@@ -49,8 +49,11 @@ private[statestore] final class Overlay(
   private var isCounted = false
   private var keptBytes = 0L // on the heap after the last spill
 
-  def family(family: ColumnFamily, keyGroup: => KeyGroupFunction): OverlayFamily =
-    families.getOrElseUpdate(family.id, new OverlayFamily(this, family, keyGroup))
+  def family(
+      family: ColumnFamily,
+      keyGroup: => KeyGroupFunction,
+      expected: Int = 0): OverlayFamily =
+    families.getOrElseUpdate(family.id, new OverlayFamily(this, family, keyGroup, expected))
 
   /** What was written to a family, null for nothing. */
   def writtenFamily(id: Int): OverlayFamily = families.getOrElse(id, null)

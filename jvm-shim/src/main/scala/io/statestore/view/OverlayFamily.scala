@@ -5,15 +5,20 @@ import java.util.Arrays
 import io.statestore.keygroup.KeyGroupFunction
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 
-/** The part of an overlay that belongs to one column family. */
+/**
+ * The part of an overlay that belongs to one column family.
+ *
+ * @param expected how many keys are likely to be written; the index need not grow up to that
+ */
 private[statestore] final class OverlayFamily(
     overlay: Overlay,
     val family: ColumnFamily,
-    val keyGroup: KeyGroupFunction) {
+    val keyGroup: KeyGroupFunction,
+    expected: Int) {
   import RecordPages._
 
   private val pages = overlay.pages
-  val table = new RecordTable(pages)
+  val table = new RecordTable(pages, expected)
   val sorted: SortedAddresses = if (family.ordered) new SortedAddresses(pages) else null
 
   // What was written since the last spill, in that order; a replaced record stays in the list.

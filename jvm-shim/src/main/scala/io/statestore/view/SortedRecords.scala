@@ -29,33 +29,48 @@ private[statestore] object SortedRecords {
       families: Iterable[OverlayFamily],
       maxParallelism: Int,
       byKey: Boolean): SortedRecords = {
+    // A method for each loop: the JVM would compile one with all of them for ever so long, while
+    // the first large commit waits for it.
     val unsorted = new Items(families.iterator.map(_.maxHeapRecords).sum)
+    val total = collect(families, unsorted)
+    fillWords(pages, unsorted, total)
+    val items = if (byKey) unsorted else sortByRank(unsorted, total, maxParallelism)
+    val sorter = new KeySorter(pages, items, if (byKey) new Items(total) else unsorted)
+    sortGroups(sorter, items.prefixes, total, prefixMask(byKey))
+    new SortedRecords(items.prefixes, items.addresses, total)
+  }
+
+  private def collect(families: Iterable[OverlayFamily], into: Items): Int = {
     var total = 0
     families.toSeq.sortBy(_.family.id).foreach { family =>
+      val id = family.family.id
       family.foreachOnHeap { (address, rank) =>
-        unsorted.addresses(total) = address
-        unsorted.prefixes(total) = (rank << FamilyBits) | family.family.id
+        into.addresses(total) = address
+        into.prefixes(total) = (rank << FamilyBits) | id
         total += 1
       }
     }
-    val shared = sharedLength(pages, unsorted.addresses, total)
+    total
+  }
+
+  private def fillWords(pages: RecordPages, items: Items, count: Int): Unit = {
+    val shared = sharedLength(pages, items.addresses, count)
     var i = 0
-    while (i < total) {
-      unsorted.words(i) = wordAt(pages, unsorted.addresses(i), shared)
+    while (i < count) {
+      items.words(i) = wordAt(pages, items.addresses(i), shared)
       i += 1
     }
-    val items = if (byKey) unsorted else sortByRank(unsorted, total, maxParallelism)
-    val sorter = new KeySorter(pages, items, if (byKey) new Items(total) else unsorted)
-    val mask = prefixMask(byKey)
+  }
+
+  private def sortGroups(sorter: KeySorter, prefixes: Array[Int], count: Int, mask: Int): Unit = {
     var from = 0
-    while (from < total) {
+    while (from < count) {
       var until = from + 1
-      val prefix = items.prefixes(from) & mask
-      while (until < total && (items.prefixes(until) & mask) == prefix) until += 1
+      val prefix = prefixes(from) & mask
+      while (until < count && (prefixes(until) & mask) == prefix) until += 1
       sorter.sort(from, until)
       from = until
     }
-    new SortedRecords(items.prefixes, items.addresses, total)
   }
 
   /** The part of a prefix that goes before the key in the order. */
@@ -147,9 +162,23 @@ private[statestore] object SortedRecords {
     private[this] val words = items.words
     private[this] val prefixes = items.prefixes
 
-    def sort(from: Int, until: Int): Unit =
-      if (until - from <= LongestInsertionSort) insertionSort(from, until)
-      else mergeSort(from, until)
+    /** Sorts short runs, then merges them; a recursion would take the JVM long to compile. */
+    def sort(from: Int, until: Int): Unit = {
+      var run = from
+      while (run < until) {
+        insertionSort(run, math.min(run + LongestInsertionSort, until))
+        run += LongestInsertionSort
+      }
+      var length = LongestInsertionSort
+      while (length < until - from) {
+        var left = from
+        while (left < until - length) {
+          merge(left, left + length, math.min(left + 2 * length, until))
+          left += 2 * length
+        }
+        length *= 2
+      }
+    }
 
     private def compare(word: Long, address: Int, otherWord: Long, otherAddress: Int): Int =
       if (word != otherWord) java.lang.Long.compare(word, otherWord)
@@ -175,10 +204,7 @@ private[statestore] object SortedRecords {
       }
     }
 
-    private def mergeSort(from: Int, until: Int): Unit = {
-      val middle = (from + until) >>> 1
-      sort(from, middle)
-      sort(middle, until)
+    private def merge(from: Int, middle: Int, until: Int): Unit = {
       // They are in order where the input is, as rows are that are copied from RocksDB.
       val last = middle - 1
       if (compare(words(last), addresses(last), words(middle), addresses(middle)) <= 0) return

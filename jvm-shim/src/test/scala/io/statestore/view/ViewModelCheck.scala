@@ -171,7 +171,7 @@ object ViewModelCheck {
           family,
           view.family(family.name),
           overlay,
-          () => overlay.family(family, keyGroupOf(family)))
+          () => overlay.family(family, keyGroupOf(family), random.nextInt(40)))
       }.toMap
       var next = model
       val open = mutable.ArrayBuffer.empty[(Iterator[Entry], Seq[Entry])]
