@@ -131,6 +131,15 @@ FIGURES = (
     _against(0.40, "W1 batch", "hdfs"),
     _against(0.45, "W1 batch", "rocksdb-changelog"),
     _against(0.6, "W1 first batch", "hdfs"),
+    _against(1.05, "W1 first batch", "hdfs", OUR_ROCKSDB, "rocksdb backend, W1 first batch"),
+    *(
+        figure
+        for ours, title in ((OURS, "W1 batch"), (OUR_ROCKSDB, "rocksdb backend, W1 batch"))
+        for figure in (
+            _against(1.25, "W1 batch", NO_STORE, ours, title),
+            _own_against(0.15, "W1 batch", "hdfs", ours, title),
+        )
+    ),
     _against(0.5, "W1 commit", "hdfs"),
     _against(0.2, "W2-1M batch", "hdfs"),
     Figure(
