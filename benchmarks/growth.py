@@ -52,6 +52,8 @@ HEAD = (
     " store whose cost depends on the changes alone has about the same number in every row. The"
     " last row divides the one with most keys by the one with fewest. The fastest store of a row"
     " is bold. Each number has a JVM of its own (local[2], 4 GiB heap), warmed by a tiny query."
+    " W6 is of `python -m benchmarks.large_state`, with 2 GiB of heap and 100 B of value that do"
+    " not compress."
 )
 
 

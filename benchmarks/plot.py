@@ -93,9 +93,15 @@ def plot_growth(panels: dict[str, Lines], path: Path) -> None:
         panels: What was measured, by the title of the panel it goes into.
         path: The picture.
     """
-    size = (max(8, 4.5 * len(panels)), 4.6)
-    figure, axes = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
-    for axis, (title, lines) in zip(axes.flat, panels.items(), strict=True):
+    columns = len(panels) if len(panels) <= 3 else 2
+    num_rows = -(-len(panels) // columns)
+    size = (max(8, 4.5 * columns), 0.8 + 3.8 * num_rows)
+    figure, axes = plt.subplots(
+        num_rows, columns, figsize=size, layout="constrained", squeeze=False
+    )
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (title, lines) in zip(axes.flat, panels.items(), strict=False):
         for provider in PROVIDERS:
             if provider.id in lines:
                 _draw_line(axis, provider, lines[provider.id])
@@ -116,9 +122,9 @@ def plot_growth(panels: dict[str, Lines], path: Path) -> None:
         for line, name in zip(*axis.get_legend_handles_labels(), strict=True)
     }
     figure.suptitle("The same changes, ever more keys: a flat line is best; x: the run failed")
-    columns = min(len(named), 2 * len(panels))
+    in_line = min(len(named), 2 * columns)
     figure.legend(
-        named.values(), named.keys(), loc="outside lower center", ncols=columns, frameon=False
+        named.values(), named.keys(), loc="outside lower center", ncols=in_line, frameon=False
     )
     figure.savefig(path, dpi=100)
     plt.close(figure)

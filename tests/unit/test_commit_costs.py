@@ -7,12 +7,14 @@ import tracemalloc
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from statestore.backends.rocksdb import database
 from statestore.checkpoint import trailers
-from tests.shim import Engine, RocksDBShim, Shim, rows
+from statestore.codec.rows import PUT, Row
+from tests.shim import Engine, G, RocksDBShim, Shim, rows
 
 NO_SNAPSHOTS = {"snapshot_max_chain_length": 1_000, "snapshot_replay_ratio": 100.0}
 watched: tuple[int, Path, Counter[str]] | None = None
@@ -81,10 +83,14 @@ def test_trailer_of_the_parent_is_taken_apart_only_where_it_is_news(
 ):
     """Catches a commit that decodes what this engine wrote just before."""
     decoded = []
-    decode = trailers.decode_trailer
-    monkeypatch.setattr(
-        trailers, "decode_trailer", lambda *given: decoded.append(given) or decode(*given)
-    )
+    decode, thread = trailers.decode_trailer, threading.get_ident()
+
+    def noted(*given):
+        if threading.get_ident() == thread:
+            decoded.append(given)
+        return decode(*given)
+
+    monkeypatch.setattr(trailers, "decode_trailer", noted)
     shim = Shim(tmp_path, checkpoint_format, **NO_SNAPSHOTS)
     engine = Engine(shim.scratch)
     for number in range(4):
@@ -157,6 +163,36 @@ def test_rocksdb_is_asked_only_for_what_is_read(tmp_path, asked, is_read):
     # Where nobody reads, what waits is taken in by eights.
     takes = num_commits if is_read else 2
     assert asked == {"Rdict": 1, "Checkpoint": takes, "ingest_files": takes}
+
+
+@pytest.mark.parametrize(
+    ("made", "most", "most_in_summaries"), [(Shim, 1.18, 1.9), (RocksDBShim, 1.16, 1.45)]
+)
+def test_bytes_written_are_those_that_changed(tmp_path, made, most, most_in_summaries):
+    """Catches a commit, or a summary, that writes what its batch did not change."""
+    num_rows, value_bytes = 500, 100
+    shim = made(tmp_path, snapshot_max_chain_length=8, rocksdb_merge_min_files=8)
+    engine = Engine(shim.scratch)
+    random = Random(3)
+    changed, deltas, summaries, keys = 0, 0, Counter(), set()
+    for _ in range(64):
+        batch = [
+            Row(number % G, 0, PUT, b"%08d" % number, random.randbytes(value_bytes))
+            for number in random.sample(range(num_rows * 20), num_rows)
+        ]
+        changed += num_rows * (8 + value_bytes)
+        keys.update(row.key for row in batch)
+        shim.num_keys = len(keys) - num_rows  # to which it adds those of the batch
+        deltas += shim.commit(engine, batch)["size"]
+        engine.settle()
+        for path in (tmp_path / "ck").rglob("*_*.*.*"):
+            summaries[path.name] = path.stat().st_size
+
+    # Beside the rows: their key groups, an index or offsets, and the trailer.
+    assert 1.0 <= deltas / changed <= most
+    # Snapshots hold all of the state, up to 10,000 rows; merged files hold eight deltas and more.
+    assert len(summaries) == 64 // 8
+    assert 1.0 <= sum(summaries.values()) / changed <= most_in_summaries
 
 
 def test_a_lookup_asks_few_files_however_many_versions_there_were(tmp_path):
