@@ -130,9 +130,16 @@ use_memory_for_scratch() {
 # together says tests/spark/conftest.py.
 run_tests() {
   use_memory_for_scratch
-  local failed=0 pytest=("$python" -m pytest -p no:benchmark --durations=25 -m "$1" -n 2)
+  local failed=0 again pytest
+  again=$(mktemp)
+  pytest=("$python" -m tools.second_try "$again" -p no:benchmark --durations=25 -m "$1" -n 2)
   "${pytest[@]}" --ignore tests/spark --ignore tests/packaging || failed=1
   "${pytest[@]}" --dist loadgroup --no-loadscope-reorder tests/spark tests/packaging || failed=1
+  if [ -s "$again" ]; then
+    echo "passed at the second try:"
+    cat "$again"
+  fi
+  rm -f "$again"
   return $failed
 }
 
