@@ -180,8 +180,8 @@ def edit(
     how: dict[str, Any] = {
         "operator": operator,
         "name": name,
-        "delete": _rows(delete) if where is None else where,
-        "upsert": _rows(upsert),
+        "delete": _rows_file(delete) if where is None else where,
+        "upsert": _rows_file(upsert),
     }
     if destination is not None:
         if watermark_ms is not None or expire is not None:
@@ -275,6 +275,18 @@ def _age(given: str | None) -> timedelta | None:
         raise click.UsageError(f"--older-than takes a number with s, m, h or d, not {given!r}")
     units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
     return timedelta(**{units[match[2]]: int(match[1])})
+
+
+def _rows_file(given: str | None) -> Path | None:
+    """Return the path of a file of rows, None for none; its rows are read by the state's types."""
+    if given is None:
+        return None
+    path = Path(given)
+    if path.suffix not in _FORMS:
+        raise click.UsageError(f"a file of rows ends with {', '.join(_FORMS)}: {path}")
+    if not path.is_file():
+        raise click.UsageError(f"there is no such file of rows: {path}")
+    return path
 
 
 def _rows(path: str | None) -> Any:

@@ -15,14 +15,15 @@ from statestore.codec.partition_key import key_groups_of
 from statestore.codec.rows import MERGE, PUT, SCHEMA, from_numpy, split_for_blocks
 from statestore.codec.spark_types import describe_field, parse_schema
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.operations.writing.casts import conform, normalized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from statestore.codec.column_family import ColumnFamily
     from statestore.codec.spark_types import SparkType
 
-_SIDES = ("key", "value")
+SIDES = ("key", "value")
 _PASSED_OVER = "partition_id"
 """What `read` returns beside: Spark's hash decides on it."""
 
@@ -34,10 +35,13 @@ class FamilyColumns:
     Attributes:
         store: Name of its store.
         family: The column family, with the schemas that it has afterwards.
+        merges_zeros: Whether Spark takes -0.0 for 0.0 in keys, as where it aggregates and joins;
+            else they are two keys.
     """
 
     store: str
     family: ColumnFamily
+    merges_zeros: bool = True
 
     def encode(
         self, batches: Iterable[pa.RecordBatch], max_parallelism: int
@@ -63,6 +67,23 @@ class FamilyColumns:
             for piece in split_for_blocks(batch):
                 yield encode_keys(self._side(piece, "key"), self.family)
 
+    def typed(self, table: pa.Table, sides: Sequence[str]) -> pa.Table:
+        """Return given rows as structs of the column family's own types; errors as `encode`.
+
+        Args:
+            table: As `encode` takes them.
+            sides: `key`, and `value` where it is given.
+        """
+        kinds = {"key": key_type(self.family), "value": value_type(self.family)}
+        schema = pa.schema([(side, kinds[side].arrow) for side in sides])
+        # Each in one piece, so that an error tells the row of the table.
+        batches = table.combine_chunks().to_batches()
+        made = [
+            pa.RecordBatch.from_arrays([self._side(one, side) for side in sides], schema=schema)
+            for one in batches
+        ]
+        return pa.Table.from_batches(made, schema)
+
     def _encode(self, batch: pa.RecordBatch, max_parallelism: int) -> pa.RecordBatch:
         family = self.family
         keys = self._side(batch, "key")
@@ -81,7 +102,7 @@ class FamilyColumns:
     def _side(self, batch: pa.RecordBatch, side: str) -> pa.Array[Any]:
         """Return the keys or the values as the column family has them."""
         kind = key_type(self.family) if side == "key" else value_type(self.family)
-        found = _fields(batch, side)
+        found = _assembled(_fields(batch, side), kind)
         struct: Any = kind.arrow
         names = struct.names
         missing = [name for name in names if name not in found]
@@ -103,7 +124,8 @@ class FamilyColumns:
             else pa.nulls(batch.num_rows)
             for name, part in zip(names, kind.types, strict=True)
         ]
-        return pa.Array.from_buffers(kind.arrow, batch.num_rows, [None], children=children)
+        made = pa.Array.from_buffers(kind.arrow, batch.num_rows, [None], children=children)
+        return normalized(made, kind, zeros=self.merges_zeros) if side == "key" else made
 
 
 def _is_void(kind: SparkType) -> bool:
@@ -112,58 +134,62 @@ def _is_void(kind: SparkType) -> bool:
 
 def _fields(batch: pa.RecordBatch, side: str) -> dict[str, pa.Array[Any]]:
     """Return the columns of a side by name: the fields of a struct, or columns named with a dot."""
-    if side in batch.schema.names:
-        column: Any = batch.column(side)
-        if not pa.types.is_struct(column.type):
-            raise InvalidArgumentError(
-                "keys and values are structs",
-                column=side,
-                type=str(column.type),
-                to_fix=f"give a struct, or its fields as columns named {side}.NAME",
-            )
-        if column.null_count:
-            raise InvalidArgumentError(
-                "a key or a value is null",
-                column=side,
-                num_nulls=column.null_count,
-                to_fix="leave such rows out; only fields of keys and values may be null",
-            )
-        return dict(zip(column.type.names, column.flatten(), strict=True))
     prefix = f"{side}."
-    return {
-        name[len(prefix) :]: column
+    named = [
+        (name[len(prefix) :], column)
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
         if name.startswith(prefix)
-    }
-
-
-def conform(column: Any, kind: SparkType, name: str) -> pa.Array[Any]:
-    """Return a column as one of a type, values unchanged; fields of structs go by name.
-
-    Raises:
-        InvalidArgumentError: It cannot be, or not without a loss; names the column.
-    """
-    try:
-        found: pa.Array[Any] = column if column.type == kind.arrow else _cast(column, kind.arrow)
-        return found
-    except pa.ArrowException as error:
+    ]
+    whole: list[Any] = [
+        column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        if name == side
+    ]
+    if len({name for name, _ in named}) != len(named) or len(whole) + bool(named) > 1:
         raise InvalidArgumentError(
-            "a column is not of the type that the column family has",
-            column=name,
-            expected=str(kind.arrow),
-            found=str(column.type),
-            reason=str(error).partition("\n")[0],
-            to_fix="cast it; or say that the schema changes (change_schema)",
-        ) from error
+            "a column is given twice, or a struct and fields of it as well",
+            columns=", ".join([side] * len(whole) + [prefix + name for name, _ in named]),
+            to_fix=f"give either the struct {side}, or each of its fields once",
+        )
+    if not whole:
+        return dict(named)
+    (column,) = whole
+    if not pa.types.is_struct(column.type):
+        raise InvalidArgumentError(
+            "keys and values are structs",
+            column=side,
+            type=str(column.type),
+            to_fix=f"give a struct, or its fields as columns named {side}.NAME",
+        )
+    if column.null_count:
+        raise InvalidArgumentError(
+            "a key or a value is null",
+            column=side,
+            num_nulls=column.null_count,
+            to_fix="leave such rows out; only fields of keys and values may be null",
+        )
+    names = column.type.names
+    if len({*names}) != len(names):
+        raise InvalidArgumentError(
+            "a struct has a field twice",
+            column=side,
+            fields=", ".join(names),
+            to_fix="give each field once",
+        )
+    return dict(zip(names, column.flatten(), strict=True))
 
 
-def _cast(column: Any, wanted: Any) -> Any:
-    if pa.types.is_struct(wanted) and pa.types.is_struct(column.type):
-        if sorted(column.type.names) != sorted(wanted.names):
-            raise pa.ArrowInvalid(f"fields {', '.join(column.type.names)}")
-        children = [_cast(column.field(part.name), part.type) for part in wanted]
-        return pa.StructArray.from_arrays(children, fields=list(wanted), mask=column.is_null())
-    return column.cast(wanted)
+def _assembled(found: dict[str, pa.Array[Any]], kind: SparkType) -> dict[str, pa.Array[Any]]:
+    """Return columns where those named as fields of a struct, `window.start`, make it up."""
+    struct: Any = kind.arrow
+    for name, part in zip(struct.names, kind.types, strict=True):
+        prefix = f"{name}."
+        inner = [path for path in found if path.startswith(prefix) and path not in struct.names]
+        if part.kind == "struct" and name not in found and inner:
+            parts = _assembled({path[len(prefix) :]: found[path] for path in inner}, part)
+            found = {path: found[path] for path in found if path not in inner}
+            found[name] = pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
+    return found
 
 
 def decide_family(
@@ -182,7 +208,7 @@ def decide_family(
         InvalidArgumentError: The columns do not fit.
         IncompatibleError: Spark has no such type; or the schema of this family cannot be changed.
     """
-    sides = _SIDES if has_values else _SIDES[:1]
+    sides = SIDES if has_values else SIDES[:1]
     known = [name for name in schema.names if name.partition(".")[0] in sides]
     others = {*schema.names} - {*known} - {_PASSED_OVER}
     if others:

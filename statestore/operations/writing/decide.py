@@ -20,7 +20,7 @@ from statestore.operations.writing.captured import find_captured
 from statestore.operations.writing.columns import FamilyColumns, decide_family
 from statestore.operations.writing.expiry import expiry_condition
 from statestore.operations.writing.family_rows import FamilyRows
-from statestore.operations.writing.given import as_reader, rows_of
+from statestore.operations.writing.given import read_given, rows_of
 from statestore.operations.writing.in_place import EditInPlace
 from statestore.operations.writing.savepoint_of_rows import SavepointOfRows
 from statestore.operations.writing.shape import find_shape, shapes_of
@@ -228,13 +228,11 @@ def _edited(
         keys += columns.keys(table.to_batches())
         words.append(f"{table.num_rows} keys deleted, where {delete}")
     elif delete is not None:
-        table = as_reader(delete).read_all()
-        decide_family(family, table.schema, change_schema=False, has_values=False)
+        table = read_given(delete, shape.name, family, has_values=False)
         keys += columns.keys(table.to_batches())
         words.append(f"{table.num_rows} keys deleted")
     if upsert is not None:
-        table = as_reader(upsert).read_all()
-        decide_family(family, table.schema, change_schema=False)
+        table = read_given(upsert, shape.name, family, has_values=True)
         keys += columns.keys(table.to_batches())
         given = rows_of(table, None)
         words.append(f"{table.num_rows} rows put")

@@ -6,11 +6,17 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from statestore.core.errors import InvalidArgumentError, StateStoreError
+from statestore.operations.writing.columns import SIDES, FamilyColumns, decide_family
+from statestore.operations.writing.row_files import read_rows_file
+
+if TYPE_CHECKING:
+    from statestore.codec.column_family import ColumnFamily
 
 Function = Callable[[pa.Table], Any]
 """Makes rows of rows: columns as `read` returns them in, Arrow data out; called many times."""
@@ -86,6 +92,39 @@ def as_reader(given: Any) -> pa.RecordBatchReader:
         to_fix="give Arrow data: a table, a stream of record batches, or what pandas, Polars or "
         "DuckDB make; a function or SQL only where there are rows to change",
     )
+
+
+def read_given(
+    given: Any,
+    store: str,
+    family: ColumnFamily,
+    *,
+    has_values: bool,
+    merges_zeros: bool = True,
+) -> pa.Table:
+    """Read rows, or keys alone, that are given for a column family and held in memory.
+
+    Args:
+        given: Arrow data, of whatever library; or the path of a file, as `read_rows_file` takes it.
+        store: Name of the store.
+        family: The column family.
+        has_values: Whether values are given beside keys.
+        merges_zeros: As `FamilyColumns`.
+
+    Returns:
+        Columns `key` and, where they are given, `value`, of the column family's own types.
+
+    Raises:
+        InvalidArgumentError: It is no such data or file; the columns are not those of the column
+            family; or a value is not of its type, or not without a loss.
+    """
+    if isinstance(given, Path):
+        table = read_rows_file(given, family)
+    else:
+        table = as_reader(given).read_all()
+    decide_family(family, table.schema, change_schema=False, has_values=has_values)
+    sides = SIDES if has_values else SIDES[:1]
+    return FamilyColumns(store, family, merges_zeros).typed(table, sides)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,334 @@
+"""Casts that lose nothing: a column of Arrow as one of a Spark type, or an error that names it.
+
+What is not allowed here is refused. So a number never becomes text, and a time without a zone never
+becomes one with a zone.
+
+| Spark | taken from |
+|---|---|
+| boolean | boolean |
+| byte, short, integer, long | integers, and decimals that are whole, of which every value fits |
+| float, double | floating-point numbers and integers that it can hold exactly |
+| decimal(p,s) | decimals and integers of which no digit is lost |
+| string, binary | text; bytes |
+| date | a date |
+| timestamp, timestamp_ntz | a time with a zone; one without; of any unit, no digit lost |
+| time | a time of day of whole microseconds |
+| interval, interval year to month | an interval; of months alone |
+| interval day to second | a duration, or an interval without months, of whole microseconds |
+| struct, array, map | the same of these; fields of structs by name, all of them |
+| any | nulls |
+
+The same values in another layout of Arrow (dictionary, runs, views, large offsets) are as good.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from statestore.codec.byte_ranges import fixed_width, unpack
+from statestore.codec.rows import from_numpy
+from statestore.codec.spark_types import SparkType
+from statestore.core.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_BINARY = SparkType("binary")
+_VARIANT = SparkType("struct", (("value", _BINARY), ("metadata", _BINARY)))
+_WHOLE = ("byte", "short", "integer", "long")
+_FLOATING = ("float", "double")
+_PARTS = [("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")]
+_DAY_US = 86_400_000_000
+_MOST_DAYS = ((1 << 63) - (1 << 63) // 1000) // _DAY_US
+_MOST_SHOWN = 60
+
+
+def conform(column: Any, kind: SparkType, name: str) -> Any:
+    """Return a column as one of a type, values unchanged.
+
+    Args:
+        column: An array of Arrow.
+        kind: The type.
+        name: What the column is called, for errors.
+
+    Raises:
+        InvalidArgumentError: It is of a type that is not taken, or a value does not fit; names
+            the column, the types, and the first such value.
+    """
+    try:
+        column = _in_plain_layout(column, name)
+    except pa.ArrowException as error:
+        raise InvalidArgumentError(
+            "a column cannot be laid out as Spark has it",
+            column=name,
+            found=str(column.type),
+            reason=str(error).partition("\n")[0],
+            to_fix="hand rows over in smaller record batches",
+        ) from error
+    if pa.types.is_null(column.type):
+        return column.cast(kind.arrow)
+    if kind.kind in ("struct", "variant"):
+        return _struct(column, _VARIANT if kind.kind == "variant" else kind, name)
+    if kind.kind in ("array", "map"):
+        return _elements(column, kind, name)
+    if not _TAKEN[kind.kind](column.type):
+        raise _wrong_type(column, kind, name)
+    try:
+        return _leaf(column, kind)
+    except pa.ArrowException as error:
+        row = _first_that_fails(column, kind)
+        raise InvalidArgumentError(
+            "a value is not one of its column's type, or not without a loss",
+            column=name,
+            row=row,
+            value=_shown(column[row]),
+            expected=str(kind.arrow),
+            found=str(column.type),
+            reason=str(error).partition("\n")[0],
+            to_fix="give a value of that type",
+        ) from error
+
+
+def _wrong_type(column: Any, kind: SparkType, name: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "a column is not of the type that the column family has",
+        column=name,
+        expected=str(kind.arrow),
+        found=str(column.type),
+        to_fix=f"give {_HINTS.get(kind.kind, 'that type')}; or say that the schema changes "
+        "(change_schema)",
+    )
+
+
+_HINTS = {
+    "string": "text, as it was typed: a number has lost zeros in front, a time its form",
+    "timestamp": "times with a zone, such as UTC",
+    "timestamp_ntz": "times without a zone",
+    "decimal": "decimals or whole numbers: 0.1 is no decimal once it was a floating-point number",
+    "date": "dates: a timestamp has a time of day as well",
+}
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
+def _first_that_fails(column: Any, kind: SparkType) -> int:
+    """Return the number of the first value that is refused, of a column of which one is."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            _leaf(column.slice(low, middle - low), kind)
+            low = middle
+        except pa.ArrowException:
+            high = middle
+    return low
+
+
+def _in_plain_layout(column: Any, name: str) -> Any:
+    """Return the same values as text and bytes with offsets of 32 bits, without references."""
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        raise InvalidArgumentError(
+            "a column is of a type that Arrow does not have by itself",
+            column=name,
+            type=str(kind),
+            to_fix=f"cast it to {kind.storage_type}, where that is meant",
+        )
+    if pa.types.is_dictionary(kind):
+        return _in_plain_layout(column.dictionary_decode(), name)
+    if pa.types.is_run_end_encoded(kind):
+        return _in_plain_layout(pc.call_function("run_end_decode", [column]), name)
+    for is_so, plain in _LAYOUTS:
+        if is_so(kind):
+            return column.cast(plain)
+    return column
+
+
+_LAYOUTS: tuple[tuple[Callable[[Any], bool], Any], ...] = (
+    (pa.types.is_large_string, pa.string()),
+    (pa.types.is_string_view, pa.string()),
+    (pa.types.is_large_binary, pa.binary()),
+    (pa.types.is_binary_view, pa.binary()),
+    (pa.types.is_fixed_size_binary, pa.binary()),
+)
+
+
+def _struct(column: Any, kind: SparkType, name: str) -> Any:
+    wanted: Any = kind.arrow
+    if not pa.types.is_struct(column.type):
+        raise _wrong_type(column, kind, name)
+    given = [field.name for field in column.type]
+    if sorted(given) != sorted(wanted.names):
+        raise InvalidArgumentError(
+            "a struct has not the fields that the column family has",
+            column=name,
+            expected=", ".join(wanted.names),
+            found=", ".join(given),
+            to_fix="give each of these fields once, null where it is; and no others",
+        )
+    parts = dict(zip(given, column.flatten(), strict=True))
+    children = [
+        conform(parts[field.name], part, f"{name}.{field.name}")
+        for field, part in zip(wanted, kind.types, strict=True)
+    ]
+    if not children:
+        return column
+    return pa.StructArray.from_arrays(children, fields=list(wanted), mask=column.is_null())
+
+
+def _elements(column: Any, kind: SparkType, name: str) -> pa.Array[Any]:
+    """Return a column of arrays or maps."""
+    import pyarrow.compute as pc
+
+    given = column.type
+    if pa.types.is_map(given) and kind.kind == "map":
+        entry = pa.struct([("key", given.key_type), ("value", given.item_type)])
+        column = column.cast(pa.list_(entry))
+    elif not _is_list(given):
+        raise _wrong_type(column, kind, name)
+    counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = from_numpy(np.append(0, np.cumsum(counts)).astype(np.int32), pa.int32())
+    mask = column.is_null()
+    if kind.kind == "array":
+        values = conform(column.flatten(), kind.types[0], f"{name}[]")
+        return _made(pa.ListArray, kind.arrow, mask, offsets, values)
+    entries: Any = conform(column.flatten(), SparkType("struct", kind.fields), f"{name}[]")
+    return _made(pa.MapArray, kind.arrow, mask, offsets, *entries.flatten())
+
+
+def _made(array: Any, kind: Any, mask: Any, *parts: Any) -> pa.Array[Any]:
+    made: pa.Array[Any] = array.from_arrays(*parts, type=kind, mask=mask)
+    return made
+
+
+def _is_list(kind: Any) -> bool:
+    return any(
+        is_so(kind)
+        for is_so in (
+            pa.types.is_list,
+            pa.types.is_large_list,
+            pa.types.is_fixed_size_list,
+            pa.types.is_list_view,
+            pa.types.is_large_list_view,
+        )
+    )
+
+
+def _is_number(kind: Any) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_decimal(kind)
+
+
+_TAKEN: dict[str, Callable[[Any], bool]] = {
+    "boolean": pa.types.is_boolean,
+    **dict.fromkeys((*_WHOLE, "decimal"), _is_number),
+    **dict.fromkeys(
+        _FLOATING, lambda kind: pa.types.is_floating(kind) or pa.types.is_integer(kind)
+    ),
+    "string": pa.types.is_string,
+    "binary": pa.types.is_binary,
+    "date": pa.types.is_date,
+    "timestamp": lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None,
+    "timestamp_ntz": lambda kind: pa.types.is_timestamp(kind) and kind.tz is None,
+    "time": pa.types.is_time,
+    "interval": pa.types.is_interval,
+    "year-month interval": pa.types.is_interval,
+    "day-time interval": lambda kind: pa.types.is_duration(kind) or pa.types.is_interval(kind),
+    "void": pa.types.is_null,
+}
+
+
+def _leaf(column: Any, kind: SparkType) -> Any:
+    """Return a column of a type that is taken; raises ArrowInvalid where a value does not fit."""
+    if kind.kind == "decimal":
+        return _decimals(column, kind)
+    if kind.kind == "float":
+        return _floats(column)
+    if pa.types.is_interval(column.type):
+        return _intervals(column, kind)
+    found = column.cast(kind.arrow)
+    if kind.kind == "time":
+        _require(fixed_width(found, "<i8") % 1000 == 0, found, "it has less than microseconds")
+    return found
+
+
+def _decimals(column: Any, kind: SparkType) -> Any:
+    if column.type == kind.arrow:
+        return column
+    scale = column.type.scale if pa.types.is_decimal(column.type) else 0
+    # Through 256 bits: Arrow does not see where 128 overflow.
+    column = column.cast(pa.decimal128(38, scale)).cast(pa.decimal256(76, scale))
+    return column.cast(pa.decimal256(76, kind.scale)).cast(kind.arrow)
+
+
+def _floats(column: Any) -> Any:
+    if not pa.types.is_float64(column.type):
+        return column.cast(pa.float32())
+    found = column.cast(pa.float32())
+    wide, back = fixed_width(column, "<f8"), fixed_width(found, "<f4").astype(np.float64)
+    _require((wide == back) | np.isnan(wide), column, "it has more digits")
+    return found
+
+
+def _intervals(column: Any, kind: SparkType) -> Any:
+    import pyarrow.compute as pc
+
+    parts = fixed_width(column, _PARTS)
+    whole = parts["nanoseconds"] % 1000 == 0
+    _require(whole, column, "it has less than microseconds")
+    if kind.kind == "interval":
+        return column
+    if kind.kind == "year-month interval":
+        _require((parts["days"] == 0) & (parts["nanoseconds"] == 0), column, "it has days")
+        return column
+    _require(parts["months"] == 0, column, "it has months, which are of no one length")
+    days = parts["days"].astype(np.int64)
+    _require(np.abs(days) <= _MOST_DAYS, column, "it has more days than microseconds can count")
+    made = from_numpy(days * _DAY_US + parts["nanoseconds"] // 1000, pa.int64())
+    return pc.if_else(column.is_valid(), made.cast(kind.arrow), pa.scalar(None, kind.arrow))
+
+
+def _require(holds: Any, column: Any, reason: str) -> None:
+    if not (holds | unpack(column.is_null())).all():
+        raise pa.ArrowInvalid(reason)
+
+
+def normalized(column: Any, kind: SparkType, *, zeros: bool) -> Any:
+    """Return keys as Spark groups by them: one NaN, and 0.0 for -0.0; also within other types.
+
+    Args:
+        column: Of the type.
+        kind: The type.
+        zeros: Whether -0.0 becomes 0.0, as where Spark aggregates and joins.
+    """
+    import pyarrow.compute as pc
+
+    if not _has_floats(kind):
+        return column
+    if kind.kind in _FLOATING:
+        # Adding 0.0 makes 0.0 of -0.0 and leaves every other number.
+        found = pc.add(column, pa.scalar(0.0, column.type)) if zeros else column
+        return pc.if_else(pc.is_nan(found), pa.scalar(float("nan"), column.type), found)
+    if kind.kind == "struct":
+        children = [
+            normalized(part, of, zeros=zeros)
+            for part, of in zip(column.flatten(), kind.types, strict=True)
+        ]
+        fields = list(column.type)
+        return pa.StructArray.from_arrays(children, fields=fields, mask=column.is_null())
+    counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = from_numpy(np.append(0, np.cumsum(counts)).astype(np.int32), pa.int32())
+    values = normalized(column.flatten(), kind.types[0], zeros=zeros)
+    return _made(pa.ListArray, column.type, column.is_null(), offsets, values)
+
+
+def _has_floats(kind: SparkType) -> bool:
+    # A map is no key of Spark's.
+    return kind.kind in _FLOATING or (kind.kind != "map" and any(map(_has_floats, kind.types)))
