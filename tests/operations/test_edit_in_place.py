@@ -195,7 +195,8 @@ def test_files_that_a_savepoint_reads_or_a_branch_shares_are_named(tmp_path: Pat
     [
         ({}, "not said in one way"),
         ({"where": "k = 1", "keys": pa.table({"key.k": [1]})}, "not said in one way"),
-        ({"where": "user = 1"}, "condition does not fit"),
+        ({"where": "user <> 'x'"}, r"no column of a name.*known='key, key\.k'"),
+        ({"where": "value.value > 3"}, r"no column of a name.*known='key, key\.k'"),
         ({"keys": pa.table({"key.user": [1]})}, "not those of the column family"),
         ({"where": "k = 1", "operator": 7}, "no such stateful operator"),
     ],

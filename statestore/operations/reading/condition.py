@@ -1,111 +1,390 @@
-"""Rows that a condition in SQL wants, such as `shop = 'x'`, as DuckDB understands it."""
+"""Rows that a condition in SQL wants, such as `shop = 'x'`, as DuckDB understands it.
+
+A condition is parsed, and only what is listed here may be in it: comparisons, logic, arithmetic,
+casts, and functions that see one row. Every name in it is resolved here, by the schema of what is
+read, and DuckDB never sees it: to DuckDB `user` is a function when there is no such column.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from statestore.codec.byte_ranges import unpack
 from statestore.codec.rows import from_numpy
 from statestore.core.errors import InvalidArgumentError
+from statestore.operations.database import open_database
+from statestore.operations.reading.names import ColumnPath, find_path, paths_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy.typing as npt
 
-_CONFIG: dict[str, str | bool | int | float | list[str]] = {
-    "TimeZone": "UTC",
-    "autoinstall_known_extensions": False,
-    "enable_external_access": False,
-    "lock_configuration": True,
-    "threads": 1,
+    Node = dict[str, Any]
+
+_PARSE = "SELECT json_serialize_sql(?, skip_null := true, skip_empty := true, skip_default := true)"
+_PRINT = "SELECT json_deserialize_sql(?)"
+_TABLE = "state"
+
+_ALLOWED = {
+    "BETWEEN": None,
+    "CASE": None,
+    "CAST": None,
+    "COLUMN_REF": None,
+    "COMPARISON": None,
+    "CONJUNCTION": None,
+    "CONSTANT": None,
+    "FUNCTION": None,
+    "OPERATOR": {
+        "ARRAY_CONSTRUCTOR",
+        "ARRAY_EXTRACT",
+        "ARRAY_SLICE",
+        "COMPARE_IN",
+        "COMPARE_NOT_IN",
+        "OPERATOR_COALESCE",
+        "OPERATOR_IS_NOT_NULL",
+        "OPERATOR_IS_NULL",
+        "OPERATOR_NOT",
+        "OPERATOR_TRY",
+        "STRUCT_EXTRACT",
+    },
+    "TYPE": None,
 }
-"""Of a database in memory that reaches no file, and nothing else outside of it."""
+"""Classes of DuckDB's tree, and the types of those of which some are not allowed."""
+
+_NAMES = """
++ - * / // % ** ^ & | << >> || ~ ~~ !~~ ~~* !~~* ~~~ like_escape not_like_escape ilike_escape
+not_ilike_escape
+abs ceil ceiling floor round trunc sign sqrt cbrt mod power pow ln log log10 log2 exp greatest
+least isnan isinf isfinite bit_count
+lower upper lcase ucase length len char_length strlen octet_length trim ltrim rtrim lpad rpad
+substr substring left right contains starts_with ends_with prefix suffix instr strpos position
+replace reverse concat concat_ws translate ascii unicode chr string_split str_split
+regexp_matches regexp_full_match regexp_extract regexp_replace
+md5 sha1 sha256 hash hex unhex to_hex from_hex base64 to_base64 from_base64 encode decode
+year month day hour minute second millisecond microsecond quarter week weekday dayofweek isodow
+dayofmonth dayofyear isoyear yearweek dayname monthname last_day date_part datepart date_trunc
+datetrunc date_diff datediff date_sub datesub epoch epoch_ms epoch_us epoch_ns to_timestamp
+make_date make_time make_timestamp make_timestamptz strftime strptime try_strptime timezone
+time_bucket to_years to_months to_weeks to_days to_hours to_minutes to_seconds to_milliseconds
+to_microseconds
+list_value list_pack array_value list_contains list_has array_contains array_has list_has_any
+list_has_all list_position list_extract array_extract list_element element_at array_length
+list_distinct list_sort list_concat cardinality map map_extract map_extract_value map_keys
+map_values map_contains row struct_pack struct_extract
+"""
+_FUNCTIONS = frozenset(_NAMES.split())
+"""Functions whose result depends on their arguments alone, of one row, and on nothing else."""
+
+_SHAPES = re.compile(
+    r"(?P<number>\bU?(TINY|SMALL|BIG|HUGE)INT\b|\bU?INTEGER\b|\bFLOAT\b|\bDOUBLE\b|"
+    r"\bDECIMAL\([0-9]+,[0-9]+\))|(?P<moment>\bDATE\b|\bTIMESTAMP( WITH TIME ZONE|_[A-Z]+)?\b)"
+    r"|(?P<time>\bTIME(_[A-Z]+)?\b)"
+)
+"""Types that may be compared with each other, by what they are together."""
+_TYPED_AS_TEXT = {"VARCHAR", "moment", "time", "INTERVAL", "BLOB"}
+"""What text in single quotes may be compared with: it becomes that, or is refused by DuckDB."""
+_QUOTED = re.compile("""'[^']*'|"[^"]*\"""")
+_TEXT, _LOGICAL, _NULL = "VARCHAR", "BOOLEAN", '"NULL"'
 
 
 class Condition:
     """A condition over the columns of record batches and the fields of structs in them.
 
-    A field is named with dots, `key.shop`; or by its name alone, `shop`, where no other column or
-    field of a column has that name. Times without a zone are in UTC.
+    A row is wanted where the condition is true; not where it is false or null. Times without a zone
+    are in UTC.
 
     Args:
-        text: The condition, what SQL has behind WHERE.
+        text: The condition, what SQL has behind WHERE. Names are resolved by `find_path`.
 
     Raises:
-        InvalidArgumentError: The package that it needs is not installed.
+        InvalidArgumentError: It is no condition; has a subquery, an aggregate, or a function that
+            is not of one row; or names no column. Or DuckDB is not installed.
     """
 
     def __init__(self, text: str) -> None:
+        # One thread, so that results come in the order of rows.
+        self._database = open_database(threads=1)
         self._text = text
-        try:
-            # Imported here because it needs a package that is an extra.
-            import duckdb
-        except ModuleNotFoundError as error:
+        self._statement = self._parsed()
+        self._bound: tuple[pa.Schema, _Bound] | None = None
+        _check(self._expression, text)
+        if not any(node["class"] == "COLUMN_REF" for node in _nodes(self._expression)):
             raise InvalidArgumentError(
-                "a condition in SQL needs a package that is not installed",
-                missing=error.name,
-                to_fix="pip install 'statestore[cli]'",
-            ) from error
-        self._error = duckdb.Error
-        self._database = duckdb.connect(config=_CONFIG)
+                "no column occurs in a condition: it holds for all rows, or for none",
+                condition=text,
+                to_fix="compare a column with something, such as key.shop = 'x'",
+            )
+
+    @property
+    def _expression(self) -> Node:
+        found: Node = self._statement["statements"][0]["node"]["select_list"][0]
+        return found
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a batch for which the condition holds, in order.
-
-        Raises:
-            InvalidArgumentError: As `rows`.
-        """
+        """Return the rows of a batch for which the condition holds, in order; errors as `rows`."""
         return batch.take(from_numpy(self.rows(batch), pa.int64()))
 
     def rows(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """Return the numbers of the rows of a batch for which the condition holds, ascending.
 
         Raises:
-            InvalidArgumentError: It is no condition, or none over these columns; names them.
+            InvalidArgumentError: A name is that of no column or of several; the condition is not
+                true or false; text is compared with a number; or a value cannot be cast.
         """
-        short = dict(_short_names(batch.schema))
-        row = "row" + "_" * (1 + max(map(len, batch.schema.names), default=0))
-        columns = ", ".join(f"{path} AS {_quoted(name)}" for name, path in short.items())
-        numbered = batch.append_column(row, pa.array(np.arange(batch.num_rows)))
-        self._database.register("state", numbered)
+        bound = self.bind(batch.schema)
+        if batch.num_rows == 0:
+            return np.empty(0, np.int64)
+        columns = [path.of(batch) for path in bound.paths]
+        names = list(map(_column, range(len(columns))))
+        self._database.register(_TABLE, pa.table(columns, names=names))
         try:
-            found = self._database.execute(
-                f"SELECT {row} FROM (SELECT *{', ' if columns else ''}{columns} FROM state) "  # noqa: S608 (the caller's own condition, in a database that holds his rows only)
-                f"WHERE ({self._text}\n) ORDER BY {row}"
-            ).fetchnumpy()
-        except self._error as error:
+            found: Any = self._run(bound.sql).read_all().column(0).combine_chunks().cast(pa.bool_())
+        except self._errors as error:
+            raise self._refused(error) from error
+        return np.flatnonzero(unpack(found.fill_null(False)))
+
+    def bind(self, schema: pa.Schema) -> _Bound:
+        """Resolve its names by a schema, and check the types of what it compares.
+
+        Raises:
+            InvalidArgumentError: As `rows`.
+        """
+        if self._bound is None or self._bound[0] != schema:
+            self._bound = (schema, self._resolved(schema))
+        return self._bound[1]
+
+    def only_column(self, schema: pa.Schema) -> ColumnPath | None:
+        """Return the column of a condition of the form `COLUMN IS NOT NULL`; None of another."""
+        (path, *others) = self.bind(schema).paths
+        expression = self._expression
+        is_so = expression.get("type") == "OPERATOR_IS_NOT_NULL" and not others
+        return path if is_so and expression["children"][0]["class"] == "COLUMN_REF" else None
+
+    def _resolved(self, schema: pa.Schema) -> _Bound:
+        known = paths_of(schema)
+        bound = _Bound()
+        copy = json.loads(json.dumps(self._statement))
+        expression = copy["statements"][0]["node"]["select_list"][0]
+        for node in _nodes(expression):
+            if node["class"] == "COLUMN_REF":
+                path = find_path(known, node["column_names"], condition=self._text)
+                if path not in bound.paths:
+                    bound.paths.append(path)
+                node["column_names"] = [_column(bound.paths.index(path))]
+        empty = [pa.nulls(0).cast(path.type) for path in bound.paths]
+        names = list(map(_column, range(len(empty))))
+        self._database.register(_TABLE, pa.table(empty, names=names))
+        try:
+            self._check_types(copy, expression)
+            bound.sql = self._printed(copy, [expression])
+        except self._errors as error:
+            raise self._refused(error) from error
+        return bound
+
+    def _check_types(self, statement: Node, expression: Node) -> None:
+        """Check that only what is alike is compared: DuckDB casts `shop` in `shop = 7`."""
+        groups: list[tuple[Node | None, list[Node]]] = [(None, [expression])]
+        groups += [(node, compared) for node in _nodes(expression) for compared in _alike(node)]
+        parts = [part for _, group in groups for part in group]
+        types = iter(map(str, self._database.sql(self._printed(statement, parts)).types))
+        for node, group in groups:
+            of_group = [next(types) for _ in group]
+            if node is None or node["class"] in ("CONJUNCTION", "CASE") or _is_not(node):
+                self._require_logical(of_group, whole=node is None)
+            else:
+                self._require_comparable(group, of_group)
+
+    def _require_logical(self, types: list[str], *, whole: bool) -> None:
+        for kind in types:
+            if kind not in (_LOGICAL, _NULL):
+                raise InvalidArgumentError(
+                    "a condition is neither true nor false"
+                    if whole
+                    else "a part of a condition is neither true nor false",
+                    condition=self._text,
+                    type=kind,
+                    to_fix="compare it with something, such as value.count > 0",
+                )
+
+    def _require_comparable(self, group: list[Node], types: list[str]) -> None:
+        """Check that text is compared with text, numbers with numbers, and so on."""
+        shapes = {
+            "literal" if _is_text(*one) else _shape(one[1])
+            for one in zip(group, types, strict=True)
+        }
+        others = shapes - {"literal", _NULL}
+        if len(others) > 1 or ("literal" in shapes and others - _TYPED_AS_TEXT):
             raise InvalidArgumentError(
-                "the condition does not fit what is read",
+                "values of different kinds are compared",
                 condition=self._text,
-                reason=str(error).partition("\n")[0],
-                known=", ".join([*batch.schema.names, *short]),
-                to_fix="use these columns, fields with dots such as key.shop, text in single "
-                "quotes, and double quotes about a name that is a word of SQL",
-            ) from error
-        return np.asarray(found[row], np.int64)
+                types=", ".join(types),
+                to_fix="write numbers without quotes, and text in single quotes: '007' is not 7; "
+                "or cast one of them",
+            )
+
+    def _parsed(self) -> Node:
+        unquoted = _QUOTED.sub("", self._text)
+        if not unquoted.strip() and self._text == unquoted:
+            raise self._refused("it is empty")
+        if "--" in unquoted or "/*" in unquoted:
+            raise self._refused("it has a comment, which would hide a part of it")
+        # In brackets and on a line of its own, so that it cannot go on as something else.
+        statement, plain = (
+            self._parse(f"SELECT (\n{text}\n) FROM {_TABLE}")  # noqa: S608 (parsed, not run)
+            for text in (self._text, "1")
+        )
+        if statement.get("error_type") not in (None, "not implemented"):
+            raise self._refused(statement["error_message"])
+        if statement["error"] or _around(statement) != _around(plain):
+            raise self._refused("it is not one expression")
+        return statement
+
+    def _parse(self, sql: str) -> Node:
+        ((found,),) = self._database.execute(_PARSE, [sql]).fetchall()
+        made: Node = json.loads(found)
+        if made["error"] is False:
+            _without_locations(made)
+        return made
+
+    def _printed(self, statement: Node, expressions: list[Node]) -> str:
+        statement["statements"][0]["node"]["select_list"] = expressions
+        ((sql,),) = self._database.execute(_PRINT, [json.dumps(statement)]).fetchall()
+        return str(sql)
+
+    def _run(self, sql: str) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_stream(self._database.sql(sql))
+
+    @property
+    def _errors(self) -> tuple[type[Exception], ...]:
+        import duckdb
+
+        return duckdb.Error, pa.ArrowException
+
+    def _refused(self, reason: object) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            "a condition cannot be evaluated",
+            condition=self._text,
+            reason=str(reason).partition("\n")[0],
+            to_fix="write one condition, as behind WHERE: text in single quotes, and double quotes "
+            "about a name that is a word of SQL",
+        )
 
 
-def _short_names(schema: pa.Schema) -> Iterator[tuple[str, str]]:
-    """Yield fields of structs whose name alone tells which they are, and their paths in SQL."""
-    fields = [
-        (field.name, f"{_quoted(column.name)}.{_quoted(field.name)}")
-        for column in schema
-        if pa.types.is_struct(column.type)
-        for field in _fields(column.type)
-    ]
-    # Names of SQL are the same in either case.
-    times = Counter(name.casefold() for name in [*schema.names, *(name for name, _ in fields)])
-    return ((name, path) for name, path in fields if times[name.casefold()] == 1)
+@dataclass
+class _Bound:
+    """A condition over columns that were found.
+
+    Attributes:
+        sql: The statement that computes it for all rows.
+        paths: Of the columns that it names `c0`, `c1` and so on.
+    """
+
+    sql: str = ""
+    paths: list[ColumnPath] = field(default_factory=list)
 
 
-def _fields(struct: Any) -> list[pa.Field[Any]]:
-    return [struct.field(ordinal) for ordinal in range(struct.num_fields)]
+def _column(number: int) -> str:
+    return f"c{number}"
 
 
-def _quoted(name: str) -> str:
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'
+def _nodes(tree: Any) -> Iterator[Node]:
+    """Yield the expressions of a tree, each before those in it."""
+    if isinstance(tree, dict):
+        if "class" in tree:
+            yield tree
+        for part in tree.values():
+            yield from _nodes(part)
+    elif isinstance(tree, list):
+        for part in tree:
+            yield from _nodes(part)
+
+
+def _without_locations(tree: Any) -> None:
+    if isinstance(tree, dict):
+        for name in ("query_location", "query_location_length"):
+            tree.pop(name, None)
+        for part in tree.values():
+            _without_locations(part)
+    elif isinstance(tree, list):
+        for part in tree:
+            _without_locations(part)
+
+
+def _around(statement: Node) -> Any:
+    """Return what is around the one expression of a statement; None where there is not one."""
+    statements = statement["statements"]
+    node = statements[0]["node"]
+    if len(statements) != 1 or len(node.get("select_list", ())) != 1:
+        return None
+    return {name: part for name, part in node.items() if name != "select_list"}
+
+
+def _check(expression: Node, text: str) -> None:
+    """Check that nothing is in a condition that is not allowed.
+
+    Raises:
+        InvalidArgumentError: Something is.
+    """
+    for node in _nodes(expression):
+        kind = node["class"]
+        allowed = _ALLOWED.get(kind, set())
+        if allowed is not None and node.get("type") not in allowed:
+            raise InvalidArgumentError(
+                "a condition has something that is not of one row",
+                condition=text,
+                found=kind.lower().replace("_", " "),
+                to_fix="leave out subqueries, window functions, parameters, stars and lambdas",
+            )
+        if kind == "FUNCTION":
+            _check_function(node, text)
+
+
+def _check_function(node: Node, text: str) -> None:
+    name = node["function_name"].lower()
+    arguments = node.get("arguments") or node.get("children")
+    path = node.get("qualified_name", {}).get("path", [name])
+    is_plain = len(path) == 1 and not (node.get("schema") or node.get("catalog"))
+    if name not in _FUNCTIONS or not arguments or not is_plain:
+        raise InvalidArgumentError(
+            "a condition has a function that is not one of a row's values",
+            condition=text,
+            function=".".join(path),
+            to_fix="use functions of numbers, text, times, lists and maps, whose arguments are "
+            "columns of the row: see docs/reading.md; no aggregates, none without arguments",
+        )
+
+
+def _is_text(node: Node, kind: str) -> bool:
+    return node["class"] == "CONSTANT" and kind == _TEXT
+
+
+def _shape(kind: str) -> str:
+    return _SHAPES.sub(lambda match: str(match.lastgroup), kind)
+
+
+def _is_not(node: Node) -> bool:
+    return bool(node.get("type") == "OPERATOR_NOT")
+
+
+def _alike(node: Node) -> Iterator[list[Node]]:
+    """Yield expressions in a node that are compared, or must be true or false."""
+    kind = node["class"]
+    if kind == "COMPARISON":
+        yield [node["left"], node["right"]]
+    elif kind == "BETWEEN":
+        yield [node["input"], node["lower"], node["upper"]]
+    elif kind == "CONJUNCTION" or node.get("type") in (
+        "OPERATOR_NOT",
+        "COMPARE_IN",
+        "COMPARE_NOT_IN",
+    ):
+        yield node["children"]
+    elif kind == "CASE":
+        yield [check["when_expr"] for check in node["case_checks"]]

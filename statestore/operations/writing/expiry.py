@@ -5,8 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.core.errors import InvalidArgumentError
+from statestore.operations.reading.condition import Condition
+from statestore.operations.reading.read import row_schema
 
 if TYPE_CHECKING:
     from statestore.core.clock import Clock
@@ -25,16 +29,16 @@ def expiry_condition(
         clock: Tells now.
 
     Raises:
-        InvalidArgumentError: No age is given; or the operator has several stores or state
-            variables, of which rows belong together.
+        InvalidArgumentError: No age is given; there is no such column, or it is no time; or the
+            operator has several stores or state variables, of which rows belong together.
     """
-    families = [family.name for shape in shapes for family in shape.new.column_families]
-    if families != [DEFAULT_FAMILY]:
+    families = [family for shape in shapes for family in shape.new.column_families]
+    if [family.name for family in families] != [DEFAULT_FAMILY]:
         raise InvalidArgumentError(
             "rows of the operator belong together, or have a TTL of Spark's, and do not expire "
             "by a column",
             stores=", ".join(shape.name for shape in shapes),
-            column_families=", ".join(sorted({*families})),
+            column_families=", ".join(sorted({family.name for family in families})),
             to_fix="expire rows of operators with one store, which are not of transformWithState",
         )
     if older_than is None:
@@ -46,4 +50,13 @@ def expiry_condition(
     if isinstance(older_than, timedelta):
         older_than = datetime.fromtimestamp(clock.now_ms() / 1000, UTC) - older_than
     limit = older_than if older_than.tzinfo else older_than.replace(tzinfo=UTC)
-    return f"({column}) < TIMESTAMPTZ '{limit.astimezone(UTC).isoformat(sep=' ')}'"
+    path = Condition(f"{column} IS NOT NULL").only_column(row_schema(families[0]))
+    if path is None or not (pa.types.is_timestamp(path.type) or pa.types.is_date(path.type)):
+        raise InvalidArgumentError(
+            "rows expire by a column that is a time, and this is none",
+            column=column,
+            type=None if path is None else str(path.type),
+            to_fix="name a timestamp or date; of a number give the condition itself, such as "
+            f"{path or 'value.max'} < {int(limit.timestamp() * 1000)} where it counts milliseconds",
+        )
+    return f"{path} < TIMESTAMPTZ '{limit.astimezone(UTC).isoformat(sep=' ')}'"

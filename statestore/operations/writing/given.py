@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
+from statestore.codec.byte_ranges import fixed_width, unpack
 from statestore.core.errors import InvalidArgumentError, StateStoreError
+from statestore.operations.database import open_database
+from statestore.operations.reading.names import paths_of
 from statestore.operations.writing.columns import SIDES, FamilyColumns, decide_family
 from statestore.operations.writing.row_files import read_rows_file
 
@@ -24,7 +28,9 @@ Batches = Callable[[], Iterator[pa.RecordBatch]]
 """Reads the rows there are; the first batch is empty and tells their columns."""
 TABLE = "state"
 """What SQL calls the rows there are."""
-_SQL_MEMORY = "1GB"
+_SETTINGS: dict[str, Any] = {"memory_limit": "1GB", "threads": 2}
+_MOST_US = (1 << 63) // 1000
+"""Microseconds of a duration that DuckDB gives back: it counts them in nanoseconds."""
 
 
 class GivenRows(ABC):
@@ -176,16 +182,16 @@ class _Sql(GivenRows):
 
     def schema(self) -> pa.Schema:
         first = next(self.stored())
-        with _connected(":memory:") as connection:
+        with open_database(**_SETTINGS) as connection:
             return self._run(connection, first.schema, iter([first])).schema
 
     def batches(self, scratch_directory: str) -> Iterator[pa.RecordBatch]:
         failed: list[StateStoreError] = []
-        batches = self.stored()
+        batches = map(_with_short_durations, self.stored())
         first = next(batches)
         with (
             tempfile.TemporaryDirectory(prefix="sql-", dir=scratch_directory) as directory,
-            _connected(f"{directory}/state.duckdb") as connection,
+            open_database(directory, **_SETTINGS) as connection,
         ):
             try:
                 yield from self._run(connection, first.schema, _noting(batches, failed))
@@ -219,6 +225,22 @@ class _Sql(GivenRows):
         )
 
 
+def _with_short_durations(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch of which DuckDB gives every duration back as it was."""
+    for path in paths_of(batch.schema):
+        if pa.types.is_duration(path.type):
+            column = path.of(batch)
+            us = np.where(unpack(column.is_valid()), fixed_width(column, "<i8"), 0)
+            if ((us > _MOST_US) | (us < -_MOST_US)).any():
+                raise InvalidArgumentError(
+                    "an interval is too long for SQL",
+                    column=str(path),
+                    longest_years=292,
+                    to_fix="give a function in place of SQL",
+                )
+    return batch
+
+
 def _noting(
     batches: Iterator[pa.RecordBatch], failed: list[StateStoreError]
 ) -> Iterator[pa.RecordBatch]:
@@ -228,16 +250,3 @@ def _noting(
     except StateStoreError as error:
         failed.append(error)
         raise
-
-
-def _connected(path: str) -> Any:
-    """Open a database of DuckDB, whose tables may be larger than its memory."""
-    try:
-        import duckdb
-    except ModuleNotFoundError as error:
-        raise InvalidArgumentError(
-            "SQL over state needs a package that is not installed",
-            missing=error.name,
-            to_fix="pip install 'statestore[sql]', or give a function",
-        ) from error
-    return duckdb.connect(path, config={"memory_limit": _SQL_MEMORY, "threads": 2})
