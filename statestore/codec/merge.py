@@ -2,7 +2,7 @@
 
 A run is mostly a state file; runs are given oldest first. `merge_runs` walks them slice by slice in
 file order (rank of the key group, column family, key), so that never more than a slice of the state
-is in memory.
+is in memory. `interleave` does so for runs without a key in common, and keeps every row.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from statestore.codec.rows import DELETE, MERGE, PUT, SCHEMA, from_numpy, sort_group, to_numpy
+from statestore.codec.rows import (
+    DELETE,
+    MERGE,
+    PUT,
+    SCHEMA,
+    from_numpy,
+    sort_group,
+    sort_rows,
+    to_numpy,
+)
 from statestore.core.errors import InternalError
 
 if TYPE_CHECKING:
@@ -103,6 +112,30 @@ def merge_runs(
     Raises:
         CorruptionError: A block does not match its checksum.
     """
+    for pieces, ages in _slices(runs, max_parallelism, slice_bytes):
+        merged = merge_rows(pieces, ages, max_parallelism)
+        if merged.num_rows:
+            yield merged
+
+
+def interleave(
+    runs: Sequence[SortedRun], max_parallelism: int, *, slice_bytes: int = SLICE_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """Yield every row of runs that have no key in common, deletes too, in file order.
+
+    Arguments and errors as `merge_runs`.
+    """
+    for pieces, _ in _slices(runs, max_parallelism, slice_bytes):
+        if len(pieces) == 1:
+            yield pieces[0]
+        elif pieces:
+            yield sort_rows(_single_batch(pieces), max_parallelism)
+
+
+def _slices(
+    runs: Sequence[SortedRun], max_parallelism: int, slice_bytes: int
+) -> Iterator[tuple[list[pa.RecordBatch], list[int]]]:
+    """Yield the rows of each slice as pieces of runs, and the place of each one's run."""
     cursors = [_Cursor(run, max_parallelism) for run in runs]
     for end in [*_slice_ends(runs, max_parallelism, slice_bytes), None]:
         pieces: list[pa.RecordBatch] = []
@@ -111,9 +144,7 @@ def merge_runs(
             for piece in cursor.take_until(end):
                 pieces.append(piece)
                 ages.append(age)
-        merged = merge_rows(pieces, ages, max_parallelism)
-        if merged.num_rows:
-            yield merged
+        yield pieces, ages
 
 
 def _slice_ends(runs: Sequence[SortedRun], max_parallelism: int, slice_bytes: int) -> list[RowKey]:

@@ -104,6 +104,27 @@ def rows_in(batch: pa.RecordBatch, key_groups: KeyGroupSet) -> pa.RecordBatch:
     return batch if is_in.all() else batch.take(from_numpy(np.flatnonzero(is_in), pa.int64()))
 
 
+def sort_rows(rows: pa.RecordBatch, max_parallelism: int) -> pa.RecordBatch:
+    """Return rows in file order."""
+    return _sort(rows, from_numpy(sort_group(rows, max_parallelism), pa.uint32()))
+
+
+def sort_by_key(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows in order of column family and key."""
+    return _sort(rows, rows.column(1))
+
+
+def _sort(rows: pa.RecordBatch, groups: pa.Array[Any]) -> pa.RecordBatch:
+    # Imported here because an engine that only loads and commits never needs it.
+    import pyarrow.compute as pc
+
+    order = pc.sort_indices(
+        pa.table([groups, rows.column(3)], names=["group", "key"]),
+        sort_keys=[("group", "ascending"), ("key", "ascending")],
+    )
+    return rows.take(order)
+
+
 def check_key_group_order(
     key_groups: pa.Array[Any], previous_rank: int, max_parallelism: int, path: str
 ) -> int:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from statestore.codec.rows import SCHEMA, from_numpy, sort_group, split_for_blocks
+from statestore.codec.rows import SCHEMA, sort_rows, split_for_blocks
 from statestore.codec.sealed_file import map_file
 
 if TYPE_CHECKING:
@@ -89,24 +89,3 @@ def join_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def _combine(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """Return record batches as one; as none without rows, as several above 2 GiB in a column."""
     return pa.Table.from_batches(batches).combine_chunks().to_batches()
-
-
-def sort_rows(rows: pa.RecordBatch, max_parallelism: int) -> pa.RecordBatch:
-    """Return rows in file order."""
-    return _sort(rows, from_numpy(sort_group(rows, max_parallelism), pa.uint32()))
-
-
-def sort_by_key(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows in order of column family and key."""
-    return _sort(rows, rows.column(1))
-
-
-def _sort(rows: pa.RecordBatch, groups: pa.Array[Any]) -> pa.RecordBatch:
-    # Imported here because an engine that only loads and commits never needs it.
-    import pyarrow.compute as pc
-
-    order = pc.sort_indices(
-        pa.table([groups, rows.column(3)], names=["group", "key"]),
-        sort_keys=[("group", "ascending"), ("key", "ascending")],
-    )
-    return rows.take(order)

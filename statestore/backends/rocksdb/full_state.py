@@ -16,8 +16,14 @@ from statestore.backends.rocksdb.merging import database_of
 from statestore.backends.rocksdb.versions import RocksDBVersions
 from statestore.backends.rocksdb.view import View, batches_of
 from statestore.checkpoint.commit import Body
-from statestore.codec.rows import DELETE, MAX_BLOCK_ROWS, SCHEMA, from_numpy, split_for_blocks
-from statestore.codec.sorting import sort_by_key
+from statestore.codec.rows import (
+    DELETE,
+    MAX_BLOCK_ROWS,
+    SCHEMA,
+    from_numpy,
+    sort_by_key,
+    split_for_blocks,
+)
 from statestore.codec.trailer import compute_lineage
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from statestore.checkpoint.layout import (
     store_directory,
 )
 from statestore.checkpoint.pins import oldest_to_retain
-from statestore.codec.rows import SCHEMA
 from statestore.codec.sealed_file import map_file
 from statestore.core.errors import InUseError
 from statestore.core.ids import RandomIds
@@ -40,10 +39,11 @@ from statestore.operations.full_state import (
     write_full_state,
 )
 from statestore.operations.in_use import exclusive_use
+from statestore.operations.key_set import KeySet
 from statestore.operations.plan import no_report
 from statestore.operations.rescale_log import checkpoint_ids_of
 from statestore.operations.rows import read_rows
-from statestore.operations.writing.changes import Changes, is_among, pick, write_changes
+from statestore.operations.writing.changes import NO_CHANGES, _is_among, pick, write_changes
 from statestore.operations.writing.in_place import work_on
 
 if TYPE_CHECKING:
@@ -213,8 +213,7 @@ class Forget:
         location = self.checkpoint.location(store)
         new_id = RandomIds().new_id()
         if not self._is_own(store):
-            nothing = pa.RecordBatch.from_pylist([], schema=SCHEMA)
-            return write_changes(location, head, Changes(nothing, nothing), new_id, work)
+            return write_changes(location, head, NO_CHANGES, new_id, work)
         trailer = head.trailer
         new = dealt_anew([trailer], trailer.num_partitions, trailer.max_parallelism)
         new = replace(new, version=trailer.version + 1, checkpoint_id=new_id)
@@ -223,12 +222,12 @@ class Forget:
     def _staying(self, head: PublishedFile) -> Iterator[pa.RecordBatch]:
         store = head.trailer.store.name
         gone = {
-            family.id: pa.array(sorted(self.wanted.stored[store, family.id]), pa.binary())
+            family.id: KeySet([pa.array(sorted(self.wanted.stored[store, family.id]), pa.binary())])
             for family in head.trailer.column_families
             if (store, family.id) in self.wanted.stored
         }
         for batch in read_rows(self.checkpoint, head):
-            yield pick(batch, ~is_among(batch, gone))
+            yield pick(batch, ~_is_among(batch, gone))
 
 
 def _order(file: StoreFile) -> tuple[bool, int, str]:

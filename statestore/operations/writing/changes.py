@@ -1,49 +1,59 @@
 """Changes of some rows of a store as its next version, as a batch of the query would commit them.
 
-The version is a delta on top of the one before: rows that stay are not written again.
+The version is a delta on top of the one before: rows that stay are not written again. Rows are
+looked at as they pass, and those that go are laid by on the local disk, so memory holds no more
+than what a user gave.
 """
 
 from __future__ import annotations
 
+import heapq
+import operator
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from statestore.checkpoint.commit import Body, NewVersion, describe_delta, publish_delta
-from statestore.checkpoint.key_group_rows import count_classes
-from statestore.codec.merge import merge_runs
+from statestore.checkpoint.key_group_rows import NUM_CLASSES, count_classes
+from statestore.codec.merge import interleave, merge_runs
 from statestore.codec.rows import (
     DELETE,
+    MAX_BLOCK_BYTES,
     SCHEMA,
     from_numpy,
     split_for_blocks,
     to_numpy,
     write_options,
 )
-from statestore.codec.sorting import join_batches, sort_into_runs, sort_rows
+from statestore.codec.sorting import gather, sort_into_runs
 from statestore.codec.trailer import Block, RowCounts, compute_lineage
 from statestore.core.errors import InvalidArgumentError
+from statestore.io.local import named_errors
+from statestore.operations.key_set import KeySet
 from statestore.operations.rows import read_rows
+from statestore.operations.writing.family_rows import Gone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     import numpy.typing as npt
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.merge import SortedRun
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.full_state import Work
     from statestore.operations.writing.family_rows import FamilyRows
     from statestore.operations.writing.shape import StoreShape
 
-KeysByFamily = dict[int, "pa.Array[Any]"]
-"""Keys as bytes, by the ID of their column family."""
+EncodedRow = tuple[bytes, bytes | None]
+IsGone = Callable[[pa.RecordBatch], "npt.NDArray[np.bool_]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +61,17 @@ class Changes:
     """What becomes other in a state partition of a store.
 
     Attributes:
-        puts: Rows that it gets, each key once.
-        gone: Rows that it has and that go, or get another value.
+        puts: Rows that it gets, each key once, in file order.
+        before: Reads the rows that it has.
+        is_gone: Tells which of them go, or get another value.
     """
 
-    puts: pa.RecordBatch
-    gone: pa.RecordBatch
+    puts: Sequence[pa.RecordBatch] = ()
+    before: Iterable[pa.RecordBatch] = ()
+    is_gone: IsGone | None = None
 
 
-def is_among(batch: pa.RecordBatch, keys: Mapping[int, pa.Array[Any]]) -> npt.NDArray[np.bool_]:
-    """Return for each row of the state file schema whether its key is among those given."""
-    # Imported here because it takes long, and only what writes rows needs it.
-    import pyarrow.compute as pc
-
-    families = to_numpy(batch.column(1), np.uint16)
-    found = np.zeros(batch.num_rows, bool)
-    for family, of_family in keys.items():
-        is_in = pc.is_in(batch.column(3), value_set=of_family).cast(pa.uint8())
-        found |= (families == family) & to_numpy(is_in, np.uint8).astype(bool)
-    return found
+NO_CHANGES = Changes()
 
 
 def pick(batch: pa.RecordBatch, mask: npt.NDArray[np.bool_]) -> pa.RecordBatch:
@@ -82,33 +84,44 @@ def changes_of(
     shape: StoreShape,
     rows: Iterable[FamilyRows],
     scratch_directory: str,
-) -> Iterator[Changes]:
-    """Yield what becomes other in each state partition of a store; reads all of its rows.
+) -> list[Changes]:
+    """Return what becomes other in each state partition of a store, whose rows are read with it.
 
     Args:
         checkpoint: The checkpoint.
         shape: The store.
-        rows: What some of its column families get and lose, held in memory.
+        rows: What some of its column families get and lose; what they get is held in memory.
         scratch_directory: Local directory.
 
     Raises:
         InvalidArgumentError: Rows do not fit, or a key is given twice (kind duplicate-key).
-        NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError: As
-            `read_rows`.
     """
     rows = list(rows)
-    keys: KeysByFamily = {of.family.id: of.without for of in rows if of.without is not None}
+    if not rows:
+        return [NO_CHANGES for _ in shape.heads]
     puts = _puts(shape, rows, scratch_directory)
-    partitions = to_numpy(puts.column(0), np.uint16) % shape.num_states
-    for head in shape.heads:
-        own = pick(puts, partitions == head.trailer.store.partition)
-        batches = read_rows(checkpoint, head) if rows else ()
-        gone = (pick(batch, is_among(batch, keys)) for batch in batches)
-        yield Changes(own, join_batches([_nothing(), *gone]))
+    return [
+        Changes(
+            [
+                pick(batch, _partitions(batch, shape) == head.trailer.store.partition)
+                for batch in puts
+            ],
+            read_rows(checkpoint, head),
+            Gone(rows, head.trailer.store.partition),
+        )
+        for head in shape.heads
+    ]
 
 
-def _puts(shape: StoreShape, rows: Iterable[FamilyRows], scratch_directory: str) -> pa.RecordBatch:
-    """Return the rows that a store gets; elements of a list become its value."""
+def _partitions(batch: pa.RecordBatch, shape: StoreShape) -> npt.NDArray[np.uint16]:
+    found: npt.NDArray[np.uint16] = to_numpy(batch.column(0), np.uint16) % shape.num_states
+    return found
+
+
+def _puts(
+    shape: StoreShape, rows: Iterable[FamilyRows], scratch_directory: str
+) -> list[pa.RecordBatch]:
+    """Return the rows that a store gets, in file order; elements of a list become its value."""
     max_parallelism = shape.new.max_parallelism
     lists = [one.id for one in shape.new.column_families if one.multi_values]
     num_given = 0
@@ -122,9 +135,10 @@ def _puts(shape: StoreShape, rows: Iterable[FamilyRows], scratch_directory: str)
                     yield batch
 
     with tempfile.TemporaryDirectory(prefix="puts-", dir=scratch_directory) as own:
-        runs = sort_into_runs(given(own), max_parallelism, own)
-        merged = join_batches([_nothing(), *merge_runs(runs, max_parallelism)])
-    num_found = int((~np.isin(to_numpy(merged.column(1), np.uint16), lists)).sum())
+        merged = list(merge_runs(sort_into_runs(given(own), max_parallelism, own), max_parallelism))
+    num_found = sum(
+        int((~np.isin(to_numpy(batch.column(1), np.uint16), lists)).sum()) for batch in merged
+    )
     if num_found != num_given:
         raise InvalidArgumentError(
             "a key is there more than once",
@@ -156,100 +170,178 @@ def write_changes(
     Guarantee: as `publish_delta`; the version before stays readable.
 
     Raises:
+        InvalidArgumentError: A condition does not fit the rows.
+        NotFoundError, CorruptionError, FencedError, IncompatibleError: As `read_rows`.
         StorageError: The storage or the local disk failed.
     """
     of = head.trailer
-    rows, num_deletes = _rows(changes, of.max_parallelism)
-    internal = [family.id for family in of.column_families if family.internal]
-    new = NewVersion(
-        version=of.version + 1,
-        parent=of.version_ref,
-        checkpoint_id=new_id,
-        checkpoint_format=of.checkpoint_format,
-        rows=RowCounts(put=rows.num_rows - num_deletes, delete=num_deletes),
-        num_keys=_grown(of.num_keys, changes.puts.num_rows - changes.gone.num_rows),
-        num_internal_keys=_grown(
-            of.num_internal_keys,
-            _count(changes.puts, internal) - _count(changes.gone, internal),
-        ),
-        key_group_growth=tuple(
-            (
-                count_classes(_groups(changes.puts), of.num_partitions)
-                - count_classes(_groups(changes.gone), of.num_partitions)
-            ).tolist()
-        ),
-        max_parallelism=of.max_parallelism,
-        num_partitions=of.num_partitions,
-        rescalable=of.rescalable,
-        column_families=of.column_families,
-        backend=of.backend,
-    )
     with tempfile.TemporaryDirectory(prefix="change-", dir=work.scratch_directory) as own:
-        body = _body(location, new, rows, replace(work, scratch_directory=own))
+        counted = _Counted(
+            of.num_partitions, [one.id for one in of.column_families if one.internal]
+        )
+        path = f"{own}/rows"
+        with named_errors("write to the scratch directory", path):
+            body_of = _write_rows(
+                location,
+                changes,
+                counted,
+                path,
+                of.max_parallelism,
+                replace(work, scratch_directory=own),
+            )
+        new = NewVersion(
+            version=of.version + 1,
+            parent=of.version_ref,
+            checkpoint_id=new_id,
+            checkpoint_format=of.checkpoint_format,
+            rows=RowCounts(put=counted.num_puts, delete=counted.num_deletes),
+            num_keys=_grown(of.num_keys, counted.growth),
+            num_internal_keys=_grown(of.num_internal_keys, counted.internal_growth),
+            key_group_growth=tuple(counted.by_class.tolist()),
+            max_parallelism=of.max_parallelism,
+            num_partitions=of.num_partitions,
+            rescalable=of.rescalable,
+            column_families=of.column_families,
+            backend=of.backend,
+        )
         return publish_delta(
             location,
             new,
             head,
             (*of.files, head.ref),
-            body,
+            body_of(new),
             sync=work.options.fsync_enabled,
             clock=work.clock,
         )
 
 
-def _rows(changes: Changes, max_parallelism: int) -> tuple[pa.RecordBatch, int]:
-    """Return puts and deletes in file order, and how many of them are deletes."""
-    families = set(to_numpy(changes.puts.column(1), np.uint16).tolist())
-    put = {
-        family: pick(changes.puts, to_numpy(changes.puts.column(1), np.uint16) == family).column(3)
-        for family in families
-    }
-    deleted = pick(changes.gone, ~is_among(changes.gone, put))
-    count = deleted.num_rows
-    deletes = pa.RecordBatch.from_arrays(
-        [
-            deleted.column(0),
-            deleted.column(1),
-            from_numpy(np.full(count, DELETE, np.uint8), pa.uint8()),
-            deleted.column(3),
-            pa.nulls(count, pa.binary()),
-        ],
-        schema=SCHEMA,
-    )
-    return sort_rows(join_batches([changes.puts, deletes]), max_parallelism), count
+@dataclass
+class _Counted:
+    """What a version has more or less than the one before, counted as rows pass.
+
+    Attributes:
+        num_partitions: Number of state partitions.
+        internal: IDs of internal column families.
+    """
+
+    num_partitions: int
+    internal: list[int]
+    num_puts: int = 0
+    num_deletes: int = 0
+    growth: int = 0
+    internal_growth: int = 0
+    by_class: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_CLASSES, np.int64))
+
+    def add(self, rows: pa.RecordBatch, sign: int) -> None:
+        """Count rows that come (1) or go (-1)."""
+        families = to_numpy(rows.column(1), np.uint16)
+        groups = to_numpy(rows.column(0), np.uint16)
+        self.growth += sign * rows.num_rows
+        self.internal_growth += sign * int(np.isin(families, self.internal).sum())
+        self.by_class += sign * count_classes(groups, self.num_partitions)
 
 
-def _body(location: StoreLocation, new: NewVersion, rows: pa.RecordBatch, work: Work) -> Body:
-    path = f"{work.scratch_directory}/rows"
-    compression = "none" if location.body == "sst" else work.options.file_compression
-    with ipc.new_stream(path, SCHEMA, options=write_options(compression)) as stream:
-        for block in split_for_blocks(rows):
-            stream.write_batch(block)
-    length = Path(path).stat().st_size
+def _write_rows(
+    location: StoreLocation,
+    changes: Changes,
+    counted: _Counted,
+    path: str,
+    max_parallelism: int,
+    work: Work,
+) -> Callable[[NewVersion], Body]:
+    """Write puts and deletes as the form of file wants them; return what makes a body of them."""
+    deletes = _deletes(changes, counted)
     if location.body == "arrows":
-        blocks = describe_delta(new, path, length)
-        return Body(path, blocks, new.rows, compute_lineage(new.parent, blocks))
+        with tempfile.TemporaryDirectory(prefix="deletes-", dir=work.scratch_directory) as own:
+            runs: list[SortedRun] = [*sort_into_runs(deletes, max_parallelism, own)]
+            runs.append(_Held(changes.puts))
+            options = write_options(work.options.file_compression)
+            with ipc.new_stream(path, SCHEMA, options=options) as stream:
+                for batch in gather(interleave(runs, max_parallelism), MAX_BLOCK_BYTES):
+                    for block in split_for_blocks(batch):
+                        stream.write_batch(block)
+        return partial(_body_of_stream, path)
     # Known to be there: it made the memory.
     from statestore.backends.rocksdb import sst
 
-    given = sst.read_delta(path, length)
-    body = sst.write_body(given.rows, f"{path}-body", work.rocksdb.options(work.options))
+    checksum = 0
+
+    def summed(rows: Iterable[EncodedRow]) -> Iterator[EncodedRow]:
+        nonlocal checksum
+        for key, value in rows:
+            checksum = google_crc32c.extend(checksum, b"%d %d " % (len(key), value is None) + key)
+            checksum = google_crc32c.extend(checksum, value or b"")
+            yield key, value
+
+    # Rows that go pass in the order of their keys, as the database has them.
+    gone = (row for batch in deletes for row in sst.encode_rows(batch))
+    puts = sorted(row for batch in changes.puts for row in sst.encode_rows(batch))
+    rows = heapq.merge(gone, puts, key=operator.itemgetter(0))
+    made = sst.write_body(summed(rows), path, work.rocksdb.options(work.options))
     # Of the rows, not of the file: an SST tells when and where it was written.
-    of_rows = Block(0, length, 0, given.checksum, -1, -1)
-    return Body(body.path, body.blocks, body.rows, compute_lineage(new.parent, (of_rows,)))
+    of_rows = Block(0, made.rows.total, 0, checksum, -1, -1)
+    return lambda new: Body(
+        made.path, made.blocks, made.rows, compute_lineage(new.parent, (of_rows,))
+    )
 
 
-def _nothing() -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema=SCHEMA)
+def _body_of_stream(path: str, new: NewVersion) -> Body:
+    blocks = describe_delta(new, path, Path(path).stat().st_size)
+    return Body(path, blocks, new.rows, compute_lineage(new.parent, blocks))
 
 
-def _groups(rows: pa.RecordBatch) -> npt.NDArray[np.uint16]:
-    found: npt.NDArray[np.uint16] = to_numpy(rows.column(0), np.uint16)
+def _deletes(changes: Changes, counted: _Counted) -> Iterator[pa.RecordBatch]:
+    """Yield a delete for each row that goes and does not come again; count all that change."""
+    put: dict[int, list[pa.Array[Any]]] = {}
+    for batch in changes.puts:
+        counted.add(batch, 1)
+        counted.num_puts += batch.num_rows
+        families = to_numpy(batch.column(1), np.uint16)
+        for family in np.unique(families).tolist():
+            put.setdefault(family, []).append(pick(batch, families == family).column(3))
+    again = {family: KeySet(keys) for family, keys in put.items()}
+    if changes.is_gone is None:
+        return
+    for batch in changes.before:
+        gone = pick(batch, changes.is_gone(batch))
+        counted.add(gone, -1)
+        deleted = pick(gone, ~_is_among(gone, again))
+        counted.num_deletes += deleted.num_rows
+        if deleted.num_rows:
+            yield _as_deletes(deleted)
+
+
+def _is_among(batch: pa.RecordBatch, keys: Mapping[int, KeySet]) -> npt.NDArray[np.bool_]:
+    """Return for each row whether its key is one of its column family's."""
+    families = to_numpy(batch.column(1), np.uint16)
+    found = np.zeros(batch.num_rows, bool)
+    for family, of_family in keys.items():
+        found |= (families == family) & of_family.has(batch.column(3))
     return found
 
 
-def _count(rows: pa.RecordBatch, families: list[int]) -> int:
-    return int(np.isin(to_numpy(rows.column(1), np.uint16), families).sum())
+def _as_deletes(rows: pa.RecordBatch) -> pa.RecordBatch:
+    count = rows.num_rows
+    columns = [
+        rows.column(0),
+        rows.column(1),
+        from_numpy(np.full(count, DELETE, np.uint8), pa.uint8()),
+        rows.column(3),
+        pa.nulls(count, pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+class _Held:
+    """Rows in file order that are in memory, as a run."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self._batches = [batch for batch in batches if batch.num_rows]
+        self.num_batches = len(self._batches)
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """Return one record batch."""
+        return self._batches[index]
 
 
 def _grown(before: int | None, growth: int) -> int | None:

@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.operations.committed_version import find_version
 from statestore.operations.edit_log import find_edit_batch
+from statestore.operations.key_set import KeySet
 from statestore.operations.reading.condition import Condition
 from statestore.operations.reading.read import read_batches
 from statestore.operations.savepoint.savepoint import read_savepoint
@@ -27,6 +26,8 @@ from statestore.operations.writing.shape import find_shape, shapes_of
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
+
+    import pyarrow as pa
 
     from statestore.codec.column_family import ColumnFamily
     from statestore.io.place import Place
@@ -220,13 +221,13 @@ def _edited(
     shape, family = find_shape(shapes, operator, name)
     columns = FamilyColumns(shape.name, family)
     keys: list[pa.Array[Any]] = []
-    given = None
+    given = where = None
     words = []
     if isinstance(delete, str):
-        of_rows = map(Condition(delete).apply, _stored(found, shape, family)())
-        table = pa.Table.from_batches([batch.select(["key"]) for batch in of_rows])
-        keys += columns.keys(table.to_batches())
-        words.append(f"{table.num_rows} keys deleted, where {delete}")
+        where = partial(Condition, delete)
+        condition = where()
+        num_keys = sum(len(condition.rows(batch)) for batch in _stored(found, shape, family)())
+        words.append(f"{num_keys} keys deleted, where {delete}")
     elif delete is not None:
         table = read_given(delete, shape.name, family, has_values=False)
         keys += columns.keys(table.to_batches())
@@ -236,9 +237,9 @@ def _edited(
         keys += columns.keys(table.to_batches())
         given = rows_of(table, None)
         words.append(f"{table.num_rows} rows put")
-    without: pa.Array[Any] = pa.concat_arrays(keys) if keys else pa.array([], pa.binary())
+    without = KeySet(keys)
     return FamilyRows(
-        shape, family, family, given, ", ".join(words), replaced=False, without=without
+        shape, family, family, given, ", ".join(words), replaced=False, without=without, where=where
     )
 
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+
+from statestore.codec.key_bytes import split_values
+from statestore.codec.rows import from_numpy, to_numpy
+from statestore.operations.reading.condition import Condition
+from statestore.operations.reading.read import decode_batch
 from statestore.operations.writing.columns import FamilyColumns
 from statestore.operations.writing.plans import FamilyPlan
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from collections.abc import Iterable
+
+    import numpy.typing as npt
 
     from statestore.codec.column_family import ColumnFamily
+    from statestore.operations.key_set import KeySet
     from statestore.operations.writing.given import GivenRows
     from statestore.operations.writing.shape import StoreShape
 
@@ -25,8 +36,10 @@ class FamilyRows:
         before: The column family as it is.
         family: As it is afterwards.
         given: Rows that it gets; None for none.
-        replaced: Whether the rows that are there go; else those stay whose key is not in `without`.
-        without: Keys, as bytes, whose rows go; None for none.
+        replaced: Whether all rows that are there go.
+        without: Keys whose rows go; None for none.
+        where: Makes the condition that rows fulfil which go, once for each thread that reads rows;
+            None for none. A key with several values goes where one of them fulfils it.
         words: What happens, in words, for the plan.
     """
 
@@ -36,7 +49,8 @@ class FamilyRows:
     given: GivenRows | None
     words: str
     replaced: bool = True
-    without: pa.Array[Any] | None = None
+    without: KeySet | None = None
+    where: Callable[[], Condition] | None = None
 
     @property
     def columns(self) -> FamilyColumns:
@@ -55,3 +69,48 @@ class FamilyRows:
             None if then.key_schema == now.key_schema else then.key_schema,
             None if then.value_schema == now.value_schema else then.value_schema,
         )
+
+
+class Gone:
+    """Which rows of a store go, told as they pass: no list of them is kept. Of one thread.
+
+    Args:
+        rows: What its column families lose.
+        partition: State partition of the rows.
+    """
+
+    def __init__(self, rows: Iterable[FamilyRows], partition: int) -> None:
+        self._rows = [(of, None if of.where is None else of.where()) for of in rows]
+        self._partition = partition
+
+    def __call__(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """Return for each row of the state file schema whether it goes.
+
+        Raises:
+            InvalidArgumentError: A condition does not fit the rows.
+            CorruptionError, IncompatibleError: They cannot be decoded.
+        """
+        families = to_numpy(batch.column(1), np.uint16)
+        gone = np.zeros(batch.num_rows, bool)
+        for of, condition in self._rows:
+            own = np.flatnonzero(families == of.family.id)
+            if not len(own):
+                continue
+            if of.replaced:
+                gone[own] = True
+                continue
+            rows = batch if len(own) == len(gone) else batch.take(from_numpy(own, pa.int64()))
+            if of.without is not None:
+                gone[own] |= of.without.has(rows.column(3))
+            if condition is not None:
+                gone[own[self._fulfil(rows, of.before, condition)]] = True
+        return gone
+
+    def _fulfil(
+        self, rows: pa.RecordBatch, family: ColumnFamily, condition: Condition
+    ) -> npt.NDArray[np.int64]:
+        found = condition.rows(decode_batch(rows, family, self._partition))
+        if not family.multi_values:
+            return found
+        _, owners = split_values(rows.column(4))
+        return np.unique(owners[found])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.edit_log import EditBatch
     from statestore.operations.plan import Report
+    from statestore.operations.writing.changes import Changes
     from statestore.operations.writing.family_rows import FamilyRows
     from statestore.operations.writing.shape import StoreShape
 
@@ -126,16 +127,11 @@ class EditInPlace:
         rows = [of for of in self.rows if of.shape == shape]
         ids = RandomIds()
         changes = changes_of(checkpoint, shape, rows, work.scratch_directory)
+
+        def write_one(head: PublishedFile, of_partition: Changes) -> PublishedFile:
+            location = checkpoint.location(head.trailer.store)
+            return write_changes(location, head, of_partition, ids.new_id(), work)
+
         with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
-            written = [
-                pool.submit(
-                    write_changes,
-                    checkpoint.location(head.trailer.store),
-                    head,
-                    of_partition,
-                    ids.new_id(),
-                    work,
-                )
-                for head, of_partition in zip(shape.heads, changes, strict=True)
-            ]
-        return {one.result().trailer.store: one.result() for one in written}
+            made = list(pool.map(write_one, shape.heads, changes))
+        return {one.trailer.store: one for one in made}

@@ -46,7 +46,8 @@ from statestore.operations.savepoint.savepoint import (
     SavepointInfo,
     finish_savepoint,
 )
-from statestore.operations.writing.changes import is_among, pick
+from statestore.operations.writing.changes import pick
+from statestore.operations.writing.family_rows import Gone
 from statestore.operations.writing.plans import WritePlan
 
 if TYPE_CHECKING:
@@ -279,15 +280,9 @@ class _StoreWriter:
         if len([of for of in self.rows if of.replaced]) == len(self.shape.new.column_families):
             return
         for head in self.shape.heads:
+            is_gone = Gone(self.rows, head.trailer.store.partition)
             for batch in read_rows(self.of.version.checkpoint, head):
-                yield self._without(batch)
-
-    def _without(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a batch that stay."""
-        gone = {of.family.id: of.without for of in self.rows if of.without is not None}
-        replaced = [of.family.id for of in self.rows if of.replaced]
-        is_replaced = np.isin(to_numpy(batch.column(1), np.uint16), replaced)
-        return pick(batch, ~(is_replaced | is_among(batch, gone)))
+                yield pick(batch, ~is_gone(batch))
 
     def _write_state(
         self, location: StoreLocation, new: NewVersion, batches: Iterator[pa.RecordBatch]
