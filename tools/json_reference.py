@@ -10,8 +10,9 @@ from statestore.cli.diagnosis import Check
 from statestore.cli.output import SCHEMA_VERSION
 from statestore.codec.commit_times import CommitTimes
 from statestore.codec.references import StoreName
-from statestore.operations.forget.plans import Certificate, FileRecord, ForgetPlan
-from statestore.operations.forget.search import Hit, KeySearch
+from statestore.operations.forget.certificate import Certificate, FileRecord, Fingerprints
+from statestore.operations.forget.plans import ForgetPlan
+from statestore.operations.forget.search import Hit, KeySearch, Outcome
 from statestore.operations.reading.inspection import FamilyDescription, StoreDescription
 from statestore.operations.rescale.plan import RescalePlan, StoreRescale, UndoPlan
 from statestore.operations.savepoint.plans import BranchPlan, RestorePlan
@@ -50,12 +51,14 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
         _DONE
         | {
             "plan": "a `ForgetPlan`",
-            "certificate": "once done, a `Certificate`, with `schema_version`, `operation` and "
-            "`is_forgotten`: what --certificate writes",
-            "is_forgotten": "with --verify: whether nothing was found",
+            "certificate": "once done, a `Certificate`, with `schema_version` and `operation`: "
+            "what --certificate writes",
+            "is_forgotten": "with --verify: whether everything was searched, and nothing found",
+            "certificate_is_of_keys": "with --verify and --certificate: whether it is of these "
+            "keys; else null",
             "search": "with --verify, a `KeySearch`",
         },
-        (ForgetPlan, Certificate, FileRecord, KeySearch, Hit),
+        (ForgetPlan, Certificate, Fingerprints, FileRecord, KeySearch, Outcome, Hit),
     ),
     "inspect": (
         {

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from statestore.api.state import State
+from statestore.operations.forget.certificate import CertificateFile
 from statestore.operations.forget.forget import Forget
-from statestore.operations.forget.search import KeySearch, search
+from statestore.operations.forget.search import KeySearch, prepare, search
 from statestore.operations.forget.wanted import Wanted
 from statestore.operations.plan import Report, no_report
 from statestore.operations.writing.decide import decide_edit_in_place
+from statestore.operations.writing.given import kept
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import datetime, timedelta
+    from os import PathLike
 
-    from statestore.operations.forget.plans import Certificate, ForgetPlan
+    from statestore.operations.forget.certificate import Certificate
+    from statestore.operations.forget.plans import ForgetPlan
     from statestore.operations.writing.plans import EditPlan
 
 
@@ -32,12 +38,15 @@ class Editing(State):
         expire: str | None = None,
         older_than: timedelta | datetime | None = None,
     ) -> EditPlan:
-        """Return what `edit_in_place` would do; arguments and errors as there."""
+        """Return what `edit_in_place` would do; arguments and errors as there.
+
+        A stream of rows is read for the plan and kept: `run` does what the plan says.
+        """
         how: dict[str, Any] = {
             "operator": operator,
             "name": name,
-            "delete": delete,
-            "upsert": upsert,
+            "delete": kept(delete),
+            "upsert": kept(upsert),
             "watermark_ms": watermark_ms,
             "expire": expire,
             "older_than": older_than,
@@ -111,14 +120,29 @@ class Editing(State):
             ).run(report or no_report)
 
     def plan_forget(
-        self, where: str | None = None, *, keys: Any = None, operator: int = 0
+        self,
+        where: str | None = None,
+        *,
+        keys: Any = None,
+        operator: int = 0,
+        all_rows: bool = False,
+        certificate: str | PathLike[str] | None = None,
     ) -> ForgetPlan:
-        """Return what `forget` would do; arguments and errors as there. Reads every state file."""
-        with self._opened() as checkpoint:
-            plan = Forget(checkpoint, operator, Wanted(where, keys)).plan
-        return plan.run_by(
-            lambda report: self.forget(where, keys=keys, operator=operator, report=report)
-        )
+        """Return what `forget` would do; arguments and errors as there. Reads every state file.
+
+        What the plan found is what it forgets: keys are neither read nor looked for again.
+        """
+        wanted = Wanted(where, keys)
+        how: dict[str, Any] = {"operator": operator, "all_rows": all_rows, "to": certificate}
+        with self._forgetting(wanted, **how) as forget:
+            plan = forget.plan
+        found = wanted.as_found()
+
+        def run(report: Report) -> Certificate:
+            with self._forgetting(found, **how) as forget:
+                return forget.run(report)
+
+        return plan.run_by(run)
 
     def forget(
         self,
@@ -126,23 +150,31 @@ class Editing(State):
         *,
         keys: Any = None,
         operator: int = 0,
+        all_rows: bool = False,
+        certificate: str | PathLike[str] | None = None,
         report: Report | None = None,
     ) -> Certificate:
-        """Take keys out of every version of an operator, and prove that no file has them.
+        """Take keys out of every version of an operator, and search every file for them.
 
         The newest version is written whole, without the rows of the keys in any store or column
         family of the operator. Every other state file of the operator is deleted: its older
         versions cannot be loaded any more. This is not undone.
 
         Args:
-            where: A condition in SQL over the columns of the grouping key, such as `"user = 'x'"`.
-            keys: In place of it, grouping keys as Arrow data, columns `key.NAME`.
+            where: A condition in SQL over the columns of the grouping key, such as
+                `"user_id = 'x'"`.
+            keys: In place of it, grouping keys as Arrow data or the path of a file, columns
+                `key.NAME`; held in memory.
             operator: Operator ID.
+            all_rows: Whether every row of the operator may go.
+            certificate: Local file for the certificate. It is written first, and says `begun`; at
+                the end a whole one takes its place. The same call completes one that was begun.
             report: Called with the state partitions written and their number.
 
         Returns:
-            The certificate: files written and removed, with their checksums, and the search of
-            every file that is left. It does not hold the keys, but their SHA-256.
+            The certificate: files written and removed, with their checksums, and for each operator
+            whether the keys are forgotten there, were found, or could not be looked for. It does
+            not hold the keys, but salted fingerprints of them.
 
         Guarantee: on return the query goes on from all other rows, and no state file of the
         operator has a row of the keys. After a raise or a kill the query goes on from the rows of
@@ -152,25 +184,56 @@ class Editing(State):
         Raises:
             InUseError: A query or another operation is writing the checkpoint, or a savepoint of it
                 is being taken.
-            InvalidArgumentError: A batch is planned but not committed (kind unfinished-batch); or
-                what is given is no key of the operator.
+            InvalidArgumentError: A batch is planned but not committed (kind unfinished-batch); what
+                is given is no key of the operator, or nothing; every row is of the keys and
+                `all_rows` is not given; or another file is where the certificate goes (kind
+                file-exists).
             IncompatibleError: Another provider wrote the checkpoint.
-            NotFoundError, CorruptionError, FencedError, StorageError: A file cannot be read, or a
-                storage failed.
+            NotFoundError: No row of the keys is there (kind keys-not-found); or a file is not.
+            CorruptionError, FencedError, StorageError: A file cannot be read; a storage failed; or
+                the certificate cannot be written, before which nothing is changed.
+        """
+        how: dict[str, Any] = {"operator": operator, "all_rows": all_rows, "to": certificate}
+        with self._forgetting(Wanted(where, keys), **how) as forget:
+            return forget.run(report or no_report)
+
+    @contextmanager
+    def _forgetting(
+        self, wanted: Wanted, *, operator: int, all_rows: bool, to: str | PathLike[str] | None
+    ) -> Iterator[Forget]:
+        file = None if to is None else CertificateFile(to)
+        with self._opened() as checkpoint:
+            yield Forget(checkpoint, operator, wanted, all_rows, file)
+
+    def search_keys(self, keys: Any, *, operator: int = 0) -> KeySearch:
+        """Look for keys in every file of the checkpoint; the query may run, if files stay.
+
+        Rows of every state file are decoded, whatever version names them, deleted ones too, and
+        each column is compared with the columns of the keys; bytes of rows and files are searched
+        for the keys as they are stored, and Spark's own files as text.
+
+        Args:
+            keys: Grouping keys as `forget` takes them. There is no condition: it would find nothing
+                after the rows are gone.
+            operator: Operator ID, of which these are keys.
+
+        Returns:
+            What was found of each operator. Errors as `forget`; nothing is changed.
         """
         with self._opened() as checkpoint:
-            return Forget(checkpoint, operator, Wanted(where, keys)).run(report or no_report)
+            return search(checkpoint, operator, Wanted(keys=keys))
 
-    def search_keys(
-        self, where: str | None = None, *, keys: Any = None, operator: int = 0
-    ) -> KeySearch:
-        """Look for keys in every byte of the checkpoint; the query may run, if files stay.
+    def is_certificate_of(
+        self, certificate: str | PathLike[str], keys: Any, *, operator: int = 0
+    ) -> bool:
+        """Return whether a certificate is of these very keys, by its fingerprints.
 
-        Rows of every state file are read, whatever version names them, deleted ones too; and the
-        bytes of every file are searched for the keys as they are stored. A condition finds the
-        bytes to search for in the rows: after they are gone, give `keys`.
+        Arguments as `search_keys`.
 
-        Arguments and errors as `forget`; nothing is changed.
+        Raises:
+            InvalidArgumentError: The file is no certificate; or as `search_keys`.
         """
+        wanted = Wanted(keys=keys)
         with self._opened() as checkpoint:
-            return search(checkpoint, operator, Wanted(where, keys))
+            prepare(checkpoint, operator, wanted)
+            return CertificateFile(certificate).is_of(wanted)

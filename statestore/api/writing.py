@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from statestore.api.state import State
 from statestore.operations.plan import Report, no_report
 from statestore.operations.writing.decide import decide_edit, decide_rows
+from statestore.operations.writing.given import kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -101,12 +102,15 @@ class Writing(State, Generic[Written]):
         upsert: Any = None,
         version: int | None = None,
     ) -> WritePlan:
-        """Return what `edit` would do; arguments and errors as there."""
+        """Return what `edit` would do; arguments and errors as there.
+
+        A stream of rows is read for the plan and kept: `run` does what the plan says.
+        """
         how = {
             "operator": operator,
             "name": name,
-            "delete": delete,
-            "upsert": upsert,
+            "delete": kept(delete),
+            "upsert": kept(upsert),
             "version": version,
         }
         with self._editing(destination, how) as decided:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +23,8 @@ from statestore.cli.output import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from statestore.api.checkpoint import Checkpoint
 
 _FORMS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 
@@ -201,8 +202,13 @@ def edit(
 @_operator_option
 @click.option("--where", metavar="SQL", help="Keys: a condition over columns of the grouping key.")
 @click.option("--keys", metavar="FILE", help="Keys, in place of --where: columns key.NAME.")
-@click.option("--certificate", metavar="FILE", help="Where the certificate goes, as JSON.")
-@click.option("--verify", is_flag=True, help="Only search for the keys in every file.")
+@click.option("--all", "all_rows", is_flag=True, help="Even where no other row is left.")
+@click.option(
+    "--certificate",
+    metavar="FILE",
+    help="Where the certificate goes, as JSON. With --verify: compare it with the keys.",
+)
+@click.option("--verify", is_flag=True, help="Only search for --keys in every file.")
 @yes_option
 @storage_option
 @output_option
@@ -213,58 +219,79 @@ def forget(
     operator: int,
     where: str | None,
     keys: str | None,
+    all_rows: bool,
     certificate: str | None,
     verify: bool,
     yes: bool,
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Take keys out of every version of an operator, and prove that no file has them.
+    """Take keys out of every version of an operator, and search every file for them.
 
     The newest version is written whole without the keys, in every store and state variable of the
     operator, and all its older files are deleted: there is no way back. The query must be stopped,
-    and goes on from all other rows. Then every byte of the checkpoint is searched. Exit status 1
-    when a file has a key all the same.
+    and goes on from all other rows. Then every file of the checkpoint is searched.
+
+    Exit status 0: no key was found in any operator or log, and all of them were searched. Exit
+    status 1: one was found there, or something could not be searched; or no key has a row, in which
+    case nothing is done and there is no certificate. An equal value that may be something else,
+    such as a small number under another name, is told as `maybe` and does not count.
 
     Savepoints and branches keep the keys, and so do the query's input, its sink, and the local
-    disks of executors: see docs/writing.md. --verify with --keys searches at any time.
+    disks of executors: see docs/forget.md. --verify with --keys searches at any time.
 
     Without --yes the plan is shown, for which every state file of the operator is read.
 
     \b
     Examples:
-      statestore forget /data/checkpoint --where "user = 'x'"
-      statestore forget /data/checkpoint --where "user = 'x'" --certificate forgotten.json --yes
-      statestore forget /data/checkpoint --keys users.csv --verify
+      statestore forget /data/checkpoint --where "user_id = 'x'"
+      statestore forget /data/checkpoint --where "user_id = 'x'" --certificate forgotten.json --yes
+      statestore forget /data/checkpoint --keys users.csv --verify --certificate forgotten.json
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
 
     if (where is None) == (keys is None):
         raise click.UsageError("either --where SQL or --keys FILE")
-    if verify and (yes or certificate is not None):
-        raise click.UsageError("--verify changes nothing: leave --yes and --certificate out")
+    if verify and (yes or all_rows):
+        raise click.UsageError("--verify changes nothing: leave --yes and --all out")
+    if verify and where is not None:
+        raise click.UsageError("--verify takes --keys: a condition finds no key that is gone")
     it = Checkpoint(checkpoint, storage_options=storage_options)
+    given = _rows_file(keys)
     if verify:
-        found = it.search_keys(where, keys=_rows(keys), operator=operator)
-        if output == "json":
-            print_json({"is_forgotten": not found.hits, "search": found.fields()})
-        else:
-            click.echo(found.describe())
-        ctx.exit(1 if found.hits else 0)
-    plan = it.plan_forget(where, keys=_rows(keys), operator=operator)
+        ctx.exit(_verify(it, given, operator, certificate, output))
+    plan = it.plan_forget(
+        where, keys=given, operator=operator, all_rows=all_rows, certificate=certificate
+    )
     done = None
     if output == "text":
         click.echo(plan.describe())
     if yes:
         with progress("forget", output=output) as report:
             done = plan.run(report)
-        if certificate is not None:
-            Path(certificate).write_text(json.dumps(done.fields(), indent=2) + "\n")
     if output == "json":
         print_json({"done": yes, "plan": plan.fields(), "certificate": done and done.fields()})
     else:
         click.echo(NOTHING_CHANGED if done is None else done.describe())
     ctx.exit(0 if done is None or done.is_forgotten else 1)
+
+
+def _verify(
+    it: Checkpoint, keys: Path | None, operator: int, certificate: str | None, output: str
+) -> int:
+    """Search for keys, print what was found, and return the exit status."""
+    found = it.search_keys(keys, operator=operator)
+    is_of_keys = None
+    if certificate is not None:
+        is_of_keys = it.is_certificate_of(certificate, keys, operator=operator)
+    if output == "json":
+        fields = {"is_forgotten": found.is_forgotten, "certificate_is_of_keys": is_of_keys}
+        print_json({**fields, "search": found.fields()})
+    else:
+        click.echo(found.describe())
+        if is_of_keys is not None:
+            click.echo(f"The certificate is {'of' if is_of_keys else 'not of'} these keys.")
+    return 0 if found.is_forgotten and is_of_keys is not False else 1
 
 
 def _age(given: str | None) -> timedelta | None:
@@ -287,20 +314,3 @@ def _rows_file(given: str | None) -> Path | None:
     if not path.is_file():
         raise click.UsageError(f"there is no such file of rows: {path}")
     return path
-
-
-def _rows(path: str | None) -> Any:
-    """Return the rows of a file as Arrow data, None for none."""
-    if path is None:
-        return None
-    import pyarrow as pa
-    import pyarrow.dataset as ds
-
-    form = _FORMS.get(Path(path).suffix)
-    if form is None:
-        raise click.UsageError(f"a file of rows ends with {', '.join(_FORMS)}: {path}")
-    try:
-        found: Any = ds
-        return found.dataset(path, format=form).to_table()
-    except (OSError, pa.ArrowException) as error:
-        raise click.UsageError(f"rows cannot be read from {path}: {error}") from error

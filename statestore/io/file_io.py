@@ -28,11 +28,13 @@ class FileInfo:
         name: Last part of the path.
         size: Bytes.
         modified_ms: When its bytes were last written, milliseconds since the Unix epoch.
+        num_names: Names that the bytes have: more than 1 where a file is shared by hard links.
     """
 
     name: str
     size: int
     modified_ms: int
+    num_names: int = 1
 
 
 class FileIO(Protocol):

@@ -166,7 +166,8 @@ class LocalFileIO:
                         continue
                     if entry.is_file(follow_symlinks=False):
                         modified_ms = status.st_mtime_ns // 1_000_000
-                        files.append(FileInfo(entry.name, status.st_size, modified_ms))
+                        num_names = status.st_nlink
+                        files.append(FileInfo(entry.name, status.st_size, modified_ms, num_names))
         return files
 
     def make_directory(self, directory: str) -> None:

@@ -6,7 +6,7 @@ import posixpath
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ from statestore.core.errors import (
     NotFoundError,
 )
 from statestore.core.providers import PROVIDERS
+from statestore.io.guarded import Guard
 from statestore.io.storage import absolute_uri
 from statestore.operations.new_directory import (
     check_finished,
@@ -111,12 +112,14 @@ class OpenCheckpoint(QueryLogs):
         state_io, state_root: Storage and directory of the operators' state: elsewhere where the
             checkpoint has a placement.
         scratch_directory: Local directory for work, deleted with the checkpoint's context.
+        guard: Who is asked before a state file is written or deleted: the lease of an operation.
     """
 
     place: Place
     state_io: TreeFileIO
     state_root: str
     scratch_directory: str
+    guard: Guard = field(default_factory=Guard, compare=False)
 
     @property
     def options(self) -> StateStoreOptions:
@@ -275,7 +278,7 @@ class OpenCheckpoint(QueryLogs):
                 driver-lost).
         """
         if self.backend != "heap":
-            return StoreLocation(self.state_io, self.state_root, store, self.body)
+            return StoreLocation(self.guard.over(self.state_io), self.state_root, store, self.body)
         if self.memory is None:
             raise NotFoundError(
                 "the checkpoint's state is in the memory of the query's driver",
@@ -284,7 +287,7 @@ class OpenCheckpoint(QueryLogs):
                 to_fix="use Checkpoint(…, spark=session) in the driver's own Python program while "
                 "it runs; state of the heap backend cannot be reached from other processes",
             )
-        return StoreLocation(self.memory, self.state_directory, store)
+        return StoreLocation(self.guard.over(self.memory), self.state_directory, store)
 
     def home(self, store: StoreName) -> StoreLocation:
         """Return the place of a store in the checkpoint directory, wherever its files are."""

@@ -8,7 +8,7 @@ of before, without input, and goes on. Committed, it is what the next batch goes
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.rescale_log import raise_unfinished, read_rescale_batch
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MARK = "statestore.edit"
 """Key in the conf of an entry of the offset log; Spark takes those it knows, and no others."""
+Marked = Literal["edit", "forget", "forgotten"]
+"""What it says: an edit; a `forget` that was begun; one that was committed."""
 _PLANNED, _COMMITTED = "batchWatermarkMs", "nextBatchWatermarkMs"
 
 
@@ -72,7 +74,12 @@ def find_edit_batch(checkpoint: OpenCheckpoint) -> EditBatch:
 
 
 def commit_edit(
-    checkpoint: OpenCheckpoint, edit: EditBatch, ids: CheckpointIds, watermark_ms: int | None
+    checkpoint: OpenCheckpoint,
+    edit: EditBatch,
+    ids: CheckpointIds,
+    watermark_ms: int | None,
+    *,
+    operation: Literal["edit", "forget"] = "edit",
 ) -> None:
     """Let the query go on from an edited version; the entry of the commit log decides.
 
@@ -81,6 +88,7 @@ def commit_edit(
         edit: The batch.
         ids: Checkpoint IDs of the version in format v2, empty in v1.
         watermark_ms: The watermark from now on; None for that of before.
+        operation: What the batch is.
 
     Guarantee: on return the query goes on from the edited version, and drops rows that are late by
     the watermark from its first batch on. After a kill before the entry of the commit log it goes
@@ -91,7 +99,7 @@ def commit_edit(
         FencedError: The batch was planned or committed meanwhile.
         StorageError: The storage failed.
     """
-    entry = checkpoint.offsets_entry(edit.batch - 1).with_conf({MARK: "true"})
+    entry = checkpoint.offsets_entry(edit.batch - 1).with_conf({MARK: operation})
     # The watermark last: a query that runs a planned batch takes it from here.
     if edit.is_begun:
         checkpoint.offsets.replace(edit.batch, entry.encode())
@@ -106,6 +114,29 @@ def commit_edit(
     offsets, done = with_watermark(entry, done, watermark_ms)
     checkpoint.commits.add(edit.batch, done.encode())
     checkpoint.offsets.replace(edit.batch, offsets.encode())
+
+
+def mark_forgotten(checkpoint: OpenCheckpoint, edit: EditBatch) -> None:
+    """Note of a committed `forget` that nothing may go back behind it: files are deleted then.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    entry = checkpoint.offsets_entry(edit.batch - 1).with_conf({MARK: "forgotten"})
+    checkpoint.offsets.replace(edit.batch, entry.encode())
+
+
+def read_mark(checkpoint: OpenCheckpoint, batch: int) -> Marked | None:
+    """Return what a planned batch is, None where it is no edit.
+
+    Raises:
+        NotFoundError, CorruptionError, StorageError: The entry cannot be read.
+    """
+    # A rescale copies the entry of the batch before, with its mark.
+    if read_rescale_batch(checkpoint, batch) is not None:
+        return None
+    found = checkpoint.offsets_entry(batch).conf.get(MARK)
+    return cast("Marked", found) if found in ("edit", "forget", "forgotten") else None
 
 
 def with_watermark(

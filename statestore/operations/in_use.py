@@ -44,8 +44,9 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
         operation: What is done, in a word, for whoever is refused meanwhile.
 
     Guarantee: no query run of this package loads or commits a state version between the beginning
-    of the block and its end, unless this process stood still for longer than its lease lasts;
-    `ExclusiveUse.require_held` tells. After a raise from here nothing has changed.
+    of the block and its end, unless this process stood still for longer than its lease lasts. Then
+    `ExclusiveUse.require_held` raises from there on; it is asked before every file of state that is
+    written or deleted by `checkpoint.location`. After a raise from here nothing has changed.
 
     Raises:
         InUseError: A query or another operation is at it; `fields` say who, and how that is known.
@@ -64,7 +65,8 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
         clock=checkpoint.clock,
     ) as use:
         _require_batches(checkpoint, *batches)
-        yield use
+        with checkpoint.guard.asking(use.require_held):
+            yield use
 
 
 @contextmanager
@@ -132,8 +134,8 @@ class ExclusiveUse:
         Raises:
             InUseError: The lease has expired, a query may have started (kind checkpoint-in-use).
         """
-        age_ms = self._clock.elapsed_ms() - self._renewed_ms
-        if age_ms > INTERVALS * self._interval_ms:
+        age_ms = self._age_ms()
+        if self._is_lost(age_ms):
             raise InUseError(
                 "the operation's lease on the checkpoint has expired",
                 lease=self._lease.leases.path(self._lease.name),
@@ -142,9 +144,19 @@ class ExclusiveUse:
                 to_fix="see that no query writes the checkpoint, and do the operation again",
             )
 
+    def _age_ms(self) -> float:
+        return self._clock.elapsed_ms() - self._renewed_ms
+
+    def _is_lost(self, age_ms: float) -> bool:
+        return age_ms > INTERVALS * self._interval_ms
+
     def _renew(self) -> None:
         while not self._is_over.wait(self._interval_ms / 1000):
             began_ms = self._clock.elapsed_ms()
+            if self._is_lost(self._age_ms()):
+                # Somebody else may be at it since: a lease that was lost is not taken again.
+                logger.warning("the lease has expired: lease=%s", self._lease.name)
+                return
             try:
                 self._lease.renew()
             except StateStoreError as error:

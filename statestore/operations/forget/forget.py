@@ -2,7 +2,7 @@
 
 An older version is made of files that hold the keys, and so is whatever is built on it. So the
 version that is written whole is the only one that the operator has afterwards. As in an edit the
-entry of the commit log decides; files are deleted after it.
+entry of the commit log decides; files are deleted after it: those that were there before it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
+import numpy as np
 
 from statestore.checkpoint.layout import (
     is_temporary,
@@ -24,13 +23,23 @@ from statestore.checkpoint.layout import (
 )
 from statestore.checkpoint.pins import oldest_to_retain
 from statestore.codec.sealed_file import map_file
-from statestore.core.errors import InUseError
+from statestore.core.errors import InUseError, InvalidArgumentError, NotFoundError
 from statestore.core.ids import RandomIds
+from statestore.core.text import format_time
 from statestore.io.file_io import delete_batches
 from statestore.operations.committed_version import find_version
-from statestore.operations.edit_log import commit_edit, find_edit_batch
+from statestore.operations.edit_log import commit_edit, find_edit_batch, mark_forgotten
+from statestore.operations.forget.certificate import (
+    Begun,
+    Certificate,
+    CertificateFile,
+    FileRecord,
+    Fingerprints,
+    spelled,
+    who_and_when,
+)
 from statestore.operations.forget.files import StoreFile, files_of_operator
-from statestore.operations.forget.plans import Certificate, FileRecord, ForgetPlan
+from statestore.operations.forget.plans import ForgetPlan
 from statestore.operations.forget.search import find_rows, search
 from statestore.operations.full_state import (
     MAX_STATES_AT_ONCE,
@@ -39,21 +48,24 @@ from statestore.operations.full_state import (
     write_full_state,
 )
 from statestore.operations.in_use import exclusive_use
-from statestore.operations.key_set import KeySet
 from statestore.operations.plan import no_report
 from statestore.operations.rescale_log import checkpoint_ids_of
 from statestore.operations.rows import read_rows
-from statestore.operations.writing.changes import NO_CHANGES, _is_among, pick, write_changes
+from statestore.operations.writing.changes import NO_CHANGES, pick, write_changes
 from statestore.operations.writing.in_place import work_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import pyarrow as pa
 
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import StoreName
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.forget.wanted import Wanted
     from statestore.operations.plan import Report
+
+_MOST_KEYS_SHOWN = 10
 
 
 @dataclass
@@ -63,45 +75,86 @@ class Forget:
     Args:
         checkpoint: The checkpoint.
         operator: Operator ID.
-        wanted: The keys.
+        wanted: The keys; those that are forgotten are these as they were found.
+        all_rows: Whether every row of the operator may go.
+        certificate: Where the certificate goes; None for nowhere.
         report: Called with the files read and their number.
 
     Raises:
-        InvalidArgumentError: There is no such operator, what is given is no key of it; or as
-            `find_edit_batch`.
+        InvalidArgumentError: There is no such operator; what is given is no key of it; every row is
+            of the keys and `all_rows` is not given; another file is in the certificate's place
+            (kind file-exists); or as `find_edit_batch`.
         InUseError: As `find_edit_batch`.
-        NotFoundError, CorruptionError, IncompatibleError, FencedError, StorageError: A file cannot
-            be read.
+        NotFoundError: No row of the keys is there (kind keys-not-found); or a file is not.
+        CorruptionError, IncompatibleError, FencedError, StorageError: A file cannot be read.
     """
 
     checkpoint: OpenCheckpoint
     operator: int
     wanted: Wanted
+    all_rows: bool = False
+    certificate: CertificateFile | None = None
     report: Report = no_report
     found: dict[str, int] = field(init=False)
     """Rows of the keys by path of the state file that has them."""
 
     def __post_init__(self) -> None:
-        self._batch = find_edit_batch(self.checkpoint)
-        self._version = find_version(self.checkpoint)
-        self.found = dict(find_rows(self.checkpoint, self.operator, self.wanted, self.report))
+        checkpoint, wanted = self.checkpoint, self.wanted
+        self._batch = find_edit_batch(checkpoint)
+        self._version = find_version(checkpoint)
+        wanted.found.clear()
+        self.found = dict(find_rows(checkpoint, self.operator, wanted, self.report))
+        self._num_rows = self._num_rows_before = 0
+        for store, head in self._version.heads.items():
+            for batch in read_rows(checkpoint, head) if self._is_own(store) else ():
+                self._num_rows += len(wanted.find(batch, store.name, head.trailer))
+                self._num_rows_before += batch.num_rows
+        self._begun = None
+        if self.certificate is not None:
+            self._begun = self.certificate.begun(checkpoint.uri, self.operator, wanted)
+        if not self.found and self._begun is None:
+            raise NotFoundError(
+                "no state file of the operator has a row of the keys",
+                kind="keys-not-found",
+                checkpoint=checkpoint.uri,
+                operator=self.operator,
+                where=wanted.where,
+                num_keys=None if wanted.where is not None else len(wanted.encoded),
+                to_fix="see how `statestore read` shows the keys; where they were forgotten "
+                "before, `statestore forget --verify --keys FILE` searches every file",
+            )
+        if self._num_rows and self._num_rows == self._num_rows_before and not self.all_rows:
+            raise InvalidArgumentError(
+                "every row of the operator is of the keys",
+                operator=self.operator,
+                where=wanted.where,
+                num_keys=len(wanted.encoded),
+                num_rows=f"{self._num_rows:,} of {self._num_rows_before:,}",
+                to_fix="say so, where that is meant: --all, all_rows=True",
+            )
 
     @property
     def plan(self) -> ForgetPlan:
         """What is done."""
-        removed = self._files() if self.found else []
+        files = self._files()
+        removed = [file for file in files if file.is_state]
+        found = sorted(self.wanted.found)[:_MOST_KEYS_SHOWN]
         return ForgetPlan(
             checkpoint=self.checkpoint.uri,
             operator=self.operator,
             num_keys=len(self.wanted.encoded),
+            num_keys_found=len(self.wanted.found),
+            keys=tuple(map(_shown, spelled(self.wanted, found))),
             batch=self._batch.batch,
             version=self._batch.batch + 1,
-            num_rows=sum(self.found.values()),
+            num_rows=self._num_rows,
+            num_rows_before=self._num_rows_before,
+            num_rows_of_files=sum(self.found.values()),
             files=tuple(self.found),
             written=tuple(store_directory("state", store) for store in self._version.heads),
-            removed=tuple(file.path for file in removed),
-            removed_bytes=sum(file.info.size for file in removed),
-            num_shared=sum(map(_is_shared, removed)),
+            removed=tuple(file.path for file in files),
+            removed_bytes=sum(file.info.size for file in files),
+            num_shared=sum(file.info.num_names > 1 for file in removed),
         )
 
     def run(self, report: Report = no_report) -> Certificate:
@@ -111,71 +164,128 @@ class Forget:
             report: Called with the state partitions written and their number.
 
         Returns:
-            The certificate; `is_forgotten` says whether a file was found that has a key all the
-            same, which is none of the operator's state files.
+            The certificate; `search.outcomes` says of each operator whether the keys are in it.
 
         Guarantee: on return the query goes on from all other rows, and no state file of the
-        operator has a row of the keys. After a raise or a kill the query goes on from the rows of
-        before or from those without the keys, whole; older files may be left, and the same call
-        again deletes them.
+        operator has a row of the keys. Nothing is changed unless a certificate that says `begun` is
+        on the disk. After a raise or a kill the query goes on from the rows of before or from those
+        without the keys, whole; older files may be left, and the same call again deletes them and
+        completes the certificate.
 
         Raises:
             InUseError: A query or another operation is at the checkpoint, or reads a version for a
-                savepoint.
-            NotFoundError, CorruptionError, FencedError, StorageError: A file cannot be read, or a
-                storage failed.
+                savepoint; or this process stood still for longer than its lease lasts.
+            NotFoundError, CorruptionError, FencedError: A file cannot be read.
+            StorageError: A storage failed, or the certificate cannot be written.
         """
-        checkpoint = self.checkpoint
-        removed: list[FileRecord] = []
-        written: list[FileRecord] = []
-        if self.found:
+        certificate = self._described()
+        if not self.found:
+            made_before = [
+                file for file in self._files() if _version_of(file) == certificate.version
+            ]
+            certificate = replace(certificate, written=tuple(map(_record, made_before)))
+        else:
             self._require_no_pins()
-            with exclusive_use(checkpoint, "forget") as use:
+            with exclusive_use(self.checkpoint, "forget") as use:
+                certificate = self._recorded(certificate, self._files())
+                self._put(certificate)
                 made = self._write(report)
+                own = {
+                    self.checkpoint.location(store).path(head.ref.path)
+                    for store, head in made.items()
+                    if self._is_own(store)
+                }
+                # Listed before the commit: what a query writes that starts later is not among them.
+                listed = self._files()
+                certificate = replace(
+                    certificate, written=tuple(_record(file) for file in listed if file.path in own)
+                )
                 use.require_held()
                 has_ids = self._version.has_checkpoint_ids
-                ids = checkpoint_ids_of(checkpoint.operators if has_ids else (), made)
-                commit_edit(checkpoint, self._batch, ids, None)
-                own = {store: head for store, head in made.items() if self._is_own(store)}
-                kept = {
-                    checkpoint.location(store).path(head.ref.path) for store, head in own.items()
-                }
-                files = self._files()
-                written = [_record(file) for file in files if file.path in kept]
-                gone = [file for file in files if file.path not in kept]
-                removed = [_record(file) for file in gone if file.is_state]
-                _delete(gone)
-        versions = (parse_state_file_name(one.path.rpartition("/")[2]) for one in removed)
-        return Certificate(
-            checkpoint=checkpoint.uri,
-            operator=self.operator,
-            num_keys=len(self.wanted.encoded),
-            keys_sha256=self.wanted.digest,
-            version=self._batch.batch + 1 if self.found else None,
-            versions_removed=tuple(sorted({name.version for name in versions if name is not None})),
-            written=tuple(written),
-            removed=tuple(removed),
-            search=search(checkpoint, self.operator, self.wanted),
-            at_ms=int(checkpoint.clock.now_ms()),
+                ids = checkpoint_ids_of(self.checkpoint.operators if has_ids else (), made)
+                commit_edit(self.checkpoint, self._batch, ids, None, operation="forget")
+                mark_forgotten(self.checkpoint, self._batch)
+                self._delete([file for file in listed if file.path not in own])
+        now_ms = int(self.checkpoint.clock.now_ms())
+        certificate = replace(
+            certificate,
+            status="complete",
+            search=search(self.checkpoint, self.operator, self.wanted),
+            completed_at=format_time(now_ms),
+            completed_ms=now_ms,
         )
+        self._put(certificate)
+        return certificate
+
+    def _put(self, certificate: Certificate) -> None:
+        if self.certificate is not None:
+            self.certificate.write(certificate)
+
+    def _described(self) -> Certificate:
+        """Return the certificate but for the files; of an earlier call that began with it."""
+        begun = self._begun
+        now: dict[str, Any] = who_and_when(self.checkpoint.clock.now_ms())
+        if begun is None:
+            begun = Begun(
+                removed=(),
+                num_rows=self._num_rows,
+                num_rows_before=self._num_rows_before,
+                num_rows_of_files=sum(self.found.values()),
+                version=self._batch.batch + 1,
+                fingerprints=Fingerprints.make(spelled(self.wanted)),
+                who=now,
+            )
+        return Certificate(
+            status="begun",
+            checkpoint=self.checkpoint.uri,
+            operator=self.operator,
+            operator_name=self.checkpoint.operator(self.operator).name,
+            num_keys=len(self.wanted.encoded),
+            num_rows=begun.num_rows,
+            num_rows_before=begun.num_rows_before,
+            num_rows_of_files=begun.num_rows_of_files,
+            fingerprints=begun.fingerprints,
+            version=self._batch.batch + 1 if self.found else begun.version,
+            versions_removed=_versions(begun.removed),
+            written=(),
+            removed=begun.removed,
+            search=None,
+            **begun.who,
+        )
+
+    def _recorded(self, certificate: Certificate, files: list[StoreFile]) -> Certificate:
+        """Return it with the state files that are going to be deleted, beside those it has."""
+        records = {record.path: record for record in certificate.removed}
+        records |= {file.path: _record(file) for file in files if file.is_state}
+        removed = tuple(records.values())
+        return replace(certificate, removed=removed, versions_removed=_versions(removed))
 
     def _is_own(self, store: StoreName) -> bool:
         return store.operator == self.operator
 
     def _files(self) -> list[StoreFile]:
-        """Return what is deleted of the operator's files, oldest version first, references last."""
+        """Return what is deleted of the operator's files, oldest version first, references last.
+
+        None of a version after the one that is made.
+        """
         files = files_of_operator(self.checkpoint, self.operator)
         return sorted(
-            (
-                file
-                for file in files
-                if file.is_state
-                or is_temporary(file.info.name)
-                or parse_pin_name(file.info.name) is not None
-                or parse_rescale_ref_name(file.info.name) is not None
-            ),
+            (file for file in files if _is_deleted(file.info.name, self._batch.batch + 1)),
             key=_order,
         )
+
+    def _delete(self, files: list[StoreFile]) -> None:
+        """Delete files, of each store the oldest version first: what is left are its newest ones.
+
+        The lease is asked before each batch.
+        """
+        by_store: dict[StoreName, list[str]] = {}
+        for file in files:
+            by_store.setdefault(file.location.store, []).append(file.info.name)
+        for store, names in by_store.items():
+            location = self.checkpoint.location(store)
+            for batch in delete_batches(names):
+                location.io.delete_files(location.directory, batch)
 
     def _require_no_pins(self) -> None:
         checkpoint = self.checkpoint
@@ -199,16 +309,17 @@ class Forget:
     def _write(self, report: Report) -> dict[StoreName, PublishedFile]:
         heads = self._version.heads
         work = work_on(self.checkpoint)
+        wanted = self.wanted.as_found()
         made: dict[StoreName, PublishedFile] = {}
         with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
             for store, head in zip(
-                heads, pool.map(lambda one: self._write_one(one, work), heads), strict=True
+                heads, pool.map(lambda one: self._write_one(one, wanted, work), heads), strict=True
             ):
                 made[store] = head
                 report(len(made), len(heads))
         return made
 
-    def _write_one(self, store: StoreName, work: Work) -> PublishedFile:
+    def _write_one(self, store: StoreName, wanted: Wanted, work: Work) -> PublishedFile:
         head = self._version.heads[store]
         location = self.checkpoint.location(store)
         new_id = RandomIds().new_id()
@@ -217,41 +328,45 @@ class Forget:
         trailer = head.trailer
         new = dealt_anew([trailer], trailer.num_partitions, trailer.max_parallelism)
         new = replace(new, version=trailer.version + 1, checkpoint_id=new_id)
-        return write_full_state(location, new, self._staying(head), work)
+        return write_full_state(location, new, self._staying(head, wanted), work)
 
-    def _staying(self, head: PublishedFile) -> Iterator[pa.RecordBatch]:
-        store = head.trailer.store.name
-        gone = {
-            family.id: KeySet([pa.array(sorted(self.wanted.stored[store, family.id]), pa.binary())])
-            for family in head.trailer.column_families
-            if (store, family.id) in self.wanted.stored
-        }
+    def _staying(self, head: PublishedFile, wanted: Wanted) -> Iterator[pa.RecordBatch]:
         for batch in read_rows(self.checkpoint, head):
-            yield pick(batch, ~_is_among(batch, gone))
+            stays = np.ones(batch.num_rows, bool)
+            stays[wanted.find(batch, head.trailer.store.name, head.trailer)] = False
+            yield pick(batch, stays)
+
+
+def _is_deleted(name: str, version: int) -> bool:
+    """Whether a file of the operator goes when a version is the only one that it has."""
+    state = parse_state_file_name(name)
+    ref = parse_rescale_ref_name(name)
+    pinned = parse_pin_name(name)
+    of = state.version if state else ref.version if ref else pinned
+    return is_temporary(name) if of is None else of <= version
+
+
+def _version_of(file: StoreFile) -> int:
+    name = parse_state_file_name(file.info.name)
+    return 0 if name is None else name.version
 
 
 def _order(file: StoreFile) -> tuple[bool, int, str]:
-    name = parse_state_file_name(file.info.name)
-    version = 0 if name is None else name.version
-    return parse_rescale_ref_name(file.info.name) is not None, version, file.path
+    return parse_rescale_ref_name(file.info.name) is not None, _version_of(file), file.path
 
 
-def _delete(files: list[StoreFile]) -> None:
-    """Delete files, of each store the oldest version first: what is left are its newest ones."""
-    by_store: dict[str, list[StoreFile]] = {}
-    for file in files:
-        by_store.setdefault(file.location.directory, []).append(file)
-    for directory, of_store in by_store.items():
-        for batch in delete_batches([file.info.name for file in of_store]):
-            of_store[0].location.io.delete_files(directory, batch)
+def _versions(removed: tuple[FileRecord, ...]) -> tuple[int, ...]:
+    names = (parse_state_file_name(one.path.rpartition("/")[2]) for one in removed)
+    return tuple(sorted({name.version for name in names if name is not None}))
+
+
+def _shown(key: bytes) -> str:
+    """Return a key for a terminal: what is not printed there is escaped."""
+    text = key.decode()
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 def _record(file: StoreFile) -> FileRecord:
     local_path = file.location.io.fetch(file.path)
     data = map_file(local_path) if file.info.size else b""
     return FileRecord(file.path, file.info.size, hashlib.sha256(data).hexdigest())
-
-
-def _is_shared(file: StoreFile) -> bool:
-    """Return whether a file has another name as well; known of the local disk only."""
-    return file.is_state and Path(file.location.io.fetch(file.path)).stat().st_nlink > 1

@@ -1,36 +1,51 @@
-"""The search for keys in every byte of a checkpoint.
+"""The search for keys in every file of a checkpoint, and what it found of each operator.
 
-Twice, since neither way finds all: rows of state files are read, whatever compresses them, deleted
-ones too; and the bytes of every file are searched as they are.
+Three ways, since none finds all: rows of state files are decoded, whatever compresses them, deleted
+ones too, and their columns compared; bytes of rows and files are searched as they are; and Spark's
+own files are searched as text.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
 
 from statestore.checkpoint.layout import parse_state_file_name
 from statestore.checkpoint.trailers import read_trailer
+from statestore.codec.byte_ranges import unpack
+from statestore.codec.key_bytes import decode_keys
+from statestore.codec.rows import from_numpy, to_numpy
 from statestore.codec.sealed_file import map_file
+from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.core.text import format_bytes
 from statestore.operations.forget.files import files_of, files_of_operator, rows_of_file
+from statestore.operations.forget.needles import MIN_BYTES, Needles
+from statestore.operations.forget.values import Certainty, ValueSearch, key_columns
+from statestore.operations.forget.wanted import grouping_family, grouping_paths
 from statestore.operations.plan import no_report
+from statestore.operations.reading.read import decode_by_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow as pa
-
+    from statestore.codec.column_family import ColumnFamily
+    from statestore.codec.trailer import Trailer
     from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.forget.files import StoreFile
     from statestore.operations.forget.wanted import Wanted
     from statestore.operations.plan import Report
 
-Where = Literal["row", "key", "value", "file"]
-"""A row of the key, whatever its bytes; bytes of a row's key, of its value, of the file."""
-
-
+Verdict = Literal["forgotten", "found", "not searched"]
+SPARKS_FILES = "Spark's files"
+"""What is no state file: logs of offsets, commits and sources, metadata, schemas."""
 _MOST_LINES = 20
+_MIN_DISTINCT = 3
+"""Different bytes, beside those that are padding anywhere, of a key that is looked for as bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +54,45 @@ class Hit:
 
     Attributes:
         file: Path of the file.
-        where: row, key, value or file.
+        path: `row` for a row of the key, a column such as `key.user` or `value.seen[]`, or `bytes`.
+        certainty: found, or maybe: an equal value that may be something else.
     """
 
     file: str
-    where: Where
+    path: str
+    certainty: Certainty
+
+    def describe(self) -> str:
+        """Return it in words."""
+        return f"{self.certainty}: {self.path} in {self.file}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the search says of an operator, or of Spark's files.
+
+    Attributes:
+        operator: Operator ID; None for Spark's files.
+        name: Spark's name of the operator.
+        verdict: forgotten, found, or not searched: some of it could not be read.
+        hits: Where it was found or may be, each file and place once.
+        reasons: Why something was not searched.
+    """
+
+    operator: int | None
+    name: str
+    verdict: Verdict
+    hits: tuple[Hit, ...]
+    reasons: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Return it in words."""
+        place = self.name if self.operator is None else f"operator {self.operator} ({self.name})"
+        lines = [f"{place}: {self.verdict}"]
+        lines += [f"  {hit.describe()}" for hit in self.hits[:_MOST_LINES]]
+        if len(self.hits) > _MOST_LINES:
+            lines.append(f"  and {len(self.hits) - _MOST_LINES} more")
+        return "\n".join([*lines, *(f"  not searched: {reason}" for reason in self.reasons)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,41 +101,39 @@ class KeySearch:
 
     Attributes:
         num_keys: Keys that were looked for.
-        num_plain_keys: Those of them that are next to nothing but zeros, such as small numbers:
-            looked for as keys of rows, not in other bytes.
         num_files: Files that were searched: every file of the checkpoint.
         num_bytes: Their bytes.
         num_rows: Rows of state files that were read, in whatever version.
         num_row_bytes: Bytes of those rows' keys and values, decompressed.
-        hits: What was found, each file and place once.
+        outcomes: What it says of each operator, and of Spark's files.
     """
 
     num_keys: int
-    num_plain_keys: int
     num_files: int
     num_bytes: int
     num_rows: int
     num_row_bytes: int
-    hits: tuple[Hit, ...]
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def hits(self) -> tuple[Hit, ...]:
+        """Where a key was found for certain."""
+        every = (hit for outcome in self.outcomes for hit in outcome.hits)
+        return tuple(hit for hit in every if hit.certainty == "found")
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether everything was searched, and no key found."""
+        return all(outcome.verdict == "forgotten" for outcome in self.outcomes)
 
     def describe(self) -> str:
         """Return it in words."""
-        found = f"found in {len({hit.file for hit in self.hits})} files" if self.hits else "none"
         searched = (
-            f"{self.num_keys} keys searched in {self.num_files} files, "
+            f"{self.num_keys:,} keys searched in {self.num_files:,} files, "
             f"{format_bytes(self.num_bytes)}, and {self.num_rows:,} rows of them, "
-            f"{format_bytes(self.num_row_bytes)}: {found}"
+            f"{format_bytes(self.num_row_bytes)}"
         )
-        plain = [
-            f"{self.num_plain_keys} keys are too plain for a search of bytes; no row has them."
-        ]
-        return "\n".join(
-            [
-                *(f"{hit.where} in {hit.file}" for hit in self.hits[:_MOST_LINES]),
-                searched,
-                *(plain if self.num_plain_keys and not self.hits else ()),
-            ]
-        )
+        return "\n".join([searched, *(outcome.describe() for outcome in self.outcomes)])
 
     def fields(self) -> dict[str, Any]:
         """Return the attributes by name: for JSON."""
@@ -99,57 +146,27 @@ def search(checkpoint: OpenCheckpoint, operator: int, wanted: Wanted) -> KeySear
     Args:
         checkpoint: The checkpoint.
         operator: Operator ID.
-        wanted: The keys; those that a condition finds are noted there.
+        wanted: The keys, as given.
 
     Raises:
-        InvalidArgumentError, CorruptionError, IncompatibleError, NotFoundError, StorageError: As
-            `find_rows`, and where a file cannot be read.
+        InvalidArgumentError: There is no such operator, or what is given is no key of it.
+        NotFoundError, StorageError: A file that is there cannot be read. What is damaged or of a
+            newer format is not searched, and the outcome says so.
     """
-    hits: dict[Hit, None] = {}
-    for file in [one for one in files_of_operator(checkpoint, operator) if one.is_state][:1]:
-        wanted.prepare(
-            file.location.store.name, read_trailer(file.location, file.info.name).trailer
-        )
-    if not wanted.encoded:
-        # What is searched for is known only when the rows were read once.
-        hits = dict.fromkeys(
-            Hit(path, "row") for path, _ in find_rows(checkpoint, operator, wanted)
-        )
-    needles = wanted.bytes_to_search
-    pattern = re.compile(b"|".join(map(re.escape, needles))) if needles else None
-    stores = {file.path: file.location.store for file in files_of_operator(checkpoint, operator)}
-    num_files = num_bytes = num_rows = num_row_bytes = 0
-    for io, path in files_of(checkpoint):
-        local_path = io.fetch(path)
-        data = _mapped(local_path)
-        num_files += 1
-        num_bytes += len(data)
-        if pattern is not None and pattern.search(data):
-            hits[Hit(path, "file")] = None
-        if parse_state_file_name(path.rpartition("/")[2]) is None:
-            continue
-        for trailer, batch in rows_of_file(checkpoint, path, local_path):
-            num_rows += batch.num_rows
-            if path in stores and wanted.find_any(batch, stores[path].name, trailer):
-                hits[Hit(path, "row")] = None
-            columns: tuple[tuple[Where, pa.Array[Any]], ...] = (
-                ("key", batch.column(3)),
-                ("value", batch.column(4)),
-            )
-            for where, column in columns:
-                held = _bytes_of(column)
-                num_row_bytes += len(held)
-                if pattern is not None and pattern.search(held):
-                    hits[Hit(path, where)] = None
-    return KeySearch(
-        len(wanted.encoded),
-        wanted.num_plain,
-        num_files,
-        num_bytes,
-        num_rows,
-        num_row_bytes,
-        tuple(hits),
-    )
+    prepare(checkpoint, operator, wanted)
+    return _Search(checkpoint, operator, wanted).run()
+
+
+def prepare(checkpoint: OpenCheckpoint, operator: int, wanted: Wanted) -> None:
+    """Note the bytes of keys that are given, by the schemas of an operator's files.
+
+    Raises:
+        InvalidArgumentError, CorruptionError, StorageError: As `search`.
+    """
+    for file in files_of_operator(checkpoint, operator):
+        if file.is_state:
+            trailer = read_trailer(file.location, file.info.name).trailer
+            wanted.prepare(file.location.store.name, trailer)
 
 
 def find_rows(
@@ -172,10 +189,173 @@ def find_rows(
         num_found = 0
         local_path = file.location.io.fetch(file.path)
         for trailer, batch in rows_of_file(checkpoint, file.path, local_path):
-            num_found += wanted.find_any(batch, file.location.store.name, trailer)
+            num_found += len(wanted.find(batch, file.location.store.name, trailer))
         report(number + 1, len(files))
         if num_found:
             yield file.path, num_found
+
+
+@dataclass
+class _Found:
+    """What was found in the files of an operator, or in Spark's."""
+
+    hits: dict[Hit, None] = field(default_factory=dict)
+    reasons: dict[str, None] = field(default_factory=dict)
+
+    def outcome(self, operator: int | None, name: str) -> Outcome:
+        verdict: Verdict = "not searched" if self.reasons else "forgotten"
+        if any(hit.certainty == "found" for hit in self.hits):
+            verdict = "found"
+        return Outcome(operator, name, verdict, tuple(self.hits), tuple(self.reasons))
+
+
+class _Search:
+    """One search; counts what it reads."""
+
+    def __init__(self, checkpoint: OpenCheckpoint, operator: int, wanted: Wanted) -> None:
+        self._checkpoint = checkpoint
+        self._operator = operator
+        self._wanted = wanted
+        keys = wanted.decoded()
+        self._columns = () if keys is None else key_columns(keys)
+        self._names = {column.name for column in self._columns}
+        self._values = ValueSearch(self._columns)
+        telling = {text for column in self._columns for text in column.telling}
+        self._words = Needles(_spelled(telling), are_words=True)
+        self._texts = Needles(
+            {text for column in self._columns if column.is_binary for text in column.telling}
+        )
+        self._rows = Needles(filter(_is_distinct, wanted.encoded) if telling else ())
+        self._num_rows = self._num_row_bytes = 0
+
+    def run(self) -> KeySearch:
+        checkpoint = self._checkpoint
+        names = {info.id: info.name for info in checkpoint.operators}
+        files = {
+            file.path: file
+            for operator in names
+            for file in files_of_operator(checkpoint, operator)
+            if file.is_state
+        }
+        found = {operator: _Found() for operator in names}
+        of_spark = _Found()
+        num_files = num_bytes = 0
+        for io, path in files_of(checkpoint):
+            local_path = io.fetch(path)
+            data = _mapped(local_path)
+            num_files += 1
+            num_bytes += len(data)
+            file = files.get(path)
+            if file is not None:
+                of = found[file.location.store.operator]
+                self._search_rows(file, local_path, data, of)
+            elif parse_state_file_name(path.rpartition("/")[2]) is not None:
+                of_spark.reasons[f"a state file of no operator that is known: {path}"] = None
+            elif self._words.is_in(data) or self._words.is_in(memoryview(path.encode())):
+                of_spark.hits[Hit(path, "bytes", "found")] = None
+        outcomes = [of.outcome(operator, names[operator]) for operator, of in found.items()]
+        return KeySearch(
+            num_keys=len(self._wanted.encoded),
+            num_files=num_files,
+            num_bytes=num_bytes,
+            num_rows=self._num_rows,
+            num_row_bytes=self._num_row_bytes,
+            outcomes=(*outcomes, of_spark.outcome(None, SPARKS_FILES)),
+        )
+
+    def _search_rows(
+        self, file: StoreFile, local_path: str, data: memoryview, found: _Found
+    ) -> None:
+        """Search the rows of a state file, then its bytes, where rows do not tell already."""
+        own: dict[Hit, None] = {}
+        try:
+            for trailer, batch in rows_of_file(self._checkpoint, file.path, local_path):
+                self._search_batch(file, trailer, batch, own, found)
+        except (CorruptionError, IncompatibleError, NotFoundError) as error:
+            found.reasons[f"{error.problem}: {file.path}"] = None
+        if not own and (self._rows.is_in(data) or self._texts.is_in(data)):
+            own[Hit(file.path, "bytes", "found")] = None
+        found.hits |= own
+
+    def _search_batch(
+        self,
+        file: StoreFile,
+        trailer: Trailer,
+        batch: pa.RecordBatch,
+        own: dict[Hit, None],
+        found: _Found,
+    ) -> None:
+        store = file.location.store
+        self._num_rows += batch.num_rows
+        if store.operator == self._operator and len(self._wanted.find(batch, store.name, trailer)):
+            own[Hit(file.path, "row", "found")] = None
+        families = to_numpy(batch.column(1), np.uint16)
+        for family in trailer.column_families:
+            rows = np.flatnonzero(families == family.id)
+            if not len(rows):
+                continue
+            of_family = batch.take(from_numpy(rows, pa.int64()))
+            try:
+                for path, certainty in self._in_columns(of_family, file, trailer, family):
+                    own[Hit(file.path, path, certainty)] = None
+            except (CorruptionError, IncompatibleError) as error:
+                of = f"column family {family.name} of store {store.name}"
+                found.reasons[f"rows cannot be decoded, {of}: {error.problem}"] = None
+        for column in (batch.column(3), batch.column(4)):
+            held = _bytes_of(column)
+            self._num_row_bytes += len(held)
+            if any(hit.certainty == "found" for hit in own):
+                continue  # a column tells more than bytes do
+            if self._rows.is_in(held):
+                own[Hit(file.path, "bytes", "found")] = None
+            elif self._texts.is_in(held):
+                own[Hit(file.path, "bytes", "maybe")] = None
+
+    def _in_columns(
+        self, batch: pa.RecordBatch, file: StoreFile, trailer: Trailer, family: ColumnFamily
+    ) -> Iterator[tuple[str, Certainty]]:
+        """Yield the columns of a column family's rows in which a value of a key is."""
+        store = file.location.store
+        skipped: list[str] = []
+        grouping = grouping_family(store.name, family)
+        if grouping is not None:
+            paths = grouping_paths(store.name, family)
+            names = {path.rstrip(".").rpartition(".")[2].casefold() for path in paths}
+            if store.operator == self._operator:
+                skipped = paths
+            elif len(names) > 1 and names == self._key_names:
+                # The same columns together: one value of them alone is somebody else's as well.
+                skipped = paths
+                if len(self._wanted.find(batch, store.name, trailer)):
+                    yield "row", "found"
+        yield from self._values.find(decode_keys(batch.column(3), family), "key", skipped)
+        has_value = np.flatnonzero(~unpack(batch.column(4).is_null()))
+        values = batch.column(4).take(from_numpy(has_value, pa.int64()))
+        if len(values):
+            yield from self._values.find(decode_by_key(values, family), "value")
+
+    @cached_property
+    def _key_names(self) -> set[str]:
+        keys = self._wanted.decoded()
+        return set() if keys is None else {field.name.casefold() for field in keys.type}
+
+
+def _is_distinct(key: bytes) -> bool:
+    """Whether a key is not made of what is in every file: padding, small numbers, marks of ends."""
+    return len(key) >= MIN_BYTES and len({*key} - {0, 255}) >= _MIN_DISTINCT
+
+
+def _spelled(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield texts as JSON and URIs have them as well."""
+    for text in texts:
+        yield text
+        yield quote(text, safe="").encode()
+        try:
+            decoded = text.decode()
+        except UnicodeDecodeError:
+            continue
+        yield json.dumps(decoded)[1:-1].encode()
+        yield json.dumps(decoded, ensure_ascii=False)[1:-1].encode()
 
 
 def _mapped(local_path: str) -> memoryview:

@@ -7,9 +7,8 @@ is the same in all of them, and is what is compared here.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from dataclasses import dataclass, field
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,136 +20,133 @@ from statestore.codec.key_encoding import encode_keys
 from statestore.codec.partition_key import field_type, partition_key_columns
 from statestore.codec.rows import from_numpy, to_numpy
 from statestore.core.errors import InvalidArgumentError
+from statestore.operations.key_set import KeySet
 from statestore.operations.reading.condition import Condition
-from statestore.operations.writing.columns import FamilyColumns, decide_family
-from statestore.operations.writing.given import as_reader
+from statestore.operations.writing.columns import FamilyColumns
+from statestore.operations.writing.given import kept, read_given
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
     from statestore.codec.trailer import Trailer
 
-MIN_DISTINCT_BYTES = 3
-"""Bytes of a key that are not zero, from which on it is looked for in bytes of any kind: 42 as a
-key is the same as 42 as a count."""
 
-
-@dataclass
 class Wanted:
-    """The keys that are meant.
+    """The keys that are meant, which are held in memory.
+
+    Args:
+        where: A condition in SQL over the columns of the grouping key; None where keys are given.
+        keys: Grouping keys as Arrow data, or the path of a file: columns `key.NAME` or a struct
+            `key`; None with `where`. What can be read once only is read here.
 
     Attributes:
-        where: A condition in SQL over the columns of the grouping key; None where keys are given.
-        keys: Grouping keys as Arrow data, columns `key.NAME` or a struct `key`; None with `where`.
-        encoded: Grouping keys that were given or found, as bytes.
-        stored: Keys that were found as they are stored, by store name and ID of column family.
+        encoded: Grouping keys that were given, or found by the condition, as bytes.
+        found: Those of them that a row has which was asked for.
+        grouping: The column family that they would make; None until the first row.
 
     Raises:
-        InvalidArgumentError: Not one of the two is given.
+        InvalidArgumentError: Not one of the two is given, or no key.
     """
 
-    where: str | None = None
-    keys: Any = None
-    encoded: set[bytes] = field(default_factory=set)
-    stored: dict[tuple[str, int], set[bytes]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if (self.where is None) == (self.keys is None):
+    def __init__(self, where: str | None = None, keys: Any = None) -> None:
+        if (where is None) == (keys is None):
             raise InvalidArgumentError(
                 "which keys are meant is not said in one way",
-                where=self.where,
-                keys=type(self.keys).__name__,
+                where=where,
+                keys=type(keys).__name__,
                 to_fix="give either a condition or keys",
             )
-        self._condition = None if self.where is None else Condition(self.where)
-        self._given = None if self.keys is None else as_reader(self.keys).read_all()
+        self.where = where
+        self.encoded: set[bytes] = set()
+        self.found: set[bytes] = set()
+        self.grouping: ColumnFamily | None = None
+        self._condition = None if where is None else Condition(where)
+        self._given = None if keys is None else kept(keys)
         self._encoded_for: set[str | None] = set()
+        self._known = KeySet([])
+        self._num_known = 0
 
     def prepare(self, store: str, trailer: Trailer) -> None:
         """Note the bytes of keys that are given, by the schemas of a file; errors as `find`."""
         for family in trailer.column_families:
             grouping = grouping_family(store, family)
             if grouping is not None:
-                self._encode_given(store, grouping)
+                self._prepare(store, grouping)
 
-    def find_any(self, batch: pa.RecordBatch, store: str, trailer: Trailer) -> int:
-        """Note the keys of rows that are meant, as `find`, of all column families."""
-        return sum(self.find(batch, store, family) for family in trailer.column_families)
-
-    def find(self, batch: pa.RecordBatch, store: str, family: ColumnFamily) -> int:
-        """Note the keys of rows that are meant, and return how many there are.
+    def find(self, batch: pa.RecordBatch, store: str, trailer: Trailer) -> npt.NDArray[np.int64]:
+        """Return which rows are of keys that are meant, ascending; note those keys.
 
         Args:
             batch: Rows of the state file schema.
             store: Name of their store.
-            family: Their column family; rows of others are passed over.
+            trailer: Of the file or version that has them.
 
         Raises:
             InvalidArgumentError: What is given is no key of the operator, or no condition over it.
             CorruptionError, IncompatibleError: As `decode_keys`.
         """
+        families = to_numpy(batch.column(1), np.uint16)
+        found = [
+            rows[self._of_family(batch.column(3).take(from_numpy(rows, pa.int64())), store, family)]
+            for family in trailer.column_families
+            if len(rows := np.flatnonzero(families == family.id))
+        ]
+        return np.sort(np.concatenate(found)) if found else np.zeros(0, np.int64)
+
+    def _of_family(
+        self, stored: pa.Array[Any], store: str, family: ColumnFamily
+    ) -> npt.NDArray[np.int64]:
         grouping = grouping_family(store, family)
         if grouping is None:
-            return 0
-        self._encode_given(store, grouping)
-        rows = np.flatnonzero(to_numpy(batch.column(1), np.uint16) == family.id)
-        if not len(rows):
-            return 0
-        stored = batch.column(3).take(from_numpy(rows, pa.int64()))
+            return np.zeros(0, np.int64)
+        self._prepare(store, grouping)
         keys = _grouping_keys(stored, store, family, grouping)
         encoded = encode_keys(keys, grouping)
-        meant = from_numpy(np.flatnonzero(self._is_meant(keys, encoded)), pa.int64())
-        self.encoded.update(_as_bytes(encoded.take(meant)))
-        found = _as_bytes(stored.take(meant))
-        self.stored.setdefault((store, family.id), set()).update(found)
-        return len(found)
-
-    def _encode_given(self, store: str, grouping: ColumnFamily) -> None:
-        if self._given is not None and grouping.key_schema not in self._encoded_for:
-            decide_family(grouping, self._given.schema, change_schema=False, has_values=False)
-            for encoded in FamilyColumns(store, grouping).keys(self._given.to_batches()):
-                self.encoded.update(_as_bytes(encoded))
-            self._encoded_for.add(grouping.key_schema)
-
-    def _is_meant(self, keys: pa.Array[Any], encoded: pa.Array[Any]) -> npt.NDArray[np.bool_]:
-        # Imported here because it takes long, and only what writes rows needs it.
-        import pyarrow.compute as pc
-
         if self._condition is None:
-            known = pa.array(sorted(self.encoded), pa.binary())
-            is_in = pc.is_in(encoded, value_set=known).cast(pa.uint8())
-            return to_numpy(is_in, np.uint8).astype(bool)
-        mask = np.zeros(len(keys), bool)
-        mask[self._condition.rows(pa.RecordBatch.from_arrays([keys], names=["key"]))] = True
-        return mask
+            meant = np.flatnonzero(self._known.has(encoded))
+        else:
+            batch = pa.RecordBatch.from_arrays([keys], names=["key"])
+            meant = self._condition.rows(batch)
+        new: list[Any] = encoded.take(from_numpy(meant, pa.int64())).to_pylist()
+        self.found.update(new)
+        if self._condition is not None:
+            self.encoded.update(new)
+        return meant
 
-    @property
-    def bytes_to_search(self) -> tuple[bytes, ...]:
-        """The keys as bytes, those that are looked for wherever they may stand."""
-        every = self.encoded.union(*self.stored.values())
-        return tuple(sorted(one for one in every if not _is_plain(one)))
+    def _prepare(self, store: str, grouping: ColumnFamily) -> None:
+        self.grouping = self.grouping or grouping
+        if self._given is not None and grouping.key_schema not in self._encoded_for:
+            table = read_given(self._given, store, grouping, has_values=False)
+            if not table.num_rows:
+                raise InvalidArgumentError(
+                    "no key is given", to_fix="give the keys that are to be forgotten"
+                )
+            for encoded in FamilyColumns(store, grouping).keys(table.to_batches()):
+                given: list[Any] = encoded.to_pylist()
+                self.encoded.update(given)
+            self._encoded_for.add(grouping.key_schema)
+        if self._num_known != len(self.encoded) and self._condition is None:
+            self._known = KeySet([pa.array(sorted(self.encoded), pa.binary())])
+            self._num_known = len(self.encoded)
 
-    @property
-    def num_plain(self) -> int:
-        """How many of the grouping keys are only looked for as keys of rows."""
-        return sum(map(_is_plain, self.encoded))
+    def as_found(self) -> Wanted:
+        """Return the keys as they were given or found, which reads and decides nothing anew."""
+        made = copy(self)
+        vars(made).update(found=set(), _condition=None, _given=None, _num_known=0)
+        return made
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the grouping keys, each after its length, in order; hex."""
-        made = hashlib.sha256()
-        for one in sorted(self.encoded):
-            made.update(len(one).to_bytes(4) + one)
-        return made.hexdigest()
+    def decoded(self, encoded: Iterable[bytes] | None = None) -> Any:
+        """Return grouping keys as a struct, in order of their bytes; None where none is known.
 
-
-def _as_bytes(column: pa.Array[Any]) -> list[bytes]:
-    found: list[Any] = column.to_pylist()
-    return found
-
-
-def _is_plain(key: bytes) -> bool:
-    return sum(map(bool, key)) < MIN_DISTINCT_BYTES
+        Args:
+            encoded: Only these, None for all.
+        """
+        keys = sorted(self.encoded if encoded is None else encoded)
+        if self.grouping is None or not keys:
+            return None
+        return decode_keys(pa.array(keys, pa.binary()), self.grouping)
 
 
 def grouping_family(store: str, family: ColumnFamily) -> ColumnFamily | None:
@@ -177,7 +173,25 @@ def grouping_family(store: str, family: ColumnFamily) -> ColumnFamily | None:
             fields = fields["fields"][ordinal]["type"]
     else:
         fields = {"type": "struct", "fields": [fields["fields"][path[0]] for path in paths]}
-    return ColumnFamily(family.id, DEFAULT_FAMILY, json.dumps(fields))
+    no_columns = json.dumps({"type": "struct", "fields": []})
+    return ColumnFamily(family.id, DEFAULT_FAMILY, json.dumps(fields), no_columns)
+
+
+def grouping_paths(store: str, family: ColumnFamily) -> list[str]:
+    """Return the paths of the columns of the grouping key in a key, each with a dot behind it.
+
+    Raises:
+        IncompatibleError: As `key_type`.
+    """
+    paths = []
+    for ordinals in partition_key_columns(store, family):
+        kind, path = key_type(family), "key."
+        for ordinal in ordinals:
+            struct: Any = kind.arrow
+            path += f"{struct.names[ordinal]}."
+            kind = kind.types[ordinal]
+        paths.append(path)
+    return paths
 
 
 def _is_nested(store: str, family: ColumnFamily) -> bool:

@@ -3,7 +3,8 @@
 Spark's logs decide from which version a query starts. A repair takes the entries after that version
 out of them and keeps them aside; state files stay where they are, and a batch that runs again
 replaces its own. The first batch to run again is planned as it was, so it reads the same input;
-later ones are planned anew from there. A rescale after that version is taken back, finished or not.
+later ones are planned anew from there. A rescale or edit after that version is taken back, finished
+or not. Nothing goes back behind a `forget`: files of before may be left, and have the keys.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
 from statestore.core.errors import CorruptionError, NotFoundError
+from statestore.operations.edit_log import read_mark
 from statestore.operations.in_use import exclusive_use
 from statestore.operations.plan import Change, Plan, no_report
 from statestore.operations.rescale_log import write_operators
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.edit_log import Marked
     from statestore.operations.plan import Report
     from statestore.operations.upkeep.verification import Finding
 
@@ -46,6 +49,8 @@ class RepairPlan(Plan["RepairPlan"]):
             their input is planned anew, so their results come again in batches that may be cut
             otherwise.
         undone_rescales: Batches of rescales after the version, which have to be done again.
+        undone_edits: Batches of edits after the version: rows that they deleted are there again,
+            those that they put are not, and the watermark is that of before.
         uncommits, unplans: Entries that the commit and the offset log lose.
         aside: Directory that keeps them, also those that a repair took out before it was killed.
     """
@@ -57,6 +62,7 @@ class RepairPlan(Plan["RepairPlan"]):
     replayed_batch: int | None
     replanned_batches: tuple[int, ...]
     undone_rescales: tuple[int, ...]
+    undone_edits: tuple[int, ...]
     uncommits: tuple[int, ...]
     unplans: tuple[int, ...]
     aside: str
@@ -93,6 +99,11 @@ class RepairPlan(Plan["RepairPlan"]):
             f"The rescale of batch {batch} is taken back; it can be done again."
             for batch in self.undone_rescales
         ]
+        lines += [
+            f"The edit of batch {batch} is taken back: rows that it deleted are there again, rows "
+            "that it put are not, and the watermark is that of before. It can be done again."
+            for batch in self.undone_edits
+        ]
         if self.replayed_batch is not None:
             lines.append(f"Batch {self.replayed_batch} runs again as it was planned.")
         if self.replanned_batches:
@@ -120,7 +131,8 @@ def plan_repair(
         report: As `verify`, once for each version that is tried.
 
     Raises:
-        NotFoundError: No checkpoint, or no version that can be read (kind version-not-found).
+        NotFoundError: No checkpoint, or no version that can be read (kind version-not-found) since
+            keys were forgotten.
         InvalidArgumentError: A savepoint, which is never changed; or as `verify`.
         IncompatibleError, StorageError: As `verify`: what cannot be reached is not taken for
             damaged.
@@ -133,6 +145,16 @@ def plan_repair(
         findings += found.findings
         if found.is_readable(batch + 1):
             return _plan(checkpoint, batch + 1, findings)
+        if _try_mark(checkpoint, batch) == "forgotten":
+            raise NotFoundError(
+                "no version can be read since keys were forgotten, and those before have the keys",
+                kind="version-not-found",
+                checkpoint=checkpoint.uri,
+                forgotten_by_batch=batch,
+                newest_problem=findings[0].problem if findings else None,
+                to_fix="restore a savepoint that was taken after that batch, or one without the "
+                "keys; or start the query with a new checkpoint directory",
+            )
     raise NotFoundError(
         "no version of the checkpoint can be read",
         kind="version-not-found",
@@ -148,6 +170,7 @@ def _plan(checkpoint: OpenCheckpoint, version: int, findings: list[Finding]) -> 
     # after it took out their commits, too.
     planned = [batch for batch in checkpoint.planned_batches if batch >= version]
     rescales: list[int] = []
+    edits: list[int] = []
     damaged: list[int] = []
     num_partitions = checkpoint.num_partitions_at(version)
     for batch in planned:
@@ -158,8 +181,10 @@ def _plan(checkpoint: OpenCheckpoint, version: int, findings: list[Finding]) -> 
             continue
         if num_partitions != before:
             rescales.append(batch)
-    # A rescale reads no input, so nothing is planned by it that could run again.
-    replayed = version if version in {*planned} - {*rescales, *damaged} else None
+        elif _try_mark(checkpoint, batch) is not None:
+            edits.append(batch)
+    # These read no input, so nothing is planned by them that could run again.
+    replayed = version if version in {*planned} - {*rescales, *edits, *damaged} else None
     unplans = tuple(batch for batch in planned if batch != replayed)
     uncommits = tuple(batch for batch in checkpoint.committed_batches if batch >= version)
     return RepairPlan(
@@ -169,15 +194,26 @@ def _plan(checkpoint: OpenCheckpoint, version: int, findings: list[Finding]) -> 
         findings=tuple(findings),
         replayed_batch=replayed,
         replanned_batches=tuple(
-            batch for batch in sorted({*uncommits, *damaged}) if batch not in (replayed, *rescales)
+            batch
+            for batch in sorted({*uncommits, *damaged})
+            if batch not in (replayed, *rescales, *edits)
         ),
         undone_rescales=tuple(rescales),
+        undone_edits=tuple(edits),
         uncommits=uncommits,
         unplans=unplans,
         aside=_find_aside(
             checkpoint, version, ((checkpoint.commits, uncommits), (checkpoint.offsets, unplans))
         ),
     )
+
+
+def _try_mark(checkpoint: OpenCheckpoint, batch: int) -> Marked | None:
+    """Return what a batch is, None where it is no edit or its entry cannot be read."""
+    try:
+        return read_mark(checkpoint, batch)
+    except (CorruptionError, NotFoundError):
+        return None
 
 
 def _find_aside(

@@ -100,6 +100,15 @@ def as_reader(given: Any) -> pa.RecordBatchReader:
     )
 
 
+def kept(given: Any) -> Any:
+    """Return what was given so that a plan and its run read the same: Arrow data as a table.
+
+    A stream is read here, since it is read once only. Anything else is returned as it is.
+    """
+    is_stream = isinstance(given, pa.RecordBatchReader) or hasattr(given, "__arrow_c_stream__")
+    return as_reader(given).read_all() if is_stream else given
+
+
 def read_given(
     given: Any,
     store: str,

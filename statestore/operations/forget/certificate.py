@@ -1,0 +1,341 @@
+"""The certificate of what was done so that keys are forgotten: a JSON document without the keys.
+
+It is on the disk before anything is written or deleted, and says then that the operation was begun.
+Afterwards a whole one is put in its place. So a certificate that says `complete` is of something
+that was done, and something that was done has at least a certificate that says `begun`.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from statestore.core.errors import InvalidArgumentError, StorageError
+from statestore.core.json_fields import MalformedError, parse_fields
+from statestore.core.text import format_time
+from statestore.core.version import __version__
+from statestore.operations.forget.values import leaves, texts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from statestore.operations.forget.search import KeySearch
+    from statestore.operations.forget.wanted import Wanted
+
+CERTIFICATE_VERSION = 1
+MAX_FINGERPRINTS = 1000
+"""Up to so many keys each has a fingerprint of its own."""
+_WHO = ("statestore", "host", "user", "begun_at", "begun_ms")
+NOT_REACHED = (
+    "savepoints of the checkpoint, and checkpoints restored from them",
+    "branches, which share files of the checkpoint and keep them",
+    "what the query reads: files, topics, tables",
+    "what the query has written: sinks, and logs of the cluster",
+    "local disks of executors, until the application has ended",
+    "earlier versions and copies that the storage keeps, backups",
+    "a key within other text, encrypted, hashed or compressed by the query itself",
+)
+"""Where a key may still be, which no search of the checkpoint sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file that was written or removed.
+
+    Attributes:
+        path: Its path.
+        size: Bytes.
+        sha256: SHA-256 of its bytes; hex.
+    """
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """What tells whether a key that somebody has is one of those forgotten.
+
+    Attributes:
+        salt: 32 random bytes; hex.
+        of_keys: HMAC-SHA-256 with the salt of each key, ascending; None where they are too many.
+        of_all: HMAC-SHA-256 with the salt of those of all keys together, ascending; hex.
+    """
+
+    salt: str
+    of_keys: tuple[str, ...] | None
+    of_all: str
+
+    @classmethod
+    def make(cls, keys: Iterable[bytes], salt: str | None = None) -> Fingerprints:
+        """Return those of keys, as `spelled` has them; with a new salt where None is given."""
+        salt = salt or secrets.token_hex(32)
+        found = sorted(_hmac(salt, key) for key in keys)
+        each = tuple(found) if len(found) <= MAX_FINGERPRINTS else None
+        return cls(salt, each, _hmac(salt, "".join(found).encode()))
+
+
+def _hmac(salt: str, data: bytes) -> str:
+    return hmac.new(bytes.fromhex(salt), data, hashlib.sha256).hexdigest()
+
+
+def spelled(wanted: Wanted, encoded: Iterable[bytes] | None = None) -> list[bytes]:
+    """Return keys as anybody can write them: a JSON list of the texts of their columns.
+
+    Args:
+        wanted: The keys.
+        encoded: Only these of them, None for all.
+    """
+    keys = wanted.decoded(encoded)
+    if keys is None:
+        return []
+    columns = [texts_of(column) for _, column in leaves(keys, "key")]
+    return [
+        json.dumps(
+            [None if text is None else text.decode(errors="backslashreplace") for text in row],
+            ensure_ascii=False,
+            separators=(",", ":"),
+        ).encode()
+        for row in zip(*columns, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What was done so that keys are forgotten. It does not hold the keys.
+
+    Attributes:
+        status: begun, before anything is changed; complete, when everything is done and searched.
+        checkpoint: URI of the checkpoint.
+        operator: Operator ID.
+        operator_name: Spark's name of it.
+        num_keys: Grouping keys that were forgotten.
+        num_rows: Rows of them in the newest version, of `num_rows_before` of the operator.
+        num_rows_before: Rows that the newest version had.
+        num_rows_of_files: Rows of them in state files of all versions.
+        fingerprints: Of the keys.
+        version: The version that is made without them.
+        versions_removed: Versions of the operator's stores that can be loaded no more.
+        written: State files that were made; none while begun.
+        removed: State files that are deleted.
+        search: The search of every file that is left; None while begun.
+        not_reached: Where a key may still be.
+        statestore: Version of this package.
+        host, user: Where and by whom it was done; the user None where the system does not say.
+        begun_at, completed_at: UTC; None while begun.
+        begun_ms, completed_ms: The same in milliseconds since the Unix epoch.
+    """
+
+    status: Literal["begun", "complete"]
+    checkpoint: str
+    operator: int
+    operator_name: str
+    num_keys: int
+    num_rows: int
+    num_rows_before: int
+    num_rows_of_files: int
+    fingerprints: Fingerprints
+    version: int
+    versions_removed: tuple[int, ...]
+    written: tuple[FileRecord, ...]
+    removed: tuple[FileRecord, ...]
+    search: KeySearch | None
+    statestore: str
+    host: str
+    user: str | None
+    begun_at: str
+    begun_ms: int
+    completed_at: str | None = None
+    completed_ms: int | None = None
+    not_reached: tuple[str, ...] = NOT_REACHED
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether it is done, everything was searched, and no key found: see `search.outcomes`."""
+        return self.search is not None and self.search.is_forgotten
+
+    def fields(self) -> dict[str, Any]:
+        """Return the document: its attributes by name, and the version of its form."""
+        return {"schema_version": CERTIFICATE_VERSION, "operation": "forget", **asdict(self)}
+
+    def to_json(self) -> str:
+        """Return the document as text."""
+        return json.dumps(self.fields(), indent=2) + "\n"
+
+    def describe(self) -> str:
+        """Return it in words."""
+        lines = [
+            f"{self.num_keys:,} keys, {self.num_rows:,} rows of {self.num_rows_before:,}, "
+            f"{len(self.written)} files written, {len(self.removed)} removed, of "
+            f"{len(self.versions_removed)} versions."
+        ]
+        if self.search is not None:
+            lines.append(self.search.describe())
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.describe()
+
+
+def who_and_when(now_ms: float) -> dict[str, Any]:
+    """Return the attributes of a certificate that say who began, where and when."""
+    user = None
+    # The system may know no name of this user, as in a container.
+    with suppress(OSError, KeyError, ImportError):
+        user = getpass.getuser()
+    return {
+        "statestore": __version__,
+        "host": socket.gethostname(),
+        "user": user,
+        "begun_at": format_time(int(now_ms)),
+        "begun_ms": int(now_ms),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What is needed of a certificate that was begun and not completed.
+
+    Attributes:
+        removed: State files that were to be deleted.
+        num_rows, num_rows_before, num_rows_of_files, version: As of `Certificate`.
+        who: As `who_and_when`.
+    """
+
+    removed: tuple[FileRecord, ...]
+    num_rows: int
+    num_rows_before: int
+    num_rows_of_files: int
+    version: int
+    fingerprints: Fingerprints
+    who: dict[str, Any]
+
+
+class CertificateFile:
+    """A certificate's file on the local disk.
+
+    Args:
+        path: Its path.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def begun(self, checkpoint: str, operator: int, wanted: Wanted) -> Begun | None:
+        """Return what is there of the same keys, begun and not completed; None for no file.
+
+        Raises:
+            InvalidArgumentError: Another file is there (kind file-exists); it stays.
+            StorageError: It cannot be read.
+        """
+        fields = self._read()
+        if fields is None:
+            return None
+        found = fields.get("fingerprints") if isinstance(fields, dict) else None
+        is_same = (
+            isinstance(found, dict)
+            and (fields.get("operation"), fields.get("status")) == ("forget", "begun")
+            and (fields.get("checkpoint"), fields.get("operator")) == (checkpoint, operator)
+        )
+        if not is_same or not self._is_of(fields, wanted):
+            raise InvalidArgumentError(
+                "there is a file already, and it is no certificate of these keys that was begun",
+                kind="file-exists",
+                file=str(self.path),
+                to_fix="name another file for the certificate; or the keys themselves, by --keys, "
+                "where one that was begun is to be completed",
+            )
+        return Begun(
+            removed=tuple(FileRecord(**one) for one in fields["removed"]),
+            num_rows=fields["num_rows"],
+            num_rows_before=fields["num_rows_before"],
+            num_rows_of_files=fields["num_rows_of_files"],
+            version=fields["version"],
+            fingerprints=Fingerprints.make(spelled(wanted), fields["fingerprints"]["salt"]),
+            who={
+                name: fields[name]
+                for name in ("statestore", "host", "user", "begun_at", "begun_ms")
+            },
+        )
+
+    def is_of(self, wanted: Wanted) -> bool:
+        """Return whether the certificate that is there is of these very keys.
+
+        Raises:
+            InvalidArgumentError: There is no certificate.
+            StorageError: It cannot be read.
+        """
+        fields = self._read()
+        if not isinstance(fields, dict) or not isinstance(fields.get("fingerprints"), dict):
+            raise InvalidArgumentError(
+                "the file is no certificate",
+                file=str(self.path),
+                to_fix="name a file that `statestore forget --certificate` wrote",
+            )
+        return self._is_of(fields, wanted)
+
+    @staticmethod
+    def _is_of(fields: dict[str, Any], wanted: Wanted) -> bool:
+        of = cast("dict[str, Any]", fields["fingerprints"])
+        found = Fingerprints.make(spelled(wanted), of["salt"])
+        return hmac.compare_digest(found.of_all, of["of_all"])
+
+    def _read(self) -> Any:
+        try:
+            return parse_fields(self.path.read_bytes()).all
+        except FileNotFoundError:
+            return None
+        except MalformedError:
+            return "no JSON"
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def write(self, certificate: Certificate) -> None:
+        """Put a certificate in the place of what is there, in one step.
+
+        Raises:
+            StorageError: It cannot be written; what was there stays. Of a complete one the error
+                has the document.
+        """
+        beside = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            with beside.open("x") as file:
+                file.write(certificate.to_json())
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self.path)
+            directory = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise self._failed(error, certificate) from error
+
+    def _failed(self, error: OSError, certificate: Certificate | None = None) -> StorageError:
+        if certificate is None or certificate.status == "begun":
+            return StorageError(
+                "the certificate cannot be written, and nothing was changed",
+                file=str(self.path),
+                reason=error.strerror,
+                to_fix="name a file that can be written",
+            )
+        return StorageError(
+            "the keys are forgotten, and their certificate cannot be written",
+            file=str(self.path),
+            reason=error.strerror,
+            certificate=json.dumps(certificate.fields()),
+            to_fix="keep the certificate that this message has; the file says `begun`",
+        )

@@ -1,0 +1,278 @@
+"""Values of a key, looked for in decoded columns of every type and name, however deep they are.
+
+A value is compared as text, so that the number 7654321 is found as text and in a wider type. Where
+a column has the name of the key's, an equal value is the key's. Elsewhere it is only where the
+value tells enough: the number 1 is also a count. What `Certainty` says is decided here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from statestore.codec.byte_ranges import unpack
+from statestore.operations.forget.needles import MIN_BYTES
+from statestore.operations.key_set import KeySet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import numpy.typing as npt
+
+Certainty = Literal["found", "maybe"]
+"""Whether it is the key, or an equal value that may be something else."""
+
+MIN_DIGITS = 7
+"""Of a number that tells enough to be looked for in columns of any name."""
+_NAMELESS = re.compile(r"field[0-9]+|_[0-9]+|key|value|element|userKey|keySchema|groupingKey")
+"""Names that Spark gives to columns of keys, whatever they were called."""
+_WEAK: tuple[Callable[[Any], bool], ...] = (
+    pa.types.is_boolean,
+    pa.types.is_date,
+    pa.types.is_timestamp,
+    pa.types.is_time,
+    pa.types.is_floating,
+    pa.types.is_null,
+)
+"""Of a key of several columns these say nothing alone: a window is everybody's."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """A column of the grouping key, or a field in it.
+
+    Attributes:
+        name: Its name.
+        texts: Its values as text, without nulls.
+        is_binary: Whether its values are text or bytes.
+        is_number: Whether they are whole numbers or decimals.
+    """
+
+    name: str
+    texts: frozenset[bytes]
+    is_binary: bool
+    is_number: bool
+
+    @property
+    def telling(self) -> frozenset[bytes]:
+        """Values that tell enough to be looked for anywhere: four bytes of text, seven digits."""
+        return frozenset(
+            text
+            for text in self.texts
+            if (self.is_binary and len(text) >= MIN_BYTES)
+            or (self.is_number and sum(48 <= one <= 57 for one in text) >= MIN_DIGITS)
+        )
+
+
+def key_columns(keys: pa.Array[Any]) -> tuple[KeyColumn, ...]:
+    """Return the columns of grouping keys that are looked for.
+
+    Args:
+        keys: Struct, length n, no nulls.
+    """
+    found = [(_name(path), column) for path, column in leaves(keys, "key")]
+    strong = [one for one in found if not any(is_so(one[1].type) for is_so in _WEAK)]
+    return tuple(
+        KeyColumn(
+            name,
+            frozenset(text for text in texts_of(column) if text is not None),
+            is_binary=pa.types.is_string(column.type) or pa.types.is_binary(column.type),
+            is_number=pa.types.is_integer(column.type) or pa.types.is_decimal(column.type),
+        )
+        for name, column in strong or found
+    )
+
+
+def leaves(column: Any, path: str) -> Iterator[tuple[str, pa.Array[Any]]]:
+    """Yield the columns in a column, with paths such as `value.window.end` or `value.seen[]`."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        for field, part in zip(kind, column.flatten(), strict=True):
+            yield from leaves(part, f"{path}.{field.name}")
+    elif pa.types.is_map(kind):
+        yield from leaves(column.keys, f"{path}{{}}")
+        yield from leaves(column.items, f"{path}{{}}")
+    elif pa.types.is_list(kind):
+        yield from leaves(column.flatten(), f"{path}[]")
+    else:
+        yield path, column
+
+
+def _name(path: str) -> str:
+    return path.rpartition(".")[2].rstrip("[]{}").casefold()
+
+
+def texts_of(column: Any) -> list[bytes | None]:
+    """Return values as text: bytes as they are, times as ISO 8601 in UTC."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        times = column.cast(pa.int64()).to_pylist()
+        return [None if us is None else str(np.datetime64(us, "us")).encode() for us in times]
+    if pa.types.is_string(kind):
+        column = column.cast(pa.binary())
+    return [None if value is None else _text(value) for value in column.to_pylist()]
+
+
+def _text(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, Decimal):
+        return _decimal_text(value)
+    if isinstance(value, date):
+        return value.isoformat().encode()
+    return str(value).encode()
+
+
+def _decimal_text(value: Decimal) -> bytes:
+    text = format(value, "f")
+    return (text.rstrip("0").rstrip(".") if "." in text else text).encode()
+
+
+class Values:
+    """Values that are looked for, as text, in columns of any type."""
+
+    def __init__(self, texts: Iterable[bytes]) -> None:
+        self._texts = frozenset(texts)
+        self._tests: dict[Any, Callable[[Any], npt.NDArray[np.bool_]]] = {}
+
+    def is_in(self, column: Any) -> bool:
+        """Return whether a column of no struct, list or map has one of them."""
+        if not self._texts or not len(column) or column.null_count == len(column):
+            return False
+        test = self._tests.get(column.type)
+        if test is None:
+            test = self._tests[column.type] = self._test(column.type)
+        found = test(column)
+        return bool((found & ~unpack(column.is_null())).any() if column.null_count else found.any())
+
+    def _test(self, kind: Any) -> Callable[[Any], npt.NDArray[np.bool_]]:
+        if pa.types.is_string(kind) or pa.types.is_binary(kind):
+            return self._of_bytes(self._texts, pa.binary())
+        if pa.types.is_decimal(kind):
+            exact = (_at_scale(text, kind.scale) for text in self._texts)
+            return self._of_bytes({one for one in exact if one is not None}, pa.string())
+        for is_so, parse, dtype in _PARSED:
+            if is_so(kind):
+                return _of_numbers(
+                    [one for text in self._texts if (one := _try(parse, text)) is not None], dtype
+                )
+        others = self._texts
+        return lambda column: np.array([text in others for text in texts_of(column)], bool)
+
+    @staticmethod
+    def _of_bytes(texts: Iterable[bytes], through: Any) -> Callable[[Any], npt.NDArray[np.bool_]]:
+        keys = KeySet([pa.array(sorted(texts), pa.binary())])
+        return lambda column: keys.has(column.cast(through).cast(pa.binary()))
+
+
+def _of_numbers(numbers: list[Any], dtype: str) -> Callable[[Any], npt.NDArray[np.bool_]]:
+    known = np.sort(np.array(numbers, dtype))
+    through = {"i4": pa.int32(), "i8": pa.int64(), "f8": pa.float64()}[dtype]
+
+    def test(column: Any) -> npt.NDArray[np.bool_]:
+        given = column.cast(through).fill_null(0)
+        values = np.asarray(given.to_numpy(zero_copy_only=False))
+        if not len(known):
+            return np.zeros(len(values), bool)
+        places = np.minimum(np.searchsorted(known, values), len(known) - 1)
+        return np.asarray(known[places] == values)
+
+    return test
+
+
+def _try(parse: Callable[[str], Any], text: bytes) -> Any:
+    try:
+        return parse(text.decode())
+    except (ValueError, OverflowError):
+        return None
+
+
+def _integer(text: str) -> int | None:
+    number = int(text)
+    return number if -(1 << 63) <= number < 1 << 63 and str(number) == text else None
+
+
+def _days(text: str) -> int:
+    return (date.fromisoformat(text) - date(1970, 1, 1)).days
+
+
+def _micros(text: str) -> int | None:
+    if "T" not in text:
+        return None
+    return int(np.datetime64(text, "us").astype(np.int64))
+
+
+def _at_scale(text: bytes, scale: int) -> bytes | None:
+    """Return the text that a decimal of a scale has, None where it has more digits."""
+    try:
+        number = Decimal(text.decode())
+    except (ArithmeticError, ValueError):
+        return None
+    if not number.is_finite():
+        return None
+    whole, _, fraction = format(number, "f").partition(".")
+    if scale <= 0 or len(fraction.rstrip("0")) > scale:
+        return whole.encode() if scale <= 0 and not fraction.strip("0") else None
+    return f"{whole}.{fraction.ljust(scale, '0')[:scale]}".encode()
+
+
+_PARSED: tuple[tuple[Callable[[Any], bool], Callable[[str], Any], str], ...] = (
+    (pa.types.is_integer, _integer, "i8"),
+    (pa.types.is_floating, float, "f8"),
+    (pa.types.is_date, _days, "i4"),
+    (pa.types.is_timestamp, _micros, "i8"),
+    (pa.types.is_boolean, {"true": 1, "false": 0}.get, "i8"),
+)
+
+
+class ValueSearch:
+    """Looks for the columns of keys in decoded columns.
+
+    Args:
+        columns: Those of the keys.
+    """
+
+    def __init__(self, columns: Iterable[KeyColumn]) -> None:
+        self._columns = tuple(columns)
+        self._known: dict[tuple[str, bool], tuple[Values, Values]] = {}
+
+    def find(
+        self, column: Any, path: str, skipped: Iterable[str] = ()
+    ) -> Iterator[tuple[str, Certainty]]:
+        """Yield the paths in a column where a value is, and how certain that is.
+
+        Args:
+            column: Decoded keys or values.
+            path: `key` or `value`.
+            skipped: Columns whose path begins so are compared as a whole by somebody else.
+        """
+        for at, part in leaves(column, path):
+            if any(f"{at}.".startswith(one) for one in skipped):
+                continue
+            sure, equal = self._values(_name(at), at.startswith("key"))
+            if sure.is_in(part):
+                yield at, "found"
+            elif equal.is_in(part):
+                yield at, "maybe"
+
+    def _values(self, name: str, in_key: bool) -> tuple[Values, Values]:
+        if (name, in_key) not in self._known:
+            sure: set[bytes] = set()
+            every: set[bytes] = set()
+            for of in self._columns:
+                is_nameless = _NAMELESS.fullmatch(name) or _NAMELESS.fullmatch(of.name)
+                is_same = name == of.name or (in_key and bool(is_nameless))
+                sure |= of.texts if is_same else of.telling
+                every |= of.texts
+            self._known[name, in_key] = Values(sure), Values(every - sure)
+        return self._known[name, in_key]
