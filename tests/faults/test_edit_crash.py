@@ -4,13 +4,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from statestore import Checkpoint
-from statestore.core.errors import StorageError
+from statestore.core.errors import NotFoundError, StorageError
 from statestore.io.local import LocalFileIO
 from statestore.testing.checkpoints import read_checkpoint, unsafe_row
 from statestore.testing.fault_io import Fault, FaultFileIO
@@ -68,10 +69,14 @@ def test_fault_at_every_step_leaves_old_or_edited_rows(
             break
         end_process(copy)
         seen.append(is_edited(copy, expected))
-        OPERATIONS[operation](Checkpoint(copy))
+        # Again; unless every file that had the key was deleted.
+        with suppress(NotFoundError) if seen[-1] else nullcontext():
+            OPERATIONS[operation](Checkpoint(copy))
         assert is_edited(copy, expected)
         if operation == "forget":
-            assert Checkpoint(copy).search_keys(f"k = {KEY}").hits == ()
+            keys = pa.table({"key.k": [KEY]})
+            found = Checkpoint(copy).search_keys(keys)
+            assert found.is_forgotten, found.describe()
     assert seen == sorted(seen)
     assert {*seen} == {False, True}
 

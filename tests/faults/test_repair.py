@@ -1,10 +1,12 @@
 """Repair: the newest version that is whole, by name, and however often it is stopped."""
 
+import json
 import shutil
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
@@ -22,6 +24,7 @@ from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 from statestore.testing.fault_io import Fault, FaultFileIO
 from tests.damaged import NOW, deltas, flip, make_small, make_with_snapshots, run, without_leases
 from tests.operations.checkpoints import read_rows
+from tests.rescaled import KEYED, end_process, listing, make, newest
 from tests.seams import at, place_of
 
 
@@ -346,3 +349,68 @@ def test_verify_names_repair_and_its_status_says_that_it_is_needed(made, tmp_pat
     assert run("repair", made.path, "--yes")[0] == 0
     assert run("repair", made.path)[0] == 0
     assert run("verify", made.path, "--deep")[1]["to_fix"] is None
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_repair_takes_an_edit_back_and_says_so(tmp_path, is_finished):
+    """Catches rows that an edit deleted, there again in silence, and its watermark that stays."""
+    made = make(tmp_path, operators=KEYED)
+    before = made.expected()
+    log = Path(made.path) / "commits"
+    watermark = json.loads((log / "2").read_text().splitlines()[1])["nextBatchWatermarkMs"]
+    Checkpoint(made.path).edit_in_place(
+        delete=pa.table({"key.k": [5]}), watermark_ms=watermark + 5000
+    )
+    flip(deltas(made, 4)[0])
+    if not is_finished:
+        # As an earlier repair leaves it that was killed between the logs.
+        (log / "3").unlink()
+
+    plan = Checkpoint(made.path).repair()
+
+    assert (plan.version, plan.undone_edits, plan.replayed_batch) == (3, (3,), None)
+    assert "edit of batch 3 is taken back: rows that it deleted are there again" in plan.describe()
+    assert "runs again as it was planned" not in plan.describe()
+    assert read_checkpoint(made.path) == before
+    assert newest(made.path, "offsets") == newest(made.path, "commits") == 2
+    assert not Checkpoint(made.path).repair().is_needed
+    Checkpoint(made.path).edit_in_place(watermark_ms=watermark)  # that of before, so no step back
+
+
+def test_repair_never_brings_forgotten_rows_back(tmp_path):
+    """Catches files that a killed `forget` left, from which the query would go on with the key."""
+    made = make(tmp_path, operators=KEYED)
+
+    class Dying(LocalFileIO):
+        def delete_files(self, directory, names):
+            raise StorageError("the process has died", to_fix="nothing; a test asked for it")
+
+    with pytest.raises(StorageError, match="has died"):
+        at(made.path, io=Dying()).forget(keys=pa.table({"key.k": [5]}))
+    end_process(made.path)
+    assert newest(made.path, "commits") == 3
+    flip(deltas(made, 4)[0])
+    before = listing(made.path)
+
+    with pytest.raises(NotFoundError, match="forgotten_by_batch=3"):
+        Checkpoint(made.path).plan_repair()
+    with pytest.raises(NotFoundError, match="keys were forgotten"):
+        Checkpoint(made.path).repair()
+
+    assert listing(made.path) == before
+
+
+def test_repair_takes_back_a_forget_that_deleted_nothing_yet(tmp_path):
+    """Catches a checkpoint that cannot be repaired for a `forget` that was only begun."""
+    made = make(tmp_path, operators=KEYED)
+    before = made.expected()
+    io = FaultFileIO(LocalFileIO())
+    io.arm(Fault(1, calls=("write",)))
+    with pytest.raises(StorageError):
+        at(made.path, io=io).forget(keys=pa.table({"key.k": [5]}))
+    end_process(made.path)
+
+    plan = Checkpoint(made.path).repair()
+
+    assert plan.version == 3
+    assert read_checkpoint(made.path) == before

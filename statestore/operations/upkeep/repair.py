@@ -15,7 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
-from statestore.core.errors import CorruptionError, NotFoundError
+from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.operations.edit_log import read_mark
 from statestore.operations.in_use import exclusive_use
 from statestore.operations.plan import Change, Plan, no_report
@@ -212,7 +212,7 @@ def _try_mark(checkpoint: OpenCheckpoint, batch: int) -> Marked | None:
     """Return what a batch is, None where it is no edit or its entry cannot be read."""
     try:
         return read_mark(checkpoint, batch)
-    except (CorruptionError, NotFoundError):
+    except (CorruptionError, IncompatibleError, NotFoundError):
         return None
 
 

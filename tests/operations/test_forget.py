@@ -1,0 +1,309 @@
+"""Keys forgotten in every file: what is found is what goes, and the certificate says no more."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from statestore import Checkpoint
+from statestore.checkpoint.pins import pinned
+from statestore.codec.references import StoreName
+from statestore.core.clock import ManualClock
+from statestore.core.errors import (
+    InUseError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateStoreError,
+    StorageError,
+)
+from statestore.io.local import LocalFileIO
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.testing.checkpoints import read_checkpoint, unsafe_row
+from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.seams import at, place_of
+
+from .checkpoints import files_below
+from .test_edit_in_place import KEYS, make
+
+
+def verdicts(search: Any) -> list[str]:
+    """What a search says of each operator, and of Spark's files."""
+    return [outcome.verdict for outcome in search.outcomes]
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_forgotten_keys_are_in_no_byte_of_the_checkpoint(
+    tmp_path: Path, backend: str, checkpoint_format: int
+) -> None:
+    """Catches a key left in a delta, a tombstone, a snapshot, a merged file or a rescaled one."""
+    made = make(tmp_path, backend=backend, checkpoint_format=checkpoint_format)
+    made.take_snapshots()
+    checkpoint = Checkpoint(made.path)
+    checkpoint.rescale(2)
+    made.run_batch({KEYS[3]: None, KEYS[4]: 5})
+    gone = [KEYS[3], KEYS[4], KEYS[5]]
+    keys = {0: pa.table({"key.k": gone}), 1: pa.table({"key.field0": gone})}
+    assert {"row", "key.field0"} <= {hit.path for hit in checkpoint.search_keys(keys[0]).hits}
+    expected = made.expected()
+    for (operator, _), rows in expected.items():
+        if operator < 2:
+            for key in [key for key in rows if int.from_bytes(key[8:16], "little") in gone]:
+                del rows[key]
+
+    assert checkpoint.plan_forget(keys=keys[0]).num_keys == 3
+    first = checkpoint.forget(keys=keys[0])
+    # The same numbers are keys of the join as well.
+    assert first.search is not None
+    assert verdicts(first.search) == ["forgotten", "found", "forgotten", "forgotten"]
+    assert not first.is_forgotten
+    assert all("/state/1/" in hit.file for hit in first.search.hits)
+    names = " or ".join(f"field0 = {key}" for key in gone)
+    removed = {
+        path: data for path, data in files_below(tmp_path / "query").items() if "state/1/" in path
+    }
+    second = checkpoint.forget(names, operator=1)
+
+    assert second.is_forgotten, second.describe()
+    assert read_checkpoint(made.path) == expected
+    assert checkpoint.verify(versions="all", deep=True).findings == ()
+    assert second.versions_removed == (1, 2, 3, 4, 5)
+    known = {hashlib.sha256(data).hexdigest() for data in removed.values()}
+    assert {record.sha256 for record in second.removed} <= known
+    left = files_below(tmp_path / "query")
+    for record in second.written:
+        data = left[str(Path(record.path).relative_to(tmp_path / "query"))]
+        assert (record.size, record.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    document = json.dumps(second.fields())
+    assert not any(str(key) in document for key in gone)
+    for operator, of in keys.items():
+        assert checkpoint.search_keys(of, operator=operator).hits == ()
+
+
+def test_the_plan_says_what_was_found_and_its_run_forgets_just_that(tmp_path: Path) -> None:
+    """Catches a stream of keys that the plan has used up, and a plan that repeats what it got."""
+    made = make(tmp_path)
+    checkpoint = Checkpoint(made.path)
+    keys = pa.table({"key.k": [KEYS[3], KEYS[30], 99]})
+    missing = "2 of 3 keys have rows: 2 rows of 40 in version 2; 3 rows in 3 files of all versions"
+
+    plan = checkpoint.plan_forget(keys=keys.to_reader())
+    assert missing in plan.describe()
+    assert f'["{KEYS[3]}"]' in plan.describe()
+    done = plan.run()
+
+    assert (done.num_keys, done.num_rows, done.num_rows_before) == (3, 2, 40)
+    assert checkpoint.read().num_rows == 38
+    by_condition = checkpoint.plan_forget(f"k = {KEYS[1]} or k = {KEYS[2]}")
+    assert (by_condition.num_keys, by_condition.num_keys_found) == (2, 2)
+    by_condition.run()
+    assert checkpoint.read().num_rows == 36
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ({}, "not said in one way"),
+        ({"where": "k = 1", "keys": pa.table({"key.k": [1]})}, "not said in one way"),
+        ({"keys": pa.table({"key.k": [99]})}, r"keys-not-found.*num_keys=1"),
+        ({"where": "k = 99"}, r"keys-not-found.*--verify --keys"),
+        ({"keys": pa.table({"key.k": pa.array([], pa.int64())})}, "no key is given"),
+        ({"where": "k is not null"}, r"40 of 40.*--all"),
+        ({"where": "no_such_column = 1"}, "condition"),
+        ({"keys": pa.table({"key.user_id": [1]})}, "not those of the column family"),
+        ({"where": "k = 1", "operator": 7}, "no such stateful operator"),
+    ],
+)
+def test_what_forgets_nobody_or_everybody_is_refused_without_a_certificate(
+    tmp_path: Path, how: dict[str, Any], match: str
+) -> None:
+    """Catches a typing error that forgets nobody and says that it did, or forgets all."""
+    made = make(tmp_path)
+    before = files_below(tmp_path / "query")
+    file = tmp_path / "certificate.json"
+
+    for forget in (Checkpoint(made.path).forget, Checkpoint(made.path).plan_forget):
+        with pytest.raises(StateStoreError, match=match):
+            forget(**how, certificate=file)
+
+    assert files_below(tmp_path / "query") == before
+    assert not file.exists()
+
+
+def test_all_rows_go_where_that_is_said(tmp_path: Path) -> None:
+    """Catches a store that cannot be emptied on purpose."""
+    made = make(tmp_path)
+    checkpoint = Checkpoint(made.path)
+
+    done = checkpoint.forget("k is not null", all_rows=True)
+
+    assert (done.num_rows, checkpoint.read().num_rows) == (40, 0)
+    assert done.search is not None
+    assert done.search.outcomes[0].verdict == "forgotten"
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_small_numbers_and_ones_are_told_apart_from_other_numbers(
+    tmp_path: Path, backend: str
+) -> None:
+    """Catches a search that takes every count of 1 for user 1, or -1 for the end of a stream."""
+    made = make(tmp_path, backend=backend)
+    put = pa.table({"key.k": [1, -1], "value.value": [9, 9]})
+    Checkpoint(made.path).edit_in_place(upsert=put)
+    keys = pa.table({"key.k": [1, -1]})
+    found = Checkpoint(made.path).search_keys(keys)
+    assert {hit.path for hit in found.hits} == {"row"}
+    assert verdicts(found) == ["found", "forgotten", "forgotten", "forgotten"]
+
+    done = Checkpoint(made.path).forget(keys=keys)
+
+    assert done.is_forgotten, done.describe()
+    assert done.search is not None
+    maybe = {hit.path for outcome in done.search.outcomes for hit in outcome.hits}
+    assert maybe == {"value.value"}
+
+
+def test_a_key_in_logs_of_the_query_is_found(tmp_path: Path) -> None:
+    """Catches a certificate over a file of Spark's that names the key."""
+    made = make(tmp_path)
+    log = tmp_path / "query" / "sources" / "0"
+    log.mkdir(parents=True)
+    (log / "0").write_text(f'v1\n{{"path":"file:/in/id={KEYS[3]}/a.parquet","batchId":0}}')
+    (log / "1").write_text(f'v1\n{{"path":"file:/in/id=7{KEYS[4]}/a.parquet","batchId":1}}')
+
+    found = Checkpoint(made.path).search_keys(pa.table({"key.k": [KEYS[3], KEYS[4]]}))
+
+    of_spark = found.outcomes[-1]
+    assert (of_spark.operator, of_spark.verdict) == (None, "found")
+    assert [Path(hit.file).name for hit in of_spark.hits] == ["0"]
+
+
+def test_what_cannot_be_read_is_told_as_not_searched(tmp_path: Path) -> None:
+    """Catches all is well said of an operator whose file is damaged."""
+    made = make(tmp_path)
+    damaged = next((tmp_path / "query" / "state" / "2").rglob("2.delta.arrows"))
+    damaged.write_bytes(damaged.read_bytes()[:-40] + bytes(40))
+
+    done = Checkpoint(made.path).search_keys(pa.table({"key.k": [123456789]}))
+
+    assert verdicts(done) == ["forgotten", "forgotten", "not searched", "forgotten"]
+    assert str(damaged) in done.outcomes[2].reasons[0]
+    assert not done.is_forgotten
+
+
+def test_the_certificate_is_begun_before_anything_changes_and_completed_after(
+    tmp_path: Path,
+) -> None:
+    """Catches what cannot be undone, done without a document; and one that holds a key."""
+    made = make(tmp_path)
+    before = files_below(tmp_path / "query")
+    file = tmp_path / "certificate.json"
+    keys = pa.table({"key.k": [KEYS[3]]})
+    nowhere = tmp_path / "none" / "certificate.json"
+    with pytest.raises(StorageError, match="nothing was changed"):
+        Checkpoint(made.path).forget(keys=keys, certificate=nowhere)
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(InvalidArgumentError, match="file-exists"):
+        Checkpoint(made.path).forget(keys=keys, certificate=tmp_path / "other.json")
+    assert files_below(tmp_path / "query") == before
+    io = FaultFileIO(LocalFileIO())
+    io.arm(Fault(0, calls=("publish",)))
+    with pytest.raises(StorageError, match="injected"):
+        at(made.path, io=io).forget(keys=keys, certificate=file)
+    begun = json.loads(file.read_text())
+    assert (begun["status"], begun["search"], begun["written"]) == ("begun", None, [])
+    assert len(begun["removed"]) == 8
+
+    done = Checkpoint(made.path).forget(keys=keys, certificate=file)
+
+    document = json.loads(file.read_text())
+    assert document == json.loads(json.dumps(done.fields()))
+    assert document["status"] == "complete"
+    assert document["begun_ms"] == begun["begun_ms"]
+    assert (document["num_rows"], document["num_rows_before"]) == (1, 40)
+    assert document["operator_name"] == "stateStoreSave"
+    assert {"statestore", "host", "user", "begun_at", "completed_at", "not_reached"} <= {*document}
+    prints = document["fingerprints"]
+    # Whoever has a key can check it without this package.
+    text = json.dumps([str(KEYS[3])]).encode()
+    told = hmac.new(bytes.fromhex(prints["salt"]), text, "sha256").hexdigest()
+    assert prints["of_keys"] == [told]
+    assert Checkpoint(made.path).is_certificate_of(file, keys)
+    assert not Checkpoint(made.path).is_certificate_of(file, pa.table({"key.k": [KEYS[4]]}))
+    with pytest.raises(NotFoundError, match="keys-not-found"):
+        Checkpoint(made.path).forget(keys=keys)
+
+
+def test_a_certificate_that_cannot_be_completed_is_in_the_error(tmp_path: Path) -> None:
+    """Catches the only document of what cannot be done again, lost with its directory."""
+    made = make(tmp_path)
+    directory = tmp_path / "certificates"
+    directory.mkdir()
+
+    class Gone(LocalFileIO):
+        def delete_files(self, of: str, names: Any) -> None:
+            super().delete_files(of, names)
+            shutil.rmtree(directory, ignore_errors=True)
+
+    with pytest.raises(StorageError, match="cannot be written") as caught:
+        at(made.path, io=Gone()).forget(f"k = {KEYS[3]}", certificate=directory / "c.json")
+
+    document = json.loads(str(caught.value.fields["certificate"]))
+    assert (document["status"], len(document["removed"])) == ("complete", 8)
+
+
+def test_files_that_a_savepoint_reads_or_a_branch_shares_are_named(tmp_path: Path) -> None:
+    """Catches a savepoint that loses its files under way, a branch that keeps a key unsaid."""
+    made = make(tmp_path)
+    checkpoint = Checkpoint(made.path)
+    with open_checkpoint(place_of(made.path)) as opened:
+        location = opened.location(StoreName(0, 1))
+        with pinned([location], 2, "0" * 32), pytest.raises(InUseError, match="savepoint"):
+            checkpoint.forget(f"k = {KEYS[0]}")
+    checkpoint.branch(tmp_path / "branch")
+
+    plan = checkpoint.plan_forget(f"k = {KEYS[0]}")
+    assert plan.num_shared > 0
+    assert "a branch's as well" in plan.describe()
+    plan.run()
+
+    assert Checkpoint(tmp_path / "branch").read().num_rows == 40
+    assert checkpoint.read().num_rows == 39
+
+
+def test_nothing_is_deleted_by_who_stood_still_after_the_commit(tmp_path: Path) -> None:
+    """Catches files of batches of a query that started meanwhile, deleted with no way back."""
+    made = make(tmp_path)
+    clock = ManualClock()
+    stood_still = []
+
+    class Pausing(LocalFileIO):
+        """Stands still behind the entry of the commit log, while a query runs two batches."""
+
+        def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:
+            super().write(path, data, sync=sync, overwrite=overwrite)
+            if path.endswith("/commits/2"):
+                stood_still.append(path)
+                clock.advance(10 * 60 * 1000)
+                made.run_batch({KEYS[0]: 7})
+                made.run_batch({KEYS[1]: 8})
+
+    with pytest.raises(InUseError, match="lease on the checkpoint has expired"):
+        at(made.path, io=Pausing(), clock=clock).forget(f"k = {KEYS[3]}")
+
+    assert len(stood_still) == 1
+    expected = made.expected()
+    del expected[0, "default"][unsafe_row(KEYS[3])]
+    assert read_checkpoint(made.path) == expected
+    assert Checkpoint(made.path).newest_version == 5
+    done = Checkpoint(made.path).forget(f"k = {KEYS[3]}")
+    assert done.search is not None
+    assert done.search.outcomes[0].verdict == "forgotten"
+    assert read_checkpoint(made.path) == expected
