@@ -37,6 +37,7 @@ class Editing(State):
         watermark_ms: int | None = None,
         expire: str | None = None,
         older_than: timedelta | datetime | None = None,
+        all_rows: bool = False,
     ) -> EditPlan:
         """Return what `edit_in_place` would do; arguments and errors as there.
 
@@ -50,6 +51,7 @@ class Editing(State):
             "watermark_ms": watermark_ms,
             "expire": expire,
             "older_than": older_than,
+            "all_rows": all_rows,
         }
         with self._opened() as checkpoint:
             plan = decide_edit_in_place(checkpoint, **how).plan
@@ -65,6 +67,7 @@ class Editing(State):
         watermark_ms: int | None = None,
         expire: str | None = None,
         older_than: timedelta | datetime | None = None,
+        all_rows: bool = False,
         report: Report | None = None,
     ) -> EditPlan:
         """Make the next version of the checkpoint itself, without some keys and with some rows.
@@ -76,11 +79,11 @@ class Editing(State):
             operator: Operator ID.
             name: Of a join the store, of transformWithState the state variable; None for the only
                 one.
-            upsert: Rows, in place of those that their keys have. Of a state variable that is a list
-                a row an element.
-            delete: Keys whose rows go, as Arrow data; or a condition in SQL that their rows fulfil,
-                such as `"user = 'x'"`. Keys that are not there do no harm. They and `upsert` are
-                held in memory.
+            upsert: Rows, in place of those that their keys have, as Arrow data or the path of a
+                file. Of a state variable that is a list a row an element.
+            delete: Keys whose rows go, as Arrow data or the path of a file; or a condition in SQL
+                that their rows fulfil, such as `"user_id = 'x'"`. They and `upsert` are held in
+                memory.
             watermark_ms: Watermark from now on, milliseconds since the Unix epoch, not before that
                 of now: later rows are dropped, and what has ended by it is evicted, from the next
                 batch on.
@@ -89,6 +92,7 @@ class Editing(State):
                 one store that is not transformWithState.
             older_than: The limit: how old, by this machine's clock; or a time, in UTC where it has
                 no zone.
+            all_rows: Whether all rows of the store may go.
             report: Called with the stores done and their number.
 
         Returns:
@@ -100,12 +104,13 @@ class Editing(State):
         Raises:
             InUseError: A query, or another operation, is writing the checkpoint.
             InvalidArgumentError: A batch is planned but not committed (kind unfinished-batch); the
-                watermark would go back; there is nothing to edit; or rows do not fit, or a key is
-                there twice (kind duplicate-key).
+                watermark would go back; there is nothing to edit; all rows would go and `all_rows`
+                is not given; or rows do not fit, or a key is there twice (kind duplicate-key).
             IncompatibleError: Another provider wrote the checkpoint; or rows are not where their
                 keys belong (kind not-rescalable).
-            NotFoundError, CorruptionError, FencedError, StorageError: A file cannot be read, or a
-                storage failed.
+            NotFoundError: No row is there to delete (kind keys-not-found), and none is put; where
+                rows expire that is fine. Or a file is not there.
+            CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
         """
         with self._opened() as checkpoint:
             return decide_edit_in_place(
@@ -117,6 +122,7 @@ class Editing(State):
                 watermark_ms=watermark_ms,
                 expire=expire,
                 older_than=older_than,
+                all_rows=all_rows,
             ).run(report or no_report)
 
     def plan_forget(

@@ -27,8 +27,9 @@ class Writing(State, Generic[Written]):
 
     Rows are Arrow data: a table, a stream of record batches, or what pandas, Polars and DuckDB
     make. Their columns are those of `read`: structs `key` and `value`, or their fields as columns
-    named with dots, `key.user`. Values keep the types that the state has; they are cast where
-    nothing is lost by it. A column `partition_id` is passed over: Spark's hash of the key decides.
+    named with dots, `key.shop`; or the path of a file of these. Values keep the types that the
+    state has; they are cast where nothing is lost by it. A column `partition_id` is passed over:
+    Spark's hash of the key decides.
     """
 
     def plan_transform(
@@ -101,6 +102,7 @@ class Writing(State, Generic[Written]):
         delete: Any = None,
         upsert: Any = None,
         version: int | None = None,
+        all_rows: bool = False,
     ) -> WritePlan:
         """Return what `edit` would do; arguments and errors as there.
 
@@ -112,6 +114,7 @@ class Writing(State, Generic[Written]):
             "delete": kept(delete),
             "upsert": kept(upsert),
             "version": version,
+            "all_rows": all_rows,
         }
         with self._editing(destination, how) as decided:
             return decided.plan.run_by(lambda report: self.edit(destination, **how, report=report))
@@ -125,6 +128,7 @@ class Writing(State, Generic[Written]):
         delete: Any = None,
         upsert: Any = None,
         version: int | None = None,
+        all_rows: bool = False,
         report: Report | None = None,
     ) -> Written:
         """Make a savepoint without some keys, and with some rows that are new or other.
@@ -134,15 +138,22 @@ class Writing(State, Generic[Written]):
             operator: Operator ID.
             name: Of a join the store, of transformWithState the state variable; None for the only
                 one.
-            delete: Keys whose rows go, as Arrow data; or a condition in SQL that their rows fulfil,
-                such as `"user = 'x'"`. Keys that are not there do no harm. They and `upsert` are
-                held in memory.
-            upsert: Rows, in place of those that their keys have. Of a state variable that is a list
-                a row an element.
+            delete: Keys whose rows go, as Arrow data or the path of a file; or a condition in SQL
+                that their rows fulfil, such as `"user_id = 'x'"`. They and `upsert` are held in
+                memory.
+            upsert: Rows, in place of those that their keys have, as Arrow data or the path of a
+                file. Of a state variable that is a list a row an element.
             version: State version, None for the newest committed one.
+            all_rows: Whether all rows of the store may go.
             report: Called with the stores done and their number.
 
-        Guarantee and errors: as `transform`.
+        Guarantee: as `transform`.
+
+        Raises:
+            InvalidArgumentError: All rows would go and `all_rows` is not given; or as `transform`.
+            NotFoundError: No row is there to delete (kind keys-not-found), and none is put; or as
+                `transform`.
+            IncompatibleError, CorruptionError, FencedError, StorageError: As `transform`.
         """
         how = {
             "operator": operator,
@@ -150,6 +161,7 @@ class Writing(State, Generic[Written]):
             "delete": delete,
             "upsert": upsert,
             "version": version,
+            "all_rows": all_rows,
         }
         with self._editing(destination, how) as decided:
             decided.run(report or no_report)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from statestore.api.checkpoint import Checkpoint
 
-_FORMS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+_FORMS = (".parquet", ".csv", ".json", ".jsonl")
 
 
 def _version_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,6 +124,7 @@ def _operator_option(command: Callable[..., Any]) -> Callable[..., Any]:
     callback=lambda *given: _age(given[2]),
     help="With --expire: how old, such as 90m, 36h or 7d.",
 )
+@click.option("--all", "all_rows", is_flag=True, help="Even where no row of the store is left.")
 @click.option(
     "--watermark-ms", type=int, help="With --in-place: watermark from now on, of the Unix epoch."
 )
@@ -142,6 +143,7 @@ def edit(
     upsert: str | None,
     expire: str | None,
     older_than: timedelta | None,
+    all_rows: bool,
     watermark_ms: int | None,
     version: int | None,
     yes: bool,
@@ -151,7 +153,11 @@ def edit(
     """Take keys out of the state, and put rows in: as a savepoint, or in place.
 
     FILE is .parquet, .csv or .json (a row a line), with the structs key and value, or their fields
-    as columns named key.NAME and value.NAME; keys that go need no value.
+    as columns named key.NAME and value.NAME; keys that go need no value. Its values are read by the
+    types of the state: 007 as text is 007. What does not fit is refused.
+
+    The plan says how many rows go, and of which keys. Exit status 1 where no row is there to
+    delete, and where all would go without --all.
 
     With DESTINATION a savepoint is made; the query may run, and `statestore restore` makes a
     checkpoint of it. With --in-place the query must be stopped, and goes on from the edited rows
@@ -163,7 +169,7 @@ def edit(
     \b
     Examples:
       statestore edit /data/checkpoint /data/savepoint --delete users.csv
-      statestore edit /data/checkpoint --in-place --where "user = 'x'" --yes
+      statestore edit /data/checkpoint --in-place --where "user_id = 'x'" --yes
       statestore edit /data/checkpoint --in-place --upsert corrected.parquet --yes
       statestore edit /data/checkpoint --in-place --expire value.max --older-than 7d --yes
     """  # noqa: D301
@@ -183,6 +189,7 @@ def edit(
         "name": name,
         "delete": _rows_file(delete) if where is None else where,
         "upsert": _rows_file(upsert),
+        "all_rows": all_rows,
     }
     if destination is not None:
         if watermark_ms is not None or expire is not None:

@@ -54,7 +54,8 @@ def test_edit_takes_keys_and_rows_from_files(checkpoint: str, tmp_path: Path) ->
     done = CliRunner().invoke(cli, ["edit", checkpoint, str(to), *files, "--yes"])
 
     assert done.exit_code == 0, done.output
-    assert "2 keys deleted, 1 rows put" in done.output
+    assert "2 of 2 keys have rows: 2 rows of 10 deleted" in done.output
+    assert "1 row put, in place of those of 1 key" in done.output
     rows = Savepoint(to).read(flatten=True)
     found = dict(zip(rows["key.k"].to_pylist(), rows["value.value"].to_pylist(), strict=True))
     assert found == {n: n for n in range(10) if n not in (3, 4, 5)} | {5: 50}

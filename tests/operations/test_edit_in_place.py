@@ -42,8 +42,9 @@ def test_an_edit_is_the_next_version(tmp_path: Path, backend: str, checkpoint_fo
     put = pa.table({"key.k": [KEYS[3], 7], "value.value": [70, 80]})
 
     plan = checkpoint.plan_edit_in_place(delete=f"k < {KEYS[2]}", upsert=put)
-    assert "2 keys deleted" in plan.describe()
-    assert "2 rows put" in plan.describe()
+    assert f"2 rows of 40 deleted, where k < {KEYS[2]}" in plan.describe()
+    assert "2 rows put, in place of those of 1 key" in plan.describe()
+    assert f'{{"k": {KEYS[0]}}}' in plan.describe()
     assert files_below(tmp_path / "query") == before
     plan.run()
 
@@ -111,7 +112,7 @@ def test_a_plan_of_a_stream_does_what_it_says(tmp_path: Path) -> None:
     gone = pa.table({"key.k": [KEYS[0]]})
 
     plan = checkpoint.plan_edit_in_place(delete=gone.to_reader(), upsert=put.to_reader())
-    assert "1 keys deleted" in plan.describe()
+    assert "1 of 1 key has rows: 1 row of 40 deleted" in plan.describe()
     assert "2 rows put" in plan.describe()
     plan.run()
     to = tmp_path / "savepoint"

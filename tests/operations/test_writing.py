@@ -241,7 +241,9 @@ def test_keys_are_deleted_and_rows_put(tmp_path: Path) -> None:
     )
     savepoint = plan.run()
 
-    assert "3 keys deleted, 2 rows put" in plan.describe()
+    assert "2 of 3 keys have rows: 2 rows of 100 deleted" in plan.describe()
+    assert '{"k": 5000}, which has no row' in plan.describe()
+    assert "2 rows put, in place of those of 1 key" in plan.describe()
     expected = made.expected()
     rows = expected[0, "default"]
     del rows[unsafe_row(1)], rows[unsafe_row(2)]

@@ -145,17 +145,17 @@ def test_rows_expire_by_a_column(make_lane: MakeLane) -> None:
     limit = datetime(2024, 1, 1, 0, 0, 20)  # noqa: DTZ001 (in UTC)
 
     plan = checkpoint.plan_edit_in_place(expire="value.max", older_than=limit)
-    assert "1 keys deleted, where (value.max) < TIMESTAMPTZ" in plan.describe()
-    assert (
-        checkpoint.plan_edit_in_place(expire="value.max", older_than=timedelta(days=1))
-        .describe()
-        .count("3 keys deleted")
-    )
+    assert "1 row of 3 deleted, where value.max < TIMESTAMPTZ" in plan.describe()
+    of_all = {"expire": "value.max", "older_than": timedelta(days=1)}
+    with pytest.raises(InvalidArgumentError, match="all rows of a store would be deleted"):
+        checkpoint.plan_edit_in_place(**of_all)
+    everything_goes = checkpoint.plan_edit_in_place(**of_all, all_rows=True).describe()
+    assert "all 3 rows deleted: the whole store" in everything_goes
     plan.run()
 
     lane.run(*files([event("a", 1, 40), event("b", 1, 40)]))
     assert rows_of(lane, 2) == {"a": (40, 1), "b": (40, 2)}
-    with pytest.raises(InvalidArgumentError, match="does not fit"):
+    with pytest.raises(InvalidArgumentError, match=r"this is none.*value\.count < 1704067220000"):
         checkpoint.plan_edit_in_place(expire="value.count", older_than=limit)
     with pytest.raises(InvalidArgumentError, match="how old"):
         checkpoint.plan_edit_in_place(expire="value.max")

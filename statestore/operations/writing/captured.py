@@ -16,7 +16,7 @@ from statestore.core.key_groups import resolve_max_parallelism
 from statestore.operations.committed_version import CommittedVersion, spark_files_of
 from statestore.operations.edit_log import with_watermark
 from statestore.operations.savepoint.conversion import schemas_of
-from statestore.operations.writing.shape import StoreShape
+from statestore.operations.writing.shape import MERGE_ZEROS, StoreShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,7 +121,8 @@ def _shape(
     )
     is_keyed = any(partition_key_columns(store.name, family) for family in families)
     num_states = num_partitions if is_keyed else 1
-    return StoreShape(operator.id, store.name, new, num_states, ())
+    zeros = operator.name in MERGE_ZEROS
+    return StoreShape(operator.id, store.name, new, num_states, (), zeros)
 
 
 def _families(

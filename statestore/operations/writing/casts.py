@@ -113,7 +113,10 @@ _HINTS = {
 
 
 def _shown(value: Any) -> str:
-    text = str(value)
+    try:
+        text = str(value)
+    except (OverflowError, ValueError):
+        return "one that Python does not have"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 

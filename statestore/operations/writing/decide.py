@@ -6,9 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.core.text import format_count
 from statestore.operations.committed_version import find_version
 from statestore.operations.edit_log import find_edit_batch
 from statestore.operations.key_set import KeySet
@@ -19,6 +23,7 @@ from statestore.operations.writing.captured import find_captured
 from statestore.operations.writing.columns import FamilyColumns, decide_family
 from statestore.operations.writing.expiry import expiry_condition
 from statestore.operations.writing.family_rows import FamilyRows
+from statestore.operations.writing.found import check_found, deleted_in_words, find_rows
 from statestore.operations.writing.given import read_given, rows_of
 from statestore.operations.writing.in_place import EditInPlace
 from statestore.operations.writing.savepoint_of_rows import SavepointOfRows
@@ -26,8 +31,6 @@ from statestore.operations.writing.shape import find_shape, shapes_of
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
-
-    import pyarrow as pa
 
     from statestore.codec.column_family import ColumnFamily
     from statestore.io.place import Place
@@ -114,6 +117,10 @@ def _of_rows(
     for operator, name, given in _named(operators):
         shape, family = find_shape(shapes, operator, name)
         stored = _stored(found, shape, family) if makes else None
+        if isinstance(given, Path):
+            given = read_given(
+                given, shape.name, family, has_values=True, merges_zeros=shape.merges_zeros
+            )
         made = rows_of(given, stored)
         after = decide_family(family, made.schema(), change_schema=change_schema)
         rows.append(FamilyRows(shape, family, after, made, made.what))
@@ -129,6 +136,7 @@ def decide_edit(
     delete: Any,
     upsert: Any,
     version: int | None,
+    all_rows: bool = False,
 ) -> SavepointOfRows:
     """Decide a savepoint without some keys, and with some rows.
 
@@ -137,17 +145,22 @@ def decide_edit(
         destination: The savepoint to write.
         operator: Operator ID.
         name: As `find_shape`.
-        delete: Keys that go, as Arrow data; or a condition in SQL that their rows fulfil; None for
-            none.
-        upsert: Rows that come, in place of those of their keys, as Arrow data; None for none.
+        delete: Keys that go, as Arrow data or the path of a file; or a condition in SQL that their
+            rows fulfil; None for none.
+        upsert: Rows that come, in place of those of their keys, as Arrow data or the path of a
+            file; None for none.
         version: State version, None for the newest committed.
+        all_rows: Whether all rows of the store may go.
 
     Raises:
-        As `decide_rows`.
+        InvalidArgumentError: All rows would go and `all_rows` is not given; or as `decide_rows`.
+        NotFoundError: No row is there to delete (kind keys-not-found), and none is put; or as
+            `decide_rows`.
+        IncompatibleError, CorruptionError, FencedError, StorageError: As `decide_rows`.
     """
     found = find_version(checkpoint, version)
     shapes = shapes_of(found)
-    of = _edited(found, shapes, operator, name, delete, upsert)
+    of = _edited(found, shapes, operator, name, delete, upsert, all_rows=all_rows)
     return _decided("edit", found, shapes, [of], destination)
 
 
@@ -161,6 +174,7 @@ def decide_edit_in_place(
     watermark_ms: int | None = None,
     expire: str | None = None,
     older_than: timedelta | datetime | None = None,
+    all_rows: bool = False,
 ) -> EditInPlace:
     """Decide a new version of a checkpoint without some keys, and with some rows.
 
@@ -174,10 +188,12 @@ def decide_edit_in_place(
             before.
         expire: A column that is a time, in place of `delete`.
         older_than: As `expiry_condition`.
+        all_rows: As `decide_edit`.
 
     Raises:
         InvalidArgumentError: The watermark would go back; or as `decide_edit`, `expiry_condition`
             and `find_edit_batch`.
+        NotFoundError: As `decide_edit`; no row need be there that expires.
         InUseError: As `find_edit_batch`.
     """
     batch = find_edit_batch(checkpoint)
@@ -199,7 +215,9 @@ def decide_edit_in_place(
         delete = expiry_condition(expire, older_than, of_operator, checkpoint.clock)
     rows: tuple[FamilyRows, ...] = ()
     if watermark_ms is None or not (delete is None and upsert is None):
-        rows = (_edited(found, shapes, operator, name, delete, upsert),)
+        # Where rows expire, none may be old enough.
+        how = {"may_be_none": expire is not None, "all_rows": all_rows}
+        rows = (_edited(found, shapes, operator, name, delete, upsert, **how),)
     edit = EditInPlace(found, shapes, rows, watermark_ms, batch)
     edit.check()
     return edit
@@ -212,6 +230,9 @@ def _edited(
     name: str | None,
     delete: Any,
     upsert: Any,
+    *,
+    may_be_none: bool = False,
+    all_rows: bool,
 ) -> FamilyRows:
     """Return what a column family loses and gets."""
     if delete is None and upsert is None:
@@ -219,28 +240,37 @@ def _edited(
             "there is nothing to edit", to_fix="name keys to delete, or rows to put"
         )
     shape, family = find_shape(shapes, operator, name)
-    columns = FamilyColumns(shape.name, family)
-    keys: list[pa.Array[Any]] = []
-    given = where = None
-    words = []
+    columns = FamilyColumns(shape.name, family, shape.merges_zeros)
+    read = partial(read_given, store=shape.name, family=family, merges_zeros=shape.merges_zeros)
+    given = where = deleted = num_given = None
+    put: list[pa.Array[Any]] = []
     if isinstance(delete, str):
         where = partial(Condition, delete)
-        condition = where()
-        num_keys = sum(len(condition.rows(batch)) for batch in _stored(found, shape, family)())
-        words.append(f"{num_keys} keys deleted, where {delete}")
     elif delete is not None:
-        table = read_given(delete, shape.name, family, has_values=False)
-        keys += columns.keys(table.to_batches())
-        words.append(f"{table.num_rows} keys deleted")
+        deleted = list(columns.keys(read(delete, has_values=False).to_batches()))
+        num_given = len(pa.chunked_array(deleted, pa.binary()).unique())
     if upsert is not None:
-        table = read_given(upsert, shape.name, family, has_values=True)
-        keys += columns.keys(table.to_batches())
+        table = read(upsert, has_values=True)
+        put = list(columns.keys(table.to_batches()))
         given = rows_of(table, None)
-        words.append(f"{table.num_rows} rows put")
-    without = KeySet(keys)
-    return FamilyRows(
-        shape, family, family, given, ", ".join(words), replaced=False, without=without, where=where
+    rows = FamilyRows(
+        shape, family, family, None, "", replaced=False, without=KeySet(deleted or ()), where=where
     )
+    counted = find_rows(found.checkpoint, rows, deleted, KeySet(put))
+    words = []
+    if delete is not None:
+        words.append(deleted_in_words(counted, num_given, delete))
+        may_be_none = may_be_none or upsert is not None
+        check_found(
+            counted, words[0], num_given=num_given, may_be_none=may_be_none, all_rows=all_rows
+        )
+    if given is not None:
+        words.append(
+            f"{format_count(table.num_rows, 'row')} put, in place of those of "
+            f"{format_count(counted.num_replaced, 'key')}"
+        )
+    without = KeySet([*(deleted or ()), *put])
+    return replace(rows, given=given, words="; ".join(words), without=without, keys=counted.keys)
 
 
 def _decided(

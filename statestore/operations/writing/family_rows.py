@@ -41,6 +41,7 @@ class FamilyRows:
         where: Makes the condition that rows fulfil which go, once for each thread that reads rows;
             None for none. A key with several values goes where one of them fulfils it.
         words: What happens, in words, for the plan.
+        keys: Some of the keys whose rows go, in words.
     """
 
     shape: StoreShape
@@ -51,11 +52,12 @@ class FamilyRows:
     replaced: bool = True
     without: KeySet | None = None
     where: Callable[[], Condition] | None = None
+    keys: tuple[str, ...] = ()
 
     @property
     def columns(self) -> FamilyColumns:
         """How given columns become rows."""
-        return FamilyColumns(self.shape.name, self.family)
+        return FamilyColumns(self.shape.name, self.family, self.shape.merges_zeros)
 
     @property
     def plan(self) -> FamilyPlan:
@@ -68,6 +70,7 @@ class FamilyRows:
             self.words,
             None if then.key_schema == now.key_schema else then.key_schema,
             None if then.value_schema == now.value_schema else then.value_schema,
+            self.keys,
         )
 
 

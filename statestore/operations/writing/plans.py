@@ -18,8 +18,9 @@ class FamilyPlan:
         operator: Operator ID.
         store: Name of the store.
         column_family: Name of the column family, of transformWithState of a state variable.
-        rows: Where they come from, in words.
+        rows: Where they come from, or what was found of them, in words.
         key_schema, value_schema: Spark's JSON afterwards; None where they stay.
+        keys: Some of the keys whose rows are deleted, as JSON.
     """
 
     operator: int
@@ -28,6 +29,13 @@ class FamilyPlan:
     rows: str
     key_schema: str | None
     value_schema: str | None
+    keys: tuple[str, ...] = ()
+
+    def fields(self) -> list[tuple[str, str]]:
+        """Return what is shown of it: its name and what becomes of it, and keys that go."""
+        names = [name for name in (self.store, self.column_family) if name != "default"]
+        place = " ".join([f"operator {self.operator}", *names])
+        return [(place, self.describe()), *(("  key", key) for key in self.keys)]
 
     def describe(self) -> str:
         """Return it in words."""
@@ -74,7 +82,7 @@ class WritePlan(Plan[Any]):
                 ("like", self.like),
                 ("savepoint", self.destination),
                 ("version", self.version),
-                *((_place(family), family.describe()) for family in self.families),
+                *(field for family in self.families for field in family.fields()),
                 ("all other rows", "as they are"),
                 ("state", format_bytes(self.state_bytes)),
             ]
@@ -125,15 +133,10 @@ class EditPlan(Plan["EditPlan"]):
             [
                 ("checkpoint", self.checkpoint),
                 ("new version", f"{self.version}, batch {self.batch} of the query"),
-                *((_place(family), family.describe()) for family in self.families),
+                *(field for family in self.families for field in family.fields()),
                 *watermark,
                 ("all other rows", "as they are"),
                 ("versions before", "keep their rows, until they expire"),
                 ("state", format_bytes(self.state_bytes)),
             ]
         )
-
-
-def _place(family: FamilyPlan) -> str:
-    names = [name for name in (family.store, family.column_family) if name != "default"]
-    return " ".join([f"operator {family.operator}", *names])

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from statestore.codec.column_family import ColumnFamily
     from statestore.operations.committed_version import CommittedVersion
 
+MERGE_ZEROS = {"stateStoreSave", "sessionWindowStateStoreSaveExec", "symmetricHashJoin"}
+"""Operators, by Spark's short names, that aggregate or join: 0.0 and -0.0 are one key of theirs."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoreShape:
@@ -26,6 +29,7 @@ class StoreShape:
         new: A version of it, but for its ID and row counts.
         num_states: State partitions that it has: 1, or those of the query.
         heads: The version that is there, by state partition; none where the query has not run.
+        merges_zeros: Whether Spark takes -0.0 for 0.0 in its keys.
     """
 
     operator: int
@@ -33,6 +37,7 @@ class StoreShape:
     new: NewVersion
     num_states: int
     heads: tuple[PublishedFile, ...]
+    merges_zeros: bool
 
     def require_by_key(self) -> None:
         """Check that Spark's hash of the key decides where a row belongs.
@@ -82,7 +87,8 @@ def shapes_of(version: CommittedVersion) -> tuple[StoreShape, ...]:
             of = heads[operator.id, store_info.name]
             trailers = [head.trailer for head in of]
             new = dealt_anew(trailers, version.num_partitions, trailers[0].max_parallelism)
-            found.append(StoreShape(operator.id, store_info.name, new, len(of), tuple(of)))
+            zeros = operator.name in MERGE_ZEROS
+            found.append(StoreShape(operator.id, store_info.name, new, len(of), tuple(of), zeros))
     return tuple(found)
 
 

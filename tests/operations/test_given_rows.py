@@ -1,0 +1,437 @@
+"""Rows and keys that people give, as Arrow data and in files, are the state's or are refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statestore.codec.column_family import ColumnFamily
+from statestore.codec.key_bytes import decode_keys
+from statestore.codec.spark_types import parse_schema
+from statestore.core.errors import InvalidArgumentError
+from statestore.operations.writing.columns import FamilyColumns
+from statestore.operations.writing.given import read_given
+
+UTC = dt.UTC
+
+
+def family_of(key: dict[str, Any], value: dict[str, Any] | None = None) -> ColumnFamily:
+    """Return a column family of fields of Spark's types."""
+    return ColumnFamily(0, "default", schema_of(key), schema_of(value or {"n": "long"}))
+
+
+def schema_of(fields: dict[str, Any]) -> str:
+    described = [
+        {"name": name, "type": kind, "nullable": True, "metadata": {}}
+        for name, kind in fields.items()
+    ]
+    return json.dumps({"type": "struct", "fields": described})
+
+
+def struct(**fields: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(schema_of(fields))
+    return found
+
+
+def array(kind: Any) -> dict[str, Any]:
+    return {"type": "array", "elementType": kind, "containsNull": True}
+
+
+def map_of(key: Any, value: Any) -> dict[str, Any]:
+    return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
+
+
+def keys(given: Any, kind: Any) -> list[Any]:
+    """Return what a column of keys becomes."""
+    table = read_given(given, "default", family_of({"k": kind}), has_values=False)
+    return [row["k"] for row in table["key"].to_pylist()]
+
+
+def column(*values: Any, type: Any = None) -> pa.Table:
+    return pa.table({"key.k": pa.array(values, type)})
+
+
+TIME = dt.datetime(2024, 1, 31, 10, 0, 0, 500_000, tzinfo=UTC)
+MONTHS = pa.month_day_nano_interval()
+TEXTS: list[tuple[Any, str, Any]] = [
+    # Spark's type, as people type it, as it is in state.
+    *((("string"), text, text) for text in (
+        "007", "00123", "12345678901234567890", "0x1F", "1e5", "1.0", "NA", "null", "NULL", "NaN",
+        "true", "2024-01-31 10:00", "2024-01-31", "10:00", " a ", "a,b", 'say "hi"', "a\nb",
+        "-", "é",
+    )),
+    ("string", "", ""),
+    ("varchar(9)", "007", "007"),
+    ("boolean", "true", True),
+    ("boolean", "false", False),
+    ("byte", "-128", -128),
+    ("short", "32767", 32767),
+    ("integer", "007", 7),
+    ("long", "-9223372036854775808", -(2**63)),
+    ("long", "9007199254740993", 2**53 + 1),
+    ("float", "0.1", float(np.float32(0.1))),
+    ("double", "0.1", 0.1),
+    ("double", "1e300", 1e300),
+    ("double", "-Infinity", -math.inf),
+    ("decimal(10,2)", "19.99", Decimal("19.99")),
+    ("decimal(10,2)", "1e2", Decimal("100.00")),
+    ("decimal(38,18)", "19.99", Decimal("19.99").quantize(Decimal(1).scaleb(-18))),
+    ("decimal(38,0)", "9" * 38, Decimal("9" * 38)),
+    ("binary", "00ff", b"\0\xff"),
+    ("date", "1969-12-31", dt.date(1969, 12, 31)),
+    ("timestamp", "2024-01-31T10:00:00.5Z", TIME),
+    ("timestamp", "2024-01-31 11:00:00.500000+01:00", TIME),
+    ("timestamp_ntz", "2024-01-31 10:00:00.5", TIME.replace(tzinfo=None)),
+    ("time(6)", "10:00:00.000001", dt.time(10, 0, 0, 1)),
+    ("interval day to second", "1 day, 2:03:04.5", dt.timedelta(1, 7384, 500_000)),
+    ("interval day to second", "-1 day, 0:00:00", dt.timedelta(-1)),
+    (struct(a="string", b="timestamp"), '{"a": "7", "b": null}', {"a": "7", "b": None}),
+    (array("long"), "[1, null]", [1, None]),
+    (map_of("string", "decimal(4,1)"), '{"a": 1.5}', [("a", Decimal("1.5"))]),
+    (map_of("long", "string"), '[[1, "01"]]', [(1, "01")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "typed", "expected"), TEXTS)
+def test_text_in_a_file_is_what_the_state_has(
+    tmp_path: Path, kind: Any, typed: str, expected: Any
+) -> None:
+    """Catches 007 taken for 7, and every other value that is guessed from its looks."""
+    escaped = typed.replace('"', '""')
+    (tmp_path / "keys.csv").write_text(f'key.k,partition_id\n"{escaped}",3\n', "utf-8")
+    raw = isinstance(kind, dict) or parse_schema(schema_of({"k": kind})).types[0].kind in (
+        *("byte", "short", "long", "double", "float", "decimal", "boolean"),
+    )
+    text = typed if raw else json.dumps(typed)
+    if kind == "integer":
+        text = "7"  # JSON has no zeros in front
+    (tmp_path / "keys.json").write_text(f'{{"key": {{"k": {text}}}}}\n\n{{"key": {{"k": null}}}}\n')
+    (tmp_path / "flat.jsonl").write_text(f'{{"key.k": {text}, "partition_id": 1}}\n')
+
+    assert keys(tmp_path / "keys.csv", kind) == [expected]
+    assert keys(tmp_path / "keys.json", kind) == [expected, None]
+    assert keys(tmp_path / "flat.jsonl", kind) == [expected]
+    arrow = parse_schema(schema_of({"k": kind})).types[0].arrow
+    pq.write_table(pa.table({"key.k": pa.array([expected, None], arrow)}), tmp_path / "k.parquet")
+    assert keys(tmp_path / "k.parquet", kind) == [expected, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed"),
+    [
+        ("boolean", "1"), ("boolean", "yes"), ("byte", "128"), ("integer", "1.0"),
+        ("integer", "1e3"), ("integer", "0x1F"), ("integer", " 1"), ("integer", "1_000"),
+        ("long", "9223372036854775808"), ("long", "true"), ("double", "1e400"),
+        ("double", "1e-400"),
+        ("double", "nan"), ("float", "1e39"), ("decimal(10,2)", "1.005"),
+        ("decimal(10,2)", "0.125"),
+        ("decimal(4,2)", "100"), ("decimal(10,2)", "NaN"), ("decimal(38,0)", "1e9999"),
+        ("binary", "0xff"), ("binary", "f"), ("date", "2024-1-31"), ("date", "2024-02-30"),
+        ("date", "2024-01-31 23:59"), ("date", "20240131"), ("timestamp", "2024-01-31T10:00:00"),
+        ("timestamp", "2024-01-31"), ("timestamp", "2024-01-31T10:00:00.0000001Z"),
+        ("timestamp_ntz", "2024-01-31T10:00:00Z"), ("time(6)", "25:00"),
+        ("interval day to second", "1 month"), ("interval", "1 month"),
+        ("interval year to month", "1"), ("variant", "1"), (array("long"), "[1.5]"),
+        (array("long"), "1"), (struct(a="long"), '{"a": 1, "b": 2}'), (struct(a="long"), "{}"),
+        (struct(a="string"), '{"a": 7}'), (struct(a="long"), '{"a": 1, "a": 2}'),
+        (map_of("string", "long"), "[1]"), (map_of("long", "long"), '{"1": 1}'),
+    ],
+)  # fmt: skip
+def test_text_that_is_not_of_the_type_is_refused_by_name(
+    tmp_path: Path, kind: Any, typed: str
+) -> None:
+    """Catches a value that is cut, rounded or moved to another zone."""
+    escaped = typed.replace('"', '""')
+    (tmp_path / "keys.csv").write_text(f'key.n,key.k\n1,\n1,"{escaped}"\n')
+
+    family = family_of({"n": "long", "k": kind})
+    with pytest.raises(InvalidArgumentError, match=r"keys\.csv', row=2, column='key\.k") as refused:
+        read_given(tmp_path / "keys.csv", "default", family, has_values=False)
+    assert "value=" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("k.csv", "key.k\n007\n\n,\n", "CSV parse error"),
+        ("k.csv", "key.k,key.k\n1,2\n", "given twice"),
+        ("k.csv", "key.k,n\n1,2\n", "neither of the key nor of the value"),
+        ("k.csv", "k\n1\n", "neither of the key nor of the value"),
+        ("k.csv", "", "Empty CSV file"),
+        ("k.csv", "key.k,partition_id\n,1\n", "nothing may be a null or an empty text"),
+        ("k.json", '{"key": {"k": 7}}', r"line=1, column='key\.k', value='7'"),
+        ("k.json", '{"key.k": "a"}\n{"key.k": true}', "line=2"),
+        ("k.json", '{"key.k": "a"}\n{"key": {"k": "a"}}', "line=2.*key.k"),
+        ("k.json", '{"key.k": "a", "key.k": "b"}', "twice"),
+        ("k.json", '{"key": {"k": "a"}, "key.k": "a"}', "given twice"),
+        ("k.json", '[{"key.k": "a"}]', "no object"),
+        ("k.json", '{"key.k": ', "no JSON"),
+        ("k.json", '{"key": {}}', "k"),
+        ("k.json", '{"key": {"k": "a", "j": 1}}', "has the fields k, j"),
+        ("k.json", '{"key": null}', "a key or a value is null"),
+        ("k.parquet", "no parquet", "cannot be read"),
+        ("k.txt", "007", "form that is not known"),
+    ],
+)
+def test_file_that_is_not_one_of_keys_is_refused(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    """Catches a traceback, and a column, row or file that is passed over."""
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(InvalidArgumentError, match=said):
+        keys(path, "string")
+    with pytest.raises(InvalidArgumentError, match="cannot be read"):
+        keys(tmp_path / "none.csv", "string")
+
+
+def test_fields_of_a_window_are_columns_of_a_file(tmp_path: Path) -> None:
+    """Catches what `read --flatten` shows that cannot be given back."""
+    window = struct(start="timestamp", end="timestamp")
+    family = family_of({"window": window, "user.id": "string", "n": "long"})
+    text = "key.window.start,key.window.end,key.user.id,key.n,value.n\n"
+    (tmp_path / "rows.csv").write_text(
+        "\N{BOM}".encode("utf-8").decode() + text + "2024-01-31T10:00:00.5Z,,007,1,\n", "utf-8"
+    )
+
+    table = read_given(tmp_path / "rows.csv", "default", family, has_values=True)
+
+    key = {"window": {"start": TIME, "end": None}, "user.id": "007", "n": 1}
+    assert table.to_pylist() == [{"key": key, "value": {"n": None}}]
+
+
+def test_times_that_spark_writes_to_parquet_are_in_utc(tmp_path: Path) -> None:
+    """Catches a file of Spark's own whose times seem to have no zone."""
+    path = tmp_path / "k.parquet"
+    of_window = pa.table({"key": pa.array([{"w": {"start": TIME}}])})
+    pq.write_table(of_window, path, use_deprecated_int96_timestamps=True)
+    family = family_of({"w": struct(start="timestamp")})
+
+    table = read_given(path, "default", family, has_values=False)
+
+    assert table["key"].to_pylist() == [{"w": {"start": TIME}}]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "expected"),
+    [
+        (column(1, None, type=pa.int8()), "long", [1, None]),
+        (column(1, type=pa.uint64()), "byte", [1]),
+        (column(Decimal("7.00")), "integer", [7]),
+        (column(7), "decimal(3,2)", [Decimal("7.00")]),
+        (column(2**64 - 1, type=pa.uint64()), "decimal(20,0)", [Decimal(2**64 - 1)]),
+        (column(Decimal("1.500")), "decimal(10,2)", [Decimal("1.50")]),
+        (column(Decimal("1.5"), type=pa.decimal256(50, 1)), "decimal(10,2)", [Decimal("1.50")]),
+        (column(1.5, type=pa.float32()), "double", [1.5]),
+        (column(0.5, None), "float", [0.5, None]),
+        (column(2**53), "double", [2.0**53]),
+        (column("a", None).set_column(0, "key.k", pa.array(["a", None]).dictionary_encode()),
+         "string", ["a", None]),
+        (column("a", type=pa.large_string()), "string", ["a"]),
+        (column("a", type=pa.string_view()), "string", ["a"]),
+        (pa.table({"key.k": pa.RunEndEncodedArray.from_arrays([2], pa.array(["a"]))}),
+         "string", ["a", "a"]),
+        (column(b"ab", type=pa.binary(2)), "binary", [b"ab"]),
+        (column(TIME, type=pa.timestamp("ns", "Europe/Berlin")), "timestamp", [TIME]),
+        (column(TIME.replace(tzinfo=None), type=pa.timestamp("ms")), "timestamp_ntz",
+         [TIME.replace(tzinfo=None)]),
+        (column(dt.date(2024, 1, 31), type=pa.date64()), "date", [dt.date(2024, 1, 31)]),
+        (column(dt.time(10), type=pa.time32("s")), "time(6)", [dt.time(10)]),
+        (column(dt.timedelta(1), type=pa.duration("s")), "interval day to second",
+         [dt.timedelta(1)]),
+        (column((0, 2, 5000), None, type=MONTHS), "interval day to second",
+         [dt.timedelta(2, microseconds=5), None]),
+        (column((14, 0, 0), type=MONTHS), "interval year to month",
+         [pa.MonthDayNano([14, 0, 0])]),
+        (column({"b": 1, "a": "x"}, None), struct(a="string", b="long"),
+         [{"a": "x", "b": 1}, None]),
+        (column([1], None, [], type=pa.large_list(pa.int8())), array("long"), [[1], None, []]),
+        (column([1, 2], None, type=pa.list_(pa.int8(), 2)), array("long"), [[1, 2], None]),
+        (column([("a", 1)], None, type=pa.map_(pa.large_string(), pa.int8())),
+         map_of("string", "long"), [[("a", 1)], None]),
+        (column([{"key": "a", "value": 1}]), map_of("string", "long"), [[("a", 1)]]),
+        (column(None, None, type=pa.null()), "decimal(3,1)", [None, None]),
+    ],
+)  # fmt: skip
+def test_values_in_another_type_that_holds_them_are_taken(
+    given: pa.Table, kind: Any, expected: list[Any]
+) -> None:
+    """Catches what pandas, Polars and DuckDB make that is refused, or becomes something else."""
+    assert keys(given, kind) == expected
+    padded = pa.concat_tables([given.slice(0, 1), given]).combine_chunks().slice(1)
+    assert keys(padded, kind) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (column(7), "string"), (column(True), "string"), (column(1.5), "string"),
+        (column(b"a"), "string"), (column("a"), "binary"), (column(TIME), "string"),
+        (column(dt.date(2024, 1, 1)), "string"), (column("7"), "long"), (column("0x10"), "long"),
+        (column("1.5"), "decimal(10,2)"), (column("2024-01-01"), "date"),
+        (column("true"), "boolean"),
+        (column(2), "boolean"), (column(True), "long"), (column(1.0), "long"),
+        (column(1.5), "decimal(10,2)"), (column(Decimal("0.5")), "double"),
+        (column(TIME), "date"), (column(TIME), "long"), (column(TIME), "timestamp_ntz"),
+        (column(TIME.replace(tzinfo=None)), "timestamp"),
+        (column(dt.date(2024, 1, 1)), "timestamp"),
+        (column(5), "timestamp"), (column(5), "date"), (column(dt.timedelta(1)), "long"),
+        (column(dt.timedelta(1)), "interval"), (column([1]), struct(a="long")),
+        (column({"a": 1, "b": 2}), struct(a="long")),
+        (column({"a": 1}), struct(a="long", b="long")),
+        (column([{"a": 1, "b": 2}]), array(struct(a="long"))), (column([7]), array("string")),
+        (column([("a", 7)], type=pa.map_(pa.string(), pa.int64())), map_of("string", "string")),
+        (column([("a", 7)], type=pa.map_(pa.string(), pa.int64())), array("long")),
+        (column(7, type=pa.int64()), "variant"),
+    ],
+)  # fmt: skip
+def test_column_of_another_kind_is_refused_by_name(given: pa.Table, kind: Any) -> None:
+    """Catches a number that becomes text, a time without a zone that gets one, a field dropped."""
+    with pytest.raises(InvalidArgumentError, match=r"column='key\.k.*expected=.*found="):
+        keys(given, kind)
+    with pytest.raises(InvalidArgumentError, match=r"column='key\.k"):
+        keys(given.slice(0, 0), kind)  # a plan refuses it before there are rows
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (column(1, 300), "byte"), (column(0, 2**63, type=pa.uint64()), "long"),
+        (column(Decimal("1.0"), Decimal("1.5")), "long"), (column(1, 2**53 + 1), "double"),
+        (column(0.5, 0.1), "float"), (column(0.5, 1e300), "float"),
+        (column(Decimal("1.000"), Decimal("1.005")), "decimal(10,2)"),
+        (column(1, 100), "decimal(4,2)"), (column(1, 10**18), "decimal(38,30)"),
+        (column(Decimal(1), Decimal(10) ** 30), "decimal(38,18)"),
+        (column(0, 1, type=pa.timestamp("ns", "UTC")), "timestamp"),
+        (column(0, 2**62, type=pa.timestamp("s", "UTC")), "timestamp"),
+        (column(0, 1, type=pa.time64("ns")), "time(6)"),
+        (column(0, 1, type=pa.duration("ns")), "interval day to second"),
+        (column((0, 1, 0), (1, 0, 0), type=MONTHS), "interval day to second"),
+        (column((0, 1, 0), (0, 2**31 - 1, 0), type=MONTHS), "interval day to second"),
+        (column((1, 0, 0), (0, 1, 0), type=MONTHS), "interval year to month"),
+        (column((1, 0, 1000), (0, 0, 1), type=MONTHS), "interval"),
+    ],
+)  # fmt: skip
+def test_value_that_would_lose_something_is_refused_by_row_and_value(
+    given: pa.Table, kind: Any
+) -> None:
+    """Catches digits that are cut, and numbers that overflow."""
+    assert keys(given.slice(0, 1), kind) == keys(given.slice(0, 1), kind)
+    with pytest.raises(InvalidArgumentError, match=r"column='key\.k', row=1, value="):
+        keys(given, kind)
+
+
+NUMBERS = st.one_of(
+    st.tuples(st.sampled_from([pa.int8(), pa.int64(), pa.uint64()]), st.integers(-(2**64), 2**64)),
+    st.tuples(
+        st.sampled_from([pa.float32(), pa.float64()]),
+        st.floats(width=32, allow_nan=False) | st.floats(allow_nan=False),
+    ),
+    st.tuples(
+        st.builds(
+            lambda precision, scale: pa.decimal128(precision, min(precision, scale)),
+            st.integers(1, 38),
+            st.integers(0, 38),
+        ),
+        st.decimals(allow_nan=False, allow_infinity=False),
+    ),
+)
+SPARK_NUMBERS = st.sampled_from(
+    ["byte", "short", "integer", "long", "float", "double"]
+) | st.builds(
+    lambda precision, scale: f"decimal({precision},{min(precision, scale)})",
+    st.integers(1, 38),
+    st.integers(0, 38),
+)
+
+
+@settings(max_examples=300)
+@given(NUMBERS, SPARK_NUMBERS)
+def test_number_is_cast_to_the_same_number_or_refused(number: Any, kind: str) -> None:
+    """Catches a cast of Arrow that loses something: it takes 10^18 for 18960114.9… as
+    decimal(38,30)."""
+    of_arrow, value = number
+    try:
+        array_of_one = pa.array([value], of_arrow)
+    except (pa.ArrowException, OverflowError):
+        return
+    try:
+        (found,) = keys(pa.table({"key.k": array_of_one}), kind)
+    except InvalidArgumentError:
+        return
+    exact = array_of_one[0].as_py()
+    is_infinite = isinstance(exact, float) and math.isinf(exact)
+    assert found == exact if is_infinite else Fraction(found) == Fraction(exact)
+
+
+def test_both_forms_of_a_value_at_once_are_refused() -> None:
+    """Catches one of the two that is passed over in silence."""
+    both = pa.table({"key.k": [1], "value": [{"n": 1}], "value.n": [2]})
+    with pytest.raises(InvalidArgumentError, match="a struct and fields of it as well"):
+        read_given(both, "default", family_of({"k": "long"}), has_values=True)
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["key.k", "key.k"])
+    with pytest.raises(InvalidArgumentError, match="given twice"):
+        keys(twice, "long")
+
+
+@pytest.mark.parametrize("merges_zeros", [True, False])
+def test_keys_are_numbers_as_spark_groups_by_them(*, merges_zeros: bool) -> None:
+    """Catches a key that Spark never finds: a NaN of numpy has other bits than Spark's."""
+    nan = np.frombuffer(bytes.fromhex("010000000000f8ff"), "<f8")[0]
+    family = family_of({"k": "double", "s": struct(a="float"), "l": array("double")})
+    given = pa.table(
+        {
+            "key.k": np.array([nan, -0.0, 1.5]),
+            "key.s": [{"a": -math.nan}, {"a": -0.0}, None],
+            "key.l": [[nan, None], [-0.0], []],
+        }
+    )
+
+    table = read_given(given, "default", family, has_values=False, merges_zeros=merges_zeros)
+    (encoded,) = FamilyColumns("default", family, merges_zeros).keys(
+        table.rename_columns(["key"]).to_batches()
+    )
+
+    zero = 0.0 if merges_zeros else -0.0
+    plain = pa.table(
+        {
+            "key.k": [math.nan, zero, 1.5],
+            "key.s": [{"a": math.nan}, {"a": zero}, None],
+            "key.l": [[math.nan, None], [zero], []],
+        }
+    )
+    (expected,) = FamilyColumns("default", family, merges_zeros=False).keys(plain.to_batches())
+    assert encoded.equals(expected)
+    assert decode_keys(encoded, family)[1].as_py()["k"] == 0
+    assert math.copysign(1, decode_keys(encoded, family)[1].as_py()["k"]) == math.copysign(1, zero)
+
+
+def test_values_keep_their_zeros_and_nans() -> None:
+    """Catches values that are changed as keys are."""
+    family = family_of({"k": "long"}, {"x": "double"})
+    given = pa.table({"key.k": [1], "value.x": [-0.0]})
+
+    table = read_given(given, "default", family, has_values=True)
+
+    assert math.copysign(1, table["value"][0].as_py()["x"]) == -1
+
+
+def test_csv_of_any_rows_is_read_back(tmp_path: Path) -> None:
+    """Catches text that another writer of CSV quotes in its way."""
+    texts = ["a", 'x"y', "1,2", "\n", "", " ", "007", "'"]
+    csv.write_csv(pa.table({"key.k": texts}), tmp_path / "k.csv")
+
+    assert keys(tmp_path / "k.csv", "string") == texts
