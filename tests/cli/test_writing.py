@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from statestore import Checkpoint, Savepoint
 from statestore.cli.commands import cli
+from statestore.core.errors import NotFoundError, StateStoreError
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint
 
 
@@ -82,12 +83,34 @@ def test_edit_in_place_and_forget_show_their_plans_and_do_it_with_yes(
 
     assert done.exit_code == 0, done.output
     document = json.loads(certificate.read_text())
-    assert (document["is_forgotten"], document["version"]) == (True, 3)
+    assert (document["status"], document["version"]) == ("complete", 3)
+    verify = [*forget, "--verify", "--certificate", str(certificate)]
     assert CliRunner().invoke(cli, [*forget, "--verify"]).exit_code == 0
+    verified = CliRunner().invoke(cli, verify)
+    assert verified.exit_code == 0, verified.output
+    assert "The certificate is of these keys." in verified.output
     found = Checkpoint(checkpoint).read(flatten=True)
     assert sorted(found["key.k"].to_pylist()) == [0, 1, 2, 5, 6, 7, 8, 9]
-    printed = CliRunner().invoke(cli, [*forget, "--output", "json"])
-    assert json.loads(printed.output)["plan"]["files"] == []
+    # The keys are gone: nothing is done, and what there is of a certificate stays as it is.
+    before = certificate.read_text()
+    again = CliRunner().invoke(cli, [*forget, "--certificate", str(tmp_path / "2.json"), "--yes"])
+    assert isinstance(again.exception, NotFoundError)
+    assert "keys-not-found" in str(again.exception)
+    assert not (tmp_path / "2.json").exists()
+    assert isinstance(CliRunner().invoke(cli, verify[:-1] + ["none"]).exception, StateStoreError)
+    (tmp_path / "keys.csv").write_text("key.k\n5\n")
+    other = CliRunner().invoke(cli, verify)
+    assert other.exit_code == 1
+    assert "The certificate is not of these keys." in other.output
+    assert certificate.read_text() == before
+    condition = ["forget", checkpoint, "--where", "k = 1"]
+    refused = CliRunner().invoke(cli, [*condition, "--verify"])
+    assert refused.exit_code == 2
+    assert "--verify takes --keys" in refused.output
+    everybody = ["forget", checkpoint, "--where", "k >= 0", "--output", "json"]
+    assert "8 of 8" in str(CliRunner().invoke(cli, everybody).exception)
+    printed = CliRunner().invoke(cli, [*everybody, "--all"])
+    assert json.loads(printed.output)["plan"]["num_rows"] == 8
     both = CliRunner().invoke(cli, [*forget, "--where", "k = 1"])
     assert "either --where SQL or --keys FILE" in both.output
 

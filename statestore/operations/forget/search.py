@@ -328,7 +328,9 @@ class _Search:
                 skipped = paths
                 if len(self._wanted.find(batch, store.name, trailer)):
                     yield "row", "found"
-        yield from self._values.find(decode_keys(batch.column(3), family), "key", skipped)
+        keys = decode_keys(batch.column(3), family)
+        is_other = store.operator != self._operator
+        yield from self._values.find(keys, "key", skipped, is_other=is_other)
         has_value = np.flatnonzero(~unpack(batch.column(4).is_null()))
         values = batch.column(4).take(from_numpy(has_value, pa.int64()))
         if len(values):

@@ -30,7 +30,7 @@ Certainty = Literal["found", "maybe"]
 
 MIN_DIGITS = 7
 """Of a number that tells enough to be looked for in columns of any name."""
-_NAMELESS = re.compile(r"field[0-9]+|_[0-9]+|key|value|element|userKey|keySchema|groupingKey")
+_NAMELESS = re.compile(r"field[0-9]+|_[0-9]+|key|value|element|userkey|groupingkey")
 """Names that Spark gives to columns of keys, whatever they were called."""
 _WEAK: tuple[Callable[[Any], bool], ...] = (
     pa.types.is_boolean,
@@ -247,7 +247,7 @@ class ValueSearch:
         self._known: dict[tuple[str, bool], tuple[Values, Values]] = {}
 
     def find(
-        self, column: Any, path: str, skipped: Iterable[str] = ()
+        self, column: Any, path: str, skipped: Iterable[str] = (), *, is_other: bool = False
     ) -> Iterator[tuple[str, Certainty]]:
         """Yield the paths in a column where a value is, and how certain that is.
 
@@ -255,24 +255,26 @@ class ValueSearch:
             column: Decoded keys or values.
             path: `key` or `value`.
             skipped: Columns whose path begins so are compared as a whole by somebody else.
+            is_other: Whether these are keys of another operator, whose columns may have lost their
+                names.
         """
         for at, part in leaves(column, path):
             if any(f"{at}.".startswith(one) for one in skipped):
                 continue
-            sure, equal = self._values(_name(at), at.startswith("key"))
+            sure, equal = self._values(_name(at), is_other)
             if sure.is_in(part):
                 yield at, "found"
             elif equal.is_in(part):
                 yield at, "maybe"
 
-    def _values(self, name: str, in_key: bool) -> tuple[Values, Values]:
-        if (name, in_key) not in self._known:
+    def _values(self, name: str, is_other: bool) -> tuple[Values, Values]:
+        if (name, is_other) not in self._known:
             sure: set[bytes] = set()
             every: set[bytes] = set()
             for of in self._columns:
                 is_nameless = _NAMELESS.fullmatch(name) or _NAMELESS.fullmatch(of.name)
-                is_same = name == of.name or (in_key and bool(is_nameless))
+                is_same = is_other if is_nameless else name == of.name
                 sure |= of.texts if is_same else of.telling
                 every |= of.texts
-            self._known[name, in_key] = Values(sure), Values(every - sure)
-        return self._known[name, in_key]
+            self._known[name, is_other] = Values(sure), Values(every - sure)
+        return self._known[name, is_other]

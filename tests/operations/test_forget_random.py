@@ -1,0 +1,264 @@
+"""Random keys of every kind forgotten in random checkpoints, against a plain model.
+
+Beside it a search of the directory that knows nothing of the package: Arrow streams are read by
+pyarrow, SSTs by RocksDB, everything else as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from statestore import Checkpoint
+from statestore.codec.column_family import ColumnFamily
+from statestore.codec.key_bytes import key_type, value_type
+from statestore.codec.key_encoding import encode_keys, encode_values
+from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+
+SST_END = bytes.fromhex("f7cff485b741e288")
+"""RocksDB's magic number, with which every SST ends."""
+
+
+def field(name: str, kind: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, "nullable": True, "metadata": {}}
+
+
+def schema(*fields: tuple[str, Any]) -> str:
+    return json.dumps({"type": "struct", "fields": [field(*one) for one in fields]})
+
+
+@dataclass(frozen=True)
+class TypedStore:
+    """A store with rows of any type, made of numbers by functions; as `MadeStore`."""
+
+    name: str
+    columns: tuple[str, ...]
+    family: ColumnFamily
+    key: Callable[[int], dict[str, Any]]
+    value: Callable[[int, int], dict[str, Any]]
+    below: int = 1000
+
+    def rows(self, numbers: Mapping[int, int | None]) -> dict[bytes, bytes | None]:
+        """Return rows for numbers below a limit by key; None for a row that is deleted."""
+        numbers = {number: value for number, value in numbers.items() if number < self.below}
+        keys = pa.array([self.key(number) for number in numbers], key_type(self.family).arrow)
+        values = [self.value(number, value or 0) for number, value in numbers.items()]
+        encoded = encode_values(pa.array(values, value_type(self.family).arrow), self.family)
+        pairs = zip(encode_keys(keys, self.family).to_pylist(), encoded.to_pylist(), strict=True)
+        return {
+            key: None if number is None else value
+            for (key, value), number in zip(pairs, numbers.values(), strict=True)
+        }
+
+
+TEXT = "abcdefgh-@.éß漢字 😀\"'\\\t"
+
+
+def text(rng: random.Random) -> str:
+    return "".join(rng.choice(TEXT) for _ in range(rng.randint(0, 12)))
+
+
+KINDS: dict[str, tuple[Any, Callable[[random.Random], Any]]] = {
+    "string": ("string", text),
+    "email": ("string", lambda rng: f"{rng.choice(['ann', 'bob'])}{rng.randint(1, 10**6)}@ex.org"),
+    "binary": ("binary", lambda rng: rng.randbytes(rng.randint(0, 9))),
+    "byte": ("byte", lambda rng: rng.choice([-128, -1, 0, 1, 127, rng.randint(-99, 99)])),
+    "integer": ("integer", lambda rng: rng.choice([-1, 0, 1, -2, 2**31 - 1, rng.randint(0, 9**9)])),
+    "long": ("long", lambda rng: rng.choice([-1, 7, 2**62, -(2**63), rng.randint(0, 9**18)])),
+    "date": ("date", lambda rng: date(1970, 1, 1) + timedelta(days=rng.randint(-3, 20000))),
+    "timestamp": (
+        "timestamp",
+        lambda rng: datetime(1969, 12, 31, tzinfo=UTC) + timedelta(seconds=rng.randint(0, 9**9)),
+    ),
+    "decimal": ("decimal(12,2)", lambda rng: Decimal(rng.randint(-(10**9), 10**9)) / 100),
+    "big decimal": ("decimal(30,5)", lambda rng: Decimal(rng.randint(0, 10**20)) / 10**5),
+    "struct": (
+        {"type": "struct", "fields": [field("org", "string"), field("id", "long")]},
+        lambda rng: {"org": f"{text(rng)}{rng.randbytes(5).hex()}", "id": rng.randint(-9, 10**9)},
+    ),
+}
+NUM_USERS = 12
+WEAK = ("date", "timestamp")
+"""In a key of several columns these are not looked for by themselves."""
+MIN_BYTES = 4
+
+
+@dataclass
+class Made:
+    """A checkpoint of three operators, and its users.
+
+    Operator 0 has users and events as keys, 1 users, 2 something else with users in its values.
+    """
+
+    users: list[Any]
+    stores: tuple[TypedStore, ...]
+    checkpoint: MadeCheckpoint
+
+    @classmethod
+    def make(cls, rng: random.Random, kind: str, directory: Path, backend: str) -> Made:
+        described, draw = KINDS[kind]
+        users: list[Any] = []
+        while len(users) < NUM_USERS:
+            user = draw(rng)
+            if user not in users:
+                users.append(user)
+
+        def user_of(number: int) -> Any:
+            return users[number % NUM_USERS]
+
+        pairs = ColumnFamily(
+            0, "default", schema(("user_id", described), ("event", "string")), schema(("n", "long"))
+        )
+        counts = ColumnFamily(0, "default", schema(("user_id", described)), schema(("n", "long")))
+        array = {"type": "array", "elementType": described, "containsNull": True}
+        nested = {"type": "struct", "fields": [field("seen", array)]}
+        others = ColumnFamily(0, "default", schema(("page", "string")), schema(("last", nested)))
+        stores = (
+            TypedStore(
+                "default", ("user_id", "event"), pairs,
+                lambda n: {"user_id": user_of(n), "event": f"event {n // NUM_USERS}"},
+                lambda _, value: {"n": value},
+            ),
+            TypedStore(
+                "default", ("user_id",), counts,
+                lambda n: {"user_id": user_of(n)}, lambda _, value: {"n": value},
+                below=NUM_USERS,
+            ),
+            TypedStore(
+                "default", ("page",), others, lambda n: {"page": f"page {n}"},
+                lambda n, _: {"last": {"seen": [None, user_of(n)]}},
+            ),
+        )  # fmt: skip
+        names = ("dedupe", "stateStoreSave", "stateStoreSave")
+        operators = [(name, (store,)) for name, store in zip(names, stores, strict=True)]
+        (directory / "scratch").mkdir(parents=True)
+        made = MadeCheckpoint(
+            str(directory / "query"), directory / "scratch", num_partitions=2, backend=backend,
+            checkpoint_format=rng.choice([1, 2]), operators=operators,
+        )  # fmt: skip
+        for _ in range(rng.randint(1, 3)):
+            made.run_batch({rng.randrange(2 * NUM_USERS): rng.randint(1, 9) for _ in range(20)})
+        if rng.random() < 0.5:
+            made.take_snapshots()
+            made.run_batch({rng.randrange(2 * NUM_USERS): None, 0: 1})
+        return cls(users, stores, made)
+
+
+def pieces_of(path: Path, scratch: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file, as they are and decompressed."""
+    data = path.read_bytes()
+    yield data
+    if path.suffix == ".arrows":
+        for batch in pa.ipc.open_stream(data):
+            yield from (row for name in ("key", "value") for row in batch[name].to_pylist() if row)
+    if path.suffix == ".sst" and SST_END in data:
+        from rocksdict import Options, Rdict
+
+        end = data.index(SST_END) + len(SST_END)
+        copy = scratch / "copy.sst"
+        copy.write_bytes(data[:end])
+        database = Rdict(str(scratch / "database"), Options(raw_mode=True))
+        try:
+            database.ingest_external_file([str(copy)])
+            for key, value in database.items():
+                yield bytes(key)
+                yield bytes(value)
+        finally:
+            database.close()
+            shutil.rmtree(scratch / "database")
+
+
+def has_bytes(directory: Path, needle: bytes, scratch: Path) -> list[str]:
+    """Return the files that have some bytes; of a checkpoint, by nothing that belongs to it."""
+    scratch.mkdir(exist_ok=True)
+    return [
+        str(path)
+        for path in directory.rglob("*")
+        if path.is_file() and any(needle in piece for piece in pieces_of(path, scratch))
+    ]
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "email",
+        "integer",
+        "struct",
+        *(
+            pytest.param(kind, marks=pytest.mark.extended)
+            for kind in KINDS
+            if kind not in ("email", "integer", "struct")
+        ),
+    ],
+)
+def test_random_keys_are_forgotten_and_nothing_else(
+    tmp_path: Path, kind: str, backend: str
+) -> None:
+    """Catches a key of some type that stays, another one that goes, and a search that misses it."""
+    rng = random.Random(random.getrandbits(64))
+    for turn in range(3):
+        made = Made.make(rng, kind, tmp_path / str(turn), backend)
+        query = Path(made.checkpoint.path)
+        checkpoint = Checkpoint(query)
+        model = made.checkpoint.expected()
+        numbers = sorted(made.checkpoint.numbers)
+        user = made.users[rng.choice([number for number in numbers if number < NUM_USERS])]
+        of_user = [number for number in numbers if made.users[number % NUM_USERS] == user]
+        verdicts = ["found", "found"]
+        for operator in rng.sample(range(3), 3):
+            store = made.stores[operator]
+            given = [store.key(number) for number in of_user if number < store.below]
+            keys = pa.array(given, key_type(store.family).arrow)
+            rows = model[operator, "default"]
+            before = len(rows)
+            for key in encode_keys(keys, store.family).to_pylist():
+                del rows[key]
+
+            plan = checkpoint.plan_forget(
+                keys=pa.table({"key": keys}).to_reader(), operator=operator, all_rows=not rows
+            )
+            assert (plan.num_rows, plan.num_rows_before) == (before - len(rows), before)
+            assert plan.num_keys == plan.num_keys_found == len(given)
+            done = plan.run()
+
+            assert read_checkpoint(str(query)) == model
+            assert done.search is not None
+            assert done.search.outcomes[operator].verdict == "forgotten", done.describe()
+            if operator < 2:
+                verdicts[operator] = "forgotten"
+                if kind not in WEAK:
+                    # A column of the same name has the user still.
+                    found = [outcome.verdict for outcome in done.search.outcomes[:2]]
+                    assert found == verdicts, done.describe()
+        assert checkpoint.verify(versions="all", deep=True).findings == ()
+        if isinstance(user, str) and len(user.encode()) >= MIN_BYTES:
+            assert has_bytes(query, user.encode(), tmp_path / "own") == []
+        of_counts = made.stores[1]
+        row = encode_keys(
+            pa.array([{"user_id": user}], key_type(of_counts.family).arrow), of_counts.family
+        ).to_pylist()[0]
+        if len({*row} - {0, 255}) > MIN_BYTES:
+            assert has_bytes(query, row, tmp_path / "own") == []
+
+
+@pytest.mark.parametrize("kind", ["email", "long"])
+def test_the_search_of_the_test_finds_what_is_there(tmp_path: Path, kind: str) -> None:
+    """Catches an independent search that looks into no file, and so finds nothing ever."""
+    for backend in ("filesystem", "rocksdb"):
+        made = Made.make(random.Random(7), kind, tmp_path / backend, backend)
+        store = made.stores[1]
+        keys = pa.array([store.key(min(made.checkpoint.numbers))], key_type(store.family).arrow)
+        row = encode_keys(keys, store.family).to_pylist()[0]
+        found = has_bytes(Path(made.checkpoint.path), row, tmp_path / "own")
+        assert any("/state/1/" in file for file in found)
