@@ -81,9 +81,17 @@ def test_edit_in_place_and_forget_show_their_plans_and_do_it_with_yes(
     assert json.loads(done.output)["version"] == 2
     done = CliRunner().invoke(cli, [*forget, "--certificate", str(certificate), "--yes"])
 
-    assert done.exit_code == 0, done.output
+    # The join has the key as well, and it is to be forgotten there by itself.
+    assert done.exit_code == 1, done.output
+    assert "operator 1 (symmetricHashJoin): found" in done.output
     document = json.loads(certificate.read_text())
     assert (document["status"], document["version"]) == ("complete", 3)
+    verdicts = [outcome["verdict"] for outcome in document["search"]["outcomes"]]
+    assert verdicts == ["forgotten", "found", "forgotten"]
+    (tmp_path / "join.csv").write_text("key.field0\n3\n")
+    of_join = ["--operator", "1", "--keys", str(tmp_path / "join.csv"), "--yes"]
+    done = CliRunner().invoke(cli, ["forget", checkpoint, *of_join])
+    assert done.exit_code == 0, done.output
     verify = [*forget, "--verify", "--certificate", str(certificate)]
     assert CliRunner().invoke(cli, [*forget, "--verify"]).exit_code == 0
     verified = CliRunner().invoke(cli, verify)
@@ -97,7 +105,7 @@ def test_edit_in_place_and_forget_show_their_plans_and_do_it_with_yes(
     assert isinstance(again.exception, NotFoundError)
     assert "keys-not-found" in str(again.exception)
     assert not (tmp_path / "2.json").exists()
-    assert isinstance(CliRunner().invoke(cli, verify[:-1] + ["none"]).exception, StateStoreError)
+    assert isinstance(CliRunner().invoke(cli, [*verify[:-1], "none"]).exception, StateStoreError)
     (tmp_path / "keys.csv").write_text("key.k\n5\n")
     other = CliRunner().invoke(cli, verify)
     assert other.exit_code == 1
