@@ -28,7 +28,12 @@ from statestore.core.ids import RandomIds
 from statestore.core.text import format_time
 from statestore.io.file_io import delete_batches
 from statestore.operations.committed_version import find_version
-from statestore.operations.edit_log import commit_edit, find_edit_batch, mark_forgotten
+from statestore.operations.edit_log import (
+    commit_edit,
+    find_edit_batch,
+    mark_forgotten,
+    read_mark,
+)
 from statestore.operations.forget.certificate import (
     Begun,
     Certificate,
@@ -112,7 +117,7 @@ class Forget:
         self._begun = None
         if self.certificate is not None:
             self._begun = self.certificate.begun(checkpoint.uri, self.operator, wanted)
-        if not self.found and self._begun is None:
+        if not self.found and not self._is_to_be_completed():
             raise NotFoundError(
                 "no state file of the operator has a row of the keys",
                 kind="keys-not-found",
@@ -180,10 +185,7 @@ class Forget:
         """
         certificate = self._described()
         if not self.found:
-            made_before = [
-                file for file in self._files() if _version_of(file) == certificate.version
-            ]
-            certificate = replace(certificate, written=tuple(map(_record, made_before)))
+            certificate = self._finished(certificate)
         else:
             self._require_no_pins()
             with exclusive_use(self.checkpoint, "forget") as use:
@@ -216,6 +218,24 @@ class Forget:
         )
         self._put(certificate)
         return certificate
+
+    def _is_to_be_completed(self) -> bool:
+        """Return whether an earlier call has committed, and was killed while it deleted files."""
+        if self._begun is None:
+            return False
+        try:
+            return read_mark(self.checkpoint, self._begun.version - 1) == "forgotten"
+        except NotFoundError:  # Spark has let go of the entry since
+            return False
+
+    def _finished(self, certificate: Certificate) -> Certificate:
+        """Delete what an earlier call has left of the files before its version."""
+        version = certificate.version
+        files = [file for file in self._files() if _version_of(file) <= version]
+        made = [file for file in files if _version_of(file) == version]
+        with exclusive_use(self.checkpoint, "forget"):
+            self._delete([file for file in files if file not in made])
+        return replace(certificate, written=tuple(map(_record, made)))
 
     def _put(self, certificate: Certificate) -> None:
         if self.certificate is not None:

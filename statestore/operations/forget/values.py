@@ -32,6 +32,7 @@ MIN_DIGITS = 7
 """Of a number that tells enough to be looked for in columns of any name."""
 _NAMELESS = re.compile(r"field[0-9]+|_[0-9]+|key|value|element|userkey|groupingkey")
 """Names that Spark gives to columns of keys, whatever they were called."""
+_NUMBER = re.compile(rb"-?[0-9]*\.?[0-9]*")
 _WEAK: tuple[Callable[[Any], bool], ...] = (
     pa.types.is_boolean,
     pa.types.is_date,
@@ -62,12 +63,12 @@ class KeyColumn:
     @property
     def telling(self) -> frozenset[bytes]:
         """Values that tell enough to be looked for anywhere: four bytes of text, seven digits."""
-        return frozenset(
-            text
-            for text in self.texts
-            if (self.is_binary and len(text) >= MIN_BYTES)
-            or (self.is_number and sum(48 <= one <= 57 for one in text) >= MIN_DIGITS)
-        )
+        return frozenset(text for text in self.texts if self._is_telling(text))
+
+    def _is_telling(self, text: bytes) -> bool:
+        if self.is_number or _NUMBER.fullmatch(text):
+            return sum(48 <= one <= 57 for one in text) >= MIN_DIGITS
+        return self.is_binary and len(text) >= MIN_BYTES
 
 
 def key_columns(keys: pa.Array[Any]) -> tuple[KeyColumn, ...]:
