@@ -70,7 +70,7 @@ KINDS: dict[str, str] = {
     "unfinished-operation": "an operation on the checkpoint was begun and not finished",
     "unfinished-batch": "a batch of the query is planned and not committed",
     "savepoint-not-found": "there is no savepoint",
-    "keys-not-found": "no row of the keys to forget is there",
+    "keys-not-found": "no row of the keys is there",
     "duplicate-key": "a key is given more than once",
     "wrong-spark": "this Spark is not the one that it takes",
     "spark-connect": "a client of Spark Connect has not got the driver's JVM",

@@ -103,8 +103,11 @@ def changes_of(
     return [
         Changes(
             [
-                pick(batch, _partitions(batch, shape) == head.trailer.store.partition)
+                own
                 for batch in puts
+                if (
+                    own := pick(batch, _partitions(batch, shape) == head.trailer.store.partition)
+                ).num_rows
             ],
             read_rows(checkpoint, head),
             Gone(rows, head.trailer.store.partition),
@@ -252,14 +255,19 @@ def _write_rows(
     """Write puts and deletes as the form of file wants them; return what makes a body of them."""
     deletes = _deletes(changes, counted)
     if location.body == "arrows":
-        with tempfile.TemporaryDirectory(prefix="deletes-", dir=work.scratch_directory) as own:
-            runs: list[SortedRun] = [*sort_into_runs(deletes, max_parallelism, own)]
-            runs.append(_Held(changes.puts))
-            options = write_options(work.options.file_compression)
-            with ipc.new_stream(path, SCHEMA, options=options) as stream:
-                for batch in gather(interleave(runs, max_parallelism), MAX_BLOCK_BYTES):
-                    for block in split_for_blocks(batch):
-                        stream.write_batch(block)
+        options = write_options(work.options.file_compression)
+        with (
+            tempfile.TemporaryDirectory(prefix="deletes-", dir=work.scratch_directory) as own,
+            ipc.new_stream(path, SCHEMA, options=options) as stream,
+        ):
+            rows = deletes
+            if changes.puts:
+                runs: list[SortedRun] = [*sort_into_runs(deletes, max_parallelism, own)]
+                rows = interleave([*runs, _Held(changes.puts)], max_parallelism)
+            # Rows that go pass in file order, as they are read.
+            for batch in gather(rows, MAX_BLOCK_BYTES):
+                for block in split_for_blocks(batch):
+                    stream.write_batch(block)
         return partial(_body_of_stream, path)
     # Known to be there: it made the memory.
     from statestore.backends.rocksdb import sst
@@ -276,8 +284,8 @@ def _write_rows(
     # Rows that go pass in the order of their keys, as the database has them.
     gone = (row for batch in deletes for row in sst.encode_rows(batch))
     puts = sorted(row for batch in changes.puts for row in sst.encode_rows(batch))
-    rows = heapq.merge(gone, puts, key=operator.itemgetter(0))
-    made = sst.write_body(summed(rows), path, work.rocksdb.options(work.options))
+    encoded = heapq.merge(gone, puts, key=operator.itemgetter(0))
+    made = sst.write_body(summed(encoded), path, work.rocksdb.options(work.options))
     # Of the rows, not of the file: an SST tells when and where it was written.
     of_rows = Block(0, made.rows.total, 0, checksum, -1, -1)
     return lambda new: Body(

@@ -7,7 +7,9 @@ where that is nothing, or everything.
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +19,14 @@ from statestore.codec.key_bytes import decode_keys, split_values
 from statestore.codec.rows import from_numpy
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.text import format_count, printable
+from statestore.operations.full_state import MAX_STATES_AT_ONCE
 from statestore.operations.rows import read_rows
 from statestore.operations.writing.family_rows import Gone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.column_family import ColumnFamily
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.key_set import KeySet
@@ -70,38 +74,54 @@ def find_rows(
         NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError: As
             `read_rows`.
     """
-    found = Found()
     family = deleted.before
     shown: Any = (
         None if given is None else pa.chunked_array(given, pa.binary()).unique()[:_MOST_KEYS]
     )
-    is_there = np.zeros(0 if shown is None else len(shown), bool)
-    some: list[str] = []
-    for head in deleted.shape.heads:
-        gone = Gone([deleted], head.trailer.store.partition)
-        for batch in read_rows(checkpoint, head, family.name):
-            mask = gone(batch)
-            keys: Any = batch.column(3).take(from_numpy(np.flatnonzero(mask), pa.int64()))
-            found.num_keys += len(keys)
-            found.num_replaced += int(put.has(batch.column(3)).sum())
-            counts = np.ones(batch.num_rows, np.int64)
-            if family.multi_values:
-                _, owners = split_values(batch.column(4))
-                counts = np.bincount(owners, minlength=batch.num_rows)
-            found.num_rows += int(counts.sum())
-            found.num_gone += int(counts[mask].sum())
-            if shown is not None and len(keys):
-                is_there |= _is_in(shown, keys)
-            elif len(keys) and len(some) < _MOST_KEYS:
-                some += _in_words(keys.slice(0, _MOST_KEYS - len(some)), family)
+    with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
+        count = partial(_of_partition, checkpoint, deleted, shown, put)
+        parts = list(pool.map(count, deleted.shape.heads))
+    some = [word for _, _, words in parts for word in words][:_MOST_KEYS]
     if shown is not None:
-        words = _in_words(shown, family)
+        is_there = np.any([is_there for _, is_there, _ in parts], axis=0).tolist()
         some = [
             word if there else f"{word}, which has no row"
-            for word, there in zip(words, is_there.tolist(), strict=True)
+            for word, there in zip(_in_words(shown, family), is_there, strict=True)
         ]
-    found.keys = tuple(some)
-    return found
+    return Found(
+        num_rows=sum(part.num_rows for part, _, _ in parts),
+        num_gone=sum(part.num_gone for part, _, _ in parts),
+        num_keys=sum(part.num_keys for part, _, _ in parts),
+        num_replaced=sum(part.num_replaced for part, _, _ in parts),
+        keys=tuple(some),
+    )
+
+
+def _of_partition(
+    checkpoint: OpenCheckpoint, deleted: FamilyRows, shown: Any, put: KeySet, head: PublishedFile
+) -> tuple[Found, Any, list[str]]:
+    """Return what is found in a state partition, which keys to show are there, and others."""
+    found = Found()
+    family = deleted.before
+    is_there = np.zeros(0 if shown is None else len(shown), bool)
+    some: list[str] = []
+    gone = Gone([deleted], head.trailer.store.partition)
+    for batch in read_rows(checkpoint, head, family.name):
+        mask = gone(batch)
+        keys: Any = batch.column(3).take(from_numpy(np.flatnonzero(mask), pa.int64()))
+        found.num_keys += len(keys)
+        found.num_replaced += int(put.has(batch.column(3)).sum())
+        counts = np.ones(batch.num_rows, np.int64)
+        if family.multi_values:
+            _, owners = split_values(batch.column(4))
+            counts = np.bincount(owners, minlength=batch.num_rows)
+        found.num_rows += int(counts.sum())
+        found.num_gone += int(counts[mask].sum())
+        if shown is not None and len(keys):
+            is_there |= _is_in(shown, keys)
+        elif len(keys) and len(some) < _MOST_KEYS:
+            some += _in_words(keys.slice(0, _MOST_KEYS - len(some)), family)
+    return found, is_there, some
 
 
 def _is_in(keys: Any, among: Any) -> Any:
