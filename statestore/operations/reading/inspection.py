@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -257,8 +258,21 @@ def _equals(column: pa.Array[Any], value: pa.Array[Any]) -> npt.NDArray[np.bool_
         return mask
     if pa.types.is_nested(column.type) or pa.types.is_interval(column.type):
         wanted = value[0].as_py()
-        return np.fromiter((item.as_py() == wanted for item in column), bool, len(column))
-    return unpack(pc.equal(column, value[0])) & ~unpack(column.is_null())
+        return np.fromiter((_same(item.as_py(), wanted) for item in column), bool, len(column))
+    found = unpack(pc.equal(column, value[0])) & ~unpack(column.is_null())
+    if pa.types.is_floating(column.type) and math.isnan(value[0].as_py()):
+        # One key, whatever bits it has.
+        found |= unpack(pc.is_nan(column)) & ~unpack(column.is_null())
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether values are equal, where NaN is one number."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    return bool(one == other or (one != one and other != other))
 
 
 def _partition_of(wanted: list[pa.Array[Any]], states: States, family: ColumnFamily) -> int | None:

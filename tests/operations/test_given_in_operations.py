@@ -1,0 +1,286 @@
+"""Conditions, keys and rows that people give, in what reads, edits and transforms a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from click.testing import CliRunner
+
+from statestore import Checkpoint, Savepoint
+from statestore.cli.commands import cli
+from statestore.codec.column_family import ColumnFamily
+from statestore.core.errors import InvalidArgumentError, NotFoundError
+from tests.checkpoints import write_checkpoint
+
+HOUR = 3_600_000_000
+WINDOW = {
+    "type": "struct",
+    "fields": [
+        {"name": name, "type": "timestamp", "nullable": True, "metadata": {}}
+        for name in ("start", "end")
+    ],
+}
+
+
+def family(key: dict[str, Any], value: dict[str, Any], **how: Any) -> ColumnFamily:
+    """Return a column family of fields of Spark's types."""
+    schemas = [
+        json.dumps(
+            {
+                "type": "struct",
+                "fields": [
+                    {"name": name, "type": kind, "nullable": True, "metadata": {}}
+                    for name, kind in fields.items()
+                ],
+            }
+        )
+        for fields in (key, value)
+    ]
+    return ColumnFamily(0, "default", *schemas, **how)
+
+
+def make(root: Path, of: ColumnFamily, rows: dict[Any, Any]) -> str:
+    """Write a checkpoint with rows."""
+    return write_checkpoint(root / "query", [{"default": rows}], families=(of,))
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> str:
+    """Sessions of users: the user is in the key and in the value."""
+    of = family({"user": "string", "start": "timestamp"}, {"window": WINDOW, "user": "string"})
+    rows = {
+        (f"u{number}", number * HOUR): ((number * HOUR, (number + 1) * HOUR), f"u{number}")
+        for number in range(20)
+    }
+    return make(tmp_path, of, rows)
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> str:
+    """Counts by a text that looks like a number."""
+    texts = ["007", "7", "00123", "123", "NA", "null", "", "2024-01-31 10:00", "1.0", "1"]
+    rows = {(text,): (number,) for number, text in enumerate(texts)}
+    return make(tmp_path, family({"user": "string"}, {"count": "long"}), rows)
+
+
+def run(*arguments: Any, status: int = 0) -> str:
+    """Run a command, and return what it prints."""
+    done = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    assert isinstance(done.exception, SystemExit | None), done.exception
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def users_of(path: str) -> list[Any]:
+    return sorted(key["user"] for key in Checkpoint(path).read()["key"].to_pylist())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["edit", "--in-place", "--yes", "--where"],
+        ["forget", "--yes", "--where"],
+        ["read", "--where"],
+        ["inspect", "--where"],
+    ],
+    ids=lambda command: command[0],
+)
+@pytest.mark.parametrize(
+    "where", ["user <> 'u0'", "session_user <> 'u0'", "shop = 'x'", "now() > key.start", "true"]
+)
+def test_condition_with_a_name_that_is_not_one_column_deletes_nothing(
+    sessions: str, command: list[str], where: str
+) -> None:
+    """Catches a name that DuckDB takes for a function of its own, which holds for every row."""
+    name, *options = command
+    if name == "forget" and where.startswith("user"):
+        where = "currentuser <> 'u0'"  # a grouping key has one column of that name
+
+    said = run(name, sessions, *options, where, status=1)
+
+    if where.startswith("user"):
+        assert "key.user, value.user" in said
+    elif "'" in where:
+        assert "key.user" in said
+    assert Checkpoint(sessions).newest_version == 1
+    assert Checkpoint(sessions).read().num_rows == 20
+
+
+def test_edit_says_what_it_finds_and_wants_to_be_told_of_all_rows(
+    sessions: str, tmp_path: Path
+) -> None:
+    """Catches a plan that says what it was given, and a store that is emptied by a slip."""
+    every = "key.user IS NOT NULL"
+    edit = ["edit", sessions, "--in-place", "--where"]
+    planned = run(*edit, "key.user = 'u3' OR key.user = 'u4'")
+    assert "2 rows of 20 deleted, where key.user = 'u3'" in planned
+    assert '{"user": "u3", "start": "1970-01-01 03:00:00+00:00"}' in planned
+    assert "no row is there to delete" in run(*edit, "key.user = 'nobody'", "--yes", status=1)
+    refused = run(*edit, every, "--yes", status=1)
+    assert "all rows of a store would be deleted" in refused
+    assert "--all" in refused
+    assert "all rows" in run("edit", sessions, tmp_path / "to", "--where", every, status=1)
+    assert "all 20 rows deleted: the whole store" in run(*edit, every, "--all")
+    assert Checkpoint(sessions).read().num_rows == 20
+
+    run(*edit, every, "--all", "--yes")
+
+    assert Checkpoint(sessions).read().num_rows == 0
+
+
+@pytest.mark.parametrize("typed", ["007", "00123", "NA", "null", "2024-01-31 10:00", "1.0"])
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+def test_key_in_a_file_is_the_key_that_is_deleted(
+    users: str, tmp_path: Path, typed: str, form: str
+) -> None:
+    """Catches another user who is deleted: 7, where 007 was typed."""
+    file = tmp_path / f"keys.{form}"
+    if form == "csv":
+        file.write_text(f"key.user\n{typed}\n")
+    elif form == "json":
+        file.write_text(json.dumps({"key": {"user": typed}}) + "\n")
+    else:
+        pa.parquet.write_table(pa.table({"key.user": [typed]}), file)
+    expected = users_of(users)
+    expected.remove(typed)
+
+    planned = run("edit", users, "--in-place", "--delete", file)
+    assert "1 of 1 key has rows: 1 row of 10 deleted" in planned
+    assert json.dumps({"user": typed}) in planned
+    run("edit", users, "--in-place", "--delete", file, "--yes")
+
+    assert users_of(users) == expected
+
+
+def test_key_that_is_not_there_is_said_and_a_number_is_no_text(users: str, tmp_path: Path) -> None:
+    """Catches an edit of nothing that says that it is done."""
+    file = tmp_path / "keys.csv"
+    file.write_text("key.user\n0007\n\x1b[31m\n")
+    said = run("edit", users, "--in-place", "--delete", file, "--yes", status=1)
+    assert "no row is there to delete" in said
+    assert "0007" in said
+    assert "\x1b" not in said
+    file.write_text("key.user\n0007\n7\n007\n")
+    planned = run("edit", users, "--in-place", "--delete", file)
+    assert "2 of 3 keys have rows: 2 rows of 10 deleted" in planned
+    assert '{"user": "0007"}, which has no row' in planned
+    (tmp_path / "keys.json").write_text('{"key.user": 7}\n')
+    said = run("edit", users, "--in-place", "--delete", tmp_path / "keys.json", status=1)
+    assert "line=1, column='key.user', value='7'" in said
+    with pytest.raises(InvalidArgumentError, match=r"column='key\.user', expected='string'"):
+        Checkpoint(users).edit_in_place(delete=pa.table({"key.user": [7]}))
+    with pytest.raises(NotFoundError, match="keys-not-found"):
+        Checkpoint(users).edit_in_place(delete=pa.table({"key.user": ["x"]}), watermark_ms=1)
+    assert len(users_of(users)) == 10
+
+
+def test_rows_of_files_are_written(users: str, tmp_path: Path) -> None:
+    """Catches a file that only the command line reads."""
+    (tmp_path / "put.csv").write_text('key.user,value.count\n007,70\n"",\n')
+
+    savepoint = Checkpoint(users).edit(tmp_path / "to", upsert=tmp_path / "put.csv")
+
+    found = savepoint.read(flatten=True)
+    counts = dict(zip(found["key.user"].to_pylist(), found["value.count"].to_pylist(), strict=True))
+    assert (counts["007"], counts["7"], counts[""], len(counts)) == (70, 1, None, 10)
+
+
+def test_list_goes_with_all_its_elements(tmp_path: Path) -> None:
+    """Catches a plan that counts elements that fulfil a condition, where the whole list goes."""
+    of = family({"user": "string"}, {"n": "long"}, multi_values=True)
+    path = make(tmp_path, of, {("a",): [(1,), (2,), (3,)], ("b",): [(4,)]})
+
+    plan = Checkpoint(path).plan_edit_in_place(delete="n = 2")
+
+    assert "3 rows of 4 deleted, where n = 2" in plan.describe()
+    plan.run()
+    assert users_of(path) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ("value.count", r"this is none.*type='int64'.*value\.count < [0-9]{13}"),
+        ("count", r"this is none.*value\.count < [0-9]{13}"),
+        ("value.n", "no column of a name"),
+        ("count + 1", "this is none"),
+        ("1", "no column occurs"),
+    ],
+)
+def test_rows_expire_by_a_time_alone(users: str, column: str, said: str) -> None:
+    """Catches an error in SQL that nobody typed."""
+    with pytest.raises(InvalidArgumentError, match=said):
+        Checkpoint(users).plan_edit_in_place(expire=column, older_than=timedelta(days=7))
+
+
+def test_rows_expire_where_none_is_old(sessions: str) -> None:
+    """Catches a nightly expiry that fails on the nights when nothing is old enough."""
+    checkpoint = Checkpoint(sessions)
+    how = {"expire": "value.window.end", "older_than": timedelta(days=365 * 300)}
+    assert "0 rows of 20 deleted" in checkpoint.plan_edit_in_place(**how).describe()
+
+    checkpoint.edit_in_place(**how)
+
+    assert checkpoint.newest_version == 2
+    assert checkpoint.read().num_rows == 20
+
+
+def test_sql_runs_in_utc_and_reaches_no_file(users: str, tmp_path: Path) -> None:
+    """Catches times in the zone of the machine, and rows of a file that happens to be there."""
+    zone = "(current_setting('TimeZone') = 'UTC')::BIGINT"
+    sql = f"SELECT key, {{'count': {zone}}} AS value FROM state"
+
+    savepoint = Checkpoint(users).transform(tmp_path / "to", {0: sql})
+
+    assert {value["count"] for value in savepoint.read()["value"].to_pylist()} == {1}
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    for other in (f"SELECT * FROM '{tmp_path}/rows.csv'", "SELECT * FROM batches"):
+        with pytest.raises(InvalidArgumentError, match="the SQL cannot be run"):
+            Checkpoint(users).transform(tmp_path / "other", {0: other})
+
+
+def test_intervals_go_through_sql_unchanged(tmp_path: Path) -> None:
+    """Catches a state with durations that SQL cannot write, or writes as others."""
+    of = family({"user": "string"}, {"of": "interval day to second"})
+    times = [0, 1, -1, 86_400_000_000, 2**63 // 1000, None]
+    path = make(tmp_path, of, {(str(n),): (us,) for n, us in enumerate(times)})
+
+    Checkpoint(path).transform(tmp_path / "to", {0: "SELECT * FROM state"})
+
+    def by_user(checkpoint: Any) -> dict[str, Any]:
+        return {row["key"]["user"]: row["value"]["of"] for row in checkpoint.read().to_pylist()}
+
+    assert by_user(Savepoint(tmp_path / "to")) == by_user(Checkpoint(path))
+    (tmp_path / "long").mkdir()
+    longer = make(tmp_path / "long", of, {("x",): (2**62,)})
+    with pytest.raises(InvalidArgumentError, match="an interval is too long for SQL"):
+        Checkpoint(longer).transform(tmp_path / "other", {0: "SELECT * FROM state"})
+
+
+def test_not_a_number_is_found_and_edited_as_one_key(tmp_path: Path) -> None:
+    """Catches a key of which numpy has other bits than Spark."""
+    bits = int.from_bytes(struct.pack("<d", math.nan), "little")
+    half = int.from_bytes(struct.pack("<d", 0.5), "little")
+    of = family({"ratio": "double"}, {"count": "long"})
+    path = make(tmp_path, of, {(bits,): (1,), (half,): (2,), (0,): (3,)})
+    checkpoint = Checkpoint(path)
+    (other,) = struct.unpack("<d", bytes.fromhex("010000000000f8ff"))
+
+    for nan in (math.nan, other, -math.nan):
+        assert checkpoint.find([nan])["value"].to_pylist() == [{"count": 1}]
+    assert checkpoint.find([-0.0])["value"].to_pylist() == [{"count": 3}]
+    checkpoint.edit_in_place(
+        delete=pa.table({"key.ratio": [-0.0]}),
+        upsert=pa.table({"key.ratio": [other], "value.count": [7]}),
+    )
+
+    assert checkpoint.read().num_rows == 2
+    assert checkpoint.find([math.nan])["value"].to_pylist() == [{"count": 7}]
