@@ -90,7 +90,7 @@ class State(Directory):
             column_family: Name of the column family; of transformWithState that of a state
                 variable.
             partitions: Only these state partitions, None for all.
-            columns: Only these columns, fields of a struct by names with dots: `key.user`.
+            columns: Only these columns, fields of a struct by names with dots: `key.shop`.
             filter: Only rows for which it holds, such as `pc.field("value.count") > 3`, by the same
                 names, also where the column itself is not wanted; or a condition in SQL, such as
                 `"shop = 'x' and value.count > 3"`, where a field whose name no other has needs no

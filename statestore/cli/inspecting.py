@@ -94,7 +94,7 @@ _limit_option = click.option(
     "columns",
     metavar="NAME",
     multiple=True,
-    help="Only this column, or field of one, such as key.user; may be repeated.",
+    help="Only this column, or field of one, such as key.shop; may be repeated.",
 )
 @_where_option
 @click.option("--flatten", is_flag=True, help="A column a field.")
@@ -129,7 +129,7 @@ def read(
     statestore read /data/checkpoint --store left-keyToNumValues --output json
     statestore read /data/checkpoint --operator 1 --column-family clicks
     statestore read s3://bucket/checkpoint --version 12 --to state.parquet
-    statestore read /data/checkpoint --column key.user --column value.count
+    statestore read /data/checkpoint --column key.shop --column value.count
     statestore read /data/checkpoint --where "shop = 'x' and key.window.start < '2024-01-31 12:00'"
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint

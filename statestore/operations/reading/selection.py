@@ -22,7 +22,7 @@ class Selection:
     """Rows and columns.
 
     Attributes:
-        columns: Names of columns, of fields in them with dots (`key.user`); all when None.
+        columns: Names of columns, of fields in them with dots (`key.shop`); all when None.
         filter: Rows that are wanted, by those names, also where the column is not; as text a
             condition in SQL (`Condition`); all when None.
         flatten: Whether a struct becomes a column a field, and those of structs in it likewise.
