@@ -100,20 +100,24 @@ def changes_of(
     if not rows:
         return [NO_CHANGES for _ in shape.heads]
     puts = _puts(shape, rows, scratch_directory)
-    return [
-        Changes(
-            [
-                own
-                for batch in puts
-                if (
-                    own := pick(batch, _partitions(batch, shape) == head.trailer.store.partition)
-                ).num_rows
-            ],
-            read_rows(checkpoint, head),
-            Gone(rows, head.trailer.store.partition),
-        )
-        for head in shape.heads
-    ]
+    return [_changes(checkpoint, shape, rows, puts, head) for head in shape.heads]
+
+
+def _changes(
+    checkpoint: OpenCheckpoint,
+    shape: StoreShape,
+    rows: list[FamilyRows],
+    puts: list[pa.RecordBatch],
+    head: PublishedFile,
+) -> Changes:
+    partition = head.trailer.store.partition
+    if len(rows) == 1 and rows[0].given is None and partition in rows[0].laid_by:
+        # They were looked for already: no row is read again.
+        laid_by = rows[0].laid_by[partition].batches()
+        return Changes((), laid_by, lambda batch: np.ones(batch.num_rows, bool))
+    own = [pick(batch, _partitions(batch, shape) == partition) for batch in puts]
+    own = [batch for batch in own if batch.num_rows]
+    return Changes(own, read_rows(checkpoint, head), Gone(rows, partition))
 
 
 def _partitions(batch: pa.RecordBatch, shape: StoreShape) -> npt.NDArray[np.uint16]:

@@ -21,7 +21,7 @@ from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.text import format_count, printable
 from statestore.operations.full_state import MAX_STATES_AT_ONCE
 from statestore.operations.rows import read_rows
-from statestore.operations.writing.family_rows import Gone
+from statestore.operations.writing.family_rows import Gone, LaidBy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,10 +105,14 @@ def _of_partition(
     family = deleted.before
     is_there = np.zeros(0 if shown is None else len(shown), bool)
     some: list[str] = []
-    gone = Gone([deleted], head.trailer.store.partition)
+    partition = head.trailer.store.partition
+    gone = Gone([deleted], partition)
+    laid_by = LaidBy(checkpoint.scratch_directory)
     for batch in read_rows(checkpoint, head, family.name):
         mask = gone(batch)
-        keys: Any = batch.column(3).take(from_numpy(np.flatnonzero(mask), pa.int64()))
+        going = batch.take(from_numpy(np.flatnonzero(mask), pa.int64()))
+        laid_by.add(going)
+        keys: Any = going.column(3)
         found.num_keys += len(keys)
         found.num_replaced += int(put.has(batch.column(3)).sum())
         counts = np.ones(batch.num_rows, np.int64)
@@ -121,6 +125,8 @@ def _of_partition(
             is_there |= _is_in(shown, keys)
         elif len(keys) and len(some) < _MOST_KEYS:
             some += _in_words(keys.slice(0, _MOST_KEYS - len(some)), family)
+    laid_by.finish()
+    deleted.laid_by[partition] = laid_by
     return found, is_there, some
 
 
