@@ -212,7 +212,7 @@ class Forget:
         certificate = replace(
             certificate,
             status="complete",
-            search=search(self.checkpoint, self.operator, self.wanted),
+            search=search(self.checkpoint, self.operator, self.wanted.as_found()),
             completed_at=format_time(now_ms),
             completed_ms=now_ms,
         )

@@ -71,7 +71,9 @@ class Wanted:
     def prepare(self, store: str, trailer: Trailer) -> None:
         """Note the bytes of keys that are given, by the schemas of a file; errors as `find`."""
         for family in trailer.column_families:
-            grouping = grouping_family(store, family)
+            # Where there are others, no operator uses it, and its key may be of any type.
+            is_used = family.name != DEFAULT_FAMILY or len(trailer.column_families) == 1
+            grouping = grouping_family(store, family) if is_used else None
             if grouping is not None:
                 self._prepare(store, grouping)
 
