@@ -8,6 +8,7 @@ import math
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -435,3 +436,100 @@ def test_csv_of_any_rows_is_read_back(tmp_path: Path) -> None:
     csv.write_csv(pa.table({"key.k": texts}), tmp_path / "k.csv")
 
     assert keys(tmp_path / "k.csv", "string") == texts
+
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "string": st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6)
+    | st.sampled_from(["007", "null", "", "NA", "1e5", "2024-01-31"]),
+    "long": st.integers(-(2**63), 2**63 - 1),
+    "byte": st.integers(-128, 127),
+    "double": st.floats(allow_nan=False),
+    "decimal(12,3)": st.decimals(-(10**8), 10**8, places=3),
+    "boolean": st.booleans(),
+    "binary": st.binary(max_size=4),
+    "date": st.dates(),
+    "timestamp": st.datetimes(
+        dt.datetime(1, 1, 2),  # noqa: DTZ001 (bounds of hypothesis have no zone)
+        dt.datetime(9999, 12, 30),  # noqa: DTZ001 (likewise)
+        timezones=st.just(UTC),
+    ),
+    "timestamp_ntz": st.datetimes(),
+    "time(6)": st.times(),
+    "interval day to second": st.timedeltas(dt.timedelta(-(10**6)), dt.timedelta(10**6)),
+}
+
+
+def typed(value: Any, kind: Any) -> Any:
+    """Return a value as JSON has it."""
+    if value is None:
+        return None
+    if isinstance(kind, dict) and kind["type"] == "array":
+        return [typed(one, kind["elementType"]) for one in value]
+    if isinstance(kind, dict) and kind["type"] == "struct":
+        return {
+            field["name"]: typed(value[field["name"]], field["type"]) for field in kind["fields"]
+        }
+    if isinstance(kind, dict):
+        return [[typed(one, kind["keyType"]), typed(two, kind["valueType"])] for one, two in value]
+    if kind == "binary":
+        return value.hex()
+    return value if kind in ("string", "long", "byte", "double", "boolean") else str(value)
+
+
+@st.composite
+def columns(draw: Any, depth: int = 2) -> tuple[Any, st.SearchStrategy[Any]]:
+    """A type of Spark, and values of it."""
+    form = draw(st.sampled_from(["plain", "plain", "array", "struct", "map"])) if depth else "plain"
+    if form == "array":
+        kind, values = draw(columns(depth - 1))
+        return array(kind), st.lists(st.none() | values, max_size=3)
+    if form == "struct":
+        parts = {name: draw(columns(depth - 1)) for name in draw(st.sets(st.sampled_from("abA")))}
+        of = struct(**{name: kind for name, (kind, _) in parts.items()})
+        return of, st.fixed_dictionaries(
+            {name: st.none() | one for name, (_, one) in parts.items()}
+        )
+    if form == "map":
+        kind, values = draw(columns(depth - 1))
+        pairs = st.tuples(VALUES["string"], st.none() | values)
+        return map_of("string", kind), st.lists(pairs, max_size=3, unique_by=lambda pair: pair[0])
+    plain = draw(st.sampled_from(sorted(VALUES)))
+    return plain, VALUES[plain]
+
+
+@given(st.data())
+def test_any_rows_typed_in_a_file_are_those_rows(data: Any) -> None:
+    """Catches a value that is another one when it comes back, and a row or column that is lost."""
+    named = {f"c{n}": data.draw(columns()) for n in range(data.draw(st.integers(1, 3)))}
+    kinds = {name: kind for name, (kind, _) in named.items()}
+    row = st.fixed_dictionaries({name: st.none() | values for name, (_, values) in named.items()})
+    rows = data.draw(st.lists(row, min_size=1, max_size=4))
+    as_json = [{name: typed(one[name], kinds[name]) for name in kinds} for one in rows]
+    family = family_of(kinds)
+
+    with TemporaryDirectory() as directory:
+        lines = Path(directory) / "rows.jsonl"
+        lines.write_text("".join(json.dumps({"key": one}) + "\n" for one in as_json), "utf-8")
+        found = read_given(lines, "default", family, has_values=False)
+        assert found["key"].to_pylist() == rows
+        # CSV has no null of text.
+        has_null = any(kinds[n] == "string" and one[n] is None for one in rows for n in kinds)
+        table = Path(directory) / "rows.csv"
+        with table.open("w", encoding="utf-8", newline="") as file:
+            cells = [[cell(one[name], kinds[name]) for name in kinds] for one in as_json]
+            file.writelines(",".join(line) + "\n" for line in [[f"key.{n}" for n in kinds], *cells])
+        if has_null:
+            with pytest.raises(InvalidArgumentError, match="null or an empty text"):
+                read_given(table, "default", family, has_values=False)
+        elif len(kinds) > 1:
+            found = read_given(table, "default", family, has_values=False)
+            assert found["key"].to_pylist() == rows
+
+
+def cell(value: Any, kind: Any) -> str:
+    """Return a value of JSON as a field of CSV."""
+    if value is None:
+        return ""
+    text = json.dumps(value) if not isinstance(value, str) or isinstance(kind, dict) else value
+    escaped = text.replace('"', '""')
+    return f'"{escaped}"'

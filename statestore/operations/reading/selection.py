@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ class Selection:
         names = batch.schema.names if self.columns is None else self.columns
         if self._condition is not None:
             batch = self._condition.apply(batch)
-        every = dict(_with_fields(batch))
+        every = _with_fields(batch)
         if self.filter is not None and not isinstance(self.filter, str):
             batch = pa.RecordBatch.from_arrays(list(every.values()), names=list(every))
             try:
@@ -70,11 +71,15 @@ class Selection:
         return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
 
 
-def _with_fields(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array[Any]]]:
-    """Yield columns, and behind every struct its fields."""
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        yield name, column
-        yield from _fields(name, column)
+def _with_fields(batch: pa.RecordBatch) -> dict[str, pa.Array[Any]]:
+    """Return columns and the fields of structs by name; a name that two have stands for none."""
+    found = [
+        pair
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        for pair in ((name, column), *_fields(name, column))
+    ]
+    times = Counter(name for name, _ in found)
+    return {name: column for name, column in found if times[name] == 1}
 
 
 def _fields(name: str, column: pa.Array[Any]) -> Iterator[tuple[str, pa.Array[Any]]]:

@@ -10,6 +10,8 @@ from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.operations.full_state import dealt_anew
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from statestore.checkpoint.commit import NewVersion
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.column_family import ColumnFamily
@@ -66,7 +68,7 @@ class StoreShape:
                 "the operator has no such store or state variable",
                 operator=self.operator,
                 name=name,
-                known=", ".join(known if len(known) == 1 else sorted({*known} - {DEFAULT_FAMILY})),
+                known=", ".join(_nameable(known)),
                 to_fix="name rows by one of these, or of a join by its store",
             )
         return known[name]
@@ -123,6 +125,12 @@ def find_shape(
         "rows of the operator are in several places, and it is not said in which of them",
         operator=operator,
         name=name,
-        known=", ".join(of_operator if len(of_operator) > 1 else families),
+        known=", ".join(of_operator if len(of_operator) > 1 else _nameable(families)),
         to_fix="give a mapping from these names to rows",
     )
+
+
+def _nameable(families: Iterable[str]) -> list[str]:
+    """Return the column families that may be named: beside others `default` has no rows."""
+    names = list(families)
+    return names if len(names) == 1 else sorted({*names} - {DEFAULT_FAMILY})
