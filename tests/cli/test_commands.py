@@ -199,6 +199,8 @@ def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
     saved, new, path = str(tmp_path / "saved"), str(tmp_path / "new"), query.path
     rows = {"default": {("x", 1): (1, "note")}}
     typed = write_checkpoint(tmp_path / "typed", [rows, {"default": {("y", 2): (2, None)}}])
+    keys = tmp_path / "keys.csv"
+    keys.write_text("key.word,key.number\ny,2\n")
     commands = [
         ["list", path],
         ["verify", path, "--deep"],
@@ -218,7 +220,7 @@ def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
         ["diff", typed, "--old-version", "1"],
         ["diff", typed, "--old-version", "1", "--counts"],
         ["forget", typed, "--where", "word = 'y'"],
-        ["forget", typed, "--where", "word = 'y'", "--verify"],
+        ["forget", typed, "--keys", str(keys), "--verify"],
         ["doctor", "--backend", "heap"],
         ["report", path],
     ]
