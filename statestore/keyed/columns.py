@@ -1,38 +1,41 @@
 """Types of Python as columns of Spark: their DDL, and how a value becomes a row and back.
 
 A tuple, a NamedTuple and a dataclass are rows of their fields; every other type is one column,
-`value`. The types below may be nested. `T | None` is T: every column may be null.
+`value`. The types below may be nested.
 
     int BIGINT · float DOUBLE · bool BOOLEAN · str STRING · bytes BINARY · date DATE
     datetime TIMESTAMP · Decimal DECIMAL(38,18) · list[T] ARRAY<T> · tuple[T, ...] ARRAY<T>
     dict[K, V] MAP<K, V> · tuple[A, B], NamedTuple, dataclass STRUCT<…>
     Annotated[T, "TYPE"]: TYPE, as in Annotated[Decimal, "DECIMAL(18,2)"]
 
-A datetime comes back in UTC. One that is given without a zone is in the worker's, as in Spark.
+A row has one form, whether a value was just made one or Spark read it: structs are tuples, arrays
+lists, scalars what `statestore.keyed.scalars` makes of them. A datetime comes back in UTC; one that
+is given without a zone is in the worker's, as in Spark. None is taken where `T | None` is said.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import types
-from collections.abc import Callable
-from datetime import UTC, date, datetime
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from datetime import date, datetime
 from decimal import Decimal
-from operator import attrgetter, itemgetter
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from operator import itemgetter
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from statestore.core.errors import InvalidArgumentError
+from statestore.keyed.annotations import Record, record_of, without_none
+from statestore.keyed.scalars import Convert, MisfitError, as_key, scalar_of
 
-Convert = Callable[[Any], Any]
-_SCALARS: dict[Any, str] = {
-    int: "BIGINT",
-    float: "DOUBLE",
-    bool: "BOOLEAN",
-    str: "STRING",
-    bytes: "BINARY",
-    date: "DATE",
-    datetime: "TIMESTAMP",
-    Decimal: "DECIMAL(38,18)",
+Json = Any
+_SCALARS: dict[Any, tuple[Json, str]] = {
+    int: ("long", "BIGINT"),
+    float: ("double", "DOUBLE"),
+    bool: ("boolean", "BOOLEAN"),
+    str: ("string", "STRING"),
+    bytes: ("binary", "BINARY"),
+    date: ("date", "DATE"),
+    datetime: ("timestamp", "TIMESTAMP"),
+    Decimal: ("decimal(38,18)", "DECIMAL(38,18)"),
 }
 
 
@@ -41,7 +44,8 @@ class Columns(NamedTuple):
 
     Attributes:
         ddl: Names and types of the columns.
-        to_row: Makes a row of a value that is not None; it shares nothing mutable with the value.
+        to_row: Makes a row of a value; the row shares nothing mutable with it. Raises
+            InvalidArgumentError of a value that would not come back as it is.
         from_row: Makes a new value of a row.
     """
 
@@ -51,201 +55,336 @@ class Columns(NamedTuple):
 
 
 class _Column(NamedTuple):
-    """The type of one column; a conversion is None where Spark takes and gives the value itself."""
+    """The type of one column; the rest as of `Scalar`."""
 
     type: str
-    to_spark: Convert | None = None
-    from_spark: Convert | None = None
+    to_row: Convert
+    from_row: Convert | None = None
+    are_kept: Callable[[Collection[Any]], bool] | None = None
 
 
-def columns_of(kind: Any) -> Columns:
+def columns_of(
+    kind: Any, *, is_key: bool = False, is_output: bool = False, **owner: Any
+) -> Columns:
     """Return how values of a type are kept.
 
     Args:
         kind: A type of the table above, or the DDL of columns, `"count BIGINT, sum BIGINT"`: then
             values are tuples of them.
+        is_key: Rows are keys: equal values have equal rows.
+        is_output: Rows leave the query: structs are dicts, and Spark checks what DDL names.
+        owner: What an error names, as in `state="average"`.
 
     Raises:
         InvalidArgumentError: No type of Spark belongs to it.
     """
-    if isinstance(kind, str):
+    if isinstance(kind, str) and is_output:
         return Columns(kind, tuple, tuple)
-    kind = without_none(kind)
-    fields = _fields_of(kind)
-    if fields is None:
-        column = _column_of(kind)
+    try:
+        columns = _columns_of(kind, _Maker(is_key, is_output))
+    except InvalidArgumentError as error:
+        error.fields = {**owner, **error.fields}
+        raise
+    return columns._replace(to_row=_refusing(columns.to_row, owner))
+
+
+def _columns_of(kind: Any, maker: _Maker) -> Columns:
+    if isinstance(kind, str):
+        named = _parse(kind, kind)
+        parts = maker.fields(_kind_of(named, kind), named)
+        return Columns(kind, _to_tuple(*parts), _from_struct(*parts))
+    inner = without_none(kind)
+    if record_of(inner) is None:
+        column = maker.column(kind)
+        of_row = column.from_row
         return Columns(
             f"`value` {column.type}",
-            _one(column.to_spark),
-            _only(column.from_spark),
+            lambda value: (column.to_row(value),),
+            itemgetter(0) if of_row is None else lambda row: of_row(row[0]),
         )
-    names, columns, make = fields
-    ddl = ", ".join(f"`{name}` {column.type}" for name, column in zip(names, columns, strict=True))
-    return Columns(ddl, _to_tuple(kind, names, columns), _from_struct(columns, make))
+    record, columns = maker.fields(inner)
+    ddl = ", ".join(f"`{name}` {column.type}" for name, column in columns.items())
+    return Columns(ddl, _to_tuple(record, columns), _from_struct(record, columns))
 
 
-def _column_of(kind: Any) -> _Column:
-    kind = without_none(kind)
-    if get_origin(kind) is Annotated and isinstance(kind.__metadata__[0], str):
-        inner = kind.__origin__
-        column = _Column("") if inner in _SCALARS else _column_of(inner)
-        return column._replace(type=kind.__metadata__[0])
-    if kind in _SCALARS:
-        return _Column(_SCALARS[kind], from_spark=_in_utc if kind is datetime else None)
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is list or (origin is tuple and arguments[1:] == (...,)):
-        element = _column_of(arguments[0])
-        return _Column(
-            f"ARRAY<{element.type}>",
-            _each(list, element.to_spark),
-            _each(origin, element.from_spark),
-        )
-    if origin is dict:
-        key, value = map(_column_of, arguments)
-        if key.to_spark is not None:
+@dataclass(frozen=True)
+class _Maker:
+    """Makes columns; the type that DDL names for one is the JSON of Spark's schemas, or None."""
+
+    is_key: bool
+    is_output: bool
+    within: tuple[Any, ...] = ()
+
+    def column(self, kind: Any, named: Json = None) -> _Column:
+        """Return the column of a type, which `T | None` lets be null."""
+        inner = without_none(kind)
+        column = self._not_null(inner, named)
+        if column.from_row is not None:
+            column = column._replace(from_row=_nullable(column.from_row))
+        return column if inner is kind else column._replace(to_row=_nullable(column.to_row))
+
+    def fields(self, kind: Any, named: Json = None) -> tuple[Record, dict[str, _Column]]:
+        """Return the columns of a type of several fields."""
+        record = record_of(kind)
+        if record is None or not record.hints or kind in self.within:
+            raise _no_type(kind)
+        names, types = list(record.hints), [None] * len(record.hints)
+        hints = list(record.hints.values())
+        if named is not None:
+            given = named["fields"] if isinstance(named, dict) and "fields" in named else []
+            if len(given) != len(names):
+                raise _no_type(kind)
+            if record.is_named and [each["name"] for each in given] != names:
+                raise _no_type(kind)
+            names, types = [each["name"] for each in given], [each["type"] for each in given]
+            if len(set(names)) != len(names):
+                raise _no_type(kind)
+            hints = [
+                hint if each["nullable"] else without_none(hint)
+                for hint, each in zip(hints, given, strict=True)
+            ]
+        if not self.is_output and not all(map(str.isidentifier, names)):
             raise InvalidArgumentError(
-                "a key of a map within a row has to be one scalar",
-                to_fix="take a map state: its keys may be of several fields",
+                "Spark keeps no field of the name in a state variable",
+                to_fix="take letters, digits and '_'",
+                names=names,
+            )
+        inside = replace(self, within=(*self.within, kind))
+        columns = [inside.column(*each) for each in zip(hints, types, strict=True)]
+        return record, dict(zip(names, columns, strict=True))
+
+    def _not_null(self, kind: Any, named: Json) -> _Column:
+        origin, arguments = get_origin(kind), get_args(kind)
+        if origin is Annotated:
+            texts = [each for each in kind.__metadata__ if isinstance(each, str)]
+            if not texts:
+                return self.column(arguments[0], named)
+            found = _parse(f"value {texts[0]}", kind)["fields"][0]["type"]
+            if named not in (None, found):
+                raise _no_type(kind)
+            return self.column(arguments[0], found)._replace(type=texts[0])
+        if isinstance(kind, type) and kind in _SCALARS:
+            return self._scalar(kind, named)
+        if origin is list or (origin is tuple and arguments[1:] == (...,)):
+            element = self.column(arguments[0], _part(named, "elementType", kind))
+            return _Column(
+                f"ARRAY<{element.type}>",
+                _to_array(origin, element),
+                _from_array(origin, element.from_row),
+            )
+        if origin is dict:
+            return self._map(kind, named)
+        record, columns = self.fields(kind, named)
+        fields = ", ".join(f"`{name}`: {column.type}" for name, column in columns.items())
+        to_row = _to_tuple(record, columns)
+        return _Column(
+            f"STRUCT<{fields}>",
+            _to_dict(list(columns), to_row) if self.is_output else to_row,
+            _from_struct(record, columns),
+        )
+
+    def _scalar(self, kind: type, named: Json) -> _Column:
+        default, ddl = _SCALARS[kind]
+        named = default if named is None else named
+        scalar = scalar_of(named) if isinstance(named, str) else None
+        if scalar is None or scalar.kind is not kind:
+            raise _no_type(kind)
+        if self.is_key and kind is float:
+            return _Column(ddl, as_key(scalar.to_row))
+        return _Column(ddl, *scalar[1:])
+
+    def _map(self, kind: Any, named: Json) -> _Column:
+        of_key, of_value = get_args(kind)
+        if self.is_key or not (_is_scalar(of_key) if self.is_output else _bare(of_key) is str):
+            raise InvalidArgumentError(
+                "Spark keeps no map in a key, and in a value only one whose keys are text",
+                to_fix="take a map state: its keys may be of any type, and of several fields",
                 type=kind,
             )
+        key = replace(self, is_key=True).column(of_key, _part(named, "keyType", kind))
+        value = self.column(of_value, _part(named, "valueType", kind))
         return _Column(
             f"MAP<{key.type}, {value.type}>",
-            _entries(key.to_spark, value.to_spark),
-            _entries(key.from_spark, value.from_spark),
+            _to_map(key, value),
+            _from_map(key.from_row, value.from_row),
         )
-    fields = _fields_of(kind)
-    if fields is None:
-        raise InvalidArgumentError(
-            "no type of Spark belongs to the type",
-            to_fix='take one of statestore.keyed.columns, name it as in Annotated[int, "INT"], or '
-            'give the columns, "name TYPE, …"',
-            type=kind,
-        )
-    names, columns, make = fields
-    types_ = ", ".join(
-        f"`{name}`: {column.type}" for name, column in zip(names, columns, strict=True)
-    )
-    return _Column(
-        f"STRUCT<{types_}>", _to_struct(kind, names, columns), _from_struct(columns, make)
-    )
 
 
-def _fields_of(kind: Any) -> tuple[list[str], list[_Column], Convert] | None:
-    """Return names and columns of the fields of a row, and what makes a value of them, or None."""
-    if get_origin(kind) is tuple and get_args(kind)[1:] != (...,):
-        hints = {f"_{number}": hint for number, hint in enumerate(get_args(kind), 1)}
-        make: Convert = tuple
-    elif hasattr(kind, "_fields") and hasattr(kind, "_make"):
-        hints, make = hints_of(kind), kind._make
-    elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        found = hints_of(kind)
-        hints = {field.name: found[field.name] for field in dataclasses.fields(kind)}
-        make = _constructor(kind)
-    else:
-        return None
-    return list(hints), [_column_of(hint) for hint in hints.values()], make
+def _parse(ddl: str, kind: Any) -> Json:
+    """Return the JSON of the columns that DDL names. The parser is Spark's, in the driver."""
+    from pyspark.errors import ParseException  # descriptors need no pyspark
+    from pyspark.sql.types import StructType
 
-
-def _constructor(kind: Callable[..., Any]) -> Convert:
-    return lambda row: kind(*row)
-
-
-def hints_of(annotated: Any) -> dict[str, Any]:
-    """Return the annotations of a function or class.
-
-    Raises:
-        InvalidArgumentError: One of them names what is not there, or nothing at all.
-    """
     try:
-        return get_type_hints(annotated, include_extras=True)
-    except (NameError, TypeError) as error:
+        parsed = StructType.fromDDL(ddl)
+    except ParseException as error:
         raise InvalidArgumentError(
-            "the annotations cannot be read",
-            to_fix='let them name classes of a module, or give the columns, "name TYPE, …"',
-            annotated=annotated,
+            "the DDL cannot be read", to_fix='name columns, "name TYPE, …"', type=kind
         ) from error
+    if not isinstance(parsed, StructType):
+        raise _no_type(kind)
+    return parsed.jsonValue()
 
 
-def element_of(kind: Any) -> Any:
-    """Return what an annotated iterator, iterable, list or generator is of; None where unknown."""
-    arguments = get_args(without_none(kind))
-    return arguments[0] if arguments else None
+def _kind_of(named: Json, ddl: str) -> Any:
+    """Return the type of Python of values of a type of Spark."""
+    if isinstance(named, str):
+        scalar = scalar_of(named)
+        if scalar is None:
+            raise _no_type(ddl)
+        return scalar.kind
+    if named["type"] == "array":
+        return list[_kind_of(named["elementType"], ddl) | None]  # type: ignore[misc]
+    if named["type"] == "map":
+        key, value = (_kind_of(named[part], ddl) for part in ("keyType", "valueType"))
+        return dict[key, value | None]  # type: ignore[valid-type]
+    if named["type"] != "struct":
+        raise _no_type(ddl)
+    return tuple[tuple(_kind_of(field["type"], ddl) | None for field in named["fields"])]  # type: ignore[misc]
 
 
-def without_none(kind: Any) -> Any:
-    """Return T of `T | None`, and any other type as it is."""
-    if get_origin(kind) not in (Union, types.UnionType):
-        return kind
-    kinds = [each for each in get_args(kind) if each is not type(None)]
-    return kinds[0] if len(kinds) == 1 else kind
+def _part(named: Json, part: str, kind: Any) -> Json:
+    if named is None:
+        return None
+    if not isinstance(named, dict) or part not in named:
+        raise _no_type(kind)
+    return named[part]
 
 
-def _in_utc(value: datetime | None) -> datetime | None:
-    """Spark gives timestamps without a zone, in the worker's."""
-    return None if value is None else value.astimezone(UTC)
+def _is_scalar(kind: Any) -> bool:
+    kind = _bare(kind)
+    return isinstance(kind, type) and kind in _SCALARS
+
+
+def _bare(kind: Any) -> Any:
+    """Return T of `Annotated[T, …] | None`."""
+    kind = without_none(kind)
+    return _bare(get_args(kind)[0]) if get_origin(kind) is Annotated else kind
+
+
+def _no_type(kind: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "no type of Spark belongs to the type",
+        to_fix='take one of statestore.keyed.columns, name it as in Annotated[int, "INT"], or '
+        'give the columns, "name TYPE, …"',
+        type=kind,
+    )
+
+
+def _refusing(to_row: Convert, owner: dict[str, Any]) -> Convert:
+    def refusing(value: Any) -> Any:
+        try:
+            return to_row(value)
+        except MisfitError as misfit:
+            raise InvalidArgumentError(
+                "a value does not fit the type that it is kept as",
+                to_fix="give what is expected, or have another type kept: T | None takes None",
+                **owner,
+                at=misfit.at.removeprefix(".") or "the value itself",
+                expected=misfit.expected,
+                found=misfit.found,
+            ) from None
+
+    return refusing
 
 
 def _nullable(convert: Convert) -> Convert:
     return lambda value: None if value is None else convert(value)
 
 
-def _one(convert: Convert | None) -> Convert:
-    if convert is None:
-        return lambda value: (value,)
-    return lambda value: (convert(value),)
-
-
-def _only(convert: Convert | None) -> Convert:
-    if convert is None:
-        return itemgetter(0)
-    return lambda row: convert(row[0])
-
-
-def _each(collect: Convert, convert: Convert | None) -> Convert:
-    if convert is None:
-        return _nullable(collect)
-    return _nullable(lambda values: collect(map(convert, values)))
-
-
-def _entries(key: Convert | None, value: Convert | None) -> Convert:
-    if key is None and value is None:
-        return _nullable(dict)
-    of_key, of_value = key or _same, value or _same
-    return _nullable(lambda found: {of_key(each): of_value(found[each]) for each in found})
-
-
 def _same(value: Any) -> Any:
     return value
 
 
-def _to_tuple(kind: Any, names: list[str], columns: list[_Column]) -> Convert:
+def _to_array(collection: Any, element: _Column) -> Convert:
+    convert, are_kept = element.to_row, element.are_kept
+
+    def to_row(values: Any) -> list[Any]:
+        if not isinstance(values, collection):
+            raise MisfitError(collection.__name__, values)
+        if are_kept is not None and are_kept(values):
+            return list(values)
+        row: list[Any] = []
+        try:
+            row.extend(map(convert, values))  # which keeps what fitted before
+        except MisfitError as misfit:
+            misfit.enter(f"[{len(row)}]")
+            raise
+        return row
+
+    return to_row
+
+
+def _from_array(collection: Any, convert: Convert | None) -> Convert:
+    if convert is None:
+        return collection  # type: ignore[no-any-return]
+    return lambda row: collection(map(convert, row))
+
+
+def _to_map(keys: _Column, values: _Column) -> Convert:
+    of_key, of_value = keys.to_row, values.to_row
+    are_kept = None if keys.are_kept is None else values.are_kept
+
+    def to_row(entries: Any) -> dict[Any, Any]:
+        if not isinstance(entries, dict):
+            raise MisfitError("dict", entries)
+        if are_kept is not None and are_kept(entries.values()) and keys.are_kept(entries):  # type: ignore[misc]
+            return dict(entries)
+        row: dict[Any, Any] = {}
+        part = "keys"
+        try:
+            for key, value in entries.items():
+                part = "keys"
+                kept = of_key(key)
+                part = "values"
+                row[kept] = of_value(value)
+        except MisfitError as misfit:
+            misfit.enter(f".{part}()[{len(row)}]")
+            raise
+        if None in row:
+            raise MisfitError("dict", entries, "with a key None")
+        if len(row) != len(entries):
+            raise MisfitError("dict", entries, "of which two keys are kept as one")
+        return row
+
+    return to_row
+
+
+def _from_map(of_key: Convert | None, of_value: Convert | None) -> Convert:
+    if of_key is None and of_value is None:
+        return dict
+    key, value = of_key or _same, of_value or _same
+    return lambda row: {key(each): value(row[each]) for each in row}
+
+
+def _to_tuple(record: Record, columns: dict[str, _Column]) -> Convert:
     """Return what makes a tuple of a value of several fields."""
-    read = _attributes(names) if dataclasses.is_dataclass(kind) else tuple
-    if all(column.to_spark is None for column in columns):
-        return read
-    converts = [column.to_spark or _same for column in columns]
-    return lambda value: tuple(
-        convert(field) for convert, field in zip(converts, read(value), strict=True)
-    )
+    read, names = record.read, list(columns)
+    converts = [column.to_row for column in columns.values()]
+
+    def to_row(value: Any) -> tuple[Any, ...]:
+        row: list[Any] = []
+        fields = read(value)
+        try:
+            for convert, field in zip(converts, fields, strict=True):
+                row.append(convert(field))
+        except MisfitError as misfit:
+            misfit.enter(names[len(row)])
+            raise
+        return tuple(row)
+
+    return to_row
 
 
-def _to_struct(kind: Any, names: list[str], columns: list[_Column]) -> Convert:
-    """Return what makes of it what both a state variable and an output take within a row."""
-    to_tuple = _to_tuple(kind, names, columns)
-    return _nullable(lambda value: dict(zip(names, to_tuple(value), strict=True)))
+def _to_dict(names: list[str], to_tuple: Convert) -> Convert:
+    return lambda value: dict(zip(names, to_tuple(value), strict=True))
 
 
-def _attributes(names: list[str]) -> Convert:
-    read = attrgetter(*names)
-    return read if len(names) > 1 else lambda value: (read(value),)
-
-
-def _from_struct(columns: list[_Column], make: Convert) -> Convert:
-    if all(column.from_spark is None for column in columns):
-        return _nullable(make)
-    converts = [column.from_spark or _same for column in columns]
-    return _nullable(
-        lambda row: make(
-            tuple(convert(field) for convert, field in zip(converts, row, strict=True))
-        )
+def _from_struct(record: Record, columns: dict[str, _Column]) -> Convert:
+    make = record.make
+    if all(column.from_row is None for column in columns.values()):
+        return make
+    converts = [column.from_row or _same for column in columns.values()]
+    return lambda row: make(
+        tuple(convert(field) for convert, field in zip(converts, row, strict=True))
     )

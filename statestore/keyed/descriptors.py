@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, Generic, Literal, TypeVar
 
 from statestore.core.errors import InvalidArgumentError
-from statestore.keyed.columns import hints_of
+from statestore.keyed.annotations import hints_of
 
 IN = TypeVar("IN")
 ACC = TypeVar("ACC")

@@ -12,7 +12,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
-from statestore.keyed.columns import Columns, columns_of, element_of, hints_of
+from statestore.keyed.annotations import element_of, hints_of
+from statestore.keyed.columns import Columns, columns_of
 from statestore.keyed.descriptors import ValueStateDescriptor
 from statestore.keyed.functions import (
     Checkpointed,
@@ -64,7 +65,8 @@ def process(
 
     Raises:
         InvalidArgumentError: The function is of none of the three kinds, an annotation is missing
-            or has no type of Spark, or there is no such time mode.
+            or has no type of Spark, there is no such time mode, or a state has a time to live
+            without the time mode that it takes.
         IncompatibleError: The Spark has no `transformWithState` of rows: 4.0 (kind wrong-spark).
 
     Guarantee: state changes with the batch that returns the rows, or not at all. A batch that runs
@@ -94,8 +96,9 @@ def keyed_processor(
     function: RichFunction, output: Any = None, time_mode: TimeMode = "None"
 ) -> KeyedProcessor:
     """Return what `process` hands to `transformWithState`; arguments and raises are its."""
-    columns = columns_of(_returned_by(function) if output is None else output)
-    return KeyedProcessor(function, columns, _states_of(function), time_mode)
+    kind = _returned_by(function) if output is None else output
+    columns = columns_of(kind, is_output=True, output_of=type(function).__name__)
+    return KeyedProcessor(function, columns, _states_of(function, time_mode), time_mode)
 
 
 class KeyedProcessor(StatefulProcessor):
@@ -124,7 +127,7 @@ class KeyedProcessor(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the function, with the handle of the task."""
-        self._runtime = RuntimeContext(handle, self._states)
+        self._runtime = RuntimeContext(handle, self._states, self._time_mode)
         self._context = Context(TimerService(handle, self._time_mode))
         self._fields = _fields_of(self._function, self._runtime, None)  # its type is of `states`
         self._opened = self._open(None)
@@ -177,6 +180,8 @@ class KeyedProcessor(StatefulProcessor):
     def _restore(self) -> None:
         """Go on to the instance of the next key."""
         self._opened.close()
+        self._runtime.begin()
+        self._fields = _fields_of(self._function, self._runtime, None)
         self._opened = self._open(cast("ValueState[Any]", self._fields).value())
 
     def _leave(self, now: TimerValues) -> None:
@@ -199,14 +204,14 @@ class KeyedProcessor(StatefulProcessor):
         return function.flat_map  # type: ignore[attr-defined, no-any-return]
 
 
-def _states_of(function: RichFunction) -> dict[str, tuple[Columns, ...]]:
+def _states_of(function: RichFunction, time_mode: TimeMode) -> dict[str, tuple[Columns, ...]]:
     """Return how each state of a function is kept. A copy is opened: what `open` sets stays in it.
 
     Raises:
         InvalidArgumentError: Of the descriptors.
     """
     columns: dict[str, tuple[Columns, ...]] = {}
-    opened, runtime = copy(function), RuntimeContext(None, columns)
+    opened, runtime = copy(function), RuntimeContext(None, columns, time_mode)
     if isinstance(function, Checkpointed):
         _fields_of(function, runtime, hints_of(function.snapshot_state).get("return"))
     opened.open(runtime)

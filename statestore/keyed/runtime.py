@@ -35,19 +35,30 @@ class RuntimeContext:
             for its states.
         columns: How each state is kept, by name. A name that is missing is added: the driver
             finds them out, where the annotations can be read, and a task is given them.
+        time_mode: The query's.
     """
 
-    def __init__(self, handle: Any, columns: dict[str, tuple[Columns, ...]]) -> None:
+    def __init__(
+        self, handle: Any, columns: dict[str, tuple[Columns, ...]], time_mode: TimeMode
+    ) -> None:
         self._handle = handle
         self._columns = columns
+        self._time_mode = time_mode
+        self._variables: dict[str, Any] = {}
         self._given: dict[str, tuple[StateDescriptor, Any]] = {}
         self.flushes: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """Go on to another instance of the function, whose handles are its own."""
+        self._given.clear()
+        self.flushes.clear()
 
     def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
         """Return the handle of a value state.
 
         Raises:
-            InvalidArgumentError: Another descriptor has its name, or no type of Spark its type.
+            InvalidArgumentError: Another state has its name; no type of Spark is its type, or not
+                that of its default; it has a time to live, and the time mode is another one.
         """
         return self._give(descriptor, ValueState, "getValueState")
 
@@ -78,25 +89,49 @@ class RuntimeContext:
         name = descriptor.name
         if name in self._given:
             known, state = self._given[name]
-            if known == descriptor:
+            if self._is_same(known, descriptor):
                 return state  # type: ignore[no-any-return]
             raise InvalidArgumentError(
                 "two states of one name",
                 to_fix="give each state of a function a name of its own",
                 name=name,
             )
+        if descriptor.ttl is not None and self._time_mode != "ProcessingTime":
+            raise InvalidArgumentError(
+                "a time to live is by processing time",
+                to_fix="process(…, time_mode='ProcessingTime')",
+                state=name,
+                time_mode=self._time_mode,
+            )
         if name not in self._columns:
-            self._columns[name] = tuple(map(columns_of, descriptor.types))
-        columns, variable = self._columns[name], None
-        if self._handle is not None:
+            of_map = isinstance(descriptor, MapStateDescriptor)
+            self._columns[name] = tuple(
+                columns_of(each, is_key=of_map and place == 0, state=name)
+                for place, each in enumerate(descriptor.types)
+            )
+        columns = self._columns[name]
+        if self._handle is not None and name not in self._variables:
             ddls = [each.ddl for each in columns]
             ttl_ms = descriptor.ttl.ttl_ms if descriptor.ttl else None
-            variable = getattr(self._handle, get)(name, *ddls, ttl_ms)
-        state = kind(variable, descriptor, *columns)
+            self._variables[name] = getattr(self._handle, get)(name, *ddls, ttl_ms)
+        state = kind(self._variables.get(name), descriptor, *columns)
         self._given[name] = descriptor, state
         if hasattr(state, "flush"):
             self.flushes.append(state.flush)
         return state
+
+    def _is_same(self, known: StateDescriptor, descriptor: StateDescriptor) -> bool:
+        """Whether two descriptors are of one state: functions that combine have no equality.
+
+        Types are compared in the driver, where annotations can be read.
+        """
+        if known is descriptor:
+            return True
+        says = (
+            (type(each), each.ttl, getattr(each, "default", None)) for each in (known, descriptor)
+        )
+        is_same = next(says) == next(says)
+        return is_same and (self._handle is not None or known.types == descriptor.types)
 
 
 class TimerService:

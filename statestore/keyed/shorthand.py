@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, get_args
 
 from statestore.core.errors import InvalidArgumentError
-from statestore.keyed.columns import element_of, hints_of
+from statestore.keyed.annotations import element_of, hints_of
 from statestore.keyed.descriptors import ValueStateDescriptor
 from statestore.keyed.functions import RichFlatMapFunction
 from statestore.keyed.processor import process

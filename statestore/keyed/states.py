@@ -5,13 +5,14 @@ reducing or aggregating state is therefore read at most once and written at most
 and batch, and what is appended to a list is written together: when the key's rows are done. A batch
 that fails writes nothing, as ever. Lists are read and maps are read and written call by call.
 
-What a handle returns is a copy: changing it changes nothing before `update`.
+What a handle returns is a copy: changing it changes nothing before `update`. What a handle is given
+is converted at once, and refused with InvalidArgumentError where it does not fit the type of the
+state; then the state is as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import deepcopy
 from typing import Any, Generic, TypeVar
 
 from statestore.keyed.columns import Columns
@@ -45,8 +46,10 @@ class _Row:
 
     def _read(self) -> tuple[Any, ...] | None:
         if self._row is _UNREAD:
-            self._row = self._variable.get()
-            self._is_changed = self._writes_on_read and self._row is not None
+            row = self._variable.get()
+            if self._writes_on_read and row is not None:
+                row, self._is_changed = self._to_row(self._from_row(row)), True
+            self._row = row
         return self._row
 
     def _write(self, row: tuple[Any, ...] | None) -> None:
@@ -73,12 +76,15 @@ class ValueState(_Row, Generic[T]):
 
     def __init__(self, variable: Any, descriptor: ValueStateDescriptor, columns: Columns) -> None:
         super().__init__(variable, columns, descriptor.ttl)
-        self._default = descriptor.default
+        default = descriptor.default
+        self._default = None if default is None else self._to_row(default)
 
     def value(self) -> T | None:
         """Return the value of the current key; the descriptor's default when it has none."""
         row = self._read() if self._row is _UNREAD else self._row
-        return deepcopy(self._default) if row is None else self._from_row(row)  # type: ignore[no-any-return]
+        if row is None:
+            row = self._default
+        return None if row is None else self._from_row(row)
 
     def update(self, value: T | None) -> None:
         """Set the value of the current key; None clears it."""
@@ -102,9 +108,10 @@ class ReducingState(_Row, Generic[T]):
 
     def add(self, value: T) -> None:
         """Reduce a value into the state."""
-        row = self._read()
-        whole = value if row is None else self._reduce(self._from_row(row), value)
-        self._write(self._to_row(whole))
+        row, given = self._read(), self._to_row(value)
+        if row is not None:
+            given = self._to_row(self._reduce(self._from_row(row), self._from_row(given)))
+        self._write(given)
 
 
 class AggregatingState(_Row, Generic[IN, OUT]):
@@ -142,10 +149,9 @@ class ListState(Generic[T]):
         self.flush()
         rows = self._variable.get()
         if self._writes_on_read:
-            kept = list(rows)
-            if kept:
-                self._variable.put(kept)
-            rows = iter(kept)
+            rows = [self._to_row(self._from_row(row)) for row in rows]
+            if rows:
+                self._variable.put(rows)
         return map(self._from_row, rows)
 
     def add(self, value: T) -> None:
@@ -154,12 +160,14 @@ class ListState(Generic[T]):
 
     def add_all(self, values: Iterable[T]) -> None:
         """Append elements."""
-        self._added += map(self._to_row, values)
+        rows = list(map(self._to_row, values))  # which may read the list
+        self._added += rows
 
     def update(self, values: Iterable[T]) -> None:
         """Replace all elements; by none clears the list."""
+        rows = list(map(self._to_row, values))  # which may read the list
         self._added.clear()
-        if rows := list(map(self._to_row, values)):
+        if rows:
             self._variable.put(rows)
         else:
             self._variable.clear()
@@ -194,7 +202,8 @@ class MapState(Generic[K, V]):
         if row is None:
             return None
         if self._writes_on_read:
-            self._variable.updateValue(kept, tuple(row))
+            row = self._to_value(self._from_value(row))
+            self._variable.updateValue(kept, row)
         return self._from_value(row)  # type: ignore[no-any-return]
 
     def put(self, key: K, value: V) -> None:
@@ -203,8 +212,9 @@ class MapState(Generic[K, V]):
 
     def put_all(self, entries: Mapping[K, V]) -> None:
         """Set the values of entries, in a call of the variable each."""
-        for key, value in entries.items():
-            self.put(key, value)
+        rows = [(self._to_key(key), self._to_value(value)) for key, value in entries.items()]
+        for row in rows:
+            self._variable.updateValue(*row)
 
     def remove(self, key: K) -> None:
         """Remove an entry, if it is there."""
@@ -245,7 +255,10 @@ class MapState(Generic[K, V]):
     def _entries(self) -> Iterable[tuple[Any, Any]]:
         if not self._writes_on_read:
             return self._variable.iterator()  # type: ignore[no-any-return]
-        entries = list(self._variable.iterator())
-        for key, value in entries:
-            self._variable.updateValue(tuple(key), tuple(value))
+        entries = [
+            (self._to_key(self._from_key(key)), self._to_value(self._from_value(value)))
+            for key, value in self._variable.iterator()
+        ]
+        for entry in entries:
+            self._variable.updateValue(*entry)
         return entries

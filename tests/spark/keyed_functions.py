@@ -27,6 +27,14 @@ TIMER_MS = 60_000
 KEYS = ("a", "bé", "c" * 40)
 
 
+@dataclass(frozen=True)
+class Part:
+    """An element of a list."""
+
+    value: int
+    label: str | None
+
+
 class Seen(NamedTuple):
     """A value of a field of every type."""
 
@@ -37,14 +45,8 @@ class Seen(NamedTuple):
     tags: list[str]
     ratio: float
     even: bool
-
-
-@dataclass(frozen=True)
-class Part:
-    """An element of a list."""
-
-    value: int
-    label: str | None
+    pairs: list[tuple[int, str]]
+    parts: dict[str, Part | None]
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class AllStates(keyed.KeyedProcessFunction):
         self.timers = timers
 
     def open(self, runtime: keyed.RuntimeContext) -> None:
-        nothing = Seen(0, None, Decimal(0), b"", [], 0.0, True)
+        nothing = Seen(0, None, Decimal(0), b"", [], 0.0, True, [], {})
         self.seen = runtime.get_state(
             keyed.ValueStateDescriptor("seen", Seen, nothing, ttl=self.ttl)
         )
@@ -113,7 +115,9 @@ class AllStates(keyed.KeyedProcessFunction):
         at = datetime.fromtimestamp(value.at / 1000, UTC)
         price, data = seen.price + Decimal(number) / 4, number.to_bytes(2, "big")
         tags = [*self.seen.value().tags, str(number)]
-        self.seen.update(Seen(count, at, price, data, tags, number / 3, number % 2 == 0))
+        pairs, parts = [*seen.pairs, (number, "é")], {"last": Part(number, None), "none": None}
+        ratio, even = number / 3, number % 2 == 0
+        self.seen.update(Seen(count, at, price, data, tags, ratio, even, pairs, parts))
         if count % 4 == 0:
             self.parts.update(list(self.parts.get())[-2:])
         self.parts.add(Part(number, None if number % 5 == 0 else str(number)))
@@ -146,7 +150,8 @@ class AllStates(keyed.KeyedProcessFunction):
         assert sorted(total for _, total in items) == sorted(self.totals.values())
         assert self.totals.is_empty() == (not items)
         seen = self.seen.value()
-        shown = seen._replace(price=seen.price.quantize(Decimal("0.01")))
+        price, parts = seen.price.quantize(Decimal("0.01")), dict(sorted(seen.parts.items()))
+        shown = seen._replace(price=price, parts=parts)
         return Report(
             context.get_current_key(),
             what,
@@ -185,14 +190,25 @@ class Timed(keyed.KeyedProcessFunction):
 
 
 class Fields(keyed.RichFlatMapFunction, keyed.Checkpointed):
-    """A field that is state: all values of the key so far. It is forgotten when there are five."""
+    """A field that is state: all values of the key so far. It is forgotten when there are five.
+
+    Beside it a state that is combined by the instance: the newest value and how many of the field.
+    """
 
     def __init__(self) -> None:
         self.values: list[int] = []
 
+    def open(self, runtime: keyed.RuntimeContext) -> None:
+        self.newest = runtime.get_reducing_state(
+            keyed.ReducingStateDescriptor(
+                "newest", lambda _, new: (new[0], len(self.values)), tuple[int, int]
+            )
+        )
+
     def flat_map(self, value: Row) -> Iterator[tuple[str, str]]:
         self.values.append(value.value)
-        yield value.key, repr(self.values)
+        self.newest.add((value.value, 1))
+        yield value.key, repr((self.values, self.newest.get()))
 
     def snapshot_state(self, checkpoint_id: int, checkpoint_timestamp: int) -> list[int] | None:
         assert checkpoint_id >= 1

@@ -183,7 +183,10 @@ def test_state_lives_as_long_as_its_ttl_says(
 
 @EXTENDED
 def test_fields_are_of_a_key_and_restored(make_lane: MakeLane) -> None:
-    """Catches fields that one key sees of another, or that a batch does not get back."""
+    """Catches fields that one key sees of another, or that a batch does not get back.
+
+    Also a state whose function is that of another key's instance.
+    """
     plan = [[rows_of(0), rows_of(1)], [rows_of(2)], [rows_of(3)]]
     lane = make_lane(query_of("fields", lambda groups: keyed.process(groups, Fields()), plan))
 
@@ -195,8 +198,10 @@ def test_fields_are_of_a_key_and_restored(make_lane: MakeLane) -> None:
     for rows in (rows for run in plan for rows in run):
         expected = []
         for row in rows:
-            held.setdefault(row["key"], []).append(row["value"])
-            expected.append(repr((row["key"], repr(held[row["key"]]))))
+            values = held.setdefault(row["key"], [])
+            values.append(row["value"])
+            shown = repr((values, (row["value"], len(values))))
+            expected.append(repr((row["key"], shown)))
         held = {key: values for key, values in held.items() if len(values) <= 4}
         assert next(returned) == sorted(expected)
 
