@@ -126,7 +126,7 @@ def test_list_is_extended_once_when_that_reads_it() -> None:
     """Catches elements that are written twice."""
     variable, state = list_of(1, 2)
 
-    state.add_all(each + 2 for each in list(lazily(state)))
+    state.add_all(each + 2 for each in lazily(state))
     state.flush()
 
     assert variable.rows == [(1,), (2,), (3,), (4,)]
