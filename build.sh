@@ -6,6 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 venv=.venv
 python=$venv/bin/python
 release= # of Spark, where it is not that of constraints.txt
+older=   # of the same minor, where a minor was named
 
 usage() {
   cat <<'END'
@@ -16,7 +17,8 @@ usage: ./build.sh TARGET [ARGUMENT...]
   jars      the same for every Spark minor
   demo      stream 336,776 real flights, kill the engine and the query, compare every row
   test      run the tests, or pytest with the given arguments
-  test-spark MINOR  run Spark's tests on 4.0, 4.1 or 4.2, or pytest with the given arguments
+  test-spark SPARK  run Spark's tests on 4.0, 4.1 or 4.2, and a test of each kind on its oldest
+            release, or pytest with the given arguments; 4.0.1 is that release alone
   test-all  run them with every operator in every combination, on every state backend and every Spark
   lint      check style, types, layers, the shim and the docs
   docs      the docs as a site in build/site, all links checked
@@ -145,8 +147,14 @@ run_tests() {
 
 # Has everything that follows on another Spark, in an environment of its own.
 use_spark() {
-  release=$(sed -n "/^$1\.[0-9]*$/p" jvm-shim/spark-releases.txt)
-  [ -n "$release" ] || fail "no such Spark: minor=$1. To fix: name 4.0, 4.1, 4.2 or 4.3"
+  local oldest newest
+  while read -r oldest newest; do
+    case $1 in
+      "$oldest") release=$oldest ;;
+      "${newest%.*}") release=$newest older=$oldest ;;
+    esac
+  done <jvm-shim/spark-releases.txt
+  [ -n "$release" ] || fail "no such Spark: spark=$1. To fix: name 4.0, 4.1, 4.2, 4.3, or the oldest release of one"
   venv=.venv-spark-$1
   python=$venv/bin/python
 }
@@ -163,10 +171,15 @@ run_on_backends() {
 }
 
 # Spark's tests on another Spark: all of them on one state backend, operators on the others, too.
+# Of the releases between the newest and the oldest it is enough that the jar can be linked with them.
 run_on_spark() {
   local failed=0 operators=(tests/spark/test_{operators,transform_with_state,rescale}.py)
   run_on_backends filesystem "not extended or each_spark" tests/spark || failed=1
   run_on_backends "heap rocksdb" "not extended or each_spark" "${operators[@]}" || failed=1
+  if [ -n "$older" ]; then
+    $python -m tools.link_check "${release%.*}" || failed=1
+    [ "$older" = "$release" ] || ./build.sh test-spark "$older" @tests/spark/smoke.txt || failed=1
+  fi
   return $failed
 }
 

@@ -24,7 +24,7 @@ from typing import Any
 from statestore.core.version import __version__
 from tools.option_table import table_json
 from tools.scala import SCALAC_FLAGS, compile_scala
-from tools.spark_jars import INSTALLED, RELEASES, jars_of, release_of
+from tools.spark_jars import INSTALLED, OLDEST, RELEASES, jars_of, release_of
 
 ROOT = Path(__file__).resolve().parents[1]
 JARS = ROOT / "statestore" / "jars"
@@ -128,7 +128,7 @@ def _resources(minor: str) -> dict[str, bytes]:
     embedded = {str(path.relative_to(ROOT)): path.read_bytes() for path in sorted(files)}
     return {
         "io/statestore/version": f"{__version__}\n".encode(),
-        "io/statestore/spark": f"{minor}\n".encode(),
+        "io/statestore/spark": f"{OLDEST[minor]}\n".encode(),
         "io/statestore/options.json": json.dumps(json.loads(table_json()), indent=1).encode(),
         f"{PACKAGE}/INDEX": "".join(f"{name}\n" for name in sorted(embedded)).encode(),
         **{f"{PACKAGE}/{name}": content for name, content in embedded.items()},

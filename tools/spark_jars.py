@@ -1,4 +1,4 @@
-"""Spark's jars, to compile against: of the installed pyspark, or fetched for another minor.
+"""Spark's jars, to compile against: of the installed pyspark, or fetched for another release.
 
     python -m tools.spark_jars 4.1
 
@@ -25,20 +25,38 @@ def minor_of(release: str) -> str:
     return ".".join(release.split(".")[:2])
 
 
-RELEASES = {minor_of(release): release for release in _LISTED.read_text().split()}
-"""The release of each Spark minor that a jar is compiled against, oldest first."""
+_BOUNDS = [line.split() for line in _LISTED.read_text().splitlines()]
+RELEASES = {minor_of(newest): newest for _, newest in _BOUNDS}
+"""The release of each Spark minor that a jar is compiled against, its newest; in order."""
+OLDEST = {minor_of(oldest): oldest for oldest, _ in _BOUNDS}
+"""The oldest release of each Spark minor that has all that the minor's jar needs."""
 INSTALLED = minor_of(pyspark.__version__)
 
 
 def release_of(minor: str) -> str:
     """Return the release that a jar for a minor is compiled against."""
-    return pyspark.__version__ if minor == INSTALLED else RELEASES[minor]
+    return RELEASES[minor]
+
+
+def releases_of(minor: str) -> list[str]:
+    """Return all releases that the jar of a minor is for, oldest first."""
+    first, last = (int(of[minor].rpartition(".")[2]) for of in (OLDEST, RELEASES))
+    return [f"{minor}.{patch}" for patch in range(first, last + 1)]
 
 
 def jars_of(minor: str) -> Path:
-    """Return the directory with the jars of a Spark minor.
+    """Return the directory with the jars that a Spark minor is compiled against.
 
-    Those of a minor that is not installed come from its source archive, and are kept below
+    Raises:
+        subprocess.CalledProcessError: As `jars_of_release`.
+    """
+    return jars_of_release(release_of(minor))
+
+
+def jars_of_release(release: str) -> Path:
+    """Return the directory with the jars of a release of Spark.
+
+    Those of a release that is not installed come from its source archive, and are kept below
     `~/.cache/statestore`, or where XDG_CACHE_HOME says.
 
     Guarantee: all jars of the release are in the directory; a fetch that fails leaves none.
@@ -46,9 +64,8 @@ def jars_of(minor: str) -> Path:
     Raises:
         subprocess.CalledProcessError: pip cannot fetch it, and has said why.
     """
-    if minor == INSTALLED:
+    if release == pyspark.__version__:
         return Path(pyspark.__file__).resolve().parent / "jars"
-    release = release_of(minor)
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "statestore"
     kept = caches / f"spark-jars-{release}"
     if not kept.exists():

@@ -20,8 +20,8 @@ class JarHook(BuildHookInterface[Any]):
         if version == "editable":
             return
         jars = sorted(path.name for path in Path(self.root, "statestore", "jars").glob("*.jar"))
-        releases = Path(self.root, "jvm-shim", "spark-releases.txt").read_text().split()
-        minors = [release.rpartition(".")[0] for release in releases]
+        releases = Path(self.root, "jvm-shim", "spark-releases.txt").read_text().splitlines()
+        minors = [newest.rpartition(".")[0] for _, newest in map(str.split, releases)]
         version = self.metadata.version
         needed = [f"statestore-shim_2.13-spark{minor}-{version}.jar" for minor in minors]
         if jars != needed:

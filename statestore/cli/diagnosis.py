@@ -29,7 +29,7 @@ from statestore.core.providers import PROVIDERS
 from statestore.core.version import SPARK_MINORS, __version__
 from statestore.engine.client import EngineGoneError, EngineProcess, EngineRefusedError
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar
-from statestore.io.spark_home import find_spark_minor, read_spark_defaults
+from statestore.io.spark_home import find_spark_release, read_spark_defaults
 from statestore.io.storage import is_hadoop, scheme_of
 
 MIN_JAVA = 17
@@ -311,7 +311,7 @@ def check_jar() -> str:
     try:
         with zipfile.ZipFile(jar) as archive:
             version = archive.read("io/statestore/version").decode().strip()
-            spark = archive.read("io/statestore/spark").decode().strip()
+            oldest = archive.read("io/statestore/spark").decode().strip()
     except (zipfile.BadZipFile, KeyError, OSError) as error:
         raise CorruptionError(
             "the file is no jar of the shim", path=str(jar), error=str(error), to_fix=fix
@@ -325,8 +325,10 @@ def check_jar() -> str:
             path=str(jar),
             to_fix=fix,
         )
-    installed = find_spark_minor()
-    if installed is not None and spark != installed:
+    spark = oldest.rpartition(".")[0]
+    release = find_spark_release() or oldest
+    installed, _, patch = release.rpartition(".")
+    if spark != installed:
         raise IncompatibleError(
             "the jar is for another Spark",
             kind="wrong-spark",
@@ -335,7 +337,16 @@ def check_jar() -> str:
             path=str(jar),
             to_fix=f"use the jar that `statestore jar --spark {installed}` prints",
         )
-    return f"{version} for Spark {spark}, {jar}"
+    if int(patch) < int(oldest.rpartition(".")[2]):
+        raise IncompatibleError(
+            "this patch release of Spark lacks what the jar needs",
+            kind="wrong-spark",
+            spark=release,
+            oldest=oldest,
+            path=str(jar),
+            to_fix=f"use Spark {oldest} or a later {spark}",
+        )
+    return f"{version} for Spark {oldest} and later {spark}, {jar}"
 
 
 def _choose_python(named: str | None) -> tuple[str, str]:

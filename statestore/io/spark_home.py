@@ -10,7 +10,7 @@ from pathlib import Path
 
 HOME_VARIABLE = "SPARK_HOME"
 _DEFAULT = re.compile(r"([^#!\s=:][^\s=:]*)\s*[\s=:]\s*(.*)")
-_CORE = re.compile(r"spark-core_2\.13-(\d+\.\d+)\..*\.jar")
+_CORE = re.compile(r"spark-core_2\.13-(\d+\.\d+\.\d+)\b.*\.jar")
 
 
 def find_spark_home(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -47,6 +47,16 @@ def read_spark_defaults(environment: Mapping[str, str] = os.environ) -> tuple[Pa
 
 def find_spark_minor(environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the minor of that Spark, such as 4.1, by its jars; None where there is none.
+
+    Args:
+        environment: Looked up for SPARK_HOME.
+    """
+    release = find_spark_release(environment)
+    return release and release.rpartition(".")[0]
+
+
+def find_spark_release(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the release of that Spark, such as 4.1.4, by its jars; None where there is none.
 
     Args:
         environment: Looked up for SPARK_HOME.

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from click.testing import CliRunner, Result
 
@@ -21,6 +22,7 @@ from statestore.io.shim_jar import JAR_VARIABLE
 from tests.s3_server import REGION, WRONG_KEY
 
 STORAGE = [f"storage {name}" for name in ("write", "read", "conditional write", "list", "delete")]
+TOO_NEW = f"{pyspark.__version__.rpartition('.')[0]}.99"
 ALL = ["java", "spark", "jar", "python", "transformWithState", "engine", *STORAGE]
 # Engines that start on a loaded machine take their time.
 pytestmark = pytest.mark.timeout(180)
@@ -241,12 +243,17 @@ def test_old_java_fails_with_its_version(stand_in: Any) -> None:
     ("entries", "problem"),
     [
         (
-            {"io/statestore/version": "99.0.0", "io/statestore/spark": "4.3"},
+            {"io/statestore/version": "99.0.0", "io/statestore/spark": "4.3.0"},
             f"jar='99.0.0', package={__version__!r}",
         ),
         (
-            {"io/statestore/version": __version__, "io/statestore/spark": "3.5"},
+            {"io/statestore/version": __version__, "io/statestore/spark": "3.5.1"},
             "the jar is for another Spark: jar='3.5'",
+        ),
+        (
+            {"io/statestore/version": __version__, "io/statestore/spark": TOO_NEW},
+            f"this patch release of Spark lacks what the jar needs: spark={pyspark.__version__!r}, "
+            f"oldest={TOO_NEW!r}",
         ),
         ({"other": ""}, "the file is no jar of the shim"),
     ],

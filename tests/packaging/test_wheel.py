@@ -83,7 +83,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jars = work / "source" / "statestore" / "jars"
     jars.mkdir()
     shutil.copy(build_jar(), jars)
-    (work / "source" / "jvm-shim" / "spark-releases.txt").write_text(f"{pyspark.__version__}\n")
+    only = f"{pyspark.__version__} {pyspark.__version__}\n"
+    (work / "source" / "jvm-shim" / "spark-releases.txt").write_text(only)
     return build_wheel(work / "source", work)
 
 

@@ -11,13 +11,14 @@ from pyspark.sql import SparkSession
 PROVIDER = "io.statestore.FileSystemStateStoreProvider"
 
 
-def main(jar: str) -> None:
+def main(jar: str, class_path: str) -> None:
     """Start a query, and make a provider as the state reader does; print what each raises."""
     with tempfile.TemporaryDirectory() as checkpoint:
         spark = (
             SparkSession.builder.master("local[1]")
             .config("spark.ui.enabled", "false")
             .config("spark.jars", jar)
+            .config("spark.driver.extraClassPath", class_path)
             .config("spark.sql.streaming.stateStore.providerClass", PROVIDER)
             .getOrCreate()
         )
@@ -36,4 +37,4 @@ def main(jar: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -233,19 +233,35 @@ private[statestore] object Resources {
   /** Version of this jar, which is the version of the Python package it was built with. */
   lazy val version: String = text("/io/statestore/version").trim
 
-  /** Minor of the Spark that this jar is made for. */
-  private lazy val spark: String = text("/io/statestore/spark").trim
+  /** Oldest release of the Spark minor that this jar is made for. */
+  private lazy val oldestSpark: String = text("/io/statestore/spark").trim
 
   /**
    * Refuses to go on in another Spark, before a class is asked for that one of the two has not got.
    *
-   * @throws java.lang.IllegalStateException names the jar that is the right one
+   * @throws java.lang.IllegalStateException names the jar or the Spark that is the right one
    */
-  def checkSpark(): Unit = if (!SPARK_VERSION.startsWith(s"$spark.")) {
-    val minor = SPARK_VERSION.split('.').take(2).mkString(".")
-    throw new IllegalStateException(
-      s"[wrong-spark] the jar of the state store is for another Spark: jar='$spark', " +
-        s"spark='$SPARK_VERSION'. To fix: put what `statestore jar --spark $minor` prints into " +
-        "spark.jars")
+  def checkSpark(): Unit = {
+    val (minor, patch) = release(SPARK_VERSION)
+    val (madeFor, oldest) = release(oldestSpark)
+    if (minor != madeFor) {
+      throw new IllegalStateException(
+        s"[wrong-spark] the jar of the state store is for another Spark: jar='$madeFor', " +
+          s"spark='$SPARK_VERSION'. To fix: put what `statestore jar --spark $minor` prints into " +
+          "spark.jars")
+    }
+    if (patch < oldest) {
+      throw new IllegalStateException(
+        "[wrong-spark] this patch release of Spark lacks what the state store needs: " +
+          s"spark='$SPARK_VERSION', oldest='$oldestSpark'. To fix: use Spark $oldestSpark or a " +
+          s"later $minor")
+    }
+  }
+
+  /** Minor and patch of a version, such as 4.0 and 2 of 4.0.2-SNAPSHOT. */
+  private def release(version: String): (String, Int) = {
+    val parts = version.split("[.-]")
+    val patch = parts.lift(2).flatMap(_.toIntOption)
+    (parts.take(2).mkString("."), patch.getOrElse(Int.MaxValue))
   }
 }
