@@ -33,6 +33,7 @@ class S3Server:
             upload in parts as COMPLETE.
         statuses: Answers by status since `make_bucket`.
         delay_s: Seconds that every request waits before it is served.
+        bytes_per_s: Bytes of an object that a connection is sent in a second; 0 for no limit.
         most_at_once: Most requests of one method that were being served at one time.
         session_tokens: The session tokens of requests since `make_bucket`, None where one had none.
         outage: `throttled` refuses every request; `silent` serves them when it is over, which may
@@ -43,6 +44,7 @@ class S3Server:
         self.requests = Counter()
         self.statuses = Counter()
         self.delay_s = 0.0
+        self.bytes_per_s = 0
         self.most_at_once = Counter()
         self.session_tokens = set()
         self.outage = ""
@@ -72,6 +74,7 @@ class S3Server:
         # What another test still waits for counts there until it is answered.
         self._at_once = Counter()
         self.delay_s = 0.0
+        self.bytes_per_s = 0
         self.outage = ""
         name = self._bucket = f"bucket-{next(self._numbers)}"
         self._client().create_bucket(
@@ -195,12 +198,21 @@ class S3Server:
             fault = None
         if fault == "one-refused":
             return self._refuse_first_key(environ, start_response)
+        if fault is None and method == "GET" and self.bytes_per_s:
+            return self._slowly(b"".join(self._app(environ, start_response)))
         if fault is None:
             return self._app(environ, start_response)
         body = b"".join(self._app(environ, start_response))
         if fault == "reply-lost":
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         return [body[: len(body) // 2]]
+
+    def _slowly(self, body):
+        step = 16 * 1024
+        for start in range(0, len(body), step):
+            if self.bytes_per_s:
+                time.sleep(step / self.bytes_per_s)
+            yield body[start : start + step]
 
     def _refuse_first_key(self, environ, start_response):
         asked = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))

@@ -7,7 +7,6 @@ files its own version's delta names, a longer chain; a damaged delta has no repl
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from statestore.core.errors import (
     NotFoundError,
     StateStoreError,
 )
+from statestore.core.progress import CallPool
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def open_all(location: StoreLocation, refs: Sequence[FileRef]) -> Generator[Stat
     if len(refs) == 1:
         yield open_ref(location, refs[0])
         return
-    with ThreadPoolExecutor(min(PARALLEL_FETCHES, len(refs)), "fetch") as pool:
+    with CallPool(min(PARALLEL_FETCHES, len(refs)), "fetch") as pool:
         yield from pool.map(lambda ref: open_ref(location, ref), refs)
 
 

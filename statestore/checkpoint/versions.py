@@ -100,6 +100,10 @@ class VersionsBase(ABC):
         return self._is_due(self._chain(head), head, options, times=2)
 
     @abstractmethod
+    def end_reading(self) -> None:
+        """Let go of what is kept on the local disk for readers, of whom there are none any more."""
+
+    @abstractmethod
     def take_snapshot(
         self, head: PublishedFile, scratch_directory: str, options: StateStoreOptions
     ) -> PublishedFile:
@@ -167,6 +171,18 @@ class VersionsBase(ABC):
         if self._is_due(chain, head, options):
             self._learn(head)
             chain = self._chain(head)
+        return chain
+
+    def _chain_to_read(
+        self, head: PublishedFile, options: StateStoreOptions
+    ) -> tuple[FileRef, ...]:
+        """Return the files to read a version from, for who is no query: what is known stays."""
+        chain = (*head.trailer.files, head.ref)
+        if self._is_due(chain, head, options):
+            summaries = Summaries(self.location)
+            names = [info.name for info in self.location.io.list(self.location.directory)]
+            summaries.learn(names, chain)
+            chain = summaries.shorten(chain)
         return chain
 
     def _learn(self, head: PublishedFile) -> list[FileInfo]:

@@ -22,6 +22,7 @@ from statestore.codec.trailer import (
     trailer_length,
 )
 from statestore.core.errors import CorruptionError
+from statestore.core.progress import STEP_BYTES, step
 
 
 def append_trailer(path: str, trailer: Trailer) -> bytes:
@@ -100,7 +101,11 @@ class SealedFile:
         return self._whole.slice(block.offset, block.length)
 
     def _verify_block(self, block: Block) -> None:
-        found = google_crc32c.value(self._whole.slice(block.offset, block.length))
+        found = 0
+        for start in range(0, block.length, STEP_BYTES):
+            length = min(STEP_BYTES, block.length - start)
+            found = google_crc32c.extend(found, self._whole.slice(block.offset + start, length))
+            step()
         if found != block.crc32c:
             raise CorruptionError(
                 "a block of a state file does not match its checksum",

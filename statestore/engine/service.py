@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import traceback
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from statestore.backends.filesystem.versions import StoreVersions
@@ -22,6 +22,7 @@ from statestore.core.errors import (
     StateStoreError,
 )
 from statestore.core.options import BY_KEY
+from statestore.core.progress import Progress, watched
 from statestore.core.version import __version__
 from statestore.engine.memory import EngineMemory, resident_bytes
 from statestore.engine.query_leases import QueryLeases
@@ -31,6 +32,8 @@ from statestore.engine.session import Session, Versions, snapshot_pool
 from statestore.engine.storages import Storages
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from statestore.backends.rocksdb.sst import Memory
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.snapshot import SnapshotStatus
@@ -48,6 +51,7 @@ BACKENDS = ("filesystem", "heap", "rocksdb")
 _LAST_WRITES_S = 0.5
 """How long writes may go on when the JVM is gone; operations wait so long for an engine's end."""
 
+_MAX_GONE = 10_000
 MAX_CLOSED_STORES = 32
 """Stores closed last that keep what they have on the local disk, for when they come back."""
 
@@ -88,6 +92,10 @@ class EngineService:
         self._open: dict[tuple[str, StoreLocation], Session] = {}
         self._closed: dict[tuple[str, StoreLocation], Session] = {}
         """Sessions that nobody uses, in the order in which they were closed."""
+        self._gone: OrderedDict[str, None] = OrderedDict()
+        """Provider instances that have closed, the last ones: of none a new session may wait."""
+        self._running: dict[int, Progress] = {}
+        """Calls under way, by the number that the shim gave them."""
         self._rocksdb_memory: Memory | None = None
         self._rocksdb_memory_asked: set[int] = set()
         self._rocksdb_names: Counter[str] = Counter()
@@ -101,6 +109,7 @@ class EngineService:
             "changes": self._changes,
             "close": self._close,
             "lease": self._lease,
+            "progress": self._progress,
             "status": self._status,
         }
 
@@ -154,13 +163,32 @@ class EngineService:
         with self._lock:
             self._calls[str(op)] += 1
         read = Request(fields)
+        call, progress = read.get_optional("call", int), Progress()
+        if call is None:
+            return self._answer(operation, read)
+        with self._lock:
+            self._running[call] = progress
+        try:
+            with watched(progress):
+                return self._answer(operation, read)
+        finally:
+            with self._lock:
+                del self._running[call]
+
+    def _answer(self, operation: Callable[[Request], Reply], read: Request) -> Reply:
         if self._hadoop is not None and read.get_optional("files", dict) is not None:
             offer = read.child("files")
             self._hadoop.listens_at(offer.get("port", int), offer.get("token", str))
         return operation(read)
 
-    def _session(self, request: Request, *, opens: bool = True) -> Session:
-        """Return the session of a call's store; with `opens` its provider uses it from now on."""
+    def _session(self, request: Request, *, opens: bool = True, is_reader: bool = False) -> Session:
+        """Return the session of a call's store.
+
+        Args:
+            request: The call.
+            opens: Whether its provider uses the session from now on, until it closes the store.
+            is_reader: Whether no query runs for it.
+        """
         # By place and not by name: a restarted query may name another storage for the same store.
         location = self._storages.locate(request)
         key = request.backend(BACKENDS), location
@@ -171,8 +199,11 @@ class EngineService:
         )
         with self._lock:
             session = self._open.get(key) or self._closed.pop(key, made)
-            if opens:
+            # A task that outlives its provider calls once more: nobody would close what it opens.
+            if opens and request.provider() not in self._gone:
                 session.providers.add(request.provider())
+                if is_reader:
+                    session.readers.add(request.provider())
             (self._open if session.providers else self._closed)[key] = session
         return session
 
@@ -234,9 +265,9 @@ class EngineService:
     def _load(self, request: Request) -> Reply:
         start_ms = self._clock.elapsed_ms()
         options = request.options()
-        session = self._session(request)
         version = request.get("version", int)
         num_partitions = request.get_optional("num_partitions", int)
+        session = self._session(request, is_reader=num_partitions is None)
         if version == 0:
             max_parallelism = session.load_empty(num_partitions or 1, options)
             load_ms = self._clock.elapsed_ms() - start_ms
@@ -246,7 +277,13 @@ class EngineService:
             from_snapshot = request.child("from_snapshot").get("version", int)
         checkpoint_id = request.get_optional("checkpoint_id", str)
         try:
-            restored = session.load(version, checkpoint_id, num_partitions, options, from_snapshot)
+            with self._storages.fetched_stay():
+                if num_partitions is None:
+                    restored = session.read(version, checkpoint_id, options, from_snapshot)
+                else:
+                    restored = session.load(
+                        version, checkpoint_id, num_partitions, options, from_snapshot
+                    )
         except NotFoundError as error:
             # A reader of state, for which no query runs, is never told that there is none.
             is_accepted = options.heap_on_driver_loss == "empty" and num_partitions is not None
@@ -365,16 +402,24 @@ class EngineService:
         }
 
     def _close(self, request: Request) -> Reply:
+        provider = request.provider()
+        if provider:
+            with self._lock:
+                self._gone[provider] = None
+                while len(self._gone) > _MAX_GONE:
+                    self._gone.popitem(last=False)
         for key in self._keys_to_close(request):
             with self._lock:
                 session = self._open.get(key)
                 if session is None:
                     continue
-                session.providers.discard(request.provider())
-                if session.providers:
-                    continue
-                self._closed[key] = self._open.pop(key)
-            session.close()
+                session.providers.discard(provider)
+                is_unused = not session.providers
+                if is_unused:
+                    self._closed[key] = self._open.pop(key)
+            session.end_reading(provider)
+            if is_unused:
+                session.close()
         self._forget_closed()
         return {}
 
@@ -394,6 +439,11 @@ class EngineService:
     def _lease(self, request: Request) -> Reply:
         self._leases.serve(request)
         return {}
+
+    def _progress(self, request: Request) -> Reply:
+        with self._lock:
+            running = self._running.get(request.get("of", int))
+        return {"steps": running and running.steps}
 
     def _status(self, _request: Request) -> Reply:
         with self._lock:

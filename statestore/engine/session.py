@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from statestore.checkpoint.cleanup import Cleanup
 from statestore.checkpoint.restore import check_partition_exists
 from statestore.core.errors import NotFoundError, StateStoreError
+from statestore.core.progress import Turn
 
 if TYPE_CHECKING:
     from statestore.backends.filesystem.versions import StoreVersions
@@ -66,9 +67,11 @@ class Session:
         self.versions = versions
         self._pool = pool
         self._scratch_directory = scratch_directory
-        self._turn = threading.Lock()
+        self._turn = Turn()
         self.providers: set[str] = set()
         """The provider instances that use the store; who keeps the session guards it."""
+        self.readers: set[str] = set()
+        """Those of them for which no query runs; likewise."""
         self._flight_lock = threading.Lock()
         self._flight: Future[None] | None = None
         self._cleanup_turn = threading.Lock()
@@ -90,11 +93,11 @@ class Session:
         self,
         version: int,
         checkpoint_id: str | None,
-        num_partitions: int | None,
+        num_partitions: int,
         options: StateStoreOptions,
         from_snapshot: int | None,
     ) -> RestoredVersion | LocalVersion:
-        """Restore a version; see StoreVersions.load.
+        """Restore a version for a query; see StoreVersions.load.
 
         Raises:
             IncompatibleError: Also where the checkpoint never had the state partition.
@@ -107,12 +110,25 @@ class Session:
             except NotFoundError:
                 check_partition_exists(self.versions.location, version, num_partitions)
                 raise
-            if num_partitions is not None and from_snapshot is None:
+            if from_snapshot is None:
                 # A job that is started anew for each batch has no other time for it.
                 is_behind = self.versions.is_behind(loaded.head, options)
                 flight = self._tend(loaded.head, options, is_loaded=True)
                 self._catching_up = flight if is_behind else None
             return loaded
+
+    def read(
+        self,
+        version: int,
+        checkpoint_id: str | None,
+        options: StateStoreOptions,
+        from_snapshot: int | None,
+    ) -> RestoredVersion | LocalVersion:
+        """Restore a version for who is no query, beside its loads and commits.
+
+        See StoreVersions.read.
+        """
+        return self.versions.read(version, checkpoint_id, options, from_snapshot, self._turn)
 
     def commit(
         self,
@@ -133,6 +149,7 @@ class Session:
             if behind is not None:
                 wait([behind], CATCH_UP_S)
             published = self.versions.commit(new, local_path, arrow_length, options)
+            self._rest()
         self._tend(published, options, is_forced=force_snapshot)
         return published, self.versions.snapshot_status
 
@@ -141,7 +158,9 @@ class Session:
     ) -> LocalVersion | None:
         """Bring a version into the local database, if there is one; see RocksDBVersions.view."""
         with self._turn:
-            return self.versions.view(version, checkpoint_format, options)
+            viewed = self.versions.view(version, checkpoint_format, options)
+            self._rest()
+            return viewed
 
     def has_lineage(self, version: VersionRef) -> bool:
         """Return whether an attempt of a version has a lineage; see StoreVersions.has_lineage."""
@@ -191,13 +210,23 @@ class Session:
         the next commit to name.
         """
         with self._turn:
-            # Whoever opens it again says so first, and then waits for its turn.
-            if not self.providers:
-                self.versions.forget_heads()
+            self._rest()
+
+    def end_reading(self, provider: str) -> None:
+        """Let go of what is kept for readers, when a provider was the last of them."""
+        if provider in self.readers:
+            self.readers.discard(provider)
+            if not self.readers:
+                self.versions.end_reading()
+
+    def _rest(self) -> None:
+        # Whoever opens it again says so first, and then waits for its turn.
+        if not self.providers:
+            self.versions.forget_heads()
 
     def forget_local(self) -> bool:
         """Remove what a closed store has on the local disk; False where it is in use."""
-        if not self._turn.acquire(blocking=False):
+        if not self._turn.try_acquire():
             return False
         try:
             if not self.providers:

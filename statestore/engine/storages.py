@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import threading
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from statestore.io.s3_settings import S3Settings
 from statestore.io.storage import open_s3, resolve_path, scheme_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
     from statestore.engine.requests import Request
@@ -144,6 +147,12 @@ class Storages:
         placeholder = placeholder_path(home.root, home.store)
         home.io.make_directory(posixpath.dirname(placeholder))
         home.io.write(placeholder, b"", sync=False, overwrite=True)
+
+    @contextmanager
+    def fetched_stay(self) -> Iterator[None]:
+        """Keep what is fetched, while a load goes on that may need it."""
+        with nullcontext() if self._cache is None else self._cache.keep():
+            yield
 
     def take_requests(self, location: StoreLocation) -> dict[str, int]:
         """Return the requests made for a store since the last call, by kind."""

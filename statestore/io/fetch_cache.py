@@ -8,13 +8,14 @@ import tempfile
 import threading
 import weakref
 from collections import OrderedDict
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.io.local import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 class FetchedPath(str):
@@ -25,7 +26,7 @@ class FetchCache:
     """Local copies in one directory, of files of one storage or of several. Thread-safe.
 
     Copies that nobody holds are deleted beyond max_bytes, so the directory may hold more than that
-    while they are held.
+    while they are held, and during `keep`.
 
     Args:
         directory: Local directory, owned by the caller; all its files are this object's. Copies
@@ -41,6 +42,7 @@ class FetchCache:
         self.directory = directory
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
+        self._num_keeping = 0
         self._sizes = _copies_in(directory)
         self._held: weakref.WeakValueDictionary[str, FetchedPath] = weakref.WeakValueDictionary()
 
@@ -48,6 +50,18 @@ class FetchCache:
         """Let copies take so many bytes, if they may not take more yet."""
         with self._lock:
             self._max_bytes = max(self._max_bytes, max_bytes)
+
+    @contextmanager
+    def keep(self) -> Iterator[None]:
+        """Delete no copy meanwhile: also not what an engine before fetched for the same load."""
+        with self._lock:
+            self._num_keeping += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_keeping -= 1
+                self._delete_excess()
 
     def get(self, name: str, size: int, write: Callable[[str], None]) -> str:
         """Return the local copy of a file, made when there is none.
@@ -89,13 +103,18 @@ class FetchCache:
             os.rename(temporary, f"{self.directory}/{name}")
             self._sizes[name] = size
             held = self._hold(name)
-            excess = sum(self._sizes.values()) - self._max_bytes
-            for oldest in [name for name in self._sizes if name not in self._held]:
-                if excess <= 0:
-                    break
-                Path(f"{self.directory}/{oldest}").unlink(missing_ok=True)
-                excess -= self._sizes.pop(oldest)
+            self._delete_excess()
             return held
+
+    def _delete_excess(self) -> None:
+        if self._num_keeping:
+            return
+        excess = sum(self._sizes.values()) - self._max_bytes
+        for oldest in [name for name in self._sizes if name not in self._held]:
+            if excess <= 0:
+                break
+            Path(f"{self.directory}/{oldest}").unlink(missing_ok=True)
+            excess -= self._sizes.pop(oldest)
 
     def _hold(self, name: str) -> FetchedPath:
         held = self._held.get(name)

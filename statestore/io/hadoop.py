@@ -18,6 +18,7 @@ from statestore.core.errors import (
     InvalidArgumentError,
     StorageError,
 )
+from statestore.core.progress import step
 from statestore.io.fetch_cache import sliced_name, slices_size
 from statestore.io.file_io import FileInfo, existing_file, missing_directory, missing_file
 from statestore.io.local import TEMPORARY_PREFIX, named_errors
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from statestore.io.fetch_cache import FetchCache
     from statestore.io.file_io import FileIO
 
-WHOLE = (1 << 63) - 1
+PART_BYTES = 64 << 20
+"""Bytes that one request reads of a file."""
 
 
 class HadoopRefusalError(Exception):
@@ -154,11 +156,17 @@ class HadoopFileIO:
 
     def fetch(self, path: str) -> str:
         """See FileIO; one local file for each size and time of modification."""
+        size, name = self._identify(path)
 
         def write(local_path: str) -> None:
-            self._ask("read a file", "read", path, offset=0, length=WHOLE, local_path=local_path)
+            self._read_in_place(path, local_path, 0, size)
+            if size > PART_BYTES and self._identify(path)[1] != name:
+                raise StorageError(
+                    "a file was replaced while it was read",
+                    file=self._uri(path),
+                    to_fix="let the batch run again",
+                )
 
-        size, name = self._identify(path)
         with named_errors("fetch a file", path):
             return self._cache.get(name, size, write)
 
@@ -168,14 +176,21 @@ class HadoopFileIO:
         def write(local_path: str) -> None:
             os.truncate(local_path, size)
             for offset, length in slices:
-                self._ask(
-                    "read a file", "read", path,
-                    offset=offset, length=length, local_path=local_path, in_place=True,
-                )  # fmt: skip
+                self._read_in_place(path, local_path, offset, length)
 
         _, name = self._identify(path)
         with named_errors("fetch a file", path):
             return self._cache.get(sliced_name(name, slices), slices_size(slices), write)
+
+    def _read_in_place(self, path: str, local_path: str, offset: int, length: int) -> None:
+        """Read bytes to the same place of a local file, in parts: each is a sign of life."""
+        for start in range(offset, offset + length, PART_BYTES):
+            self._ask(
+                "read a file", "read", path,
+                offset=start, length=min(PART_BYTES, offset + length - start),
+                local_path=local_path, in_place=True,
+            )  # fmt: skip
+            step()
 
     def _identify(self, path: str) -> tuple[int, str]:
         """Return the size of a file, and the name of its local copy."""

@@ -9,12 +9,9 @@ from __future__ import annotations
 import builtins
 import hashlib
 import os
-import shutil
 import threading
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -32,6 +29,7 @@ from s3transfer.utils import ReadFileChunk
 
 from statestore.core.errors import StorageError
 from statestore.core.ids import IdSource, RandomIds
+from statestore.core.progress import CallPool, step
 from statestore.io.fetch_cache import FetchCache, sliced_name, slices_size
 from statestore.io.file_io import FileInfo, FileIO, delete_batches
 from statestore.io.local import named_errors
@@ -46,6 +44,8 @@ U = TypeVar("U")
 
 PART_BYTES = 8 * 1024 * 1024
 PARALLEL_PARTS = 8
+MOST_PARTS = 10_000
+"""Parts that S3 takes of one object."""
 _COPY_BYTES = 128 * 1024
 READ_ATTEMPTS = 4
 _MAX_ETAGS = 10_000
@@ -87,19 +87,18 @@ class S3FileIO:
         self._cache = cache or FetchCache(cache_directory, self._settings.cache_bytes)
         self._lock = threading.Lock()
         self._etags: OrderedDict[str, str] = OrderedDict()
-        self._parts = ThreadPoolExecutor(PARALLEL_PARTS, thread_name_prefix="s3-part")
+        self._parts = CallPool(PARALLEL_PARTS, thread_name_prefix="s3-part")
         self._client = make_client(self._settings)
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:  # noqa: ARG002
         """See FileIO; an object that was accepted is durable."""
         with self._publication(path, overwrite=overwrite) as target:
-            if os.path.getsize(local_path) <= 2 * PART_BYTES:
-                with open(local_path, "rb") as file:
-                    self._client.put_object(
-                        Body=file, **target.names, **target.is_new, **target.how
-                    )
+            size = os.path.getsize(local_path)
+            if size <= 2 * PART_BYTES:
+                with ReadFileChunk.from_filename(local_path, 0, size, [step]) as file:
+                    self._put(file, target)
             else:
-                self._put_in_parts(local_path, target)
+                self._put_in_parts(local_path, size, target)
         os.unlink(local_path)
         return 0.0
 
@@ -333,18 +332,19 @@ class S3FileIO:
     def _put(self, body: bytes | BinaryIO, target: _Target) -> None:
         self._client.put_object(Body=body, **target.names, **target.is_new, **target.how)
 
-    def _put_in_parts(self, local_path: str, target: _Target) -> None:
+    def _put_in_parts(self, local_path: str, size: int, target: _Target) -> None:
+        part_bytes = part_bytes_of(size)
         upload = self._client.create_multipart_upload(**target.names, **target.how)["UploadId"]
 
         def put(number: int) -> dict[str, Any]:
-            start = (number - 1) * PART_BYTES
-            with ReadFileChunk.from_filename(local_path, start, PART_BYTES) as part:
+            start = (number - 1) * part_bytes
+            with ReadFileChunk.from_filename(local_path, start, part_bytes, [step]) as part:
                 answer = self._client.upload_part(
                     Body=part, PartNumber=number, UploadId=upload, **target.names
                 )
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
-        num_parts = -(-os.path.getsize(local_path) // PART_BYTES)
+        num_parts = -(-size // part_bytes)
         try:
             parts = self._in_parallel(put, range(1, num_parts + 1))
             self._client.complete_multipart_upload(
@@ -371,7 +371,7 @@ class S3FileIO:
                 # By its name: after a failure elsewhere the file is deleted under this thread.
                 with open(local_path, "r+b") as file:
                     file.seek(start)
-                    shutil.copyfileobj(body, file, _COPY_BYTES)
+                    file.writelines(_chunks_of(body))
 
             self._get(path, f"bytes={start}-{end - 1}", take, IfMatch=etag)
 
@@ -379,7 +379,7 @@ class S3FileIO:
 
     def _read(self, path: str, byte_range: str, **conditions: str) -> tuple[bytes, int, str]:
         """Return bytes, size of the whole object and its ETag."""
-        return self._get(path, byte_range, StreamingBody.read, **conditions)
+        return self._get(path, byte_range, lambda body: b"".join(_chunks_of(body)), **conditions)
 
     def _get(
         self, path: str, byte_range: str, take: Callable[[StreamingBody], T], **conditions: str
@@ -407,13 +407,31 @@ class S3FileIO:
 
     def _in_parallel(self, do: Callable[[T], U], items: Iterable[T]) -> builtins.list[U]:
         """Return the results, in order; each is kept until the last, so they must be small."""
-        # Each in a context of its own, so that its requests count to the call.
-        futures = [self._parts.submit(copy_context().run, do, item) for item in items]
+        futures = [self._parts.submit(do, item) for item in items]
         try:
             return [future.result() for future in futures]
         finally:
             for future in futures:
                 future.cancel()
+
+
+def part_bytes_of(size: int) -> int:
+    """Return how large the parts are that a file is sent in, so that there are at most 10,000.
+
+    Args:
+        size: Bytes of the file; S3 takes none above 5 TB.
+
+    Returns:
+        A multiple of PART_BYTES.
+    """
+    num_units = -(-size // (MOST_PARTS * PART_BYTES))
+    return max(1, num_units) * PART_BYTES
+
+
+def _chunks_of(body: StreamingBody) -> Iterator[bytes]:
+    while data := body.read(_COPY_BYTES):
+        step()
+        yield data
 
 
 def _parts_of(start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -14,7 +14,7 @@ from statestore.core.errors import (
     StorageError,
 )
 from statestore.core.options import StateStoreOptions
-from statestore.io.s3 import PART_BYTES, S3FileIO
+from statestore.io.s3 import MOST_PARTS, PART_BYTES, S3FileIO, part_bytes_of
 from statestore.io.s3_settings import S3Settings, resolve_s3_path
 from tests.seams import at
 
@@ -134,6 +134,27 @@ def test_parts_go_side_by_side(s3_server, bucket, tmp_path, local_file):
 
     assert Path(fetched).stat().st_size == size
     assert (s3_server.most_at_once["PUT"], s3_server.most_at_once["GET"]) == (8, 8)
+
+
+def test_file_of_any_size_goes_in_no_more_parts_than_s3_takes():
+    """Catches a file above 78 GiB that can never be published."""
+    most = MOST_PARTS * PART_BYTES
+    assert [part_bytes_of(size) for size in (1, most)] == [PART_BYTES] * 2
+    assert part_bytes_of(most + 1) == 2 * PART_BYTES
+    for size in (78 << 30, 79 << 30, 200 << 30, 5 * 10**12):
+        assert -(-size // part_bytes_of(size)) <= MOST_PARTS
+        assert part_bytes_of(size) < 5 << 30
+
+
+def test_parts_grow_where_there_would_be_too_many(io, s3_server, bucket, local_file, monkeypatch):
+    """Catches parts of the old size, or in the wrong place, once they have grown."""
+    monkeypatch.setattr("statestore.io.s3.MOST_PARTS", 2)
+    data = os.urandom(LARGE)
+
+    io.publish(local_file(data), f"/{bucket}/large", sync=True, overwrite=False)
+
+    assert s3_server.requests["PUT"] == 2
+    assert Path(io.fetch(f"/{bucket}/large")).read_bytes() == data
 
 
 @pytest.mark.parametrize("size", [1, LARGE])

@@ -42,7 +42,10 @@ class SessionBench:
 
     def new_session(self):
         """A session that knows nothing."""
-        return Session(StoreVersions(self.location, SystemClock()), self.pool, str(self.directory))
+        versions = StoreVersions(self.location, SystemClock())
+        session = Session(versions, self.pool, str(self.directory))
+        session.providers.add("bench")
+        return session
 
     def commit(self, rows=None, *, num_keys=1, options=OPTIONS, force_snapshot=False):
         """Commit the next version."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from statestore.codec.references import FileRef, VersionRef
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
+    from statestore.core.progress import Turn
 
 BACKEND = "filesystem"
 
@@ -88,6 +89,35 @@ class StoreVersions(VersionsBase):
         with self._lock:
             self._pinned = frozenset(self.location.path(ref.path) for ref in restored.refs)
             self._held = tuple(file.path for file in restored.files)
+        return restored
+
+    def read(
+        self,
+        version: int,
+        checkpoint_id: str | None,
+        options: StateStoreOptions,
+        from_snapshot: int | None,
+        _turn: Turn,
+    ) -> RestoredVersion:
+        """Restore a version for who is no query; loads and commits may go on meanwhile.
+
+        Args and errors as `load`. Its files stay until the next commit, or `forget_heads`.
+        """
+        head = read_delta_trailer(self.location, version, checkpoint_id)
+        check_settings(
+            head.trailer,
+            backend=self._backend,
+            num_partitions=None,
+            max_parallelism=options.max_parallelism,
+        )
+        if from_snapshot is None:
+            chain = self._chain_to_read(head, options)
+        else:
+            chain = chain_from_snapshot(self.location, head, from_snapshot)
+        restored = restore_files(self.location, head, chain)
+        with self._lock:
+            self._pinned |= {self.location.path(ref.path) for ref in restored.refs}
+            self._held += tuple(file.path for file in restored.files)
         return restored
 
     def commit(
@@ -149,6 +179,9 @@ class StoreVersions(VersionsBase):
         self._recent.forget()
         with self._lock:
             self._pinned, self._held = frozenset(), ()
+
+    def end_reading(self) -> None:
+        """Let go of what is kept for readers: nothing, for this backend."""
 
     def forget_local(self) -> None:
         """Let go of what `forget_heads` leaves on the local disk: nothing, for this backend."""

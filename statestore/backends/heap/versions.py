@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from statestore.codec.state_file import StateFile
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
+    from statestore.core.progress import Turn
 
 BACKEND = "heap"
 
@@ -67,6 +68,18 @@ class HeapVersions(StoreVersions):
         """
         with self._loss_named(version):
             return super().load(version, checkpoint_id, num_partitions, options, from_snapshot)
+
+    def read(
+        self,
+        version: int,
+        checkpoint_id: str | None,
+        options: StateStoreOptions,
+        from_snapshot: int | None,
+        turn: Turn,
+    ) -> RestoredVersion:
+        """See StoreVersions; raises as `load` when the state is lost."""
+        with self._loss_named(version):
+            return super().read(version, checkpoint_id, options, from_snapshot, turn)
 
     def changes(
         self, start_version: int, end_version: int, checkpoint_id: str | None

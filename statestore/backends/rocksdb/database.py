@@ -107,6 +107,10 @@ class LocalDatabase:
         ingested = () if self._ingested is None else (self._ingested,)
         return (*self._views, *ingested, *waiting)
 
+    def has_view(self, version: VersionRef) -> bool:
+        """Return whether there is a view of a version."""
+        return version in self._views
+
     def view(self, version: VersionRef) -> LocalView | None:
         """Return a version's view, or None.
 

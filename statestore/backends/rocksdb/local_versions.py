@@ -7,7 +7,6 @@ version.
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from statestore.codec.state_file import StateFile
 from statestore.core.errors import StorageError
 from statestore.core.key_groups import KeyGroupSet
 from statestore.core.options import StateStoreOptions
+from statestore.core.progress import CallPool
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
@@ -100,6 +100,11 @@ class LocalVersions:
         if view is not None:
             return self._version(head, chain, view, ())
         return self._advance(database, head, chain)
+
+    def is_near(self, version: VersionRef) -> bool:
+        """Return whether the database is at a version, or has a view of it."""
+        database = self._database
+        return database is not None and (database.at == version or database.has_view(version))
 
     def shrink(self) -> None:
         """Let go of memory; the newest view stays on disk for a later load."""
@@ -185,7 +190,7 @@ class LocalVersions:
 
     def _open_files(self, refs: tuple[FileRef, ...]) -> list[tuple[FileRef, SealedFile]]:
         """Fetch and verify files, side by side."""
-        with ThreadPoolExecutor(PARALLEL_FETCHES, "fetch") as pool:
+        with CallPool(PARALLEL_FETCHES, "fetch") as pool:
             opened = pool.map(lambda ref: open_sst(self._location, ref), refs)
             return list(zip(refs, opened, strict=True))
 
@@ -203,7 +208,7 @@ class LocalVersions:
             number, (ref, file) = numbered
             return lay_out(file, ref, owned, f"{database.directory}/.tmp-{number}.sst", options)
 
-        with ThreadPoolExecutor(PARALLEL_FETCHES, "lay-out") as pool:
+        with CallPool(PARALLEL_FETCHES, "lay-out") as pool:
             copies = list(pool.map(copy, enumerate(files)))
         paths = [copy.path for copy in copies if copy.path is not None]
         return database.ingest(paths, target, is_mixed=any(copy.is_mixed for copy in copies))

@@ -45,6 +45,7 @@ from statestore.codec.rows import (
 from statestore.codec.sealed_file import map_file
 from statestore.codec.state_file import not_a_stream
 from statestore.codec.trailer import Block, RowCounts
+from statestore.core.progress import STEP_BYTES, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -58,6 +59,8 @@ KEY_GROUP_BYTES = 2
 BLOOM_BITS_PER_KEY = 10
 COMPACTION_THREADS = 2
 """Threads of a process that compact, for all its databases together."""
+_STEP_ROWS = 100_000
+"""Rows that are written to an SST for a step of the call under way."""
 _DELETES = pa.schema([pa.field("key", pa.binary(), nullable=False)])
 
 EncodedRow = tuple[bytes, bytes | None]
@@ -235,7 +238,9 @@ def write_body(rows: Iterable[EncodedRow], path: str, options: Options) -> SstBo
     num_puts = 0
     writer = None
     with _Deletes(f"{path}.deletes") as deletes:
-        for key, value in rows:
+        for number, (key, value) in enumerate(rows):
+            if number % _STEP_ROWS == 0:
+                step()
             if writer is None:
                 writer = SstFileWriter(options)
                 writer.open(sst_path)
@@ -356,7 +361,9 @@ def extract_sst(file: SealedFile, path: str) -> str | None:
     if len(data) == 0:
         return None
     with Path(path).open("wb") as copy:
-        copy.write(data)
+        for start in range(0, len(data), STEP_BYTES):
+            copy.write(data.slice(start, min(STEP_BYTES, len(data) - start)))
+            step()
     return path
 
 

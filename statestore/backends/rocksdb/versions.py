@@ -35,6 +35,7 @@ from statestore.codec.trailer import Block, compute_lineage
 from statestore.core.errors import CorruptionError, FencedError, NotFoundError, StorageError
 from statestore.core.key_groups import KeyGroupSet
 from statestore.core.options import StateStoreOptions
+from statestore.core.progress import Turn
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BACKEND = "rocksdb"
+
+_WAIT_FOR_TURN_S = 1.0
+"""Longest that a reader waits for a commit, to spare itself a copy of the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,10 @@ class RocksDBVersions(VersionsBase):
         self._local_directory = local_directory
         self._memory = memory
         self._local = LocalVersions(location, local_directory, memory)
+        self._reading = Turn()
+        """Of those that read beside the query, from a database of their own."""
+        self._read_directory = f"{local_directory}-read"
+        self._read = LocalVersions(location, self._read_directory, memory)
 
     def load(
         self,
@@ -90,7 +98,7 @@ class RocksDBVersions(VersionsBase):
             checkpoint_id: The attempt in checkpoint format v2, None in v1.
             num_partitions: The query's, None to take the checkpoint's.
             options: max_parallelism is checked against the checkpoint.
-            from_snapshot: Version of the snapshot to start at, None for whatever is nearest.
+            from_snapshot: As of `read`.
 
         Raises:
             NotFoundError, IncompatibleError, FencedError, CorruptionError, StorageError: As
@@ -104,19 +112,78 @@ class RocksDBVersions(VersionsBase):
             max_parallelism=options.max_parallelism,
         )
         if from_snapshot is not None:
-            return self._replay(head, from_snapshot, options)
+            with self._reading:
+                return self._replay(head, from_snapshot, options)
         chain = self._chain_to_load(head, options)
-        loaded = self._bring_to(head, chain, options)
+        loaded = self._bring_to(self._local, head, chain, options)
         self._remember(head)
         return loaded
 
-    def _bring_to(
-        self, head: PublishedFile, chain: tuple[FileRef, ...], options: StateStoreOptions
+    def read(
+        self,
+        version: int,
+        checkpoint_id: str | None,
+        options: StateStoreOptions,
+        from_snapshot: int | None,
+        turn: Turn,
     ) -> LocalVersion:
-        """Bring a version into the local database by a chain, or else by the one it names."""
+        """Make a view of a version for who is no query; loads and commits may go on meanwhile.
+
+        What the query's database is at, or has a view of, is taken from there. All else comes into
+        a database of the readers': the query's stays at what the next commit is built on.
+
+        Args:
+            version: At least 1.
+            checkpoint_id: The attempt in checkpoint format v2, None in v1.
+            options: max_parallelism is checked against the checkpoint.
+            from_snapshot: Version of the snapshot to start at, None for whatever is nearest.
+            turn: Of the query's loads and commits.
+
+        Raises:
+            As `load`.
+        """
+        head = read_delta_trailer(self.location, version, checkpoint_id)
+        check_settings(
+            head.trailer,
+            backend=BACKEND,
+            num_partitions=None,
+            max_parallelism=options.max_parallelism,
+        )
+        if from_snapshot is None and turn.try_acquire(_WAIT_FOR_TURN_S):
+            try:
+                if self._local.is_near(head.trailer.version_ref):
+                    return self._bring_to(self._local, head, self._chain(head), options)
+            finally:
+                turn.release()
+        with self._reading:
+            if from_snapshot is not None:
+                return self._replay(head, from_snapshot, options)
+            read = self._bring_to(self._read, head, self._chain_to_read(head, options), options)
+            self._read.shrink()
+            return read
+
+    def end_reading(self) -> None:
+        """Let go of the readers' database; views that are open stay readable."""
+        with self._reading:
+            self._read.forget()
+            for directory in (self._read_directory, self._replay_directory):
+                shutil.rmtree(directory, ignore_errors=True)
+
+    @property
+    def _replay_directory(self) -> str:
+        return f"{self._local_directory}-replay"
+
+    def _bring_to(
+        self,
+        local: LocalVersions,
+        head: PublishedFile,
+        chain: tuple[FileRef, ...],
+        options: StateStoreOptions,
+    ) -> LocalVersion:
+        """Bring a version into a local database by a chain, or else by the one it names."""
         named = (*head.trailer.files, head.ref)
         try:
-            return self._local.bring_to(head, chain, options)
+            return local.bring_to(head, chain, options)
         except (NotFoundError, CorruptionError, FencedError) as error:
             if chain == named:
                 raise
@@ -124,7 +191,7 @@ class RocksDBVersions(VersionsBase):
                 "a merged file cannot be used: store=%s, error=%s", self.location.store, error
             )
             self._summaries.reject(set(chain).difference(named))
-            return self._local.bring_to(head, named, options)
+            return local.bring_to(head, named, options)
 
     def _replay(
         self, head: PublishedFile, snapshot_version: int, options: StateStoreOptions
@@ -135,9 +202,8 @@ class RocksDBVersions(VersionsBase):
         readable.
         """
         chain = chain_from_snapshot(self.location, head, snapshot_version)
-        directory = f"{self._local_directory}-replay"
-        shutil.rmtree(directory, ignore_errors=True)
-        local = LocalVersions(self.location, directory, self._memory)
+        shutil.rmtree(self._replay_directory, ignore_errors=True)
+        local = LocalVersions(self.location, self._replay_directory, self._memory)
         loaded = local.bring_to(head, chain, options)
         local.shrink()
         return loaded
@@ -278,7 +344,7 @@ class RocksDBVersions(VersionsBase):
             checkpoint_id = version.checkpoint_id if checkpoint_format >= 2 else None
             head = read_delta_trailer(self.location, version.version, checkpoint_id)
         check_parent(head.trailer, version, self.location.path(head.ref.path))
-        return self._bring_to(head, self._chain(head), options)
+        return self._bring_to(self._local, head, self._chain(head), options)
 
     def forget_heads(self) -> None:
         """Let go of memory; the newest view stays on disk for a later load."""
@@ -288,6 +354,7 @@ class RocksDBVersions(VersionsBase):
     def forget_local(self) -> None:
         """Let go of what `forget_heads` leaves on the local disk."""
         self._local.forget()
+        self.end_reading()
 
     def has_snapshot_of(self, head: PublishedFile) -> bool:
         """Return whether the version is a single file already, with nothing to merge."""
