@@ -188,7 +188,9 @@ TABLE: tuple[Option, ...] = (
     Option(
         "engine.callTimeoutMs", "engine_call_timeout_ms", "long", 600000, scope="shim",
         unit="ms", minimum=1000,
-        doc="How long a call to an engine may take before the engine counts as hung.",
+        doc="How long a call to an engine may give no sign of life before the engine counts as "
+        "hung and is killed. Bytes that move and files that are done are signs of life, so a "
+        "restore may take as long as it needs.",
     ),
     Option(
         "engine.package", "engine_package", "string", "embedded", scope="shim",

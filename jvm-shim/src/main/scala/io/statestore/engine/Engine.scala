@@ -2,6 +2,7 @@ package io.statestore.engine
 
 import java.util.concurrent.{CompletableFuture, ExecutionException}
 
+import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.EngineUnavailableException
 import org.slf4j.LoggerFactory
 
@@ -30,12 +31,13 @@ private[engine] final class Engine(index: Int, start: () => EngineProcess) {
    * Send a request and return the reply.
    *
    * @param timeoutMs milliseconds to wait for the reply, after which the call is given up and the
-   *        process lives on; None for the call timeout, after which the process is killed
+   *        process lives on; None for as long as it goes on with the call: after the call timeout
+   *        without a sign of life the process is killed
    * @throws EngineUnavailableException no process could be started, or process after process died
    * @throws EngineFailedException the engine failed outside its own error handling
    * @throws java.lang.InterruptedException the task was killed while it waited for a start
    */
-  def call(request: String, timeoutMs: Option[Long] = None): String = {
+  def call(request: ObjectNode, timeoutMs: Option[Long] = None): String = {
     var lost = 0
     var hung = 0
     var reply: String = null
@@ -48,10 +50,11 @@ private[engine] final class Engine(index: Int, start: () => EngineProcess) {
             throw giveUp("engine did not answer in time", e)
           case e: EngineHungException =>
             log.warn(
-              s"engine did not answer in time and is killed: engine=$index pid=${engine.pid}")
+              s"engine gives no sign of life and is killed: engine=$index pid=${engine.pid} " +
+                s"op=${request.path("op").asText} timeout_ms=${e.timeoutMs}")
             engine.kill()
             hung += 1
-            if (hung == MaxHung) throw giveUp(s"engine did not answer $hung times", e)
+            if (hung == MaxHung) throw giveUp(s"engine gave no sign of life $hung times", e, Slow)
           case e: EngineLostException =>
             engine.kill()
             throw e
@@ -79,10 +82,11 @@ private[engine] final class Engine(index: Int, start: () => EngineProcess) {
   /** How often a process took the place of one that was lost. */
   def restarts: Long = synchronized(math.max(0L, starts - 1))
 
-  private def giveUp(problem: String, cause: Throwable): EngineUnavailableException =
+  private def giveUp(
+      problem: String, cause: Throwable, orElse: String = ""): EngineUnavailableException =
     new EngineUnavailableException(
       s"$problem: engine=$index, error=${rootOf(cause)}. To fix: look at the engine's lines in " +
-        "the executor's log, and at the memory and processor time its machine has left",
+        s"the executor's log, and at the memory and processor time its machine has left$orElse",
       cause)
 
   private def rootOf(e: Throwable): Throwable =
@@ -146,6 +150,9 @@ private[engine] object Engine {
   /** A call is given up when this many processes in a row died on it. */
   private val MaxLost = 5
 
-  /** A call is given up when this many processes did not answer it in time. */
+  private val Slow = "; where storage or local disk need longer for a single step, raise " +
+    "spark.sql.streaming.stateStore.engine.callTimeoutMs"
+
+  /** A call is given up when this many processes gave no sign of life. */
   private val MaxHung = 2
 }

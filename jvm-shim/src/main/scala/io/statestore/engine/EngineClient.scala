@@ -1,16 +1,18 @@
 package io.statestore.engine
 
-import java.io.{BufferedReader, BufferedWriter, EOFException, IOException}
+import java.io.{BufferedInputStream, BufferedReader, BufferedWriter, EOFException, IOException}
 import java.io.{InputStreamReader, OutputStreamWriter}
 import java.net.{InetAddress, InetSocketAddress, Socket, SocketTimeoutException}
 import java.nio.charset.StandardCharsets.UTF_8
 import java.util.concurrent.ConcurrentLinkedDeque
 
+import scala.util.Try
+
 import py4j.{Gateway, Protocol, Py4JPythonClient}
 
-/** No reply within the call timeout. */
-private[engine] final class EngineHungException(cause: Throwable)
-    extends RuntimeException(cause.getMessage, cause)
+/** Neither a reply nor a sign of life within the call timeout. */
+private[engine] final class EngineHungException(val timeoutMs: Long)
+    extends RuntimeException(s"no sign of life within $timeoutMs ms")
 
 /** The engine died or cannot be reached. */
 private[engine] final class EngineLostException(cause: Throwable)
@@ -22,7 +24,7 @@ private[engine] final class EngineLostException(cause: Throwable)
  * threads that end leave none behind. py4j's own pooled client logs every command it sends.
  *
  * @param port the engine's port on 127.0.0.1
- * @param callTimeoutMs milliseconds to wait for a reply, at least 1
+ * @param callTimeoutMs milliseconds of silence to bear, at least 1
  */
 private[engine] final class EngineClient(port: Int, token: String, callTimeoutMs: Long)
     extends Py4JPythonClient {
@@ -30,29 +32,42 @@ private[engine] final class EngineClient(port: Int, token: String, callTimeoutMs
 
   private[this] val readTimeoutMs = math.min(callTimeoutMs, Int.MaxValue.toLong).toInt
   private[this] val idle = new ConcurrentLinkedDeque[Connection]()
-  private[this] val shorterTimeout = new ThreadLocal[Option[Int]] {
-    override def initialValue(): Option[Int] = None
+  private[this] val patience = new ThreadLocal[Patience] {
+    override def initialValue(): Patience = Patience(readTimeoutMs, () => 0L)
   }
   @volatile private[this] var closed = false
 
   /** Makes this thread's calls wait at most so many milliseconds for a reply, at least 1. */
-  def within[T](timeoutMs: Long)(calls: => T): T = {
-    shorterTimeout.set(Some(math.min(timeoutMs, readTimeoutMs.toLong).toInt))
+  def within[T](timeoutMs: Long)(calls: => T): T =
+    waiting(Patience(math.min(timeoutMs, readTimeoutMs.toLong).toInt, () => 0L))(calls)
+
+  /**
+   * Makes this thread's calls wait for a reply as long as they go on: they are given up when for
+   * the call timeout there was no new step.
+   *
+   * @param steps asks another connection how far the call is; may fail
+   */
+  def whileGoingOn[T](steps: () => Long)(calls: => T): T =
+    waiting(Patience(readTimeoutMs, steps))(calls)
+
+  private def waiting[T](wanted: Patience)(calls: => T): T = {
+    val before = patience.get
+    patience.set(wanted)
     try calls
-    finally shorterTimeout.remove()
+    finally patience.set(before)
   }
 
   override def sendCommand(command: String): String = sendCommand(command, blocking = true)
 
   /**
-   * @throws EngineHungException no reply came in time
+   * @throws EngineHungException neither a reply nor a sign of life came in time
    * @throws EngineLostException the connection failed
    */
   override def sendCommand(command: String, blocking: Boolean): String = {
     var connection: Connection = null
     try {
       connection = Option(idle.pollLast()).getOrElse(new Connection(port, token, readTimeoutMs))
-      val reply = connection.send(command, shorterTimeout.get.getOrElse(readTimeoutMs))
+      val reply = connection.send(command, patience.get)
       idle.addLast(connection)
       if (closed) closeIdle()
       reply
@@ -60,9 +75,12 @@ private[engine] final class EngineClient(port: Int, token: String, callTimeoutMs
       case e: IOException =>
         if (connection != null) connection.close()
         e match {
-          case _: SocketTimeoutException => throw new EngineHungException(e)
+          case _: SocketTimeoutException => throw new EngineHungException(patience.get.timeoutMs)
           case _ => throw new EngineLostException(e)
         }
+      case e: EngineHungException =>
+        connection.close()
+        throw e
     }
   }
 
@@ -92,9 +110,12 @@ private object EngineClient {
   private val Address = InetAddress.getByName("127.0.0.1")
   private val ConnectTimeoutMs = 10000
 
+  /** How long a call may be silent, and how far it is. */
+  private final case class Patience(timeoutMs: Int, steps: () => Long)
+
   private final class Connection(port: Int, token: String, readTimeoutMs: Int) {
     private[this] val socket = new Socket()
-    private[this] val (reader, writer) =
+    private[this] val (input, reader, writer) =
       try open()
       catch {
         case e: IOException =>
@@ -102,28 +123,60 @@ private object EngineClient {
           throw e
       }
 
-    private def open(): (BufferedReader, BufferedWriter) = {
+    private def open(): (BufferedInputStream, BufferedReader, BufferedWriter) = {
       // Otherwise a message above 8 kB waits 40 ms for a delayed acknowledgement.
       socket.setTcpNoDelay(true)
       socket.connect(new InetSocketAddress(Address, port), ConnectTimeoutMs)
       socket.setSoTimeout(readTimeoutMs)
-      val reader = new BufferedReader(new InputStreamReader(socket.getInputStream, UTF_8))
+      val input = new BufferedInputStream(socket.getInputStream)
+      val reader = new BufferedReader(new InputStreamReader(input, UTF_8))
       val writer = new BufferedWriter(new OutputStreamWriter(socket.getOutputStream, UTF_8))
       writer.write(Protocol.getAuthCommand(token))
       writer.flush()
       if (reader.readLine() != Protocol.getOutputVoidCommand.trim) {
         throw new IOException("engine refused the authentication token")
       }
-      (reader, writer)
+      (input, reader, writer)
     }
 
-    def send(command: String, timeoutMs: Int): String = {
-      socket.setSoTimeout(timeoutMs)
+    def send(command: String, patience: Patience): String = {
       writer.write(command)
       writer.flush()
-      val reply = reader.readLine()
+      await(patience)
+      val reply = readLine(patience.timeoutMs)
       if (reply == null) throw new EOFException("engine closed the connection")
       if (Protocol.isReturnMessage(reply)) reply.substring(1) else reply
+    }
+
+    /** Wait until a reply begins; its bytes stay to be read. */
+    private def await(patience: Patience): Unit = {
+      val halfMs = math.max(1, patience.timeoutMs / 2)
+      var steps = 0L
+      var silentSince = System.nanoTime()
+      while (!begins(halfMs)) {
+        val asked = System.nanoTime()
+        val now = Try(patience.steps()).getOrElse(steps)
+        if (now != steps) {
+          steps = now
+          silentSince = asked
+        } else if (System.nanoTime() - silentSince >= patience.timeoutMs * 1000000L) {
+          throw new EngineHungException(patience.timeoutMs)
+        }
+      }
+    }
+
+    private def begins(timeoutMs: Int): Boolean = {
+      socket.setSoTimeout(timeoutMs)
+      input.mark(1)
+      try {
+        if (input.read() >= 0) input.reset()
+        true
+      } catch { case _: SocketTimeoutException => false }
+    }
+
+    private def readLine(timeoutMs: Int): String = {
+      socket.setSoTimeout(timeoutMs)
+      reader.readLine()
     }
 
     def close(): Unit =

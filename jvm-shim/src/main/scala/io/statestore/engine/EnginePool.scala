@@ -69,11 +69,11 @@ final class EnginePool private[engine] (settings: EngineSettings) {
    * @throws io.statestore.EngineUnavailableException none answered; otherwise as `call`
    */
   def callAny(storeKey: String, request: ObjectNode, timeoutMs: Long): ObjectNode =
-    replyOf(storeKey, request) { text =>
+    replyOf(storeKey, request) { asked =>
       val first = engineOf(storeKey)
       @tailrec
       def ask(engine: Engine, others: Seq[Engine]): String =
-        Try(engine.call(text, Some(timeoutMs))) match {
+        Try(engine.call(asked, Some(timeoutMs))) match {
           case Failure(_: EngineUnavailableException) if others.nonEmpty =>
             ask(others.head, others.tail)
           case answer => answer.get
@@ -81,7 +81,8 @@ final class EnginePool private[engine] (settings: EngineSettings) {
       ask(first, engines.toSeq.filter(engine => (engine ne first) && engine.isRunning))
     }
 
-  private def replyOf(storeKey: String, request: ObjectNode)(ask: String => String): ObjectNode = {
+  private def replyOf(storeKey: String, request: ObjectNode)(
+      ask: ObjectNode => String): ObjectNode = {
     val op = request.path("op").asText
     counts.computeIfAbsent(op, _ => new LongAdder()).increment()
     var reply = answer(ask, request)
@@ -99,8 +100,8 @@ final class EnginePool private[engine] (settings: EngineSettings) {
     }
   }
 
-  private def answer(ask: String => String, request: ObjectNode): ObjectNode =
-    try Json.readObject(ask(Json.write(request)))
+  private def answer(ask: ObjectNode => String, request: ObjectNode): ObjectNode =
+    try Json.readObject(ask(request))
     catch {
       case e: EngineFailedException => internalError(e.getCause.getMessage)
       case e: IllegalArgumentException => internalError(e.getMessage)

@@ -5,6 +5,7 @@ import java.nio.charset.StandardCharsets.UTF_8
 import java.security.SecureRandom
 import java.util.HexFormat
 import java.util.concurrent.{CompletableFuture, ExecutionException, TimeUnit, TimeoutException}
+import java.util.concurrent.atomic.AtomicLong
 
 import scala.collection.mutable
 
@@ -25,7 +26,8 @@ private[engine] final class EngineProcess private (
     val pid: Long,
     val port: Int,
     val token: String,
-    client: EngineClient) {
+    client: EngineClient,
+    callTimeoutMs: Long) {
   import EngineProcess.log
 
   private[this] val api = client
@@ -42,16 +44,30 @@ private[engine] final class EngineProcess private (
 
   def isUsable: Boolean = !discarded && process.isAlive
 
+  private[this] val numbers = new AtomicLong()
+
   /**
-   * Call the engine, waiting at most the call timeout, or so many milliseconds.
+   * Call the engine and wait for as long as it goes on with the call, or so many milliseconds.
    *
-   * @throws EngineHungException no reply came in time
+   * @throws EngineHungException neither a reply nor a sign of life came in time
    * @throws EngineLostException the engine died or cannot be reached
    * @throws EngineFailedException the engine is alive but failed outside its own error handling
    */
-  def call(request: String, timeoutMs: Option[Long]): String =
-    try timeoutMs.fold(api.call(request))(client.within(_)(api.call(request)))
-    catch { case e: Py4JException => throw new EngineFailedException(e) }
+  def call(request: ObjectNode, timeoutMs: Option[Long]): String = {
+    val number = numbers.incrementAndGet()
+    val text = Json.write(request.put("call", number))
+    try timeoutMs match {
+      case Some(limit) => client.within(limit)(api.call(text))
+      case None => client.whileGoingOn(() => stepsOf(number))(api.call(text))
+    } catch { case e: Py4JException => throw new EngineFailedException(e) }
+  }
+
+  /** How far a call is that this process answers on another thread. */
+  private def stepsOf(number: Long): Long = {
+    val question = Json.write(Json.obj().put("op", "progress").put("of", number))
+    val reply = client.within(callTimeoutMs / 2)(api.call(question))
+    Json.readObject(reply).path("ok").path("steps").asLong
+  }
 
   /** End the process at once. Its running calls fail. */
   def kill(): Unit = {
@@ -94,7 +110,7 @@ private[engine] object EngineProcess {
    *
    * @param name the engine's among those that share `scratch`, also for logs and threads
    * @param scratch directory that the engine may use and removes when its JVM is gone
-   * @param callTimeoutMs milliseconds a call may take, at least 1
+   * @param callTimeoutMs milliseconds a call may be silent, at least 1
    * @throws EngineUnavailableException it cannot be started, or is of another version; says why
    * @throws EngineKilledAtStartException a signal ended it before it was ready
    */
@@ -138,7 +154,7 @@ private[engine] object EngineProcess {
       val port = ready.get("port").asInt
       val client = new EngineClient(port, token, callTimeoutMs)
       val pid = ready.path("pid").asLong(process.pid())
-      val engine = new EngineProcess(name, process, pid, port, token, client)
+      val engine = new EngineProcess(name, process, pid, port, token, client, callTimeoutMs)
       log.info(
         s"engine started: engine=$name pid=$pid version=${ready.path("version").asText} " +
           s"python=${ready.path("python").asText} pyarrow=${ready.path("pyarrow").asText} " +
