@@ -52,6 +52,7 @@ _LAST_WRITES_S = 0.5
 """How long writes may go on when the JVM is gone; operations wait so long for an engine's end."""
 
 _MAX_GONE = 10_000
+"""Provider instances that are remembered after they closed, longer than any task outlives one."""
 MAX_CLOSED_STORES = 32
 """Stores closed last that keep what they have on the local disk, for when they come back."""
 

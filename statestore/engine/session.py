@@ -213,10 +213,13 @@ class Session:
             self._rest()
 
     def end_reading(self, provider: str) -> None:
-        """Let go of what is kept for readers, when a provider was the last of them."""
+        """Let go of what is kept for readers, when a provider was the last of them.
+
+        Where no query has the store open it stays, as all of a closed store, for the next reader.
+        """
         if provider in self.readers:
             self.readers.discard(provider)
-            if not self.readers:
+            if not self.readers and self.providers:
                 self.versions.end_reading()
 
     def _rest(self) -> None:

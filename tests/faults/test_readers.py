@@ -100,6 +100,20 @@ def test_what_was_fetched_for_readers_goes_with_the_last_of_them(query, tmp_path
     assert engine.call("load", **shim.load())["bytes_read"] == 0
 
 
+def test_reader_that_comes_back_without_a_query_finds_what_it_fetched(query, tmp_path, io):
+    """Catches a notebook that fetches all of the state for each look at it."""
+    _, shim = query
+    reader = reader_of(shim)
+    engine = Engine(f"{tmp_path}/other", io)
+
+    for number in range(2):
+        io.fetched_bytes = 0
+        reader.store = {**reader.store, "provider": f"reader {number}"}
+        assert len(in_view(read(engine, reader, 7))) == 7
+        assert (io.fetched_bytes > 0) == (number == 0)
+        engine.call("close", store=reader.store, backend="rocksdb")
+
+
 @pytest.mark.parametrize("make", [Shim, RocksDBShim], ids=["filesystem", "rocksdb"])
 def test_commit_does_not_wait_for_a_reader(make, tmp_path, s3_server, bucket):
     """Catches a query whose batches stand still while somebody reads old state."""
