@@ -1,7 +1,8 @@
 """A committed version of a query: everything that a restart from it needs, as files.
 
 metadata                       the query's ID; made anew, not copied
-offsets/<b>, commits/<b>       of the version's batch, the one before, and a batch under way
+offsets/<b>                    of the version's batch, the one before, and a batch under way
+commits/<b>                    of the version's batch
 sources/…, and any other directory beside these
 state/<operator>/_metadata      Spark's: operators; the schemas in column families by URIs
 state/<operator>/_stateSchema, state/<operator>/0/…/_metadata      Spark's: schemas
@@ -36,6 +37,7 @@ from statestore.core.ids import RandomIds
 from statestore.io.local import named_errors
 from statestore.io.storage import hadoop_uri
 from statestore.operations.new_directory import METADATA_NAME, read_metadata
+from statestore.operations.source_logs import check_sources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +68,8 @@ class CommittedVersion:
         offsets: Entries of the offset log by batch: the version's own, the one before, and where
             the version is the newest, the one of a batch that was planned and not committed. All
             have the version's number of state partitions: a copy has no rescale to undo.
-        commits: Entries of the commit log by batch: the version's own, and the one before.
+        commits: Entries of the commit log by batch: the version's own, since of the version before
+            there are just the files that both are made of.
         heads: The delta of every store that has state.
         spark_files: Paths below the checkpoint directory of Spark's other files, but for the
             metadata of operators.
@@ -94,6 +97,10 @@ class CommittedVersion:
     def has_checkpoint_ids(self) -> bool:
         """Whether the commit log names checkpoint IDs: checkpoint format v2."""
         return bool(self.commits[self.batch].checkpoint_ids)
+
+    def check_sources(self) -> None:
+        """Check that a copy reads on where the version ends; errors as `check_sources`."""
+        check_sources(self.checkpoint.uri, self.offsets.values(), self.spark_files)
 
     def is_single(self, operator: int, name: str) -> bool:
         """Return whether a store has one state partition whatever the query's number is."""
@@ -185,8 +192,6 @@ def find_version(checkpoint: OpenCheckpoint, version: int | None = None) -> Comm
         layout = {NUM_PARTITIONS_KEY: num_partitions}
         offsets[batch - 1] = offsets[batch - 1].with_conf(layout)
     commits = {batch: checkpoint.commit_entry(batch)}
-    with suppress(NotFoundError):
-        commits[batch - 1] = checkpoint.commit_entry(batch - 1)
     if version == checkpoint.newest_version:
         # A batch whose output may be in the sink already must be repeated with the same input.
         with suppress(NotFoundError):
@@ -339,10 +344,12 @@ def copy_spark_files(
         rename: Returns the new path of a file below the directory, None to leave it out.
 
     Raises:
-        NotFoundError: A source deleted one meanwhile, as it does after it put it into a later one.
+        NotFoundError: A source deleted one meanwhile, as it does after it put it into a later one;
+            or as `CommittedVersion.check_sources`.
         FencedError: The target was begun anew by another process.
         StorageError: A storage failed.
     """
+    version.check_sources()
     renamed = {path: new for path in version.spark_files if (new := rename(path)) is not None}
     copy_files(version.checkpoint, target, renamed)
 

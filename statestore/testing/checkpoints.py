@@ -158,12 +158,17 @@ class MadeCheckpoint:
             write_text(self.io, f"{self.path}/metadata", _compact({"id": _ID}), overwrite=True)
         conf = self._conf()
         parents: dict[str, list[list[str]]] = {}
+        log_offset = 0
         if newest >= 0:
-            conf = json.loads(offsets.read(newest).split("\n")[1])["conf"]
+            _, metadata, source = offsets.read(newest).split("\n")
+            conf = json.loads(metadata)["conf"]
+            log_offset = json.loads(source)["logOffset"] + 1
             parents = json.loads(commits.read(newest).split("\n")[1]).get("stateUniqueIds", {})
         num_partitions = int(conf[NUM_PARTITIONS_KEY])
         metadata = _compact({"batchWatermarkMs": 0, "batchTimestampMs": 7, "conf": conf})
-        offsets.add(newest + 1, f'v1\n{metadata}\n{{"logOffset":{newest + 1}}}')
+        read = f"{self.path}/sources/0/{log_offset}"
+        write_text(self.io, read, f'v1\n{{"batchId":{log_offset}}}', overwrite=True)
+        offsets.add(newest + 1, f'v1\n{metadata}\n{{"logOffset":{log_offset}}}')
         before = dict(self.numbers)
         self.numbers |= {key: value for key, value in changes.items() if value is not None}
         for key in changes.keys() - {key for key, value in changes.items() if value is not None}:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore import Checkpoint, Savepoint
+from statestore import Checkpoint
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY, OffsetsEntry
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.operations.checkpoint import open_checkpoint
@@ -98,27 +98,38 @@ def test_undo_after_a_repair_that_left_later_files(tmp_path, checkpoint_format):
         assert read_checkpoint(made.path) == made.expected()
 
 
-@pytest.mark.parametrize("copied", ["branch", "native"])
-def test_copy_made_right_after_a_rescale_has_none_to_undo(tmp_path, copied):
-    """Catches an undo whose state before the rescale was never copied."""
-    made = make(tmp_path, operators=KEYED)
+@pytest.mark.parametrize("num_partitions", [8, 2, 3])
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+@pytest.mark.parametrize("copied", ["branch", "native", "canonical", "restored", "rewritten"])
+def test_copy_made_right_after_a_rescale_is_whole_and_has_none_to_undo(
+    tmp_path, copied, backend, num_partitions
+):
+    """Catches a copy called damaged, and an undo whose state before the rescale was not copied."""
+    made = make(tmp_path, operators=KEYED, backend=backend)
     made.run_batch({})
-    Checkpoint(made.path).rescale(8)
-    copy = str(tmp_path / "copy")
-    if copied == "branch":
-        plan = Checkpoint(made.path).plan_branch(copy)
-        plan.run()
-    else:
-        Checkpoint(made.path).savepoint(tmp_path / "savepoint", form="native")
-        plan = Savepoint(tmp_path / "savepoint").plan_restore(copy)
-        plan.run()
-    before = listing(copy)
+    checkpoint, copy = Checkpoint(made.path), tmp_path / "copy"
+    checkpoint.rescale(num_partitions)
+    match copied:
+        case "branch":
+            checkpoint.branch(copy)
+        case "native" | "canonical":
+            checkpoint.savepoint(copy, form=copied)
+        case "restored":
+            checkpoint.savepoint(tmp_path / "savepoint", form="native").restore(copy)
+        case "rewritten":
+            other = "rocksdb" if backend == "filesystem" else "filesystem"
+            savepoint = checkpoint.savepoint(tmp_path / "savepoint", form="native")
+            savepoint.restore(copy, backend=other, num_partitions=num_partitions * 2)
 
+    for deep in (False, True):
+        assert Checkpoint(copy).verify(versions="all", deep=deep).findings == ()
+    assert read_checkpoint(str(copy)) == made.expected()
+    if copied in ("native", "canonical"):
+        return
+    before = listing(copy)
     with pytest.raises(InvalidArgumentError, match="no rescale to undo"):
         Checkpoint(copy).undo_rescale()
-
     assert listing(copy) == before
-    assert read_checkpoint(copy) == made.expected()
 
 
 @pytest.mark.parametrize("copied", ["branch", "canonical", "native"])

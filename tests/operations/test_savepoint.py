@@ -111,8 +111,7 @@ def test_savepoint_is_complete_and_can_be_moved(tmp_path, form):
     assert files["_schema_log/0"] == b"of another tool"
     assert json.loads(files["metadata"]) == {"id": QUERY_ID}
     assert {name for name in files if name.startswith(("offsets", "commits", "sources"))} == {
-        "offsets/1", "offsets/2", "commits/1", "commits/2", "sources/0/0", "sources/0/1",
-        "sources/0/2",
+        "offsets/1", "offsets/2", "commits/2", "sources/0/0", "sources/0/1", "sources/0/2",
     }  # fmt: skip
     assert files["state/0/0/_metadata/schema"] == b"schema of default"
 

@@ -5,6 +5,7 @@ Also in processes of its own, as where there are many rows.
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,12 +18,13 @@ from statestore.cli.commands import cli
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.references import StoreName
 from statestore.codec.rows import PUT, Row
-from statestore.core.errors import StorageError
+from statestore.core.errors import NotFoundError, StorageError
 from statestore.operations import processes
 from statestore.operations.processes import map_in_processes
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, unsafe_row
 from statestore.testing.deltas import write_stream
 from tests.damaged import flip, make_with_snapshots
+from tests.operations.checkpoints import make_query
 
 STORE = StoreName(0, 1)
 ((FAMILY_OF,),) = (stores for _, stores in OPERATORS[:1])
@@ -170,3 +172,66 @@ def test_process_that_is_killed_is_an_error():
     """Catches an operation that waits for ever, or takes what is missing for nothing found."""
     with pytest.raises(StorageError, match="a process that read rows was killed"):
         list(map_in_processes(os._exit, [9]))
+
+
+def _lose_all(sources):
+    shutil.rmtree(sources)
+
+
+def _lose_newest(sources):
+    (sources / "0" / "2").unlink()
+
+
+def _lose_one_between(sources):
+    (sources / "0" / "1").unlink()
+
+
+def _lose_one_before_compaction(sources):
+    (sources / "0" / "2").rename(sources / "0" / "2.compact")
+    (sources / "0" / "0").unlink()
+    (sources / "0" / "1").unlink()
+
+
+@pytest.mark.parametrize(
+    ("lose", "is_whole", "missing"),
+    [
+        (_lose_all, False, "sources/0/0"),
+        (_lose_newest, False, "sources/0/2"),
+        (_lose_one_between, False, "sources/0/1"),
+        (_lose_one_before_compaction, True, None),
+    ],
+)
+def test_file_source_that_would_read_again_is_found(tmp_path, lose, is_whole, missing):
+    """Catches a checkpoint called whole, and copied, whose query counts all of its input again."""
+    query = make_query(tmp_path / "query")
+    checkpoint = Checkpoint(query.path)
+    whole = checkpoint.savepoint(tmp_path / "whole")
+    lose(tmp_path / "query" / "sources")
+    lose(tmp_path / "whole" / "sources")
+    actions = [
+        lambda: checkpoint.plan_savepoint(tmp_path / "new"),
+        lambda: checkpoint.savepoint(tmp_path / "savepoint"),
+        lambda: checkpoint.plan_branch(tmp_path / "new"),
+        lambda: checkpoint.branch(tmp_path / "branch"),
+        lambda: whole.plan_restore(tmp_path / "new"),
+        lambda: whole.restore(tmp_path / "restored"),
+    ]
+
+    found = [
+        *checkpoint.verify().findings,
+        *checkpoint.verify(versions="all", deep=True).findings,
+        *Checkpoint(tmp_path / "whole").verify().findings,
+    ]
+
+    if is_whole:
+        assert found == []
+        for act in actions:
+            act()
+        return
+    assert {(one.kind, one.is_recoverable) for one in found} == {("file-not-found", False)}
+    assert all(f"file='{missing}'" in one.problem for one in found)
+    for act in actions:
+        with pytest.raises(NotFoundError, match="would read files again") as raised:
+            act()
+        assert raised.value.kind == "file-not-found"
+    assert not (tmp_path / "branch" / "commits").exists()

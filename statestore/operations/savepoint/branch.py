@@ -99,7 +99,7 @@ def decide_branch(checkpoint: OpenCheckpoint, target: Place, version: int | None
     Raises:
         InvalidArgumentError: The new checkpoint has files (kind checkpoint-exists), or the state is
             in a driver's memory.
-        NotFoundError: The version was not committed, or was expired.
+        NotFoundError: The version was not committed, or was expired; or as `check_sources`.
         CorruptionError, IncompatibleError, FencedError, StorageError: As `find_version`.
     """
     if checkpoint.backend == "heap":
@@ -109,4 +109,6 @@ def decide_branch(checkpoint: OpenCheckpoint, target: Place, version: int | None
             to_fix="take a savepoint in the driver's own Python program, and restore that",
         )
     check_target(target, "branch", checkpoint.uri)
-    return Branch(find_version(checkpoint, version), target)
+    found = find_version(checkpoint, version)
+    found.check_sources()
+    return Branch(found, target)

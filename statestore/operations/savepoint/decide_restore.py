@@ -53,13 +53,14 @@ def decide_restore(
             be had.
         IncompatibleError: The rows of a store do not follow their key groups (kind
             not-rescalable).
-        NotFoundError, CorruptionError, StorageError: As `find_version`.
+        NotFoundError, CorruptionError, StorageError: As `find_version` and `check_sources`.
     """
     check_target(target, "restore", source.uri)
     elsewhere = target.options.checkpoint_storage
     if elsewhere and is_within(elsewhere, source.uri):
         raise not_apart(elsewhere, source.uri)
     version = find_version(source)
+    version.check_sources()
     restore = Restore(
         savepoint=savepoint,
         version=version,

@@ -131,6 +131,7 @@ def plan_savepoint(
     _check_form(checkpoint, form)
     check_target(destination, "savepoint", checkpoint.uri)
     found = find_version(checkpoint, version)
+    found.check_sources()
     state_bytes = found.state_bytes()
     return SavepointPlan(checkpoint.uri, destination.uri, found.version, form, state_bytes)
 

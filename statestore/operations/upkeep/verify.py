@@ -4,14 +4,15 @@ Fast reads the trailer of every file that a version is made of: each is there, o
 and the one its reference names. Deep reads every byte as well: the checksum of every block, every
 row in the key group and the state partition that its key belongs to, and as many rows as the
 version says. Of Spark's own providers fast means that every file is there, and deep that every row
-can be read, matches the checksums that there are, and lies in its state partition.
+can be read, matches the checksums that there are, and lies in its state partition. Either way file
+sources must have the log of what a version had read.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from threading import Lock
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -39,6 +40,7 @@ from statestore.operations.processes import (
     place_for_processes,
 )
 from statestore.operations.rows import check_committed, most_rows, state_of
+from statestore.operations.source_logs import SOURCES, check_sources
 from statestore.operations.upkeep.expired import (
     ABOUT_THE_READER,
     DAMAGE,
@@ -175,9 +177,19 @@ class _Verifier:
         newest = self._checkpoint.newest_version
         if newest in self._checkpoint.planned_batches:
             try:
-                self._checkpoint.offsets_entry(newest)
+                self._check_sources(newest)
             except DAMAGE as error:
                 self._find(newest, None, error, is_recoverable=True)
+
+    def _check_sources(self, batch: int) -> None:
+        """Check that file sources know what they have read by a batch; errors as there."""
+        entry = self._checkpoint.offsets_entry(batch)
+        check_sources(self._checkpoint.uri, [entry], self._source_names)
+
+    @cached_property
+    def _source_names(self) -> list[str]:
+        directory = f"{self._checkpoint.path}/{SOURCES}"
+        return [f"{SOURCES}/{info.name}" for info in self._checkpoint.io.list_tree(directory)]
 
     def run(self, versions: list[int], report: Report) -> Verification:
         """Verify versions, newest first."""
@@ -187,6 +199,13 @@ class _Verifier:
         except (CorruptionError, NotFoundError) as error:
             if versions:
                 self._find(versions[0], None, error, is_recoverable=True)
+        for version in versions:
+            try:
+                self._check_sources(version - 1)
+            except NotFoundError as error:
+                self._find(version, None, error)
+            except DAMAGE:
+                pass  # of the entry, which is found where stores are looked for
         if self._is_of_spark:
             find = partial(spark_states.find_versions, self._checkpoint)
             self._run_in_threads(self._verify_of_spark, self._each(versions, find), report)
