@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.operations.checkpoint import OpenCheckpoint
 
+MARK = "statestore.rescale"
+"""Key in the conf of an entry of the offset log, by which the shim knows that no sink was given the
+batch. Spark takes those it knows, and no others."""
 STRICT_DISTRIBUTION_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 
 CheckpointIds = dict[str, list[list[str]]]
@@ -177,7 +180,7 @@ def add_offsets(checkpoint: OpenCheckpoint, batch: int, num_partitions: int) -> 
         StorageError: The storage failed.
     """
     entry = checkpoint.offsets_entry(batch - 1)
-    changed = entry.with_conf({NUM_PARTITIONS_KEY: str(num_partitions)})
+    changed = entry.with_conf({NUM_PARTITIONS_KEY: str(num_partitions), MARK: "true"})
     checkpoint.offsets.add(batch, changed.encode())
 
 

@@ -19,7 +19,7 @@ LASTING_KINDS = frozenset(
         "incompatible", "other-provider", "other-store", "newer-format", "schema-changed",
         "num-partitions-changed", "max-parallelism-changed", "backend-changed", "storage-changed",
         "lineage-broken", "corruption", "truncated", "checksum-mismatch", "state-too-large",
-        "protocol", "version-apart", "spark-connect",
+        "protocol", "version-apart", "spark-connect", "sink-apart",
     }
 )  # fmt: skip
 """Kinds of errors that are there again after a restart. The others are about storage that failed,

@@ -30,6 +30,7 @@ from .harness import (
 from .processes import descendants, engines, num_open_files, scratch_directories
 from .queries import (
     AGGREGATION,
+    GROUP_STATES,
     JOIN,
     WATERMARK_DEDUP,
     WINDOW_APPEND,
@@ -37,6 +38,8 @@ from .queries import (
     single,
 )
 
+PROCESSING_TIME = next(query for query in GROUP_STATES if "processing" in query.name)
+NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 MAINTENANCE = {f"{STATE_STORE}.maintenanceInterval": "200ms"}
 SHORT_CHAINS = {
@@ -389,3 +392,26 @@ def test_no_scratch_file_stays_when_batches_are_done(
         lambda: not [path for folder in folders for path in folder.glob("delta*")],
         "the scratch directories empty of deltas",
     )
+
+
+@EXTENDED
+@pytest.mark.ours
+def test_query_that_does_not_end_as_asked_is_a_warning(
+    make_lane: MakeLane, application_root: Path
+) -> None:
+    """Catches a query with processing time that runs for ever under availableNow without a word."""
+    lane = make_lane(PROCESSING_TIME, conf={NO_DATA_BATCHES: "true"})
+    lane.feed(*PROCESSING_TIME.plan[0])
+
+    handle = lane.start()
+    try:
+        wait_for(lambda: max(lane.batches, default=0) > 5, "batches without input")
+        assert handle.isActive
+    finally:
+        handle.stop()
+    lane.conf[NO_DATA_BATCHES] = "false"
+    lane.run(*PROCESSING_TIME.plan[1])
+
+    lines = (application_root / "spark.log").read_text().splitlines()
+    (warning,) = [line for line in lines if str(lane.checkpoint) in line and "for ever" in line]
+    assert f"To fix: set {NO_DATA_BATCHES} to false" in warning

@@ -1,18 +1,22 @@
 package io.statestore.provider
 
+import java.lang.{Boolean => JBoolean}
+import java.util.{Collections, WeakHashMap}
+
 import io.statestore.{Resources, ShimOptions}
 import io.statestore.engine.QueryRuns
 
+import org.apache.spark.internal.Logging
 import org.apache.spark.sql.{SparkSessionExtensions, SparkSessionExtensionsProvider}
 import org.apache.spark.sql.catalyst.streaming.WriteToStream
-import org.apache.spark.sql.execution.streaming.state.StateStoreConf
+import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStoreInternals}
 import org.apache.spark.sql.internal.SQLConf
 
 /**
  * Notices the start of a streaming query on the driver, also where no batch of it is planned for
- * long, and refuses options that no store of it would take. What Spark pins in the offset log is
- * not among them yet: those are the options that somebody set. Spark finds this class by its name
- * in the jar's `META-INF/services`.
+ * long, and refuses options that no store of it would take, and a file sink that does not fit its
+ * checkpoint. What Spark pins in the offset log is not among the options yet: those are what
+ * somebody set. Spark finds this class by its name in the jar's `META-INF/services`.
  */
 final class QueryStarts extends SparkSessionExtensionsProvider {
   private[this] val RocksDB = "io.statestore.RocksDBStateStoreProvider"
@@ -20,7 +24,7 @@ final class QueryStarts extends SparkSessionExtensionsProvider {
   override def apply(extensions: SparkSessionExtensions): Unit =
     extensions.injectCheckRule { session =>
       {
-        case _: WriteToStream =>
+        case write: WriteToStream =>
           val provider = SQLConf.get.stateStoreProviderClass
           if (provider.startsWith("io.statestore.")) {
             Resources.checkSpark()
@@ -28,9 +32,32 @@ final class QueryStarts extends SparkSessionExtensionsProvider {
             ShimOptions.parse(options)
             if (provider == RocksDB) ShimOptions.warnOfIgnored(options)
           }
+          FileSinks.check(session, write)
           QueryRuns.note(session)
           Leases.watch()
         case _ => ()
       }
     }
+}
+
+private[statestore] object QueryStarts extends Logging {
+  private val begun =
+    Collections.synchronizedSet(Collections.newSetFromMap(new WeakHashMap[AnyRef, JBoolean]))
+
+  /** On the driver, where the first batch of a run is planned on this thread. */
+  def planned(): Unit = for {
+    (query, session) <- StateStoreInternals.plannedQuery
+    if !begun.contains(query)
+  } {
+    // Spark hides what is raised while it describes the plan, and asks again to run it.
+    FileSinks.complete(query, session)
+    begun.add(query)
+    if (StateStoreInternals.isEndless(query, session)) {
+      logWarning(
+        "a query with processing time does not end by itself, though its trigger is " +
+          "availableNow: Spark runs batches without input for ever: " +
+          s"checkpoint=${query.resolvedCheckpointRoot}. To fix: set " +
+          "spark.sql.streaming.noDataMicroBatches.enabled to false")
+    }
+  }
 }

@@ -28,7 +28,10 @@ abstract class ViewStateStoreProvider(backend: String)
     with Logging {
 
   // The driver makes an instance to ask for metric names while it plans, before any task runs.
-  if (QueryRuns.offer()) Leases.watch()
+  if (QueryRuns.offer()) {
+    Leases.watch()
+    QueryStarts.planned()
+  }
 
   // Everything below is set by init; the driver makes instances only to ask for metric names.
   private var context: StoreContext = _

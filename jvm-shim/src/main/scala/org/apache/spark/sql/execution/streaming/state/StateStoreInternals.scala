@@ -24,6 +24,7 @@ import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.streaming.runtime.{
   StreamExecution, StreamingCheckpointConstants}
 import org.apache.spark.sql.internal.{SharedState, SQLConf, SQLConfEntries}
+import org.apache.spark.sql.streaming.{GroupStateTimeout, TimeMode, Trigger}
 import org.apache.spark.util.{NextIterator, RpcUtils, Utils}
 
 /** The few members of Spark that only its own packages can see, and nothing else. */
@@ -162,15 +163,29 @@ object StateStoreInternals {
     sharedStates.synchronized(sharedStates.asScala.toSet)
       .flatMap(_.activeStreamingQueries.values.asScala)
 
+  /** On the driver: the query that is planned on this thread, and a session with its settings. */
+  def plannedQuery: Option[(StreamExecution, SparkSession)] = for {
+    session <- SparkSession.getActiveSession
+    id <- Option(session.sparkContext.getLocalProperty(StreamExecution.QUERY_ID_KEY))
+    query <- Option(session.sharedState.activeStreamingQueries.get(UUID.fromString(id)))
+  } yield (query, session)
+
+  /** Whether a query is to end when it has read its input, and its operators ask for ever more. */
+  def isEndless(query: StreamExecution, session: SparkSession): Boolean =
+    query.trigger == Trigger.AvailableNow() &&
+      session.sessionState.conf.streamingNoDataMicroBatchesEnabled &&
+      query.analyzedPlan.exists(_.productIterator.exists(ProcessingTime))
+
+  private val ProcessingTime =
+    Set[Any](TimeMode.ProcessingTime(), GroupStateTimeout.ProcessingTimeTimeout())
+
   /**
    * On the driver, where a query is planned on this thread whose session asks for another number of
    * state partitions than its checkpoint pins: the checkpoint directory, the number pinned, and the
    * one asked for. Once for each run.
    */
   def partitionsAskedInVain: Option[(String, Int, Int)] = for {
-    session <- SparkSession.getActiveSession
-    id <- Option(session.sparkContext.getLocalProperty(StreamExecution.QUERY_ID_KEY))
-    query <- Option(session.sharedState.activeStreamingQueries.get(UUID.fromString(id)))
+    (query, session) <- plannedQuery
     conf = session.sessionState.conf
     pinned <- SparkVersion.pinnedPartitions(conf)
     asked = conf.defaultNumShufflePartitions

@@ -1,0 +1,167 @@
+package io.statestore.provider
+
+import java.io.FileNotFoundException
+import java.nio.charset.StandardCharsets.UTF_8
+
+import scala.jdk.CollectionConverters._
+
+import com.fasterxml.jackson.databind.JsonNode
+import io.statestore.Json
+import org.apache.hadoop.fs.Path
+
+import org.apache.spark.internal.Logging
+import org.apache.spark.sql
+import org.apache.spark.sql.catalyst.streaming.WriteToStream
+import org.apache.spark.sql.classic.SparkSession
+import org.apache.spark.sql.connector.catalog.Table
+import org.apache.spark.sql.execution.streaming.runtime.{
+  CompactibleFileStreamLog, StreamExecution, StreamingCheckpointConstants}
+import org.apache.spark.sql.execution.streaming.sinks.{FileStreamSink, FileStreamSinkLog}
+
+/**
+ * Spark's file sink, which tells batches by their numbers: it leaves out each one up to the newest
+ * of its log, `_spark_metadata`, and its readers need an entry there of every batch. No sink is
+ * given the batch that an operation made, nor is a new output directory given those of before.
+ * Their entries are written here, by Spark's own class: the log is the sink's.
+ */
+private[statestore] object FileSinks extends Logging {
+
+  /**
+   * When a query is started: refuses a file sink that would leave out rows of it, or whose log can
+   * be read no more once the query has run a batch.
+   *
+   * @throws java.lang.IllegalArgumentException the sink has other batches than the checkpoint
+   */
+  def check(session: sql.SparkSession, write: WriteToStream): Unit = session match {
+    case classic: SparkSession =>
+      val logs = new QueryLogs(classic, write.resolvedCheckpointLocation)
+      // Twice, and the checkpoint in between: a run that goes on meanwhile is not in its own way.
+      for {
+        newest <- open(classic, write.sink, logs).map(_.newest)
+        if logs.hasOurState
+        next = logs.next
+        log <- open(classic, write.sink, logs)
+      } {
+        if (newest > next || newest == next && !logs.isPlanned(next)) {
+          throw apart(
+            "the file sink has batches that the query would run, and would leave them out",
+            s"output=${log.output} newest_batch=$newest checkpoint=${logs.root} next_batch=$next")
+        }
+        log.missing(next)
+      }
+    case _ => ()
+  }
+
+  /**
+   * When the first batch of a run was planned and is not written yet: makes the log of the query's
+   * file sink whole. Not before, since until then an operation can be taken back.
+   */
+  def complete(query: StreamExecution, session: SparkSession): Unit = {
+    val logs = new QueryLogs(session, query.resolvedCheckpointRoot)
+    for {
+      log <- open(session, query.sink, logs)
+      planned <- logs.newestPlanned
+    } log.complete(planned)
+  }
+
+  private def open(session: SparkSession, sink: Table, logs: QueryLogs): Option[SinkLog] =
+    sink match {
+      case files: FileStreamSink =>
+        val output = new Path(files.toString.stripPrefix("FileSink[").stripSuffix("]"))
+        val conf = session.sessionState.conf
+        val fs = output.getFileSystem(session.sessionState.newHadoopConf())
+        val path = FileStreamSink.getMetadataLogPath(fs, output, conf)
+        Some(new SinkLog(session, path, output, logs))
+      case _ => None
+    }
+
+  private def apart(what: String, values: String): IllegalArgumentException =
+    new IllegalArgumentException(
+      s"[sink-apart] $what: $values. To fix: start the query with a new output directory; what " +
+        "else can be done is said by statestore explain sink-apart")
+
+  /** The log of a file sink, beside the checkpoint of the query that writes to it. */
+  private final class SinkLog(session: SparkSession, path: Path, val output: Path, logs: QueryLogs)
+      extends FileStreamSinkLog(FileStreamSinkLog.VERSION, session, path.toString) {
+
+    def newest: Long = getLatestBatchId().getOrElse(-1L)
+
+    /**
+     * The batches before `next` whose entries a reader would miss, ascending; and whether the sink
+     * has no file at all, so that they are just those of its newest compaction and after.
+     */
+    def missing(next: Long): (Seq[Long], Boolean) = {
+      val known = listBatches.toSet
+      val start = known.filter(CompactibleFileStreamLog.isCompactionBatch(_, compactInterval))
+      val absent = (start.maxOption.getOrElse(0L) until next).filterNot(known)
+      if (absent.forall(logs.isOfOperation)) (absent, false)
+      else if (known.forall(get(_).exists(_.isEmpty))) {
+        val needed = CompactibleFileStreamLog.getAllValidBatches(next - 1, compactInterval)
+        (needed.filterNot(known), true)
+      } else {
+        val lost = absent.filterNot(logs.isOfOperation).head
+        throw apart(
+          "the file sink lacks batches that the query has run",
+          s"output=$output newest_batch=$newest missing_batch=$lost checkpoint=${logs.root} " +
+            s"next_batch=$next")
+      }
+    }
+
+    def complete(next: Long): Unit = {
+      val (batches, isNew) = missing(next)
+      batches.foreach { batch =>
+        // Compaction reads what is before, which a new sink has not got.
+        if (isNew) addNewBatchByStream(batch)(serialize(Array.empty, _))
+        else add(batch, Array.empty)
+      }
+      if (batches.nonEmpty) {
+        logInfo(s"the file sink was given no batch of these: output=$output, batches=$batches")
+      }
+    }
+  }
+
+  /** What the logs of a query say, at the checkpoint directory `root`. */
+  private final class QueryLogs(session: SparkSession, val root: String) {
+    private val directory = new Path(root)
+    private val fs = directory.getFileSystem(session.sessionState.newHadoopConf())
+
+    def newestPlanned: Option[Long] = batches("offsets").maxOption
+
+    /** The batch that a restart runs first. */
+    def next: Long = newestPlanned.fold(0L) { planned =>
+      if (batches("commits").contains(planned)) planned + 1 else planned
+    }
+
+    def isPlanned(batch: Long): Boolean = newestPlanned.exists(_ >= batch)
+
+    /** Whether it has state, over a provider of this package. */
+    def hasOurState: Boolean =
+      fs.exists(new Path(directory, StreamingCheckpointConstants.DIR_NAME_STATE)) &&
+        newestPlanned.exists(conf(_).path(Provider).asText("").startsWith("io.statestore."))
+
+    /** Whether an operation made a batch, or Spark's repartition: no sink was given it then. */
+    def isOfOperation(batch: Long): Boolean = {
+      val made = conf(batch)
+      val (before, after) = (conf(batch - 1).path(Partitions), made.path(Partitions))
+      val isRescale = !before.isMissingNode && !after.isMissingNode && before != after
+      isRescale || made.fieldNames.asScala.exists(_.startsWith("statestore."))
+    }
+
+    /** The configuration that a batch was planned with; nothing where it has no entry. */
+    private def conf(batch: Long): JsonNode =
+      try {
+        val in = fs.open(new Path(directory, s"offsets/$batch"))
+        val lines = try new String(in.readAllBytes(), UTF_8).split('\n') finally in.close()
+        Json.readObject(lines(1)).path("conf")
+      } catch { case _: FileNotFoundException => Json.obj() }
+
+    private def batches(log: String): Set[Long] =
+      try {
+        val names = fs.listStatus(new Path(directory, log)).map(_.getPath.getName).toSet
+        names.filter(_.forall(Character.isDigit)).map(_.toLong)
+      } catch { case _: FileNotFoundException => Set.empty }
+  }
+
+  private val Partitions = "spark.sql.shuffle.partitions"
+  private val Provider = "spark.sql.streaming.stateStore.providerClass"
+}

@@ -1,0 +1,282 @@
+"""Sinks that tell batches by their numbers go on where an operation made a batch, or took some."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import IllegalArgumentException
+from pyspark.sql import DataFrame, SparkSession
+
+from statestore import Checkpoint, capture_query, write_savepoint
+
+from .conftest import EXTENDED, ON_EACH_SPARK, OURS, PROVIDER
+from .harness import HEAP, Files, Lane
+from .queries import single
+
+pytestmark = [
+    pytest.mark.ours,
+    pytest.mark.skipif(not OURS or PROVIDER == HEAP, reason="state outlives its driver"),
+]
+
+FIRST_OF_EACH = single(
+    "first-of-each",
+    "append",
+    lambda events: events.dropDuplicates(["key"]).select("key", "value"),
+    [],
+)
+INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
+LOG = "_spark_metadata"
+Rows = Counter[tuple[str, int]]
+
+
+class Sunk(Lane):
+    """A query with a sink that tells batches by number, and what its sink should hold.
+
+    Attributes:
+        output: The sink's directory.
+        seen: Keys that the query should know.
+        expected: Rows that the sink should hold.
+    """
+
+    def __init__(self, spark: SparkSession, root: Path, interval: int = 3) -> None:
+        super().__init__(spark, FIRST_OF_EACH, PROVIDER, root, {INTERVAL: str(interval)})
+        self.output = root / "output"
+        self.seen: set[str] = set()
+        self.expected: Rows = Counter()
+
+    def run_batches(self, number: int) -> None:
+        """Run batches with a key that is new, and two that mostly are not."""
+        files: list[Files] = []
+        for batch in range(self._fed, self._fed + number):
+            rows = [(key, batch) for key in (f"k{batch}", "stays", "gone")]
+            new = [(key, value) for key, value in rows if key not in self.seen]
+            self.expected.update(new)
+            self.seen |= {key for key, _ in new}
+            at = "2024-01-01T00:00:00.000Z"
+            files.append({"events": [{"key": key, "value": n, "ts": at} for key, n in rows]})
+        self.run(*files)
+
+    def begin_output(self, name: str) -> None:
+        """Go on with a sink that has nothing."""
+        self.output = self.root / name
+        self.expected = Counter()
+
+    def rows(self) -> Rows:
+        """Return what the sink holds."""
+        raise NotImplementedError
+
+
+class FileSunk(Sunk):
+    """One whose sink is Spark's file sink, whose log is made short every third batch."""
+
+    def _keep_rows(self, frame: DataFrame) -> Any:
+        return frame.writeStream.format("parquet").option("path", str(self.output))
+
+    def rows(self) -> Rows:
+        """Return what a reader of Spark's finds in the output."""
+        read = self.spark.read.schema("key STRING, value BIGINT").parquet(str(self.output))
+        return Counter((row.key, row.value) for row in read.collect())
+
+
+class NumberedSunk(Sunk):
+    """One whose sink is a function that leaves out a batch that it has, by its number."""
+
+    def __init__(self, spark: SparkSession, root: Path, interval: int = 3) -> None:
+        super().__init__(spark, root, interval)
+        self._newest, self._rows = -1, Counter[tuple[str, int]]()
+
+    def begin_output(self, name: str) -> None:
+        super().begin_output(name)
+        self._newest, self._rows = -1, Counter()
+
+    def _collect(self, frame: DataFrame, batch_id: int) -> None:
+        rows = Counter((row.key, row.value) for row in frame.collect())
+        if batch_id > self._newest:
+            self._newest, self._rows = batch_id, self._rows + rows
+
+    def rows(self) -> Rows:
+        """Return what the function kept."""
+        return self._rows
+
+
+def _rescale(lane: Sunk) -> None:
+    checkpoint = Checkpoint(lane.checkpoint)
+    checkpoint.rescale(2 if checkpoint.num_partitions != 2 else 6)
+
+
+def _edit(lane: Sunk) -> None:
+    Checkpoint(lane.checkpoint).edit_in_place(delete="key.key = 'gone'")
+    lane.seen.discard("gone")
+
+
+def _forget(lane: Sunk) -> None:
+    # Something is forgotten each time, and the sum of all stays.
+    known = next(key for key in sorted(lane.seen) if key not in ("gone", "stays"))
+    Checkpoint(lane.checkpoint).forget(keys=pa.table({"key.key": [known]}))
+    lane.seen.discard(known)
+
+
+def _move(lane: Sunk) -> Path:
+    lane.root.joinpath("moved").mkdir(exist_ok=True)
+    number = len(list((lane.root / "moved").iterdir()))
+    return lane.root / "moved" / f"{number}"
+
+
+def _restore(lane: Sunk) -> None:
+    moved = _move(lane)
+    savepoint = Checkpoint(lane.checkpoint).savepoint(moved.with_suffix(".savepoint"))
+    savepoint.restore(moved)
+    lane.checkpoint = moved
+
+
+def _restore_to_new(lane: Sunk) -> None:
+    _restore(lane)
+    lane.begin_output(lane.checkpoint.name)
+
+
+def _branch_to_new(lane: Sunk) -> None:
+    moved = _move(lane)
+    Checkpoint(lane.checkpoint).branch(moved)
+    lane.checkpoint = moved
+    lane.begin_output(moved.name)
+
+
+def _bootstrap(lane: Sunk) -> None:
+    moved = _move(lane)
+    session = lane.session()
+    stream = session.readStream.schema(lane.query.schemas["events"])
+    frame = lane.query.build(session, {"events": stream.json(str(lane.root / "input" / "events"))})
+    captured = capture_query(frame, moved.with_suffix(".captured"), output_mode="append")
+    written = write_savepoint(
+        moved.with_suffix(".savepoint"),
+        like=captured,
+        operators={0: pa.table({"key.key": sorted(lane.seen)})},
+    )
+    written.restore(moved)
+    lane.checkpoint = moved
+    lane.begin_output(moved.name)
+
+
+def _rescale_and_restore(lane: Sunk) -> None:
+    _rescale(lane)
+    _restore(lane)
+
+
+Operate = Callable[[Sunk], None]
+IN_TURN: list[tuple[str, list[Operate]]] = [
+    ("in-turn", [_rescale, _edit, _forget]),
+    ("rescale", [_rescale] * 3),
+    ("edit", [_edit] * 3),
+    ("forget", [_forget] * 3),
+    ("restore", [_restore, _rescale_and_restore, _restore]),
+    ("restore-to-new", [_restore_to_new] * 3),
+    ("branch-to-new", [_branch_to_new] * 3),
+    ("bootstrap", [_bootstrap] * 3),
+    ("new-and-in-turn", [_restore_to_new, _rescale, _edit]),
+]
+
+
+@pytest.mark.parametrize(
+    ("sink", "operations"),
+    [
+        pytest.param(
+            sink,
+            operations,
+            id=f"{sink.__name__}-{name}",
+            marks=[]
+            if (sink, name) == (FileSunk, "in-turn")
+            else ON_EACH_SPARK
+            if (sink, name) == (FileSunk, "new-and-in-turn")
+            else [EXTENDED],
+        )
+        for sink in (FileSunk, NumberedSunk)
+        for name, operations in IN_TURN
+    ],
+)
+def test_output_is_whole_when_operations_made_batches(
+    spark: SparkSession, tmp_path: Path, sink: type[Sunk], operations: list[Operate]
+) -> None:
+    """Catches output that cannot be read, lacks rows or has some twice, and a query that dies.
+
+    The log is made short in batches 2, 5 and 8: by the operation itself, and by the query.
+    """
+    lane = sink(spark, tmp_path)
+    first, second, third = operations
+    lane.run_batches(2)
+    assert lane.rows() == lane.expected
+
+    first(lane)
+    lane.run_batches(2)
+    assert lane.rows() == lane.expected
+    second(lane)
+    third(lane)
+    lane.run_batches(5)
+
+    assert sum(lane.expected.values()) >= 5
+    assert lane.rows() == lane.expected
+
+
+def _refusal(lane: Sunk) -> str:
+    with pytest.raises(IllegalArgumentException) as raised:
+        lane.run()
+    return str(raised.value)
+
+
+def _delete_entries(lane: Sunk, *batches: int) -> None:
+    for batch in batches:
+        (lane.output / LOG / f"{batch}").unlink()
+        (lane.output / LOG / f".{batch}.crc").unlink(missing_ok=True)
+
+
+def test_file_sink_that_would_leave_out_rows_is_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches batches that a restored query runs and its sink leaves out without a word.
+
+    And the way out of it that the page of the error tells.
+    """
+    lane = FileSunk(spark, tmp_path, interval=10)
+    lane.run_batches(2)
+    older = Checkpoint(lane.checkpoint).savepoint(tmp_path / "older")
+    lane.run_batches(2)
+    restored = tmp_path / "restored"
+    older.restore(restored)
+    lane.checkpoint = restored
+
+    refused = _refusal(lane)
+
+    assert "[sink-apart] the file sink has batches" in refused
+    assert "newest_batch=3" in refused
+    assert "next_batch=2" in refused
+    assert not (restored / "offsets" / "2").exists()
+    _delete_entries(lane, 2, 3)
+    lane.run_batches(1)
+    assert lane.rows() == lane.expected
+
+    _delete_entries(lane, 4)
+    assert "[sink-apart] the file sink lacks batches" in _refusal(lane)
+    lane.begin_output("new")
+    lane.run_batches(1)
+    assert lane.rows() == lane.expected
+
+
+@EXTENDED
+def test_rescale_is_undone_after_a_start_without_a_batch(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches an entry of the rescale's batch that is there before the rescale cannot go back."""
+    lane = FileSunk(spark, tmp_path)
+    lane.run_batches(2)
+    checkpoint = Checkpoint(lane.checkpoint)
+    checkpoint.rescale(6)
+
+    lane.run()
+    checkpoint.undo_rescale()
+    lane.run_batches(2)
+
+    assert lane.rows() == lane.expected
