@@ -20,6 +20,7 @@ from .harness import (
     NUM_PARTITIONS,
     ROCKSDB,
     ROCKSDB_BACKEND,
+    RUN_TIMEOUT_S,
     STATE_STORE,
     Lane,
     assert_same,
@@ -38,7 +39,7 @@ from .queries import (
     single,
 )
 
-PROCESSING_TIME = next(query for query in GROUP_STATES if "processing" in query.name)
+PROCESSING_TIME = GROUP_STATES[-1]
 NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 MAINTENANCE = {f"{STATE_STORE}.maintenanceInterval": "200ms"}
@@ -405,7 +406,7 @@ def test_query_that_does_not_end_as_asked_is_a_warning(
 
     handle = lane.start()
     try:
-        wait_for(lambda: max(lane.batches, default=0) > 5, "batches without input")
+        wait_for(lambda: max(lane.batches, default=0) > 5, "no input", RUN_TIMEOUT_S)
         assert handle.isActive
     finally:
         handle.stop()
