@@ -11,12 +11,20 @@ from click.testing import CliRunner
 from statestore import Checkpoint
 from statestore.checkpoint.layout import pin_name
 from statestore.cli.commands import cli
+from statestore.codec.references import FileRef
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.upkeep import expired
 from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import read_checkpoint
 from tests.damaged import NOW, deltas, flip, make_small, make_with_snapshots, run
-from tests.operations.checkpoints import OPTIONS, QueryCheckpoint, files_below, read_rows
+from tests.operations.checkpoints import (
+    OPTIONS,
+    QueryCheckpoint,
+    files_below,
+    make_query,
+    read_rows,
+)
 from tests.seams import at, place_of
 
 ONE, OTHER = (f"{number}-0000-4000-8000-000000000000" for number in ("0" * 8, "1" * 8))
@@ -204,6 +212,51 @@ def test_versions_of_a_rescaled_store_expire_oldest_first(tmp_path, backend):
 
     assert {*range(1, 8)} <= {*printed["expired"]}
     assert not [file for version in range(1, 8) for file in deltas(query, version)]
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_versions_whose_base_was_expired_are_expired_everywhere(tmp_path, backend, capfd):
+    """Catches a healthy checkpoint that is damaged, after compact and expire, or says it may be."""
+    query = make_query(tmp_path / "query", num_batches=5, backend=backend, num_partitions=2)
+    Checkpoint(query.path).compact()
+    for number in range(7):
+        query.run({"more": number}, snapshot=number == 5 and backend == "filesystem")
+    Checkpoint(query.path).compact()
+    for number in range(3):
+        query.run({"more": number})
+    at(query.path, options=NOW).expire(2)
+
+    listed = Checkpoint(query.path).summary().versions
+    found = Checkpoint(query.path).verify(versions="all")
+    shown = Checkpoint(query.path).report().versions
+
+    assert {one.kind for one in listed} <= {"incremental", "expired"}
+    assert [one.version for one in listed if one.kind == "expired"] == [*found.expired]
+    assert (found.findings, shown) == ((), tuple(listed))
+    assert {14, 15} <= {*found.versions}
+    assert {1, 2, 3, 4} <= {*found.expired}
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("lost", "left", "is_let_go"),
+    [
+        ("5.delta", ["6.delta", "5_x.snapshot"], True),
+        ("5.delta", ["4.delta", "6.delta"], False),
+        ("4_x.snapshot", ["6.delta"], True),
+        ("5_x.snapshot", ["6.delta"], False),
+        ("5_x.snapshot", ["6.delta", "5_y.snapshot"], True),
+        ("5_x.snapshot", ["5.delta", "6.delta"], False),
+        ("5.delta", [], True),
+    ],
+)
+def test_file_is_let_go_when_later_deltas_are_all_there_is(lost, left, is_let_go):
+    """Catches a snapshot that stays, taken for a sign that older deltas should be there."""
+    names = [name.replace("x", "0" * 32).replace("y", "1" * 32) + ".arrows" for name in left]
+    version, _, kind = lost.replace("_x", "").partition(".")
+    ref = FileRef(lost, kind, int(version), None, "", 1, 1)
+
+    assert expired.is_let_go(ref, names) == is_let_go
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])

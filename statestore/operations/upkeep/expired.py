@@ -1,7 +1,9 @@
 """Which versions are gone because retention took them, and which because something broke.
 
-Retention takes the oldest versions of a store, so what is left are always its newest: a version
-that is missing before all of them was expired, one that is missing between two others was lost.
+Retention takes the oldest deltas of a store, so what is left are always its newest: a version made
+of a delta that is missing before all of them was expired, one made of a delta that is missing
+between two others is damaged. Snapshots and merged files say nothing: one may stay long after the
+delta of its version has gone.
 """
 
 from __future__ import annotations
@@ -43,12 +45,20 @@ def is_expiry(error: StateStoreError, version: int) -> bool:
     return isinstance(oldest, int) and version < oldest
 
 
-def is_before_all(ref: FileRef, names: Iterable[str]) -> bool:
-    """Return whether a file is of a version before all that its store has.
+def is_let_go(ref: FileRef, names: Iterable[str]) -> bool:
+    """Return whether a file is not there because retention took it.
 
     Args:
-        ref: Reference to the file, which is not there.
+        ref: Reference to the file.
         names: Names of the files in its directory.
     """
-    versions = [name.version for name in map(parse_state_file_name, names) if name is not None]
-    return ref.version < min(versions, default=0)
+    found = [name for name in map(parse_state_file_name, names) if name is not None]
+    oldest = min((name.version for name in found if name.kind == "delta"), default=None)
+    if oldest is None or ref.version + 1 < oldest:
+        return True
+    if ref.kind == "delta":
+        return ref.version < oldest
+    # Its version needs no delta that is left. The one after it goes on from another summary.
+    return ref.version < oldest and any(
+        name.version == ref.version and name.kind != "delta" for name in found
+    )

@@ -34,7 +34,7 @@ from statestore.operations.new_directory import (
 from statestore.operations.rows import find_states
 from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepoint
 from statestore.operations.store_state import VersionKind
-from statestore.operations.upkeep.expired import is_before_all, is_damage, is_expiry
+from statestore.operations.upkeep.expired import is_damage, is_expiry, is_let_go
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -228,16 +228,16 @@ def _missing_delta(
             names = by_directory[posixpath.dirname(path)]
             if posixpath.basename(path) in names:
                 continue
-            found = _Failure("expired", path)
-            if is_newest or not is_before_all(ref, names):
-                error = NotFoundError(
-                    "a file that the version is made of is not there",
-                    kind="file-not-found",
-                    file=path,
-                    to_fix="see what `statestore verify` finds, and go back to an older version "
-                    "with `statestore repair`",
-                )
-                return _Failure("damaged", str(error))
+            if not is_newest and is_let_go(ref, names):
+                return _Failure("expired", path)
+            error = NotFoundError(
+                "a file that the version is made of is not there",
+                kind="file-not-found",
+                file=path,
+                to_fix="see what `statestore verify` finds, and go back to an older version with "
+                "`statestore repair`",
+            )
+            found = found or _Failure("damaged", str(error))
     return found
 
 

@@ -44,8 +44,8 @@ from statestore.operations.source_logs import SOURCES, check_sources
 from statestore.operations.upkeep.expired import (
     ABOUT_THE_READER,
     DAMAGE,
-    is_before_all,
     is_expiry,
+    is_let_go,
 )
 from statestore.operations.upkeep.verification import Finding, Verification
 
@@ -292,9 +292,12 @@ class _Verifier:
         except DAMAGE as error:
             self._find(version, found.files.store, error)
 
-    def _is_before_all(self, store: StoreName, ref: FileRef) -> bool:
+    def _may_expire(self, version: int) -> bool:
+        return self._skips_expired and version < self._checkpoint.newest_version
+
+    def _is_let_go(self, store: StoreName, ref: FileRef) -> bool:
         location = self._checkpoint.location(store_of_path(store, ref.path))
-        return is_before_all(ref, (info.name for info in location.io.list(location.directory)))
+        return is_let_go(ref, (info.name for info in location.io.list(location.directory)))
 
     def verify_store(self, version: int, head: PublishedFile) -> None:
         """Verify a version of a store in one state partition."""
@@ -304,6 +307,13 @@ class _Verifier:
             for ref in (*head.trailer.files, head.ref)
             if (error := self._verify_file(store, ref)) is not None
         }
+        if self._may_expire(version) and any(
+            error.kind == "file-not-found" and self._is_let_go(store, ref)
+            for ref, error in errors.items()
+        ):
+            with self._lock:
+                self.found.expired.add(version)
+            return
         # Nothing stands for a delta: its rows would only raise the same again.
         has_deltas = all(ref.kind != "delta" for ref in errors)
         damage = None
@@ -312,14 +322,8 @@ class _Verifier:
                 self._verify_rows(head)
             except DAMAGE as error:
                 damage = error
-        for ref, found in errors.items():
-            self._find(
-                version,
-                store,
-                found,
-                is_recoverable=has_deltas and damage is None,
-                expired=found.kind == "file-not-found" and self._is_before_all(store, ref),
-            )
+        for found in errors.values():
+            self._find(version, store, found, is_recoverable=has_deltas and damage is None)
         if damage is not None and not errors:
             self._find(version, store, damage)
 
@@ -394,7 +398,7 @@ class _Verifier:
         if error.kind in ABOUT_THE_READER:
             raise error
         with self._lock:
-            if self._skips_expired and expired and version < self._checkpoint.newest_version:
+            if expired and self._may_expire(version):
                 self.found.expired.add(version)
             self.found.findings.append(
                 Finding(version, store, error.kind, str(error), is_recoverable)
