@@ -27,7 +27,7 @@ from statestore.cli.output import (
 )
 from statestore.cli.parquet_file import write_parquet
 from statestore.codec.joined_trailers import add_counts
-from statestore.core.text import format_bytes
+from statestore.core.text import format_bytes, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -157,7 +157,9 @@ def read(
     if output == "json":
         print_json({"file": to, "rows": num_rows})
     else:
-        click.echo(f"{num_rows:,} rows in {to}, {format_bytes(Path(to).stat().st_size)}")
+        click.echo(
+            f"{format_count(num_rows, 'row')} in {to}, {format_bytes(Path(to).stat().st_size)}"
+        )
 
 
 @click.command()

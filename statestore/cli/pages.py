@@ -8,6 +8,7 @@ import click
 
 from statestore.cli.output import checkpoint_argument, output_option, print_json, storage_option
 from statestore.core.clock import SystemClock
+from statestore.core.text import format_count
 
 _LOOPBACK = "127.0.0.1"
 
@@ -67,7 +68,10 @@ def report(
     if output == "json":
         print_json(asdict(facts))
         return
-    click.echo(f"{to}: version {facts.newest_version}, {len(facts.advice)} pieces of advice")
+    count = format_count(len(facts.advice), "piece of advice", "pieces of advice")
+    click.echo(f"{to}: version {facts.newest_version}, {count}")
+    if not facts.advice:
+        click.echo(facts.all_is_well)
     for advice in facts.advice:
         click.echo(f"{advice.severity}: {advice.text}")
         if advice.command:

@@ -19,6 +19,11 @@ def format_bytes(num_bytes: int) -> str:
     return f"{num_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def format_count(number: int, noun: str, plural: str | None = None) -> str:
+    """Return how many there are of what a noun names: `1 version`, `2,310 versions`."""
+    return f"1 {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"
+
+
 def format_time(epoch_ms: int) -> str:
     """Return milliseconds since the Unix epoch for people, in UTC: `2026-01-31 23:59:59Z`."""
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from statestore.core.options import StateStoreOptions
 from statestore.core.providers import SPARK_PROVIDERS
+from statestore.core.text import format_count
 from statestore.report.facts import Advice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from statestore.operations.upkeep.verification import Finding
     from statestore.report.facts import Facts, StoreFacts
 
 LARGE_ROWS = 5_000_000
@@ -30,6 +32,7 @@ HOT_SHARE = 0.5
 RETAINED_SHARE = 20
 SYNC_SHARE = 0.5
 SLOW_COMMIT_MS = 50.0
+_MOST_PLACES = 3
 FULL_SHARE = 0.9
 """Of a container's memory, above which the next large batch may have a process killed."""
 
@@ -41,23 +44,36 @@ def advise(facts: Facts) -> tuple[Advice, ...]:
 
 
 def _damage(facts: Facts) -> Iterator[Advice]:
-    unreadable = sum(not finding.is_recoverable for finding in facts.findings)
+    unreadable = [finding for finding in facts.findings if not finding.is_recoverable]
     if unreadable:
         yield Advice(
             "damage",
             "problem",
-            f"Version {facts.newest_version}, the newest, cannot be read: {unreadable} findings. "
-            "The command shows which batches would run again.",
+            f"Version {facts.newest_version}, the newest, cannot be read: "
+            f"{format_count(len(unreadable), 'finding')}. {_where(unreadable)} The command shows which batches would run again.",
             f"statestore repair {facts.uri}",
         )
     elif facts.findings:
         yield Advice(
             "damage",
             "problem",
-            f"{len(facts.findings)} files of version {facts.newest_version} are damaged, and every "
-            "row can be read all the same. A new snapshot takes their place in time.",
+            f"Version {facts.newest_version} has {format_count(len(facts.findings), 'finding')}, "
+            f"and every row can be read all the same. {_where(facts.findings)} A new snapshot takes their place in time.",
             f"statestore verify {facts.uri} --deep",
         )
+
+
+def _where(findings: Sequence[Finding]) -> str:
+    """Return in a sentence which state partitions and files some findings are of."""
+    places = []
+    for finding in findings[:_MOST_PLACES]:
+        store = finding.store
+        place = "all stores" if store is None else f"state partition {store.partition}"
+        if store is not None:
+            place += f" of store {store.name} of operator {store.operator}"
+        places.append(place if finding.file is None else f"{place}, file {finding.file}")
+    more = len(findings) - len(places)
+    return "; ".join([*places, f"and {more:,} more"] if more else places) + "."
 
 
 def _sizes(facts: Facts) -> Iterator[Advice]:

@@ -163,6 +163,7 @@ class Facts:
         stores: Of every stateful operator.
         pinned_versions: Versions that a reader holds back from retention now.
         findings: What verify found wrong with the newest version.
+        is_deep: Whether every row of the newest version was read for that.
         branch_of: What it is a branch of; None where it is none.
         savepoints, branches: Those found where it was said to look.
         advice: What to do, the most urgent first.
@@ -180,10 +181,23 @@ class Facts:
     stores: tuple[StoreFacts, ...]
     pinned_versions: tuple[int, ...]
     findings: tuple[Finding, ...]
+    is_deep: bool = False
     branch_of: BranchOrigin | None = None
     savepoints: tuple[FoundSavepoint, ...] = ()
     branches: tuple[FoundBranch, ...] = ()
     advice: tuple[Advice, ...] = ()
+
+    @property
+    def all_is_well(self) -> str:
+        """What to say where there is no advice: what was checked, and what was not."""
+        if self.newest is None:
+            return "Nothing yet: no batch is committed."
+        if self.is_deep:
+            return "Nothing: every row of the newest version was checked, and nothing stands out."
+        return (
+            "Nothing stands out. Every file of the newest version is there; its rows were not "
+            "checked: --deep does that."
+        )
 
     @property
     def newest(self) -> VersionInfo | None:

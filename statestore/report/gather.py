@@ -106,6 +106,7 @@ def _facts(
         branch_of=info.branch_of,
         pinned_versions=info.pinned_versions,
         findings=findings,
+        is_deep=deep,
     )
 
 

@@ -13,6 +13,7 @@ from statestore.checkpoint.layout import pin_name
 from statestore.cli.commands import cli
 from statestore.codec.references import FileRef
 from statestore.core.errors import InvalidArgumentError
+from statestore.core.text import format_count
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.upkeep import expired
 from statestore.operations.upkeep.verify import verify
@@ -189,6 +190,23 @@ def test_verify_of_all_versions_leaves_expired_ones_out(tmp_path, backend):
             assert not verify(checkpoint, versions=[version]).is_readable(version)
     deltas(query, 9)[0].unlink()
     assert run("verify", query.path, "--version", "all")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [(0, "file", "0 files"), (1, "file", "1 file"), (300_000, "file", "300,000 files")],
+)
+def test_count_agrees_with_its_noun(number, noun, text):
+    """Catches "1 versions", and 300000 beside 18,610."""
+    assert format_count(number, noun) == text
+
+
+def test_verify_speaks_of_one_version_and_one_finding(tmp_path):
+    """Catches "1 versions" and "1 findings" where verify says what it found."""
+    query = make_query(tmp_path / "query", num_batches=1, num_partitions=1)
+    assert "1 version, 1 file, " in Checkpoint(query.path).verify().describe()
+    deltas(query, 1)[0].unlink()
+    assert ": 1 finding\n" in Checkpoint(query.path).verify().describe()
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])

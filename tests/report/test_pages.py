@@ -189,6 +189,36 @@ def test_damage_is_shown_with_the_command_that_helps(made, tmp_path):
     ]
 
 
+def test_page_says_what_it_did_not_check(made, tmp_path):
+    """Catches a page that says that all is well of rows that nobody has read."""
+    (damaged,) = deltas(made, 2, partition=3)
+    flip(damaged)
+    page = tmp_path / "page.html"
+
+    printed = run("report", made.path, "-o", page)
+    told = json.loads(run("report", made.path, "--output", "json"))
+
+    assert (told["advice"], told["is_deep"]) == ([], False)
+    for text in (printed, page.read_text()):
+        assert "rows were not checked: --deep does that" in text
+        assert "is whole" not in text
+
+    printed = run("report", made.path, "--deep", "-o", page)
+    findings = [row for row in Cells(page.read_text()).rows["findings"] if row]
+
+    assert {row[2] for row in findings} == {"3"}
+    for text in (printed, page.read_text()):
+        assert "state partition 3 of store" in text
+        assert f"file {damaged}" in text
+        assert f"statestore repair {made.path}" in text
+
+    for number in (1, 2):
+        fresh = MadeCheckpoint(str(tmp_path / f"fresh-{number}"), tmp_path / "scratch")
+        fresh.run_batch({1: 1})
+        printed = run("report", fresh.path, "-o", page, *["--deep"] * (number - 1))
+        assert ("every row of the newest version was checked" in printed) == (number == 2)
+
+
 @pytest.fixture
 def served(made, tmp_path):
     """The address of the pages of a checkpoint and of one that is not there, and the process."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from statestore.checkpoint.layout import store_directory
 from statestore.codec.references import StoreName
-from statestore.core.text import format_bytes, format_table
+from statestore.core.text import format_bytes, format_count, format_table
 from statestore.operations.plan import Change, Plan
 
 Way = Literal["key-groups", "whole", "rehash"]
@@ -65,8 +65,10 @@ class StoreRescale:
         return "\n".join(lines)
 
     def _summary(self) -> str:
-        files = f"{self.num_files} files of {format_bytes(self.num_bytes)}"
-        parts = [files if self.num_rows is None else f"{self.num_rows} rows in {files}"]
+        files = f"{format_count(self.num_files, 'file')} of {format_bytes(self.num_bytes)}"
+        if self.num_rows is not None:
+            files = f"{format_count(self.num_rows, 'row')} in {files}"
+        parts = [files]
         if self.partition_rows is None:
             parts.append("skew unknown (--count-rows reads every row to know it)")
         elif self.skew is not None:

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from statestore.core.text import format_bytes, format_table
+from statestore.core.text import format_bytes, format_count, format_table
 from statestore.operations.in_use import exclusive_use
 from statestore.operations.plan import Change, Plan, no_report
 from statestore.operations.upkeep.store_versions import open_versions
@@ -91,7 +91,7 @@ class CompactPlan(Plan["CompactPlan"]):
         table = format_table(["store", "files", "bytes"], rows)
         return (
             f"{table}\nVersion {self.version} is written as one file a store, which stands for "
-            f"{self.num_files} files, {format_bytes(self.num_bytes)}. Versions that are committed "
+            f"{format_count(self.num_files, 'file')}, {format_bytes(self.num_bytes)}. Versions that are committed "
             "from now on are made of it."
         )
 

@@ -11,7 +11,7 @@ from statestore.checkpoint.layout import parse_state_file_name
 from statestore.checkpoint.pins import oldest_to_retain
 from statestore.checkpoint.rescale_refs import find_refs
 from statestore.core.errors import InvalidArgumentError
-from statestore.core.text import format_bytes, format_table
+from statestore.core.text import format_bytes, format_count, format_table
 from statestore.io.deferred import DeferredDeletes
 from statestore.operations.in_use import exclusive_use
 from statestore.operations.plan import Change, Plan, no_report
@@ -123,7 +123,7 @@ class ExpirePlan(Plan["ExpirePlan"]):
             for store in self.stores
         ]
         table = format_table(["store", "files", "bytes"], rows)
-        sums = f"{self.num_files} files, {format_bytes(self.num_bytes)}; {stay}"
+        sums = f"{format_count(self.num_files, 'file')}, {format_bytes(self.num_bytes)}; {stay}"
         return "\n".join([table, sums, *self._reasons()])
 
     def _reasons(self) -> list[str]:
@@ -132,10 +132,10 @@ class ExpirePlan(Plan["ExpirePlan"]):
             found = [stay for stay in self.stays if stay.reason == reason]
             if found:
                 oldest = min(stay.oldest_version for stay in found)
-                num_files = sum(stay.num_files for stay in found)
+                num_files = format_count(sum(stay.num_files for stay in found), "file")
                 size = format_bytes(sum(stay.num_bytes for stay in found))
                 lines.append(
-                    f"Versions from {oldest} on stay as well, {num_files} files, {size}: {text}."
+                    f"Versions from {oldest} on stay as well, {num_files}, {size}: {text}."
                 )
         if any(stay.reason != "pinned" and not stay.is_compact for stay in self.stays):
             uri = shlex.quote(self.checkpoint)

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.core.text import format_bytes
+from statestore.core.text import format_bytes, format_count
 
 if TYPE_CHECKING:
     from statestore.codec.references import StoreName
@@ -25,6 +25,7 @@ class Finding:
         is_recoverable: Whether all rows of the version are there all the same: in the files that a
             damaged snapshot or merged file was made of, or since only the entry of the batch after
             it is damaged.
+        file: Path of the file that is damaged or missing; None where it is not one file.
     """
 
     version: int
@@ -32,6 +33,7 @@ class Finding:
     kind: str
     problem: str
     is_recoverable: bool = False
+    file: str | None = None
 
     def describe(self) -> str:
         """Return it in a line."""
@@ -66,15 +68,16 @@ class Verification:
 
     def describe(self) -> str:
         """Return what was found, in words."""
-        rows = f", {self.num_rows:,} rows" if self.is_deep else ""
-        found = f"{len(self.findings)} findings" if self.findings else "all is well"
+        rows = f", {format_count(self.num_rows, 'row')}" if self.is_deep else ""
+        found = format_count(len(self.findings), "finding") if self.findings else "all is well"
         lines = [
             *(finding.describe() for finding in self.findings),
-            f"{len(self.versions)} versions, {self.num_files} files, "
-            f"{format_bytes(self.num_bytes)}{rows}: {found}",
+            f"{format_count(len(self.versions), 'version')}, "
+            f"{format_count(self.num_files, 'file')}, {format_bytes(self.num_bytes)}{rows}: {found}",
         ]
         if self.expired:
-            lines.append(f"{len(self.expired)} older versions were expired.")
+            were = "was" if len(self.expired) == 1 else "were"
+            lines.append(f"{format_count(len(self.expired), 'older version')} {were} expired.")
         if self.to_fix is not None:
             lines.append(f"To fix: {self.to_fix}")
         return "\n".join(lines)

@@ -401,7 +401,14 @@ class _Verifier:
             if expired and self._may_expire(version):
                 self.found.expired.add(version)
             self.found.findings.append(
-                Finding(version, store, error.kind, str(error), is_recoverable)
+                Finding(
+                    version,
+                    store,
+                    error.kind,
+                    str(error),
+                    is_recoverable,
+                    None if error.fields.get("file") is None else str(error.fields["file"]),
+                )
             )
 
 
