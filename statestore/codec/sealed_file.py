@@ -46,7 +46,9 @@ def append_trailer(path: str, trailer: Trailer) -> bytes:
             # An engine killed between sealing and publishing left an older trailer here.
             file.truncate(trailer.body_length)
             file.seek(trailer.body_length)
-        file.write(encoded)
+        left = memoryview(encoded)
+        while left:  # a disk that gets full takes a part, and refuses the next
+            left = left[file.write(left) :]
     return encoded
 
 

@@ -1,5 +1,6 @@
 """State files: what is written is read back, and no damaged byte goes unnoticed."""
 
+import resource
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +38,23 @@ ROWS = [
     for group in range(G)
     for number, op in enumerate((PUT, DELETE, MERGE))
 ]
+
+
+def test_trailer_that_does_not_fit_the_disk_is_an_error(tmp_path):
+    """Catches a version that is committed and that nobody can read: half of its trailer is there."""
+    path = tmp_path / "state"
+    length = write_stream(str(path), ROWS, G)
+    blocks = describe_stream(str(path), length, G)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (length + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            seal(path, blocks)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    seal(path, blocks)
+    StateFile(str(path)).verify()
 
 
 def seal(path, blocks, **changes):
