@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import unquote
 
 from statestore.core.clock import Clock, SystemClock
-from statestore.core.errors import (
-    InvalidArgumentError,
-    StorageError,
-)
+from statestore.core.errors import InvalidArgumentError, StateStoreError, StorageError
 from statestore.core.ids import IdSource, RandomIds
 from statestore.io.file_io import (
     FileInfo,
@@ -30,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 TEMPORARY_PREFIX = ".tmp-"
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -280,6 +278,43 @@ def named_errors(action: str, path: str, *, creates: bool = False) -> Iterator[N
         yield
     except OSError as error:
         _raise_named(error, action, path, creates=creates)
+
+
+@contextmanager
+def named_disk_errors(*directories: str) -> Iterator[None]:
+    """Turn what the local disk has against a block into an error of this package.
+
+    For a block in which libraries write files of their own, and raise errors of their own. An error
+    for another reason may be that of a caller's function, and passes.
+
+    Args:
+        directories: Where the block writes. Where an error names no file, the one that has the
+            least space left is named.
+
+    Raises:
+        StorageError: The disk is full or broken, or may not be written.
+    """
+    try:
+        yield
+    except StateStoreError:
+        raise
+    except Exception as error:
+        of_system = error if isinstance(error, OSError) else OSError(errno.ENOSPC, str(error))
+        if of_system.errno not in _OF_THE_DISK or not (of_system is error or is_disk_full(error)):
+            raise
+        path = of_system.filename
+        path = path if isinstance(path, str) else min(directories, key=_free)
+        _raise_named(of_system, "write a file", path, creates=False)
+
+
+def _free(directory: str) -> int:
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
+
+
+def is_disk_full(error: Exception) -> bool:
+    """Return whether an error of a library that gives its text alone says that a disk is full."""
+    return any(reason in str(error) for reason in ("No space left", "Disk quota"))
 
 
 def _raise_named(error: OSError, action: str, path: str, *, creates: bool) -> NoReturn:

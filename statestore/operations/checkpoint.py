@@ -30,6 +30,7 @@ from statestore.core.errors import (
 )
 from statestore.core.providers import PROVIDERS
 from statestore.io.guarded import Guard
+from statestore.io.local import named_disk_errors
 from statestore.io.storage import absolute_uri
 from statestore.operations.new_directory import (
     check_finished,
@@ -65,7 +66,7 @@ def open_checkpoint(place: Place, below: str | None = None) -> Iterator[OpenChec
             and not finished (kind unfinished-operation).
         InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
         CorruptionError: It is a savepoint with a placement, or as `read_placement`.
-        IncompatibleError, StorageError: As `read_placement`.
+        IncompatibleError, StorageError: As `read_placement`; or the local disk failed in the block.
     """
     with tempfile.TemporaryDirectory(
         prefix="statestore-operation-", dir=below
@@ -100,7 +101,8 @@ def open_checkpoint(place: Place, below: str | None = None) -> Iterator[OpenChec
                 missing=checkpoint.offsets.directory,
                 to_fix="name the directory that the query has as its checkpointLocation",
             )
-        yield checkpoint
+        with named_disk_errors(scratch_directory):
+            yield checkpoint
 
 
 @dataclass(frozen=True)

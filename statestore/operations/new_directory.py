@@ -30,7 +30,12 @@ from statestore.core.errors import (
 )
 from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.version import WRITER
-from statestore.io.local import TEMPORARY_PREFIX, LocalFileIO, named_errors
+from statestore.io.local import (
+    TEMPORARY_PREFIX,
+    LocalFileIO,
+    named_disk_errors,
+    named_errors,
+)
 from statestore.io.storage import absolute_uri, is_within
 
 if TYPE_CHECKING:
@@ -280,7 +285,8 @@ def begin_directory(place: Place, operation: str, source: str) -> Iterator[NewDi
         Path(scratch).mkdir()
         begun = NewDirectory(uri, io, path, mark, scratch, clock, ids)
         try:
-            yield begun
+            with named_disk_errors(scratch, work):
+                yield begun
         except Exception as error:
             begun.raise_if_lost(error)
             raise

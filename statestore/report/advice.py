@@ -50,7 +50,8 @@ def _damage(facts: Facts) -> Iterator[Advice]:
             "damage",
             "problem",
             f"Version {facts.newest_version}, the newest, cannot be read: "
-            f"{format_count(len(unreadable), 'finding')}. {_where(unreadable)} The command shows which batches would run again.",
+            f"{format_count(len(unreadable), 'finding')}. {_where(unreadable)} "
+            "The command shows which batches would run again.",
             f"statestore repair {facts.uri}",
         )
     elif facts.findings:
@@ -58,7 +59,8 @@ def _damage(facts: Facts) -> Iterator[Advice]:
             "damage",
             "problem",
             f"Version {facts.newest_version} has {format_count(len(facts.findings), 'finding')}, "
-            f"and every row can be read all the same. {_where(facts.findings)} A new snapshot takes their place in time.",
+            f"and every row can be read all the same. {_where(facts.findings)} "
+            "A new snapshot takes their place in time.",
             f"statestore verify {facts.uri} --deep",
         )
 

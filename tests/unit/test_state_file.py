@@ -41,7 +41,7 @@ ROWS = [
 
 
 def test_trailer_that_does_not_fit_the_disk_is_an_error(tmp_path):
-    """Catches a version that is committed and that nobody can read: half of its trailer is there."""
+    """Catches a version that is committed and nobody can read: half its trailer is there."""
     path = tmp_path / "state"
     length = write_stream(str(path), ROWS, G)
     blocks = describe_stream(str(path), length, G)

@@ -28,6 +28,7 @@ from rocksdict import Checkpoint, DbClosedError, IngestExternalFileOptions, Rdic
 from statestore.backends.database_rows import all_rows
 from statestore.codec.references import VersionRef
 from statestore.core.errors import StorageError
+from statestore.io.local import is_disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -373,7 +374,7 @@ def local_errors(action: str, path: str) -> Iterator[None]:
 
 
 def _named(error: Exception, action: str, path: str) -> StorageError:
-    is_full = "No space left" in str(error) or "Disk quota" in str(error)
+    is_full = is_disk_full(error)
     return StorageError(
         f"cannot {action}" + (": no space left" if is_full else ""),
         kind="storage-full" if is_full else "storage",

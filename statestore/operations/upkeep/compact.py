@@ -91,8 +91,8 @@ class CompactPlan(Plan["CompactPlan"]):
         table = format_table(["store", "files", "bytes"], rows)
         return (
             f"{table}\nVersion {self.version} is written as one file a store, which stands for "
-            f"{format_count(self.num_files, 'file')}, {format_bytes(self.num_bytes)}. Versions that are committed "
-            "from now on are made of it."
+            f"{format_count(self.num_files, 'file')}, {format_bytes(self.num_bytes)}. "
+            "Versions that are committed from now on are made of it."
         )
 
     def fields(self) -> dict[str, Any]:

@@ -73,7 +73,8 @@ class Verification:
         lines = [
             *(finding.describe() for finding in self.findings),
             f"{format_count(len(self.versions), 'version')}, "
-            f"{format_count(self.num_files, 'file')}, {format_bytes(self.num_bytes)}{rows}: {found}",
+            f"{format_count(self.num_files, 'file')}, {format_bytes(self.num_bytes)}{rows}: "
+            f"{found}",
         ]
         if self.expired:
             were = "was" if len(self.expired) == 1 else "were"

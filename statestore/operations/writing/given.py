@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from statestore.codec.byte_ranges import fixed_width, unpack
 from statestore.core.errors import InvalidArgumentError, StateStoreError
+from statestore.io.local import is_disk_full
 from statestore.operations.database import open_database
 from statestore.operations.reading.names import paths_of
 from statestore.operations.writing.columns import SIDES, FamilyColumns, decide_family
@@ -225,6 +226,8 @@ class _Sql(GivenRows):
             raise self._refused(error, schema) from error
 
     def _refused(self, error: Exception, schema: pa.Schema) -> InvalidArgumentError:
+        if is_disk_full(error):
+            raise error
         return InvalidArgumentError(
             "the SQL cannot be run",
             sql=self.sql,
