@@ -91,6 +91,18 @@ class _Group(click.Group):
         command: click.Command = getattr(import_module(module), name or cmd_name)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # Click cuts what a command does off after some words.
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, " ".join((command.help or "").partition("\n\n")[0].split()))
+                    for name, command in commands.items()
+                    if command is not None and not command.hidden
+                ]
+            )
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with _cleaned_up_when_terminated():
@@ -112,7 +124,8 @@ def _singular(name: str) -> str:
         "token_normalize_func": _singular,
     },
     epilog="A message begins with its kind in brackets: statestore explain KIND says what it "
-    "means, whether anything is lost, and what to do.\n\n"
+    "means, whether anything is lost, and what to do; statestore explain options describes every "
+    "option of a query.\n\n"
     "Commands and options may be written in singular or plural. The shell completes them "
     'after: eval "$(_STATESTORE_COMPLETE=bash_source statestore)", or zsh_source, fish_source.',
 )

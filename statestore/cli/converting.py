@@ -21,7 +21,11 @@ from statestore.core.providers import PROVIDERS, TARGETS
 @checkpoint_argument()
 @checkpoint_argument("new")
 @click.option(
-    "--to", type=click.Choice(list(TARGETS)), required=True, help="Provider of the new checkpoint."
+    "--to",
+    type=click.Choice(list(TARGETS)),
+    metavar=f"[{'|'.join(TARGETS)}]",
+    required=True,
+    help="Provider of the new checkpoint.",
 )
 @click.option(
     "--session-conf",

@@ -10,14 +10,18 @@ import click
 from statestore.core.errors import NotFoundError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_PLACES = (_PACKAGE / "cli" / "errors", _PACKAGE.parent / "docs" / "errors")
-"""Where pages are: in a wheel, in a checkout."""
+_PLACES = (_PACKAGE / "cli" / "documents", _PACKAGE.parent / "docs")
+"""Where documents are: in a wheel, in a checkout."""
+
+
+def _find(name: str) -> Path:
+    return next(path for place in _PLACES if (path := place / name).exists())
 
 
 def find_pages() -> dict[str, Path]:
     """Return the page of every kind of error, a Markdown file, by its kind."""
-    directory = next(place for place in _PLACES if place.is_dir())
-    return {page.stem: page for page in sorted(directory.glob("*.md")) if page.stem != "README"}
+    pages = sorted(_find("errors").glob("*.md"))
+    return {page.stem: page for page in pages if page.stem != "README"}
 
 
 @click.command()
@@ -25,14 +29,19 @@ def find_pages() -> dict[str, Path]:
 def explain(kind: str | None) -> None:
     """Print what a message means: the page of its kind, which it names in brackets.
 
-    Without KIND, the names of all kinds. Needs no network.
+    Without KIND, the names of all kinds. The word options in its place prints the page about the
+    options of a query. Needs no network.
 
     \b
     Examples:
       statestore explain
       statestore explain version-not-found
+      statestore explain options
     """  # noqa: D301 (click reads the backspace)
     pages = find_pages()
+    if kind in ("option", "options"):
+        click.echo(_find("configuration.md").read_text(), nl=False)
+        return
     if kind is None:
         click.echo("\n".join(pages))
         return

@@ -24,10 +24,11 @@ from statestore.cli.output import (
     progress,
     storage_option,
     table,
+    to_json,
 )
 from statestore.cli.parquet_file import write_parquet
 from statestore.codec.joined_trailers import add_counts
-from statestore.core.text import format_bytes, format_count
+from statestore.core.text import escape_controls, format_bytes, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -318,7 +319,7 @@ def _print_rows(batches: Iterator[pa.RecordBatch], limit: int, output: str) -> N
     shown = list(islice(found, min(limit, sys.maxsize))) if limit else list(found)
     more = next(found, None) is not None
     if output == "json":
-        print_json({"rows": [_plain(row) for row in shown], "more": more})
+        print_json({"rows": shown, "more": more})
         return
     cells = [[_cell(row[column]) for column in columns] for row in shown]
     console().print(table(columns, cells))
@@ -328,16 +329,7 @@ def _print_rows(batches: Iterator[pa.RecordBatch], limit: int, output: str) -> N
 
 def _cell(value: Any) -> object:
     if isinstance(value, dict | list | tuple):
-        return json.dumps(_plain(value), default=str, ensure_ascii=False)
-    return value
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: bytes as hex, the pairs of a map as pairs."""
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return to_json(value, ensure_ascii=False)
     return value.hex() if isinstance(value, bytes) else value
 
 
@@ -367,7 +359,7 @@ def _print_stores(stores: Iterable[StoreDescription], output: str) -> None:
         rows = add_counts(store.num_keys.values())
         title = f"operator {store.operator} {store.operator_name}, store {store.name}"
         out.print(
-            Text(title, style="bold"),
+            Text(escape_controls(title), style="bold"),
             f"{'rows not counted yet' if rows is None else f'{rows:,} rows'} in "
             f"{len(store.num_keys)} of {store.num_partitions} state partitions, "
             f"{store.max_parallelism:,} key groups"
@@ -377,9 +369,10 @@ def _print_stores(stores: Iterable[StoreDescription], output: str) -> None:
         for family in store.column_families:
             kind = f"{family.encoder} keys" + (", multi-value" if family.multi_values else "")
             kind += ", entries expire" if family.has_ttl else ""
-            out.print(f"  {_VARIABLES.get(family.variable, 'column family')} {family.name}: {kind}")
-            out.print(f"    key    {family.key}")
-            out.print(f"    value  {family.value}")
+            name = escape_controls(family.name)
+            out.print(f"  {_VARIABLES.get(family.variable, 'column family')} {name}: {kind}")
+            out.print(f"    key    {escape_controls(str(family.key))}")
+            out.print(f"    value  {escape_controls(str(family.value))}")
 
 
 __all__ = ["diff", "inspect", "read"]

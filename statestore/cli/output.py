@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +23,7 @@ from rich.table import Table
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.options import StateStoreOptions
-from statestore.core.text import format_cell, is_numeric
+from statestore.core.text import escape_controls, format_cell, is_numeric
 from statestore.io.hadoop_process import HADOOP_PREFIXES
 
 if TYPE_CHECKING:
@@ -88,15 +89,15 @@ def _parse_storage_options(
     return options
 
 
-def parse_settings(option: str, given: Iterable[str]) -> dict[str, str]:
-    """Return settings of the form KEY=VALUE that an option was given with.
+def parse_settings(option: str, given: Iterable[str], form: str = "KEY=VALUE") -> dict[str, str]:
+    """Return settings of the form KEY=VALUE that an option was given with; `form` says which.
 
     Raises:
         click.UsageError: One is of another form.
     """
     for setting in given:
         if "=" not in setting:
-            raise click.UsageError(f"{option} takes KEY=VALUE, not {setting!r}")
+            raise click.UsageError(f"{option} takes {form}, not {setting!r}")
     return dict(setting.split("=", 1) for setting in given)
 
 
@@ -148,7 +149,22 @@ def print_json(fields: dict[str, Any]) -> None:
     Args:
         fields: As docs/cli.md describes those of the command.
     """
-    click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **fields}, default=str))
+    click.echo(to_json({"schema_version": SCHEMA_VERSION, **fields}))
+
+
+def to_json(value: Any, *, ensure_ascii: bool = True) -> str:
+    """Return a value as JSON; what JSON does not have is text: bytes in hex, NaN and Infinity."""
+    return json.dumps(_plain(value), default=str, ensure_ascii=ensure_ascii, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def table(columns: list[str], rows: list[list[object]]) -> Table:
@@ -156,7 +172,7 @@ def table(columns: list[str], rows: list[list[object]]) -> Table:
     made = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
         numeric = is_numeric([row[index] for row in rows])
-        made.add_column(column, justify="right" if numeric else "left")
+        made.add_column(escape_controls(column), justify="right" if numeric else "left")
     for row in rows:
         made.add_row(*map(format_cell, row))
     return made

@@ -73,7 +73,10 @@ def list_command(
         variables = f", state variables {names}" if names else ""
         click.echo(f"operator {operator.id}: {operator.name}, stores {stores}{variables}")
     if info.uncommitted_batch is not None:
-        click.echo(f"batch {info.uncommitted_batch} is planned and not committed: it runs again")
+        is_running = (
+            "is running" if info.is_running else "is planned and not committed: it runs again"
+        )
+        click.echo(f"batch {info.uncommitted_batch} {is_running}")
     columns = ["version", "batch", "kind", "partitions", "rows", "added", "full", "snapshots",
                "committed", "took"]  # fmt: skip
     rows: list[list[object]] = [

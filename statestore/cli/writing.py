@@ -91,7 +91,7 @@ def transform(
 
 def _queries(given: tuple[str, ...]) -> dict[int, Any]:
     found: dict[int, Any] = {}
-    for place, sql in parse_settings("--sql", given).items():
+    for place, sql in parse_settings("--sql", given, "OPERATOR[/NAME]=SELECT").items():
         operator, _, name = place.partition("/")
         if not operator.isdecimal():
             raise click.UsageError(f"--sql takes OPERATOR=SELECT, a number before =, not {place!r}")

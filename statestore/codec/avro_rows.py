@@ -2,7 +2,7 @@
 
 A record of the fields of a struct. A field may be null, as may a struct, array or map anywhere; any
 other element of an array or value of a map may not. Source: Spark's
-SchemaConverters.toAvroTypeWithDefaults, releases 4.0 to 4.3.
+SchemaConverters.toAvroTypeWithDefaults, releases 4.0 to 4.3, which takes no interval and no TIME.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def _avro(kind: SparkType, name: str) -> Any:
         return {"type": "fixed", "name": name, "size": fixed_bytes(kind), **number}
     if kind.kind not in _NAMES:
         raise IncompatibleError(
-            "a column is of a data type that Avro has not got",
+            "a column is of a data type that Spark writes no Avro of",
             type=str(kind.arrow),
-            to_fix="read the state with Spark's state reader",
+            to_fix="see that the schema files in the checkpoint are those of this state",
         )
     return _NAMES[kind.kind]
 

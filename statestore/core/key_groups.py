@@ -170,8 +170,15 @@ def check_range(name: str, value: int) -> None:
     """Check a number of key groups or state partitions.
 
     Raises:
-        InvalidArgumentError: It is not in 1 to 32768.
+        InvalidArgumentError: It is no whole number, or not in 1 to 32768.
     """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidArgumentError(
+            f"{name.replace('_', ' ')} is not a whole number",
+            name=name,
+            value=value,
+            to_fix=f"give a number from 1 to {MAX_PARALLELISM_LIMIT}, without quotation marks",
+        )
     if not 1 <= value <= MAX_PARALLELISM_LIMIT:
         raise InvalidArgumentError(
             f"{name.replace('_', ' ')} is out of range",

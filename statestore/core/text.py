@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -24,9 +25,23 @@ def format_count(number: int, noun: str, plural: str | None = None) -> str:
     return f"1 {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"
 
 
+def to_time(epoch_ms: int) -> datetime:
+    """Return milliseconds since the Unix epoch as a time in UTC."""
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC)
+
+
 def format_time(epoch_ms: int) -> str:
     """Return milliseconds since the Unix epoch for people, in UTC: `2026-01-31 23:59:59Z`."""
-    return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return to_time(epoch_ms).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Characters that a terminal obeys, or that turn the text around them."""
+
+
+def escape_controls(text: str) -> str:
+    """Return a text that a terminal shows and does not obey: control characters by their code."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def format_count(number: int, noun: str) -> str:
@@ -43,14 +58,17 @@ def printable(text: str) -> str:
 
 
 def format_cell(value: object) -> str:
-    """Return a value as a cell of a table: `-` for none, `yes` and `no`, numbers with commas."""
+    """Return a value as a cell of a table: `-` for none, `yes` and `no`, numbers with commas.
+
+    Control characters are escaped.
+    """
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return str(value)
+    return escape_controls(str(value))
 
 
 def is_numeric(values: Sequence[object]) -> bool:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from statestore.io.place import Place
 
 MAX_REQUESTS_AT_ONCE = 32
+_MOST_LOOKED_AT = 50
+"""Directories in which a checkpoint is looked for, where the one that was named is none."""
 
 
 @contextmanager
@@ -94,15 +97,26 @@ def open_checkpoint(place: Place, below: str | None = None) -> Iterator[OpenChec
             state_root = f"{storage}/{placement.id}"
         checkpoint = OpenCheckpoint(uri, io, path, place, state_io, state_root, scratch_directory)
         if checkpoint.newest_planned is None:
+            found = _checkpoints_below(io, path)
+            named = {"below": ", ".join(found)} if found else {}
             raise NotFoundError(
                 "there is no checkpoint of a streaming query",
                 kind="checkpoint-not-found",
                 checkpoint=uri,
                 missing=checkpoint.offsets.directory,
-                to_fix="name the directory that the query has as its checkpointLocation",
+                to_fix="name one of the checkpoints below it"
+                if found
+                else "name the directory that the query has as its checkpointLocation",
+                **named,
             )
         with named_disk_errors(scratch_directory):
             yield checkpoint
+
+
+def _checkpoints_below(io: TreeFileIO, path: str) -> list[str]:
+    """Return the names of the first checkpoints that lie directly in a directory."""
+    children = islice(sorted(io.list_directories(path)), _MOST_LOOKED_AT)
+    return [name for name in children if "offsets" in io.list_directories(f"{path}/{name}")]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from statestore.checkpoint.layout import parse_lease_name
 from statestore.checkpoint.lease import INTERVALS, Holder, Lease, Leases
 from statestore.checkpoint.lease_watch import await_end
 from statestore.checkpoint.query_log import QueryLog
@@ -175,6 +176,27 @@ def require_not_in_use(checkpoint: OpenCheckpoint) -> None:
     await_end(leases, leases.list(), 0, checkpoint.path, checkpoint.clock)
 
 
+def is_query_running(checkpoint: OpenCheckpoint) -> bool:
+    """Return whether a query holds a lease on a checkpoint, at a glance; nobody is waited for.
+
+    Never of a query over Spark's own providers, which has none. A query on another machine that
+    died a moment ago still counts, until its lease has expired.
+
+    Raises:
+        CorruptionError, StorageError: A lease cannot be read; the storage failed.
+    """
+    leases = Leases(checkpoint.io, checkpoint.state_directory)
+    now_ms = checkpoint.clock.now_ms()
+    for name, info in leases.list().items():
+        found = leases.read(name) if parse_lease_name(name) == "query" else None
+        if found is not None:
+            state = found.holder.process.state()
+            is_fresh = not found.has_expired(now_ms - info.modified_ms)
+            if state == "alive" or (state == "unknown" and is_fresh):
+                return True
+    return False
+
+
 @contextmanager
 def require_same_batches(checkpoint: OpenCheckpoint) -> Iterator[None]:
     """Raise after a block if a batch was planned or committed since the checkpoint was first asked.
@@ -199,10 +221,10 @@ def _require_batches(
         found = QueryLog(log.io, log.checkpoint, log.name).newest()
         if found != newest:
             raise InUseError(
-                "a query has written the checkpoint since it was opened",
+                "a query or an operation has written the checkpoint since it was opened",
                 checkpoint=checkpoint.path,
                 known_by=f"a new entry in its log {log.name}",
                 batch_then=newest,
                 batch_now=found,
-                to_fix="stop the query and try again",
+                to_fix="stop the query, where one runs, and try again",
             )

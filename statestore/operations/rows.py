@@ -136,6 +136,14 @@ def check_committed(checkpoint: OpenCheckpoint, version: int) -> None:
     Raises:
         NotFoundError: It was not.
     """
+    if not checkpoint.newest_version:
+        raise NotFoundError(
+            "no batch of the query is committed yet",
+            kind="version-not-found",
+            checkpoint=checkpoint.uri,
+            planned_batch=checkpoint.newest_planned,
+            to_fix="wait until the query has ended its first batch; when it is stopped, start it",
+        )
     if version not in range(1, checkpoint.newest_version + 1):
         raise NotFoundError(
             "the version is not committed",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from statestore.core.text import format_count
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -167,6 +169,7 @@ class Facts:
         branch_of: What it is a branch of; None where it is none.
         savepoints, branches: Those found where it was said to look.
         advice: What to do, the most urgent first.
+        is_running: As `CheckpointInfo`.
     """
 
     schema_version: int
@@ -186,6 +189,15 @@ class Facts:
     savepoints: tuple[FoundSavepoint, ...] = ()
     branches: tuple[FoundBranch, ...] = ()
     advice: tuple[Advice, ...] = ()
+    is_running: bool = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<Facts of {self.uri}: newest version {self.newest_version}, "
+            f"{format_count(len(self.versions), 'version')}, "
+            f"{format_count(len(self.findings), 'finding')}, "
+            f"{format_count(len(self.advice), 'piece of advice', 'pieces of advice')}>"
+        )
 
     @property
     def all_is_well(self) -> str:

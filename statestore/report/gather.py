@@ -107,6 +107,7 @@ def _facts(
         pinned_versions=info.pinned_versions,
         findings=findings,
         is_deep=deep,
+        is_running=info.is_running,
     )
 
 

@@ -88,7 +88,9 @@ def make_application(
     looked = [_Looked(partial(look, uri), clock) for uri in checkpoints]
 
     def is_allowed(request: Request) -> bool:
-        return secrets.compare_digest(request.query_params.get("token", ""), token)
+        return secrets.compare_digest(
+            request.query_params.get("token", "").encode(errors="replace"), token.encode()
+        )
 
     def answer(request: Request, make: Callable[[], str]) -> Response:
         if not is_allowed(request):

@@ -96,7 +96,8 @@ def test_wheel_holds_the_jar_and_nothing_but_the_package(wheel: Path) -> None:
     assert wheel.name == f"statestore-{__version__}-py3-none-any.whl"
     assert jars_of(names) == [build_jar().name]
     assert "statestore/py.typed" in names
-    assert "statestore/cli/errors/corruption.md" in names
+    assert "statestore/cli/documents/errors/corruption.md" in names
+    assert "statestore/cli/documents/configuration.md" in names
     assert {name.split("/")[0] for name in names} == {
         "statestore",
         f"statestore-{__version__}.dist-info",

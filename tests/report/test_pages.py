@@ -241,7 +241,7 @@ def test_pages_are_served_to_who_has_the_token_as_they_are_now(served, made):
     root, token = address.split("?token=")
 
     assert root.startswith("http://127.0.0.1:")
-    for refused in (root, f"{root}?token=x{token}", f"{root}checkpoints/0"):
+    for refused in (root, f"{root}?token=x{token}", f"{root}?token=%C3%A9", f"{root}checkpoints/0"):
         with pytest.raises(urllib.error.HTTPError, match="403"):
             get(refused)
     index = get(address)

@@ -113,6 +113,8 @@ def describe(
         NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
             `read_batches`.
     """
+    if checkpoint.newest_version:
+        checkpoint.require_metadata(checkpoint.newest_version)
     return tuple(
         _describe(operator, states)
         for operator in checkpoint.operators

@@ -104,6 +104,8 @@ class RescalePlan(Plan["RescalePlan"]):
             own repartition, which refuses other providers after that.
         is_done: Whether the checkpoint has that number of state partitions already, so that there
             is nothing to do.
+        is_running: Whether the query ran when the plan was made: it has to be stopped first, and
+            the numbers are those of its newest committed version.
         stores: What is done with each store.
     """
 
@@ -114,6 +116,7 @@ class RescalePlan(Plan["RescalePlan"]):
     num_partitions: int
     is_begun: bool
     is_done: bool
+    is_running: bool
     stores: tuple[StoreRescale, ...]
 
     @property
@@ -147,6 +150,11 @@ class RescalePlan(Plan["RescalePlan"]):
         if self.is_begun:
             lines.append(
                 "It was begun before, by a rescale or by Spark's own repartition: to finish it."
+            )
+        if self.is_running:
+            lines.append(
+                "The query is running: stop it first. The numbers are those of its newest "
+                "committed version."
             )
         return "\n\n".join(["\n".join(lines), *(store.describe() for store in self.stores)])
 

@@ -27,7 +27,7 @@ from statestore.codec.rows import to_numpy
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
-from statestore.operations.in_use import ExclusiveUse, exclusive_use
+from statestore.operations.in_use import ExclusiveUse, exclusive_use, is_query_running
 from statestore.operations.plan import no_report
 from statestore.operations.rehashing import rehash, rehash_effort, rehash_store
 from statestore.operations.rescale.plan import RescalePlan, StoreRescale, UndoPlan, Way
@@ -77,7 +77,8 @@ def plan_rescale(
             driver-lost).
         CorruptionError, FencedError, StorageError: A file cannot be read.
     """
-    return _Rescale(checkpoint, num_partitions).plan(count_rows=count_rows)
+    rescale = _Rescale(checkpoint, num_partitions, is_running=is_query_running(checkpoint))
+    return rescale.plan(count_rows=count_rows)
 
 
 def rescale(
@@ -159,14 +160,19 @@ class _StoreChange:
 
 
 class _Rescale:
-    """One rescale of an open checkpoint."""
+    """One rescale of an open checkpoint; of one whose query runs only the plan."""
 
-    def __init__(self, checkpoint: OpenCheckpoint, num_partitions: int) -> None:
+    def __init__(
+        self, checkpoint: OpenCheckpoint, num_partitions: int, *, is_running: bool = False
+    ) -> None:
         self._checkpoint = checkpoint
         self._num_partitions = num_partitions
+        self._is_running = is_running
         check_range("num_partitions", num_partitions)
         self._backend = checkpoint.backend
-        found = find_rescale_batch(checkpoint)
+        # The batch that a running query is at is none of a rescale's.
+        is_at_batch = is_running and checkpoint.newest_version in checkpoint.planned_batches
+        found = None if is_at_batch else find_rescale_batch(checkpoint)
         check_rescalable(checkpoint)
         self._begun = None if found is None or found.is_committed else found
         if self._begun is not None and self._begun.num_partitions != num_partitions:
@@ -206,6 +212,7 @@ class _Rescale:
             num_partitions=self._num_partitions,
             is_begun=self._begun is not None,
             is_done=self._is_done,
+            is_running=self._is_running,
             stores=tuple(stores),
         )
 

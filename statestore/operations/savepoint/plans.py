@@ -108,7 +108,10 @@ class RestorePlan(Plan[Any]):
                 ("query ID", self.query_id or "new"),
                 ("backend", self.backend),
                 ("state partitions", self.num_partitions),
-                *((f"operator {old}", new) for old, new in self.operators.items()),
+                *(
+                    (f"operator {old}", "keeps its number" if new == old else f"becomes {new}")
+                    for old, new in self.operators.items()
+                ),
                 *((f"operator {old}", "dropped") for old in self.dropped_operators),
                 *(
                     (f"new operator {new}", f"{name}, empty")

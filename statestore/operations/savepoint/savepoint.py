@@ -28,7 +28,7 @@ from statestore.core.errors import (
 from statestore.core.json_fields import Fields, MalformedError, to_text
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.core.providers import PROVIDERS
-from statestore.core.text import format_bytes, format_fields
+from statestore.core.text import format_bytes, format_fields, to_time
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import (
     copy_spark_files,
@@ -49,6 +49,8 @@ from statestore.operations.plan import no_report
 from statestore.operations.savepoint.plans import SavepointForm, SavepointPlan
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import StoreName
     from statestore.core.options import StateStoreOptions
@@ -100,6 +102,11 @@ class SavepointInfo:
     num_rows: int | None
     state_bytes: int
     operators: tuple[str, ...]
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was taken, as a time in UTC."""
+        return to_time(self.created_ms)
 
     def fields_for_people(self) -> list[tuple[str, object]]:
         """Return its attributes in words."""

@@ -24,8 +24,10 @@ from statestore.core.errors import (
     StateStoreError,
 )
 from statestore.core.providers import SPARK_PROVIDERS
+from statestore.core.text import format_bytes, to_time
 from statestore.io.storage import absolute_uri
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint
+from statestore.operations.in_use import is_query_running
 from statestore.operations.new_directory import (
     BranchOrigin,
     read_branch_origin,
@@ -38,6 +40,7 @@ from statestore.operations.upkeep.expired import is_damage, is_expiry, is_let_go
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from datetime import datetime
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.operator_metadata import OperatorInfo
@@ -82,6 +85,11 @@ class VersionInfo:
     commit: CommitTimes | None
     problem: str | None
 
+    @property
+    def committed_at(self) -> datetime | None:
+        """When its batch was committed, as a time in UTC; None where nobody knows."""
+        return None if self.committed_ms is None else to_time(self.committed_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
@@ -101,12 +109,15 @@ class CheckpointInfo:
         num_partitions: State partitions of the newest version.
         operators: The stateful operators.
         newest_version: Newest committed version, 0 when there is none.
-        uncommitted_batch: Batch that was planned and not committed; it runs again first.
+        uncommitted_batch: Batch that was planned and not committed: of a query that runs the one it
+            is at, else it runs again first.
         stored_bytes: Bytes of all state files there are, whoever needs them; of the heap backend
             those in the directories of the newest version.
         pinned_versions: Versions that a reader holds back from retention now, oldest first.
         versions: Newest first.
         branch_of: What it is a branch of; None where it is none.
+        is_running: Whether a query holds a lease on it; of Spark's own providers nobody knows, and
+            it is false.
     """
 
     uri: str
@@ -119,6 +130,14 @@ class CheckpointInfo:
     pinned_versions: tuple[int, ...]
     versions: tuple[VersionInfo, ...]
     branch_of: BranchOrigin | None = None
+    is_running: bool = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<CheckpointInfo {self.uri}: {self.backend} backend, {self.num_partitions} state "
+            f"partitions, newest version {self.newest_version}, "
+            f"{format_bytes(self.stored_bytes)} of state files>"
+        )
 
 
 def list_versions(
@@ -188,6 +207,7 @@ def survey(
             pinned_versions=tuple(sorted(pins)),
             versions=tuple(versions),
             branch_of=read_branch_origin(checkpoint.io, checkpoint.path),
+            is_running=is_query_running(checkpoint),
         ),
         stores,
     )

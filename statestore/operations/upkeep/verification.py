@@ -38,7 +38,8 @@ class Finding:
     def describe(self) -> str:
         """Return it in a line."""
         note = " (recoverable: every row can be read)" if self.is_recoverable else ""
-        return f"version {self.version}, store {self.store}{note}: {self.problem}"
+        of = "all stores" if self.store is None else f"store {self.store}"
+        return f"version {self.version}, {of}{note}: {self.problem}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,198 @@
+"""What commands say: nothing that a terminal obeys, JSON that everything reads, whole sentences."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+import statestore
+from statestore import Checkpoint, StateStoreError
+from statestore.checkpoint.lease import Holder, Lease
+from statestore.cli.commands import cli
+from statestore.cli.inspecting import _print_rows
+from statestore.core.clock import SystemClock
+from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.core.ids import RandomIds
+from statestore.core.process import find_process
+from statestore.io.local import LocalFileIO
+from statestore.operations.upkeep.verification import Finding
+from statestore.testing.checkpoints import MadeCheckpoint
+from tests.operations.checkpoints import make_query
+
+
+def run(*arguments):
+    """A command's exit status and what it prints."""
+    result = CliRunner().invoke(cli, [*map(str, arguments)])
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A checkpoint of two versions."""
+    (tmp_path / "scratch").mkdir()
+    checkpoint = MadeCheckpoint(str(tmp_path / "parent" / "query"), tmp_path / "scratch")
+    for batch in range(2):
+        checkpoint.run_batch({1: batch, 2: batch})
+    return checkpoint
+
+
+@pytest.fixture
+def running(made):
+    """The same while its query runs a batch."""
+    Path(made.path, "offsets", "2").write_text(Path(made.path, "offsets", "1").read_text())
+    holder = Holder(find_process(), application="app-1", run="run-1")
+    root = f"{made.path}/state"
+    lease = Lease(LocalFileIO(), root, RandomIds().new_id(), holder, 10_000, SystemClock())
+    lease.take()
+    yield made
+    lease.drop()
+
+
+def test_plan_of_a_rescale_is_shown_while_the_query_runs(running):
+    """Catches a plan, which reads only, that wants the query stopped."""
+    code, shown = run("rescale", running.path, "--num-partitions", "8")
+
+    assert code == 0, shown
+    assert "The query is running: stop it first." in shown
+    plan = Checkpoint(running.path).plan_rescale(3)
+    assert (plan.is_running, plan.batch) == (True, 2)
+    for operation in (plan.run, lambda: Checkpoint(running.path).rescale(3)):
+        with pytest.raises(StateStoreError, match="a query is writing the checkpoint"):
+            operation()
+
+
+@pytest.mark.parametrize("plan", ["plan_expire", "plan_compact", "plan_repair"])
+def test_plans_of_upkeep_are_shown_while_the_query_runs(running, plan):
+    """Catches a plan, which reads only, that wants the query stopped."""
+    assert getattr(Checkpoint(running.path), plan)().describe()
+
+
+def test_batch_under_way_is_told_from_one_that_runs_again(running, tmp_path):
+    """Catches a running batch that is said to run again."""
+    assert "batch 2 is running" in run("list", running.path)[1]
+    page = tmp_path / "page.html"
+    run("report", running.path, "-o", page)
+    assert "is running" in page.read_text()
+
+    for lease in Path(running.path).rglob("query-*.json"):
+        lease.unlink()
+    assert "batch 2 is planned and not committed: it runs again" in run("list", running.path)[1]
+
+
+def test_number_of_state_partitions_that_is_text_is_refused(made):
+    """Catches a bare TypeError."""
+    for wrong in ("8", 8.0, True, None):
+        with pytest.raises(InvalidArgumentError, match="is not a whole number"):
+            Checkpoint(made.path).plan_rescale(wrong)
+
+
+def test_checkpoints_below_a_directory_are_named(made):
+    """Catches a user who named the parent, and is told only that there is nothing."""
+    code, shown = run("list", Path(made.path).parent)
+
+    assert code == 1
+    assert "below='query'" in shown
+    assert "name one of the checkpoints below it" in shown
+
+
+def test_first_batch_that_is_not_committed_is_said_so(tmp_path):
+    """Catches "ask for a version from 1 to the newest" where the newest is 0."""
+    query = make_query(tmp_path / "query", num_batches=0)
+    query.plan()
+
+    with pytest.raises(NotFoundError, match="no batch of the query is committed yet") as refused:
+        Checkpoint(query.path).verify(versions=[1])
+    assert "from 1 to the newest" not in str(refused.value)
+
+
+def test_state_without_metadata_of_its_operators_is_not_shown_as_none(made):
+    """Catches a state of many rows of which inspect prints nothing, and exits 0."""
+    for metadata in Path(made.path).glob("state/*/_metadata/**/*"):
+        if metadata.is_file():
+            metadata.unlink()
+
+    code, shown = run("inspect", made.path)
+
+    assert code == 1
+    assert "metadata" in shown
+
+
+def test_objects_are_short_and_times_are_times(made):
+    """Catches a notebook's cell of 17 kB, and a number where a time is meant."""
+    checkpoint = Checkpoint(made.path)
+    newest = checkpoint.versions()[0]
+
+    assert len(repr(checkpoint.summary())) < 300
+    assert len(repr(checkpoint.report())) < 300
+    assert newest.committed_at == datetime.fromtimestamp(newest.committed_ms / 1000, UTC)
+    assert {"Any", "TYPE_CHECKING", "annotations", "import_module"}.isdisjoint(dir(statestore))
+    assert {*statestore.__all__} <= {*dir(statestore)}
+
+
+def test_finding_of_no_store_does_not_name_none():
+    """Catches "store None"."""
+    assert Finding(3, None, "corruption", "x").describe() == "version 3, all stores: x"
+
+
+def test_operators_of_a_restore_are_told_in_words(made, tmp_path):
+    """Catches "operator 0        0"."""
+    Checkpoint(made.path).savepoint(tmp_path / "savepoint")
+    shown = run("restore", tmp_path / "savepoint", tmp_path / "new")[1]
+    assert "operator 0        keeps its number" in shown
+
+
+def test_help_tells_each_command_in_whole_sentences():
+    """Catches one-liners that are cut, and a provider that is there in plural only."""
+    shown = run("--help")[1]
+    assert "..." not in shown.partition("Commands")[2]
+    assert "rescale    Change the number of state partitions of a query that is stopped." in shown
+    assert "[filesystem|rocksdb|spark-hdfs|spark-rocksdb]" in " ".join(
+        run("convert", "--help")[1].split()
+    )
+    assert "takes OPERATOR[/NAME]=SELECT" in run("transform", "a", "b", "--sql", "SELECT 1")[1]
+
+
+def test_options_are_explained_without_a_network():
+    """Catches a document that the wheel lacks."""
+    code, shown = run("explain", "options")
+    assert code == 0
+    assert "snapshot.maxChainLength" in shown
+
+
+def rows_of(capsys, output, **columns):
+    _print_rows(iter([pa.record_batch(columns)]), 0, output)
+    return capsys.readouterr().out
+
+
+def test_rows_cannot_command_the_terminal(capsys):
+    """Catches a string of a user's that clears the screen of who reads the state."""
+    shown = rows_of(capsys, "text", **{"k\x1b[2J": pa.array(["a\x1b]0;x\x07", "b\x9b1m\u202e"])})
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & {*shown}
+    assert "a\\x1b]0;x\\x07" in shown
+
+
+def test_binary_cells_are_hex(capsys):
+    r"""Catches b'\x00' beside the hex of nested values."""
+    columns = {"flat": pa.array([b"\x00\xff"]), "nested": pa.array([{"x": b"\x00\xff"}])}
+    assert rows_of(capsys, "text", **columns).split()[2:] == ["00ff", '{"x":', '"00ff"}']
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [("nan", "NaN"), ("inf", "Infinity"), ("-inf", "-Infinity")]
+)
+def test_json_has_no_number_that_json_has_not(capsys, number, text):
+    """Catches NaN in a JSON object, which jq and every browser refuse."""
+
+    def refuse(name):
+        raise ValueError(name)
+
+    columns = {"flat": pa.array([float(number)]), "nested": pa.array([{"x": [float(number)]}])}
+    shown = json.loads(rows_of(capsys, "json", **columns), parse_constant=refuse)
+    assert shown["rows"] == [{"flat": text, "nested": {"x": [text]}}]
+    assert json.loads(
+        rows_of(capsys, "text", nested=columns["nested"]).split(maxsplit=1)[1],
+        parse_constant=refuse,
+    ) == {"x": [text]}
