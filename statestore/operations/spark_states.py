@@ -255,4 +255,5 @@ def state_of(checkpoint: OpenCheckpoint, version: int, found: SparkVersion) -> S
         contents=(checkpoint.uri, files.directory, version),
         is_by_key=True,
         rows=partial(found.batches, checkpoint.scratch_directory),
+        files=sizes if own is None else None,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -36,6 +36,8 @@ class StoreState:
         own_bytes: Bytes of the files that it added.
         full_bytes: Bytes that a restore reads.
         num_files: Files that a restore reads, references to parts of one counted each.
+        files: Bytes of each file by path, where a version shares files with the one before it and
+            nothing but comparing the two tells which it added; own_bytes are then all of them.
         deltas: References to the deltas among them, of this package's; nothing stands for one.
         contents: Equal for versions that have the same rows because of what they are made of.
         is_by_key: Whether rows come in order of column family and key; else in file order.
@@ -63,6 +65,7 @@ class StoreState:
     key_group_rows: tuple[int, ...] | None = None
     parent_commit: CommitTimes | None = None
     deltas: tuple[FileRef, ...] = ()
+    files: Mapping[str, int] | None = None
 
 
 States = dict["StoreName", StoreState]

@@ -124,9 +124,9 @@ def _skew(facts: Facts) -> Iterator[Advice]:
             yield Advice(
                 "hot-key",
                 "advice",
-                f"{seen} Most of them are of one group of keys, which stays together: no number of "
-                "state partitions spreads it. Look at the keys, and put something that varies into "
-                "the grouping key.",
+                f"{seen} Most of them are in one class of key groups, which stays together: no "
+                "number of state partitions spreads it. Look at the keys, and put something that "
+                "varies into the grouping key.",
                 f"statestore inspect {facts.uri} --operator {store.operator} --key-groups",
             )
         elif (more := _times(store, 2)) is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from statestore.core.providers import SPARK_PROVIDERS
 from statestore.core.text import format_count
 
 if TYPE_CHECKING:
@@ -209,6 +210,18 @@ class Facts:
         return (
             "Nothing stands out. Every file of the newest version is there; its rows were not "
             "checked: --deep does that."
+        )
+
+    @property
+    def no_commit_times(self) -> str | None:
+        """Why no version tells what its commit took; None where one does."""
+        if any(version.commit for version in self.versions):
+            return None
+        if self.backend in SPARK_PROVIDERS:
+            return "Checkpoints of Spark's own providers have no commit times."
+        return (
+            "No commit times yet: a version tells those of the one before it, where one run of the "
+            "query made both. They are there from the second batch of a run on."
         )
 
     @property

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
-from statestore.core.text import format_bytes, format_time
+from statestore.core.text import format_bytes, format_count, format_time
 
 if TYPE_CHECKING:
     import os
@@ -96,6 +96,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"bytes": _bytes, "number": _number, "ms": _ms, "when": _when}
+    environment.filters["count"] = _count
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
     environment.globals["asset"] = lambda name: (_ASSETS / name).read_text("utf-8")
     environment.globals["json"] = _json
@@ -114,6 +115,10 @@ def _bytes(num_bytes: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
+
+
+def _count(value: int | None, noun: str) -> str:
+    return f"- {noun}s" if value is None else format_count(value, noun)
 
 
 def _ms(value: float | None) -> str:

@@ -6,8 +6,9 @@ then hands the batch to the sink. A sink that takes none leaves all of that, and
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.ids import RandomIds
@@ -15,9 +16,14 @@ from statestore.spark.connect import require_driver
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
+_LOGGERS = [
+    f"org.apache.spark.sql.execution.streaming.{package}MicroBatchExecution"
+    for package in ("", "runtime.")  # of Spark 4.0, and of those after it
+]
 _FORMAT_KEY = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
 
@@ -68,21 +74,41 @@ def capture_query(
 
     writer = frame.writeStream.outputMode(output_mode).foreachBatch(take_none)
     # Once, and not availableNow: a limit of files or rows a batch does not hold for it.
-    query = writer.option("checkpointLocation", path).trigger(once=True).start()
-    try:
-        query.awaitTermination()
-    except StreamingQueryException as error:
-        if mark not in str(error):
-            raise
-        version = frame.sparkSession.conf.get(_FORMAT_KEY, "1")
-        return CapturedQuery(path, int(version or "1"))
-    finally:
-        query.stop()
+    with _quiet(frame.sparkSession):
+        query = writer.option("checkpointLocation", path).trigger(once=True).start()
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            if mark not in str(error):
+                raise
+            version = frame.sparkSession.conf.get(_FORMAT_KEY, "1")
+            return CapturedQuery(path, int(version or "1"))
+        finally:
+            query.stop()
     raise InvalidArgumentError(
         "no batch of the query was planned: its sources have nothing yet",
         directory=path,
         to_fix="capture the query when its sources have what the history ends with",
     )
+
+
+@contextmanager
+def _quiet(spark: SparkSession) -> Iterator[None]:
+    """Keep how a query ends out of Spark's log: the end of this one is no error, and is raised.
+
+    Of a query that fails meanwhile in the same driver the log says nothing either; who waits for it
+    gets its error as always.
+    """
+    jvm: Any = spark._jvm  # noqa: SLF001
+    log4j = jvm.org.apache.logging.log4j
+    before = {name: log4j.LogManager.getLogger(name).getLevel() for name in _LOGGERS}
+    for name in _LOGGERS:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            log4j.core.config.Configurator.setLevel(name, level)
 
 
 class _Captured(Exception):  # noqa: N818 (no error: it ends what was to be ended)

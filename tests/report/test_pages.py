@@ -1,5 +1,6 @@
 """Pages: what they show is what the commands say, in a real browser too, and only to its user."""
 
+import html
 import json
 import os
 import re
@@ -19,7 +20,8 @@ from click.testing import CliRunner
 from statestore.cli.commands import cli
 from statestore.core.text import format_bytes
 from statestore.testing.checkpoints import MadeCheckpoint
-from tests.damaged import deltas, flip
+from tests.damaged import NOW, deltas, flip, make_with_snapshots
+from tests.seams import at
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 CHARTS = resources.files("statestore.report") / "assets" / "echarts.min.js"
@@ -106,23 +108,29 @@ def test_state_partitions_add_up_to_the_version(made):
         assert len(store["heaviest"]) == min(10, len(rows))
 
 
+def dom(page, tmp_path):
+    """The document that a browser makes of a page, which must have no error to tell."""
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+               "--virtual-time-budget=5000", f"--user-data-dir={tmp_path / 'browser'}",
+               "--dump-dom", page.as_uri()]  # fmt: skip
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    assert [line for line in shown.stderr.splitlines() if "CONSOLE" in line] == []
+    return shown.stdout
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_browser_draws_every_chart_without_an_error(made, tmp_path):
     """Catches a script that fails where no test of text sees it."""
     page = tmp_path / "page.html"
     run("report", made.path, "-o", page)
 
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-               "--virtual-time-budget=5000", f"--user-data-dir={tmp_path / 'browser'}",
-               "--dump-dom", page.as_uri()]  # fmt: skip
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    shown = dom(page, tmp_path)
 
-    assert [line for line in shown.stderr.splitlines() if "CONSOLE" in line] == []
-    charts = re.findall(r'class="chart" data-chart="(\w+)"[^>]*data-points="(\d+)"', shown.stdout)
+    charts = re.findall(r'class="chart" data-chart="(\w+)"[^>]*data-points="(\d+)"', shown)
     assert {name for name, _ in charts} == {"sizes", "commits", "rows", "phases", "groups"}
     assert len(charts) == page.read_text().count('class="chart"')
     assert all(int(points) > 0 for _, points in charts)
-    assert shown.stdout.count("<svg") == len(charts)
+    assert shown.count("<svg") == len(charts)
 
 
 def test_page_needs_nothing_from_elsewhere_and_text_stays_text(tmp_path):
@@ -171,6 +179,56 @@ def test_checkpoints_of_spark_have_pages_too(name, tmp_path):
     assert told["stores"]
     assert told["advice"] == []
     assert "<h2>Versions</h2>" in page.read_text()
+
+
+def test_versions_of_spark_add_only_what_the_one_before_has_not(tmp_path):
+    """Catches the size of the whole state shown as what each version added."""
+    path = SPARK / "rocksdb-no-changelog" / "checkpoint"
+    versions = json.loads(run("list", path, "--output", "json"))["versions"]
+    newest_two = json.loads(run("list", path, "--limit", "2", "--output", "json"))["versions"]
+
+    assert versions[-1]["incremental_bytes"] == versions[-1]["full_bytes"]
+    assert any(one["incremental_bytes"] < one["full_bytes"] for one in versions)
+    assert newest_two == versions[:2]
+    of_files = {
+        file: file.stat().st_size
+        for file in (path / "state").rglob("*")
+        if file.suffix in (".sst", ".zip")
+    }
+    assert sum(one["incremental_bytes"] for one in versions) <= sum(of_files.values())
+
+
+def test_chart_without_data_says_why(made, tmp_path):
+    """Catches axes and a legend around nothing."""
+    page = tmp_path / "page.html"
+    run("report", SPARK / "rocksdb-no-changelog" / "checkpoint", "-o", page)
+    assert "Checkpoints of Spark's own providers have no commit times" in html.unescape(
+        page.read_text()
+    )
+    run("savepoint", made.path, tmp_path / "savepoint")
+    run("restore", tmp_path / "savepoint", tmp_path / "restored", "--yes")
+    run("report", tmp_path / "restored", "-o", page)
+    assert "No commit times yet" in page.read_text()
+    for name in ("commits", "phases"):
+        assert f'data-chart="{name}"' not in page.read_text()
+
+
+def test_expired_versions_have_no_size(tmp_path):
+    """Catches a version that is gone shown as one of 0 bytes, and joined to others by a line."""
+    query, _ = make_with_snapshots(tmp_path, "filesystem")
+    for number in range(5):
+        query.run({f"more {number}": number}, snapshot=number == 2)
+    at(query.path, options=NOW).expire(2)
+    page = tmp_path / "page.html"
+    run("report", query.path, "-o", page)
+
+    rows = [row for row in Cells(page.read_text()).rows["versions"] if row]
+    expired = [row for row in rows if row[2] == "expired"]
+    assert expired
+    assert {(row[5], row[6]) for row in expired} == {("-", "-")}
+    if BROWSER is not None:
+        (points,) = re.findall(r'data-chart="sizes"[^>]*data-points="(\d+)"', dom(page, tmp_path))
+        assert int(points) == 2 * (len(rows) - len(expired))
 
 
 def test_damage_is_shown_with_the_command_that_helps(made, tmp_path):

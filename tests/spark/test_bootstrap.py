@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,24 @@ FLIGHTS = {
         'dest AS "key.dest" FROM history',
     ),
 }
+
+
+@contextmanager
+def logged(session: SparkSession) -> Iterator[Callable[[], str]]:
+    """Yield what returns the text that the driver's JVM logs in a block."""
+    jvm: Any = session._jvm
+    log4j = jvm.org.apache.logging.log4j
+    writer = jvm.java.io.StringWriter()
+    appender = log4j.core.appender.WriterAppender.createAppender(
+        None, None, writer, "of a test", False, True
+    )
+    appender.start()
+    root = log4j.LogManager.getRootLogger()
+    root.addAppender(appender)
+    try:
+        yield lambda: str(writer.toString())
+    finally:
+        root.removeAppender(appender)
 
 
 @pytest.mark.timeout(600)
@@ -75,7 +95,9 @@ def test_half_of_the_flights_as_history_and_half_as_stream_are_all_of_them(
     for file in files[: len(files) // 2]:
         file.rename(source / file.name)
     run("streamed")
-    captured = capture_query(frame, tmp_path / "captured", output_mode=mode)
+    with logged(session) as text:
+        captured = capture_query(frame, tmp_path / "captured", output_mode=mode)
+    assert "terminated with error" not in text()
     table = duckdb.connect().read_csv(str(source / "*.csv"), na_values="NA", header=True)
     savepoint = write_savepoint(
         tmp_path / "savepoint", like=captured, operators={0: table.query("history", sql)}

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.operator_metadata import OperatorInfo
     from statestore.io.file_io import FileIO
-    from statestore.operations.store_state import States
+    from statestore.operations.store_state import States, StoreState
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +188,16 @@ def survey(
     versions: list[VersionInfo] = []
     stores: dict[int, States] = {}
     commits: dict[int, CommitTimes] = {}
+    found = {batch + 1: _try_states(checkpoint, batch + 1, by_directory) for batch in batches}
     for batch in batches:  # newest first: a version tells of the one before
-        stores[batch + 1], failure = _try_states(checkpoint, batch + 1, by_directory)
-        commits |= _slowest_before(batch + 1, stores[batch + 1])
+        states, failure = found[batch + 1]
+        stores[batch + 1] = states
+        commits |= _slowest_before(batch + 1, states)
+        if any(state.files is not None for state in states.values()) and batch not in found:
+            found[batch] = _try_states(checkpoint, batch, by_directory) if batch else ({}, None)
+        before = found[batch][0] if batch in found else {}
         info = _describe(
-            checkpoint, batch, stores[batch + 1], snapshots[batch + 1], committed, failure
+            checkpoint, batch, states, before, snapshots[batch + 1], committed, failure
         )
         versions.append(replace(info, commit=commits.get(batch + 1)))
     return (
@@ -273,6 +278,7 @@ def _describe(
     checkpoint: OpenCheckpoint,
     batch: int,
     states: States,
+    before: States,
     snapshots: list[int],
     committed: Mapping[str, int],
     failure: _Failure | None,
@@ -289,7 +295,9 @@ def _describe(
         num_partitions=num_partitions,
         num_stores=len(states),
         num_rows=None if failure else add_counts(state.num_keys for state in states.values()),
-        incremental_bytes=sum(state.own_bytes for state in states.values()),
+        incremental_bytes=sum(
+            _added_bytes(state, before.get(store)) for store, state in states.items()
+        ),
         full_bytes=sum(state.full_bytes for state in states.values()),
         num_snapshots=len(snapshots),
         snapshot_bytes=sum(snapshots),
@@ -297,6 +305,14 @@ def _describe(
         commit=None,
         problem=failure.problem if failure and failure.kind != "expired" else None,
     )
+
+
+def _added_bytes(state: StoreState, before: StoreState | None) -> int:
+    """Return the bytes of the files that a version of a store added to the one before it."""
+    if state.files is None:
+        return state.own_bytes
+    known = (before and before.files) or {}
+    return sum(size for path, size in state.files.items() if path not in known)
 
 
 def _kind(states: States) -> VersionKind:

@@ -39,6 +39,7 @@
     })),
   });
 
+  const MOST_LABELS = 16;
   const CHARTS = {
     sizes: (facts) => {
       const versions = [...facts.versions].reverse();
@@ -47,9 +48,10 @@
       return {
         ...axes(versions.map((of) => String(of.version)), bytes),
         series: [
-          { name: "added", type: "bar", data: versions.map((of) => of.incremental_bytes) },
+          { name: "added", type: "bar", data: versions.map((of) => (of.num_stores ? of.incremental_bytes : null)) },
           {
-            name: "a restore reads", type: "line", showSymbol: false, data: versions.map((of) => of.full_bytes),
+            name: "a restore reads", type: "line", showSymbol: versions.length < 3,
+            data: versions.map((of) => (of.num_stores ? of.full_bytes : null)),
             markPoint: {
               symbol: "diamond", symbolSize: 9, label: { show: false },
               data: snapshots.map((at) => ({ name: at.name, coord: [at.xAxis, at.yAxis] })),
@@ -77,14 +79,14 @@
         grid: { left: 64, right: 90, top: 8, bottom: 28 },
         tooltip: {
           formatter: (of) => `state partition ${store.partitions[of.value[1]].partition}, `
-            + `group ${of.value[0]}: ${count(of.value[2])} rows`,
+            + `class ${of.value[0]}: ${count(of.value[2])} rows`,
         },
         yAxis: {
           type: "category", data: store.partitions.map((of) => String(of.partition)),
-          axisLabel: { color: color("muted") },
+          axisLabel: { color: color("muted"), interval: Math.ceil(store.partitions.length / MOST_LABELS) - 1 },
         },
         visualMap: {
-          min: 0, max: most, calculable: false, right: 0, top: "middle", itemHeight: 120,
+          min: 0, max: most, calculable: false, text: [count(most), "0"], right: 0, top: "middle", itemHeight: 120,
           inRange: { color: [color("raised"), color("accent")] }, textStyle: { color: color("muted") },
         },
         series: [{ type: "heatmap", data: cells }],
