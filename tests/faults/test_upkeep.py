@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -254,6 +255,39 @@ def test_versions_whose_base_was_expired_are_expired_everywhere(tmp_path, backen
     assert {14, 15} <= {*found.versions}
     assert {1, 2, 3, 4} <= {*found.expired}
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("seed", range(12))
+def test_list_and_verify_agree_on_what_random_upkeep_has_left(tmp_path, seed):
+    """Catches an order of batches, snapshots and expiries after which a healthy version is damaged,
+    or an expired one is not told as that by both.
+    """
+    random = np.random.default_rng(seed)
+    options = replace(OPTIONS, rocksdb_merge_min_files=2, snapshot_max_chain_length=2)
+    query = make_query(
+        tmp_path / "query", backend=("filesystem", "rocksdb")[seed % 2], num_partitions=2,
+        options=options if seed % 3 else OPTIONS,
+    )  # fmt: skip
+    for _ in range(10):
+        step = random.choice(["batches", "snapshots", "compact", "expire", "rescale"])
+        if step in ("batches", "snapshots"):
+            for number in range(random.integers(1, 5)):
+                query.run({"more": number}, snapshot=step == "snapshots")
+        elif step == "compact":
+            Checkpoint(query.path).compact()
+        elif step == "expire":
+            at(query.path, options=NOW).expire(int(random.integers(2, 4)))
+        elif (num_partitions := int(2 ** random.integers(0, 4))) != query.num_partitions:
+            Checkpoint(query.path).rescale(num_partitions)
+            query.num_partitions, query.version = num_partitions, query.version + 1
+
+    listed = Checkpoint(query.path).summary().versions
+    found = Checkpoint(query.path).verify(versions="all", deep=True)
+
+    assert found.findings == ()
+    assert [one.version for one in listed if one.kind == "expired"] == [*found.expired]
+    assert {one.problem for one in listed} == {None}
 
 
 @pytest.mark.parametrize(
