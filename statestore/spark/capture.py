@@ -101,14 +101,22 @@ def _quiet(spark: SparkSession) -> Iterator[None]:
     """
     jvm: Any = spark._jvm  # noqa: SLF001
     log4j = jvm.org.apache.logging.log4j
-    before = {name: log4j.LogManager.getLogger(name).getLevel() for name in _LOGGERS}
+    context = log4j.LogManager.getContext(False)
+    configuration = context.getConfiguration()
+    before = {name: configuration.getLoggers().get(name) for name in _LOGGERS}
+    levels = {name: own.getLevel() for name, own in before.items() if own is not None}
     for name in _LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
     try:
         yield
     finally:
-        for name, level in before.items():
-            log4j.core.config.Configurator.setLevel(name, level)
+        for name in _LOGGERS:
+            # A level of its own has Spark's shell show what it hides else.
+            if name in levels:
+                log4j.core.config.Configurator.setLevel(name, levels[name])
+            else:
+                configuration.removeLogger(name)
+        context.updateLoggers()
 
 
 class _Captured(Exception):  # noqa: N818 (no error: it ends what was to be ended)

@@ -41,6 +41,13 @@ FLIGHTS = {
 }
 
 
+def loggers(session: SparkSession) -> list[str]:
+    """Return the loggers of the driver's JVM that have a level of their own."""
+    jvm: Any = session._jvm
+    context = jvm.org.apache.logging.log4j.LogManager.getContext(False)
+    return list(context.getConfiguration().getLoggers().keySet())
+
+
 @contextmanager
 def logged(session: SparkSession) -> Iterator[Callable[[], str]]:
     """Yield what returns the text that the driver's JVM logs in a block."""
@@ -97,6 +104,7 @@ def test_half_of_the_flights_as_history_and_half_as_stream_are_all_of_them(
     run("streamed")
     with logged(session) as text:
         captured = capture_query(frame, tmp_path / "captured", output_mode=mode)
+    assert not any("MicroBatchExecution" in name for name in loggers(session))
     assert "terminated with error" not in text()
     table = duckdb.connect().read_csv(str(source / "*.csv"), na_values="NA", header=True)
     savepoint = write_savepoint(

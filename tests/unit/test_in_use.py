@@ -312,7 +312,10 @@ def test_checkpoint_that_moved_on_is_refused(real):
         with exclusive_use(checkpoint, "rescale"), require_same_batches(checkpoint):
             pass
 
-        with pytest.raises(InUseError, match="a query or an operation has written.*offsets"), require_same_batches(checkpoint):
+        with (
+            pytest.raises(InUseError, match=r"a query or an operation has written.*offsets"),
+            require_same_batches(checkpoint),
+        ):
             io.write(f"{path}/offsets/1", OFFSETS.encode(), sync=False, overwrite=False)
         with pytest.raises(InUseError, match="offsets"), exclusive_use(checkpoint, "rescale"):
             pytest.fail("it must not begin")
