@@ -332,10 +332,11 @@ def test_rescale_under_a_batch_that_runs_says_that_the_query_does(tmp_path):
     lease = Lease(LocalFileIO(), f"{query.path}/state", f"{1:032x}", holder, 10_000, SystemClock())
     lease.take()
 
-    for arguments in (["--yes"], []):
-        code, output = rescale_by_command(query.path, *arguments)
-        assert (code, output.split()[1]) == (1, "[checkpoint-in-use]")
-        assert "stop the query" in output
+    code, output = rescale_by_command(query.path, "--yes")
+    assert (code, output.split()[1]) == (1, "[checkpoint-in-use]")
+    assert "stop the query" in output
+    code, output = rescale_by_command(query.path)
+    assert (code, "The query is running: stop it first." in output) == (0, True)
 
     lease.drop()
     code, output = rescale_by_command(query.path)
