@@ -10,7 +10,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.measurements import Measurements
 from benchmarks.recording import record, replayed_time
-from benchmarks.workloads import find_provider
+from benchmarks.workloads import READ_FIRST, find_provider
 
 pytestmark = [pytest.mark.benchmark(timer=replayed_time), pytest.mark.timeout(7200)]
 
@@ -93,7 +93,8 @@ def test_variable_batch(
 ) -> None:
     """An update batch of a `transformWithState`, once warm."""
     workload = variable_measurements.suite.query(variable_name)
-    if workload.variable in ("timers", "ttl") and not find_provider(provider).keeps_state:
+    reads_back = ("timers", "ttl", *READ_FIRST)
+    if workload.variable in reads_back and not find_provider(provider).keeps_state:
         pytest.skip("Spark reads back what it wrote in the same batch")
     runs = variable_measurements.from_start(variable_name, provider).checked()
     rounds = [run["batches"][1 + workload.warm_up_batches :] for run in runs]

@@ -183,6 +183,8 @@ class Suite:
 MB = 1_000_000
 VARIABLES = ("value", "list", "map", "timers", "ttl")
 """Kinds of state that a workload of `transformWithState` keeps; ttl is a value that expires."""
+READ_FIRST = ("appended", "expired", "iterated")
+"""Kinds that are read or gone over before each write: lists of 2,000 rows, a map with timers."""
 
 
 def full() -> Suite:
@@ -200,8 +202,13 @@ def full() -> Suite:
         w5=CommitWorkload("W5", (MB, 10 * MB, 40 * MB), (100, 1_000), 9, 3),
         memory=MemoryWorkload("memory", 1_000_000, 100_000, 10, 4),
         w9=tuple(
-            QueryWorkload(f"W9-{kind}", 200_000, 20_000, 8, 3, 0, partitions=4, variable=kind)
-            for kind in VARIABLES
+            QueryWorkload(f"W9-{kind}", keys, updates, 8, 3, 0, partitions=4, variable=kind)
+            for kind, keys, updates in (
+                *((kind, 200_000, 20_000) for kind in VARIABLES),
+                ("appended", 200, 20),
+                ("expired", 200, 20),
+                ("iterated", 50_000, 5_000),
+            )
         ),
         rounds=3,
     )
@@ -224,6 +231,10 @@ def quick() -> Suite:
         w9=tuple(
             QueryWorkload(f"W9-{kind}", 2_000, 500, 4, 1, 0, partitions=4, variable=kind)
             for kind in VARIABLES
+        )
+        + tuple(
+            QueryWorkload(f"W9-{kind}", 20, 5, 4, 1, 0, partitions=4, variable=kind)
+            for kind in READ_FIRST
         ),
         rounds=1,
     )

@@ -60,6 +60,55 @@ final class Totals extends Adding {
   }
 }
 
+/** A list a key, of which every change reads what is there and then appends row by row. */
+final class Appended extends Adding {
+  @transient private var seen: ListState[Long] = _
+
+  override def init(outputMode: OutputMode, timeMode: TimeMode): Unit =
+    seen = getHandle.getListState("seen", long, TTLConfig.NONE)
+
+  override protected def add(change: Change, timers: TimerValues): Long = {
+    val sum = seen.get().sum
+    (1 to VariableQueries.LongList).foreach(i => seen.appendValue(change.v + i))
+    sum
+  }
+}
+
+/**
+ * A long list a key, which loses its first row with every change and gets another one: the calls
+ * that a list with a time to live makes when one of its rows expires.
+ */
+final class Expired extends Adding {
+  @transient private var seen: ListState[Long] = _
+
+  override def init(outputMode: OutputMode, timeMode: TimeMode): Unit =
+    seen = getHandle.getListState("seen", long, TTLConfig.NONE)
+
+  override protected def add(change: Change, timers: TimerValues): Long = {
+    val kept = if (seen.exists()) seen.get().drop(1) else (2 to VariableQueries.LongList).iterator
+    seen.clear()
+    kept.foreach(value => seen.appendValue(value.toLong))
+    seen.appendValue(change.v)
+    change.v
+  }
+}
+
+/** A map and timers of a key, which every change goes over before it adds to both. */
+final class Iterated extends Adding {
+  @transient private var totals: MapState[Long, Long] = _
+
+  override def init(outputMode: OutputMode, timeMode: TimeMode): Unit =
+    totals = getHandle.getMapState("totals", long, long, TTLConfig.NONE)
+
+  override protected def add(change: Change, timers: TimerValues): Long = {
+    val sum = totals.iterator().map(_._2).sum
+    val next = (timers.getCurrentProcessingTimeInMs() +: getHandle.listTimers().toSeq).max
+    getHandle.registerTimer(next + 3600000L)
+    totals.updateValue(change.v % 8, change.v)
+    sum
+  }
+}
+
 /** A timer a key, which every change sets anew; its time is a value. */
 final class Timers extends Adding {
   @transient private var expiry: ValueState[Long] = _
@@ -78,7 +127,13 @@ final class Timers extends Adding {
 
 object VariableQueries {
 
-  /** @param kind of state: value, list, map, timers, or ttl, which is a value that expires */
+  /** Rows that are appended to a list at once, or are in one that loses its first. */
+  val LongList = 2000
+
+  /**
+   * @param kind of state: value, list, map, timers, or ttl, which is a value that expires; appended
+   *             and expired are long lists, iterated is a map with timers
+   */
   def of(changes: DataFrame, kind: String): DataFrame = {
     import changes.sparkSession.implicits._
     val processor = kind match {
@@ -86,10 +141,13 @@ object VariableQueries {
       case "list" => new Values
       case "map" => new Totals
       case "timers" => new Timers
+      case "appended" => new Appended
+      case "expired" => new Expired
+      case "iterated" => new Iterated
       case "ttl" => new Value(TTLConfig(Duration.ofHours(1)))
     }
     val timeMode = kind match {
-      case "timers" | "ttl" => TimeMode.ProcessingTime()
+      case "timers" | "ttl" | "iterated" => TimeMode.ProcessingTime()
       case _ => TimeMode.None()
     }
     changes.as[Change].groupByKey(_.k)

@@ -80,6 +80,35 @@ def test_overlays_share_one_budget(classes: Path) -> None:
 
 
 @pytest.mark.timeout(240)
+def test_list_that_is_read_while_rows_are_appended_holds_them_once(classes: Path) -> None:
+    """Catches a copy of the list for each row that is appended behind a read or an open scan.
+
+    The room that a list has to grow counts: up to as many bytes as it holds. What an overlay says
+    that it holds is what `overlay.maxBytes` goes by.
+    """
+    lines = run_java(classes, "view.ListHeapCheck", "held").splitlines()
+
+    assert len(lines) == 9
+    for line in lines:
+        name, *counts = line.split()
+        held, counted, payload = (int(count.partition("=")[2]) for count in counts)
+        assert held <= 2 * payload, line
+        assert 0.8 * held <= counted <= 2 * payload, (name, line)
+
+
+@pytest.mark.timeout(240)
+def test_list_longer_than_the_budget_is_spilled_as_it_grows(classes: Path) -> None:
+    """Catches appends that the budget does not see, and a spill that writes all of a list again."""
+    budget = 4 << 20
+    shown = run_java(classes, "view.ListHeapCheck", "budget", str(budget))
+
+    most, scratch, payload = (int(count.partition("=")[2]) for count in shown.split())
+    assert payload > 19 * budget
+    assert most <= 3 * budget, shown
+    assert scratch <= 60, shown
+
+
+@pytest.mark.timeout(240)
 def test_spill_without_space_is_a_named_error_and_loses_no_row(
     classes: Path, tmp_path: Path
 ) -> None:

@@ -54,7 +54,6 @@ private[statestore] final class FamilyState(
   def values(key: UnsafeRow): Iterator[UnsafeRow] = {
     codec.encode(key)
     val hash = RecordTable.hashKey(codec.base, codec.at, codec.length)
-    overlay.pin()
     values(findOwn(hash), hash)
   }
 
@@ -135,14 +134,17 @@ private[statestore] final class FamilyState(
     val below =
       if (op == Merge && isCommitted(hash)) rowsOf(ref.base, ref.at, ref.length)
       else Iterator.empty
-    val above = if (own == 0 || op == Delete) Iterator.empty else ownRows(overlay.pages, own)
+    val above = if (own == 0 || op == Delete) Iterator.empty else ownRows(own)
     below ++ above
   }
 
-  private def ownRows(pages: RecordPages, address: Int): Iterator[UnsafeRow] = {
-    overlay.valueIn(pages, address, ref)
-    rowsOf(ref.base, ref.at, ref.length)
+  private def ownRows(address: Int): Iterator[UnsafeRow] = {
+    val list = overlay.listOf(address)
+    if (list == null) rowsOf(overlay.pages, address) else list.rows(list.length, valueCodec)
   }
+
+  private def rowsOf(pages: RecordPages, address: Int): Iterator[UnsafeRow] =
+    rowsOf(pages.base(address), pages.valueOffset(address), pages.valueLength(address))
 
   private def rowsOf(base: AnyRef, at: Long, length: Int): Iterator[UnsafeRow] =
     if (family.multiValues) MultiValues.rows(base, at, length, valueCodec)
@@ -182,15 +184,42 @@ private[statestore] final class FamilyState(
   private def pairs(from: Array[Byte], until: Array[Byte]): PairCursor =
     new OrderedCursor(from, until)
 
+  /**
+   * The handle's own records of a scan as they were when it began: their pages, and the lists with
+   * the lengths of then.
+   */
+  private final class OwnRecords(addresses: Array[Int]) {
+    // Not asked for where there is nothing: it keeps all records from being overwritten.
+    val pages: RecordPages = if (addresses.isEmpty) null else overlay.pages.frozen
+    private val lists = if (family.multiValues) addresses.map(overlay.listOf) else null
+    private val lengths =
+      if (lists == null) null else lists.map(list => if (list == null) 0 else list.length)
+    private var next = 0
+
+    def hasNext: Boolean = next < addresses.length
+
+    /** The record that `advance` goes to. */
+    def upcoming: Int = addresses(next)
+
+    def advance(): Int = {
+      next += 1
+      addresses(next - 1)
+    }
+
+    /** The values of the record that `advance` went to. */
+    def rows: Iterator[UnsafeRow] = {
+      val list = if (lists == null) null else lists(next - 1)
+      if (list == null) rowsOf(pages, addresses(next - 1))
+      else list.rows(lengths(next - 1), valueCodec)
+    }
+  }
+
   /** Walks the keys of the state at its creation. */
   private abstract class PairCursor {
+    protected val owns: OwnRecords
 
-    /** The current key's record in the overlay, 0 where there is none. */
+    /** The current key's record among `owns`, 0 where there is none. */
     protected var own = 0
-    protected val ownPages: RecordPages = {
-      overlay.pin()
-      overlay.pages.frozen
-    }
 
     def advance(): Boolean
 
@@ -201,46 +230,45 @@ private[statestore] final class FamilyState(
     protected val committedValue = new BytesRef
 
     def key: UnsafeRow =
-      if (own != 0) codec.decode(ownPages, own)
+      if (own != 0) codec.decode(owns.pages, own)
       else codec.decode(below.key.base, below.key.at, below.key.length)
 
     def values: Iterator[UnsafeRow] = {
-      val isAppended = own == 0 || (ownPages.flags(own) & OpMask) == Merge
+      val isAppended = own == 0 || (owns.pages.flags(own) & OpMask) == Merge
       val first =
         if (isAppended && hasBelow) {
           rowsOf(committedValue.base, committedValue.at, committedValue.length)
         } else {
           Iterator.empty
         }
-      if (own == 0) first else first ++ ownRows(ownPages, own)
+      if (own == 0) first else first ++ owns.rows
     }
 
     def close(): Unit = if (below != null) below.close()
 
-    protected def isDelete(address: Int): Boolean = (ownPages.flags(address) & OpMask) == Delete
+    protected def isDelete(address: Int): Boolean = (owns.pages.flags(address) & OpMask) == Delete
   }
 
   /** First the handle's own records, then the committed rows without the keys in the overlay. */
   private final class UnorderedCursor extends PairCursor {
     private val ownTable =
       if (written == null || written.isEmpty) null else written.table.frozen
-    private val ownAddresses = if (ownTable == null) Array.emptyIntArray else ownTable.liveAddresses
-    private var next = 0
+    protected val owns =
+      new OwnRecords(if (ownTable == null) Array.emptyIntArray else ownTable.liveAddresses)
     protected val below: CommittedCursor = if (committed == null) null else committed.rows()
     protected var hasBelow = false
 
     override def advance(): Boolean = advanceOwn() || advanceBelow()
 
     private def advanceOwn(): Boolean = {
-      while (next < ownAddresses.length) {
-        own = ownAddresses(next)
-        next += 1
+      while (owns.hasNext) {
+        own = owns.advance()
         if (!isDelete(own)) {
-          val base = ownPages.base(own)
-          val at = ownPages.keyOffset(own)
-          val length = ownPages.keyLength(own)
+          val base = owns.pages.base(own)
+          val at = owns.pages.keyOffset(own)
+          val length = owns.pages.keyLength(own)
           // Only the values of a merge go on the committed ones.
-          hasBelow = committed != null && (ownPages.flags(own) & OpMask) == Merge &&
+          hasBelow = committed != null && (owns.pages.flags(own) & OpMask) == Merge &&
             committed.get(base, at, length, RecordTable.hashKey(base, at, length), committedValue)
           return true
         }
@@ -266,7 +294,7 @@ private[statestore] final class FamilyState(
 
   /** Merges the ordered index of the overlay and the committed rows. */
   private final class OrderedCursor(from: Array[Byte], until: Array[Byte]) extends PairCursor {
-    private val ownAddresses = {
+    protected val owns = {
       val found = new scala.collection.mutable.ArrayBuilder.ofInt
       if (written != null) {
         val cursor = written.sorted.range(from, until)
@@ -276,9 +304,8 @@ private[statestore] final class FamilyState(
           address = cursor.next()
         }
       }
-      found.result()
+      new OwnRecords(found.result())
     }
-    private var next = 0
     protected val below: CommittedCursor =
       if (committed == null) null else committed.range(from, until)
     // The committed row that was not shown yet.
@@ -290,15 +317,12 @@ private[statestore] final class FamilyState(
         if (hasBelow) waiting = below.advance()
         hasBelow = false
         own = 0
-        if (next >= ownAddresses.length && !waiting) return false
+        if (!owns.hasNext && !waiting) return false
         val order =
-          if (next >= ownAddresses.length) 1
+          if (!owns.hasNext) 1
           else if (!waiting) -1
-          else compareWithBelow(ownAddresses(next))
-        if (order <= 0) {
-          own = ownAddresses(next)
-          next += 1
-        }
+          else compareWithBelow(owns.upcoming)
+        if (order <= 0) own = owns.advance()
         if (order >= 0) {
           hasBelow = true
           committedValue.set(below.value.base, below.value.at, below.value.length)
@@ -309,9 +333,9 @@ private[statestore] final class FamilyState(
     }
 
     private def compareWithBelow(address: Int): Int = RecordOrder.compareKeys(
-      ownPages.base(address),
-      ownPages.keyOffset(address),
-      ownPages.keyLength(address),
+      owns.pages.base(address),
+      owns.pages.keyOffset(address),
+      owns.pages.keyLength(address),
       below.key.base,
       below.key.at,
       below.key.length)

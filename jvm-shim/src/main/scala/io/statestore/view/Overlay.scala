@@ -19,10 +19,12 @@ import org.apache.spark.unsafe.Platform
  * The uncommitted writes of one store handle, over all its column families.
  *
  * Within the overlay a record is replaced by appending a new one, so rows handed out stay valid;
- * it is overwritten in place only when nobody was shown it. When the heap bytes pass
- * the overlay's share of `budgetBytes`, the records move, sorted, to a run in a memory-mapped
- * scratch file (unlinked at once: no file outlives the process), while the index stays on the heap;
- * reads find them as before, and the commit merges the runs.
+ * it is overwritten in place only when nobody was shown it. The list of a key of a multi-value
+ * family is beside its record and grows in place: who reads it remembers its length. When the heap
+ * bytes pass the overlay's share of `budgetBytes`, what lists have on the heap moves to a
+ * memory-mapped scratch file (unlinked at once: no file outlives the process) and the records move,
+ * sorted, to a run in another one, while the index stays on the heap; reads find both as before,
+ * and the commit merges the runs.
  *
  * @param budgetBytes for all overlays of this JVM that hold writes together
  * @param byKey the order for the commit is by column family and key, not by key group first
@@ -40,10 +42,9 @@ private[statestore] final class Overlay(
   private val externals = mutable.ArrayBuffer.empty[ValueBuffer]
   private var externalBytes = 0L
   private val runs = mutable.ArrayBuffer.empty[Run]
-  // Keeps the runs mapped: rows handed out point into them.
+  // Keeps lists and runs mapped: rows handed out point into them.
   private val mappings = mutable.ArrayBuffer.empty[MappedByteBuffer]
   private var lastFamily: OverlayFamily = _ // that `familyOf` returned
-  private var pinned = false
   private var pristine = true
   private val smallestShare = math.min(budgetBytes, Overlay.SmallestShare)
   private var isCounted = false
@@ -65,14 +66,18 @@ private[statestore] final class Overlay(
 
   def numRuns: Int = runs.size
 
-  /** From now on nothing that exists is overwritten: an iterator has been opened over it. */
-  def pin(): Unit = pinned = true
-
   /** True while one family was written, no record was replaced and none was shown to a reader. */
   def isPristine: Boolean = pristine && families.size == 1
 
   /** A record was replaced by another one. */
-  def superseded(): Unit = pristine = false
+  def superseded(address: Int): Unit = {
+    pristine = false
+    val list = listOf(address)
+    if (list != null) {
+      externalBytes -= list.heapBytes
+      externals(indexOf(address)) = null // a scan that began before has it
+    }
+  }
 
   /** A record is shown to a reader: it is not overwritten any more. */
   def handOut(address: Int): Unit =
@@ -81,13 +86,17 @@ private[statestore] final class Overlay(
       pages.setFlags(address, pages.flags(address) | HandedOut)
     }
 
+  /** Whether nobody was shown a record, by `handOut` or by a scan. */
   def isMutable(address: Int): Boolean =
-    !pinned && pages.base(address) != null && (pages.flags(address) & HandedOut) == 0
+    pages.base(address) != null && (pages.flags(address) & HandedOut) == 0 &&
+      !pages.isFrozen(address)
 
-  def external(address: Int): ValueBuffer =
-    externals(Platform.getInt(pages.base(address), pages.valueOffset(address)))
+  /** The list that is a record's value, null where the bytes are in the record. */
+  def listOf(address: Int): ValueBuffer =
+    if ((pages.flags(address) & External) == 0) null else externals(indexOf(address))
 
-  def isExternal(address: Int): Boolean = (pages.flags(address) & External) != 0
+  private def indexOf(address: Int): Int =
+    Platform.getInt(pages.base(address), pages.valueOffset(address))
 
   /** Adds a record whose value is `buffer`, which may go on growing. */
   def appendExternal(
@@ -97,24 +106,23 @@ private[statestore] final class Overlay(
       keyLen: Int,
       buffer: ValueBuffer): Int = {
     externals += buffer
+    externalBytes += buffer.heapBytes
     val index = Array[Int](externals.length - 1)
     pages.append(op | External, keyBase, keyAt, keyLen, index, Platform.INT_ARRAY_OFFSET.toLong, 4)
   }
 
-  def grewExternally(bytes: Long): Unit = externalBytes += bytes
+  /** A list has grown in place. */
+  def grewExternally(bytes: Int): Unit = {
+    externalBytes += bytes
+    afterWrite()
+  }
 
   /** The value bytes of a record as it is now. */
-  def value(address: Int, ref: BytesRef): Unit = valueIn(pages, address, ref)
-
-  /** The same through pages frozen earlier: values spilled since are still found. */
-  def valueIn(frozen: RecordPages, address: Int, ref: BytesRef): Unit =
-    if ((frozen.flags(address) & External) != 0) {
-      val index = Platform.getInt(frozen.base(address), frozen.valueOffset(address))
-      val buffer = externals(index)
-      ref.set(buffer.bytes, Platform.BYTE_ARRAY_OFFSET.toLong, buffer.length)
-    } else {
-      ref.set(frozen.base(address), frozen.valueOffset(address), frozen.valueLength(address))
-    }
+  def value(address: Int, ref: BytesRef): Unit = {
+    val list = listOf(address)
+    if (list != null) list.show(ref)
+    else ref.set(pages.base(address), pages.valueOffset(address), pages.valueLength(address))
+  }
 
   def afterWrite(): Unit = {
     if (!isCounted) {
@@ -195,44 +203,55 @@ private[statestore] final class Overlay(
     SortedRecords.of(pages, families.values, keyGroups.maxParallelism, byKey)
 
   /**
-   * Moves every heap record to a sorted run on disk. After a raise every record is still there, on
-   * the heap or in a run.
+   * Moves the lists to disk, and every heap record to a sorted run there. After a raise every record
+   * is still there, on the heap or on disk.
    *
    * @throws io.statestore.LocalDiskException the disk is full or failed
    */
   private def spill(): Unit = {
+    spillLists()
     val sorted = sortHeapRecords()
-    val ref = new BytesRef
     var from = 0
     while (from < sorted.length) {
       var bytes = 0L
       var until = from
       while (until < sorted.length && bytes < MaxRunBytes) {
-        bytes += runBytes(sorted.address(until), ref)
+        bytes += 8L + (pages.units(sorted.address(until)).toLong << 3)
         until += 1
       }
-      spillRun(sorted, from, until, bytes, ref)
+      spillRun(sorted, from, until, bytes)
       from = until
     }
     pages.dropHeapPages()
     families.valuesIterator.foreach(_.spilled())
-    // An open iterator may still read these; their indexes must not be used again.
-    if (!pinned) externals.clear()
-    externalBytes = 0L
     keptBytes = pages.heapBytes
   }
 
-  private def runBytes(address: Int, ref: BytesRef): Long = {
-    value(address, ref)
-    8L + (unitsOf(pages.keyLength(address), ref.length).toLong << 3)
+  /** Moves what lists have on the heap; the records that name them move as all do. */
+  private def spillLists(): Unit = {
+    val lists = externals.filter(list => list != null && list.unspilledBytes > 0)
+    var from = 0
+    while (from < lists.length) {
+      var bytes = 0L
+      var until = from
+      while (until < lists.length && (until == from || bytes < MaxRunBytes)) {
+        bytes += lists(until).unspilledBytes
+        until += 1
+      }
+      val mapped = mapScratch(bytes)
+      mappings += mapped
+      var at = MemoryUtil.getByteBufferAddress(mapped)
+      lists.slice(from, until).foreach { list =>
+        val length = list.unspilledBytes
+        externalBytes -= list.heapBytes
+        list.spillTo(at)
+        at += length
+      }
+      from = until
+    }
   }
 
-  private def spillRun(
-      sorted: SortedRecords,
-      from: Int,
-      until: Int,
-      bytes: Long,
-      ref: BytesRef): Unit = {
+  private def spillRun(sorted: SortedRecords, from: Int, until: Int, bytes: Long): Unit = {
     val mapped = mapScratch(bytes)
     mappings += mapped
     val memory = MemoryUtil.getByteBufferAddress(mapped)
@@ -241,17 +260,12 @@ private[statestore] final class Overlay(
     var i = from
     while (i < until) {
       val old = sorted.address(i)
-      val keyLen = pages.keyLength(old)
-      value(old, ref)
+      val bytes = pages.units(old) << 3
       Platform.putLong(null, at, sorted.prefix(i).toLong)
       val address = first + ((at + 8 - memory) >>> 3).toInt
-      val flags = pages.flags(old) & ~External
-      Platform.putInt(null, at + 8, keyLen | flags)
-      Platform.putInt(null, at + 12, ref.length)
-      copyBytes(pages.base(old), pages.keyOffset(old), null, at + 16, keyLen)
-      copyBytes(ref.base, ref.at, null, at + 16 + padded(keyLen), ref.length)
+      copyBytes(pages.base(old), pages.offset(old), null, at + 8, bytes)
       familyOf(sorted.prefix(i)).moved(old, address)
-      at += 8L + (unitsOf(keyLen, ref.length).toLong << 3)
+      at += 8L + bytes
       i += 1
     }
     runs += new Run(first, until - from)

@@ -83,15 +83,16 @@ private[statestore] final class OverlayFamily(
       values: Iterator[UnsafeRow]): Unit = {
     val slot = table.find(key.base, key.at, key.length, hash)
     val old = if (slot < 0) 0 else table.addressAt(slot)
-    val oldOp = if (old == 0) Merge else pages.flags(old) & OpMask
-    if (op == Merge && old != 0 && oldOp != Delete && overlay.isExternal(old) &&
-      overlay.isMutable(old)) {
-      append(overlay.external(old), values)
+    if (op == Merge && old != 0 && (pages.flags(old) & OpMask) != Delete) {
+      val list = overlay.listOf(old)
+      val before = list.heapBytes
+      values.foreach(list.append)
+      overlay.grewExternally(list.heapBytes - before)
     } else {
-      val buffer = if (op == Merge && old != 0 && oldOp != Delete) copyOf(old) else new ValueBuffer
-      append(buffer, values)
-      val newOp = if (op == Merge && oldOp == Merge) Merge else Put
-      store(row, slot, hash, overlay.appendExternal(newOp, key.base, key.at, key.length, buffer))
+      val list = new ValueBuffer
+      values.foreach(list.append)
+      val newOp = if (op == Merge && old == 0) Merge else Put
+      store(row, slot, hash, overlay.appendExternal(newOp, key.base, key.at, key.length, list))
     }
   }
 
@@ -107,29 +108,14 @@ private[statestore] final class OverlayFamily(
     replaced = false
   }
 
-  private def append(buffer: ValueBuffer, values: Iterator[UnsafeRow]): Unit = {
-    val before = buffer.length
-    values.foreach(buffer.append)
-    overlay.grewExternally((buffer.length - before).toLong)
-  }
-
-  private def copyOf(address: Int): ValueBuffer =
-    if (overlay.isExternal(address)) {
-      overlay.external(address).copy()
-    } else {
-      val buffer = new ValueBuffer
-      buffer.appendEntries(
-        pages.base(address), pages.valueOffset(address), pages.valueLength(address))
-      buffer
-    }
-
   private def store(row: UnsafeRow, slot: Int, hash: Int, address: Int): Unit = {
     if (slot < 0) {
       table.insert(hash, address)
       if (sorted != null) sorted.insert(address)
     } else {
-      if (pages.base(table.addressAt(slot)) != null) replaced = true
-      overlay.superseded()
+      val old = table.addressAt(slot)
+      if (pages.base(old) != null) replaced = true
+      overlay.superseded(old)
       table.replace(slot, address)
       if (sorted != null) sorted.replace(address)
     }

@@ -30,6 +30,10 @@ private[statestore] final class RecordPages {
   private val freePages = new java.util.ArrayDeque[Integer]()
   private var heapBytesHeld = 0L
   private var liveBytesHeld = 0L
+  // What there was when `frozen` was asked for last.
+  private var frozenPages = 0
+  private var frozenTail = -1
+  private var frozenEnd = 0
 
   /** Bytes of the heap pages held. */
   def heapBytes: Long = heapBytesHeld
@@ -127,14 +131,26 @@ private[statestore] final class RecordPages {
     first << PageShift
   }
 
-  /** The pages as they are now, for reading: later growth, spilling or compaction does not show. */
+  /**
+   * The records as they are now, for reading: what is added later does not show, and a spill takes
+   * nothing away. Whoever overwrites values leaves those alone that `isFrozen`.
+   */
   def frozen: RecordPages = {
+    frozenPages = numPages
+    frozenTail = tail
+    frozenEnd = if (tail < 0) 0 else ends(tail)
     val copy = new RecordPages
-    copy.bases = bases.clone()
-    copy.starts = starts.clone()
-    copy.ends = ends.clone()
+    copy.bases = bases
+    copy.starts = starts
+    copy.ends = ends
     copy.numPages = numPages
     copy
+  }
+
+  /** Whether a record was there when `frozen` was asked for last. */
+  def isFrozen(address: Int): Boolean = {
+    val page = address >>> PageShift
+    page < frozenPages && (page != frozenTail || (address & UnitMask) < frozenEnd)
   }
 
   /**
@@ -167,6 +183,8 @@ private[statestore] final class RecordPages {
   /** Drops all heap pages: every record has been moved to mapped pages. */
   def dropHeapPages(): Unit = {
     tail = -1
+    bases = bases.clone() // frozen pages go on with the old ones
+    ends = ends.clone()
     var page = 0
     while (page < numPages) {
       dropPage(page)
@@ -257,7 +275,7 @@ private[statestore] object RecordPages {
   val Merge: Int = 2 << 28
   val OpMask: Int = 3 << 28
 
-  /** In an overlay: the value's bytes stand outside the page, their index inside. */
+  /** In an overlay: the value is a list outside of the page, and its index inside. */
   val External: Int = 1 << 30
 
   /**

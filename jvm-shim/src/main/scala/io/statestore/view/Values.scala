@@ -2,6 +2,8 @@ package io.statestore.view
 
 import java.util.Arrays
 
+import scala.collection.mutable
+
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.unsafe.Platform
 
@@ -19,17 +21,26 @@ private[statestore] final class BytesRef {
 }
 
 /**
- * The values of one key of a multi-value family while a batch appends to them: entries of (u32
- * big-endian length, UnsafeRow bytes). Bytes once written never change, so a reader that remembers
- * the array and the length it saw keeps a snapshot.
+ * The values of one key of a multi-value family that a batch puts or appends: entries of (u32
+ * big-endian length, UnsafeRow bytes), of which the first may have been spilled to mapped memory.
+ * Entries once written never change, so a reader that remembers the length it saw keeps a snapshot.
  */
-private[statestore] final class ValueBuffer(initial: Int = 64) {
-  private var array = new Array[Byte](initial)
+private[statestore] final class ValueBuffer {
+  import ValueBuffer.{Empty, Spilled}
+
+  private val spilled = mutable.ArrayBuffer.empty[Spilled]
+  private var spilledBytes = 0
+  private var array = Empty
   private var used = 0
 
-  def bytes: Array[Byte] = array
+  /** Bytes of all entries. */
+  def length: Int = spilledBytes + used
 
-  def length: Int = used
+  /** Bytes of the entries on the heap. */
+  def unspilledBytes: Int = used
+
+  /** Bytes held on the heap, with the room to grow. */
+  def heapBytes: Int = array.length
 
   def append(row: UnsafeRow): Unit = {
     val size = row.getSizeInBytes
@@ -44,27 +55,66 @@ private[statestore] final class ValueBuffer(initial: Int = 64) {
     used += size + MultiValues.LengthBytes
   }
 
-  def appendEntries(base: AnyRef, at: Long, length: Int): Unit = {
-    reserve(length)
-    Platform.copyMemory(base, at, array, Platform.BYTE_ARRAY_OFFSET.toLong + used, length.toLong)
-    used += length
+  /** The values in the first `numBytes` bytes. */
+  def rows(numBytes: Int, codec: ValueCodec): Iterator[UnsafeRow] = {
+    val start = Platform.BYTE_ARRAY_OFFSET.toLong
+    if (spilled.isEmpty) {
+      MultiValues.rows(array, start, numBytes, codec)
+    } else {
+      var left = numBytes
+      val parts = mutable.ArrayBuffer.empty[Iterator[UnsafeRow]]
+      spilled.foreach { part =>
+        parts += MultiValues.rows(null, part.at, math.min(left, part.length), codec)
+        left -= math.min(left, part.length)
+      }
+      parts += MultiValues.rows(array, start, left, codec)
+      parts.iterator.flatten
+    }
   }
 
-  def copy(): ValueBuffer = {
-    val other = new ValueBuffer(math.max(64, used * 2))
-    other.appendEntries(array, Platform.BYTE_ARRAY_OFFSET.toLong, used)
-    other
+  /** Shows all entries in one piece. */
+  def show(ref: BytesRef): Unit = {
+    val start = Platform.BYTE_ARRAY_OFFSET.toLong
+    if (spilled.isEmpty) {
+      ref.set(array, start, used)
+    } else if (spilled.length == 1 && used == 0) {
+      ref.set(null, spilled.head.at, spilledBytes)
+    } else {
+      val whole = new Array[Byte](length)
+      var at = start
+      spilled.foreach { part =>
+        Platform.copyMemory(null, part.at, whole, at, part.length.toLong)
+        at += part.length
+      }
+      Platform.copyMemory(array, start, whole, at, used.toLong)
+      ref.set(whole, start, whole.length)
+    }
+  }
+
+  /** Moves the entries on the heap to mapped memory, which has room for them. */
+  def spillTo(at: Long): Unit = {
+    Platform.copyMemory(array, Platform.BYTE_ARRAY_OFFSET.toLong, null, at, used.toLong)
+    spilled += Spilled(at, used)
+    spilledBytes += used
+    array = Empty // readers keep the old one
+    used = 0
   }
 
   private def reserve(more: Int): Unit = {
-    val needed = Math.addExact(used, more)
+    val needed = Math.addExact(length, more) - spilledBytes
     if (needed > array.length) {
-      val doubled = math.min(array.length.toLong * 2, MaxArray).toInt
+      val doubled = math.min(math.max(64L, array.length.toLong * 2), MaxArray).toInt
       array = Arrays.copyOf(array, math.max(needed, doubled))
     }
   }
 
   private def MaxArray = Int.MaxValue - 16L
+}
+
+private object ValueBuffer {
+  private val Empty = new Array[Byte](0)
+
+  private final case class Spilled(at: Long, length: Int)
 }
 
 private[statestore] object MultiValues {
