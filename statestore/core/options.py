@@ -130,7 +130,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         "snapshot.maxChainLength", "snapshot_max_chain_length", "int", 32, scope="engine",
         unit="deltas", minimum=1, maximum=1000,
-        doc="Number of deltas since the last snapshot at which a new one is taken.",
+        doc="Number of deltas since the last snapshot at which a new one is taken. The rocksdb "
+        "backend merges files instead: rocksdb.mergeMinFiles.",
     ),
     Option(
         "snapshot.replayRatio", "snapshot_replay_ratio", "float", 1.0, scope="engine",

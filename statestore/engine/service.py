@@ -399,7 +399,14 @@ class EngineService:
             head, files = versions.changes(*wanted, request.get("directory", str))
         return {
             "column_families": _families(head.trailer.column_families),
-            "files": [{"version": version, **_file(file)} for version, file in files],
+            "files": [
+                {
+                    "version": version,
+                    "column_families": _families(file.trailer.column_families),
+                    **_file(file),
+                }
+                for version, file in files
+            ],
         }
 
     def _close(self, request: Request) -> Reply:

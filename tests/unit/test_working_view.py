@@ -109,6 +109,15 @@ def test_list_longer_than_the_budget_is_spilled_as_it_grows(classes: Path) -> No
 
 
 @pytest.mark.timeout(240)
+def test_more_rows_than_can_be_addressed_are_refused_by_name(classes: Path) -> None:
+    """Catches a task that fails with nothing but "requirement failed"."""
+    shown = run_java(classes, "view.FullPagesCheck")
+
+    assert "IllegalStateException: [state-too-large]" in shown
+    assert "To fix: give the query more state partitions" in shown
+
+
+@pytest.mark.timeout(240)
 def test_spill_without_space_is_a_named_error_and_loses_no_row(
     classes: Path, tmp_path: Path
 ) -> None:

@@ -214,6 +214,20 @@ object StoreContract {
     (lines :+ line).mkString("\n")
   }
 
+  /** What a store reads, for which the engine has to open something, behind its provider's end. */
+  def readBehindTheEnd(spark: SparkSession, root: String, providerClass: String): String = {
+    val provider = open(spark, root, providerClass, newHadoopConf(spark))
+    val row = newTextRow
+    val base = provider.getStore(0)
+    base.put(row("a"), row("base"))
+    base.commit()
+    val store = provider.getStore(1)
+    provider.close()
+    val found = shown(store.iterator())
+    store.abort()
+    found
+  }
+
   /** The change feed of two batches that write every key once, by column family, batch and key. */
   def changes(spark: SparkSession, root: String, providerClass: String): String = {
     val provider = open(spark, root, providerClass, newHadoopConf(spark))
@@ -248,6 +262,59 @@ object StoreContract {
     }
     provider.close()
     lines.mkString("\n")
+  }
+
+  /**
+   * A column family is removed, and the next batch makes one of another name and other values. The
+   * change feed of each, from the first batch on and for the second also from the third on.
+   */
+  def changesOfRemoved(spark: SparkSession, root: String, providerClass: String): String = {
+    val provider = open(spark, root, providerClass, newHadoopConf(spark))
+    val row = newTextRow
+    val number = UnsafeProjection.create(time)(InternalRow(7L)).copy()
+    val spec = NoPrefixKeyStateEncoderSpec(text)
+    def batch(version: Long)(steps: StateStore => Unit): Unit = {
+      val store = provider.getStore(version)
+      steps(store)
+      store.commit()
+    }
+    batch(0) { store =>
+      Family("old", spec, multi = false).createIn(store)
+      Seq("a", "b").foreach(key => store.put(row(key), row("a long text, not a number"), "old"))
+    }
+    batch(1)(_.removeColFamilyIfExists("old"))
+    batch(2) { store =>
+      store.createColFamilyIfAbsent("new", text, time, spec, false, isInternal = false)
+      store.put(row("b"), number, "new")
+    }
+    batch(3)(_.remove(row("b"), "new"))
+    val lines = for ((name, first) <- Seq("new" -> 1L, "new" -> 3L, "old" -> 1L)) yield {
+      val reader = provider.asInstanceOf[SupportsFineGrainedReplay]
+        .getStateStoreChangeDataReader(first, 4, Some(name), None)
+      val found = reader.map { case (change, key, value, batchId) =>
+        val shown = Option(value).fold("-")(_.getLong(0).toString)
+        s"$batchId ${key.getUTF8String(0)} $change $shown"
+      }
+      s"$name $first: ${found.mkString(", ")}"
+    }
+    provider.close()
+    lines.mkString("\n")
+  }
+
+  /** How a store outside of a task is refused, by its operator and state partition. */
+  def storesThatAreNot(spark: SparkSession, root: String, providerClass: String): String = {
+    val hadoopConf = newHadoopConf(spark)
+    hadoopConf.unset("spark.sql.streaming.internal.stateStore.partitions")
+    Seq((0L, 0), (0L, 1), (0L, -1), (-1L, 0)).map { case (operator, partition) =>
+      val store = StateStoreId(root, operator, partition)
+      val provider = open(spark, store, providerClass, hadoopConf, 1, useColumnFamilies = false)
+      val shown = Try(provider.getStore(0).abort()) match {
+        case Success(_) => "opened"
+        case Failure(e) => s"${e.getClass.getSimpleName} ${e.getMessage}"
+      }
+      provider.close()
+      s"$operator $partition $shown"
+    }.mkString("\n")
   }
 
   /** Calls that a store does not take, and how it refuses each; then that it goes on. */
@@ -357,13 +424,22 @@ object StoreContract {
       providerClass: String,
       hadoopConf: Configuration,
       checkpointFormat: Int = 1,
-      useColumnFamilies: Boolean = true): StateStoreProvider = {
+      useColumnFamilies: Boolean = true): StateStoreProvider = open(
+    spark, StateStoreId(root, 0, 0), providerClass, hadoopConf, checkpointFormat, useColumnFamilies)
+
+  private def open(
+      spark: SparkSession,
+      store: StateStoreId,
+      providerClass: String,
+      hadoopConf: Configuration,
+      checkpointFormat: Int,
+      useColumnFamilies: Boolean): StateStoreProvider = {
     val conf = spark.sessionState.conf.clone()
     conf.setConfString("spark.sql.streaming.stateStore.providerClass", providerClass)
     conf.setConfString(
       "spark.sql.streaming.stateStore.checkpointFormatVersion", checkpointFormat.toString)
     StateStoreProvider.createAndInit(
-      StateStoreProviderId(StateStoreId(root, 0, 0), UUID.randomUUID()),
+      StateStoreProviderId(store, UUID.randomUUID()),
       text,
       text,
       NoPrefixKeyStateEncoderSpec(text),

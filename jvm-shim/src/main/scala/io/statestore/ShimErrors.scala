@@ -4,6 +4,7 @@ import java.io.{File, IOException}
 import java.nio.channels.ClosedByInterruptException
 
 import com.fasterxml.jackson.databind.node.ObjectNode
+import io.statestore.provider.StoreContext
 import io.statestore.view.ColumnFamily
 import org.rocksdb.{RocksDBException, Status}
 
@@ -116,6 +117,14 @@ object ShimErrors {
       "[corruption] a row is of a value schema that its column family has not: " +
         s"column_family=$family, schema=$id, known=${known.toSeq.sorted.mkString(" ")}. " +
         "To fix: verify the checkpoint; where its checksums hold, report it")
+
+  /** What a store raises that is opened to be written and could not be committed. */
+  def noSuchStore(store: StateStoreId, numPartitions: Int): Throwable =
+    new IllegalArgumentException(
+      s"[invalid-argument] there is no such state store: ${describe(store)}, " +
+        s"num_partitions=$numPartitions. To fix: number operators and state partitions from 0; " +
+        s"outside of a query, Hadoop's configuration says how many state partitions there are: " +
+        StoreContext.NumPartitionsKey)
 
   /** What a store raises when its commit failed: Spark's error for a state file not written. */
   def cannotCommit(store: StateStoreId, version: Long, cause: Throwable): Throwable = cause match {

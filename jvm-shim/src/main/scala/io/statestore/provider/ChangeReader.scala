@@ -25,12 +25,14 @@ private[statestore] final class ChangeReader(
     extends ChangeDataReader {
   private type Change = (RecordType.Value, UnsafeRow, UnsafeRow, Long)
 
-  private val family = reply.get("column_families").elements.asScala
-    .map(node => ColumnFamily.fromJson(node.asInstanceOf[ObjectNode]))
-    .find(_.name == familyName)
+  private val family = familyIn(reply)
   private val codec = family.map(new KeyCodec(_)).orNull
   private val valueCodec = family.map(new ValueCodec(_)).orNull
-  private val files = reply.get("files").elements.asScala
+  // Those from before it was created have no rows of it: its ID may have been another one's, which
+  // was removed.
+  private val files = reply.get("files").elements.asScala.toSeq.reverseIterator
+    .takeWhile(file => familyIn(file).exists(before => family.exists(isThat(_, before))))
+    .toSeq.reverseIterator
   private var open: StateFileReader = _
   private var changes: Iterator[Change] = Iterator.empty
 
@@ -50,6 +52,14 @@ private[statestore] final class ChangeReader(
   override protected def close(): Unit =
     try closeFile()
     finally removeFiles()
+
+  private def familyIn(node: JsonNode): Option[ColumnFamily] =
+    node.get("column_families").elements.asScala
+      .map(family => ColumnFamily.fromJson(family.asInstanceOf[ObjectNode]))
+      .find(_.name == familyName)
+
+  private def isThat(now: ColumnFamily, before: ColumnFamily): Boolean =
+    now.id == before.id && now.sameLayout(before)
 
   private def closeFile(): Unit = if (open != null) {
     open.close()

@@ -116,15 +116,19 @@ private[statestore] object Leases extends Logging {
       }
     } catch { case NonFatal(e) => logWarning("leases were not looked after", e) }
 
-  private def contextOf(query: StatefulQuery): StoreContext = new StoreContext(
-    query.providerClass.stripPrefix(ProviderPackage).stripSuffix("StateStoreProvider").toLowerCase,
-    StateStoreId(query.stateDirectory, 0L, 0),
-    defaultFamily = null, // of no store
-    useColumnFamilies = false,
-    schemas = None,
-    query.storeConf,
-    query.hadoopConf,
-    ShimOptions.parse(query.storeConf.sqlConfs))
+  private def contextOf(query: StatefulQuery): StoreContext = {
+    val storeConf = query.newStoreConf()
+    new StoreContext(
+      query.providerClass
+        .stripPrefix(ProviderPackage).stripSuffix("StateStoreProvider").toLowerCase,
+      StateStoreId(query.stateDirectory, 0L, 0),
+      defaultFamily = null, // of no store
+      useColumnFamilies = false,
+      schemas = None,
+      storeConf,
+      query.newHadoopConf(),
+      ShimOptions.parse(storeConf.sqlConfs))
+  }
 
   private val ProviderPackage = "io.statestore."
 

@@ -4,7 +4,7 @@ import java.util.UUID
 import java.util.concurrent.{ConcurrentHashMap, ConcurrentLinkedQueue}
 
 import com.fasterxml.jackson.databind.node.ObjectNode
-import io.statestore.{EngineReportedException, Json, ShimOptions}
+import io.statestore.{EngineReportedException, Json, ShimErrors, ShimOptions}
 import io.statestore.engine.{CheckpointMemory, EnginePool, Engines}
 import io.statestore.keygroup.{KeyGroupFunction, PartitionKey}
 import io.statestore.view.{ColumnFamily, OverlayFamily}
@@ -65,6 +65,20 @@ private[statestore] final class StoreContext(
 
   def numPartitionsOfTask: Int =
     numPartitions.getOrElse(Option(TaskContext.get()).map(_.numPartitions()).getOrElse(1))
+
+  /**
+   * Refuses a store that could not be committed.
+   *
+   * @throws java.lang.IllegalArgumentException there is no such state partition, or operator
+   */
+  def checkWritable(): Unit = {
+    // In a task of the state data source nobody knows: it may open one partition of many to read.
+    val isKnown = numPartitions.isDefined || TaskContext.get() == null
+    if (storeId.operatorId < 0 || storeId.partitionId < 0 ||
+      isKnown && storeId.partitionId >= numPartitionsOfTask) {
+      throw ShimErrors.noSuchStore(storeId, numPartitionsOfTask)
+    }
+  }
 
   /**
    * Every schema that values of a column family may have, by its ID: those that are stored, and

@@ -178,10 +178,13 @@ abstract class ViewStateStoreProvider(backend: String)
     lock.synchronized(drop())
     if (wasServed) {
       StoreActivity.current.closed(context.directory)
-      try context.engines.callIfRunning(context.directory, context.request("close"))
-      catch { case NonFatal(e) => logInfo(s"engine did not close a store: $toString", e) }
+      closeInEngine()
     }
   }
+
+  private def closeInEngine(): Unit =
+    try context.engines.callIfRunning(context.directory, context.request("close"))
+    catch { case NonFatal(e) => logInfo(s"engine did not close a store: $toString", e) }
 
   override def toString: String =
     if (context == null) getClass.getSimpleName
@@ -228,7 +231,7 @@ abstract class ViewStateStoreProvider(backend: String)
    * is time. Where other handles read the view it is left to them, and the next store loads its
    * own.
    */
-  private[statestore] def release(view: CommittedView, advance: Option[ViewAdvance]): Unit =
+  private[statestore] def release(view: CommittedView, advance: Option[ViewAdvance]): Unit = {
     lock.synchronized {
       view.release()
       if (lastRead != null && !lastRead.isOpen) lastRead = null
@@ -241,6 +244,9 @@ abstract class ViewStateStoreProvider(backend: String)
         }
       }
     }
+    // A task that outlives its provider may have had the engine open the store again.
+    if (closed) closeInEngine()
+  }
 
   /** Brings the view to the version that was committed on it. */
   private def settle(): Unit = if (pending != null) {
@@ -275,6 +281,7 @@ abstract class ViewStateStoreProvider(backend: String)
       readOnly: Boolean,
       loadEmpty: Boolean): StoreHandle = loading(version) {
     if (version < 0) throw StateStoreInternals.unexpectedStateStoreVersion(version)
+    if (!readOnly) context.checkWritable()
     Leases.hold(context)
     val counters = new HandleCounters
     lock.synchronized {

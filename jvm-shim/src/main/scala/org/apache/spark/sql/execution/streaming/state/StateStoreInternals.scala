@@ -23,7 +23,7 @@ import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.streaming.runtime.{
   StreamExecution, StreamingCheckpointConstants}
-import org.apache.spark.sql.internal.{SharedState, SQLConf, SQLConfEntries}
+import org.apache.spark.sql.internal.{SessionState, SharedState, SQLConf, SQLConfEntries}
 import org.apache.spark.sql.streaming.{GroupStateTimeout, TimeMode, Trigger}
 import org.apache.spark.util.{NextIterator, RpcUtils, Utils}
 
@@ -145,19 +145,12 @@ object StateStoreInternals {
   def statefulQueries(isWanted: String => Boolean): Set[StatefulQuery] = for {
     query <- activeQueries
     session = SparkVersion.sessionOf(query).sessionState
-    conf = session.conf
-    if isWanted(conf.stateStoreProviderClass)
+    if isWanted(session.conf.stateStoreProviderClass)
     if query.analyzedPlan.exists(SparkVersion.isStateful)
-  } yield {
-    val hadoopConf = session.newHadoopConf()
-    hadoopConf.set(StreamExecution.RUN_ID_KEY, query.runId.toString)
-    StatefulQuery(
-      query.runId.toString,
-      new Path(query.resolvedCheckpointRoot, StreamingCheckpointConstants.DIR_NAME_STATE).toString,
-      conf.stateStoreProviderClass,
-      new StateStoreConf(conf),
-      hadoopConf)
-  }
+  } yield new StatefulQuery(
+    query.runId.toString,
+    new Path(query.resolvedCheckpointRoot, StreamingCheckpointConstants.DIR_NAME_STATE).toString,
+    session)
 
   private def activeQueries: Set[StreamExecution] =
     sharedStates.synchronized(sharedStates.asScala.toSet)
@@ -215,13 +208,21 @@ object StateStoreInternals {
     SQLConfEntries.all.flatMap(entry => entry.key :: entry.alternatives).toSet
 }
 
-/** An active query with state; `stateDirectory` is the `state` directory of its checkpoint. */
-final case class StatefulQuery(
-    run: String,
-    stateDirectory: String,
-    providerClass: String,
-    storeConf: StateStoreConf,
-    hadoopConf: Configuration)
+/**
+ * An active query with state; `stateDirectory` is the `state` directory of its checkpoint. The rest
+ * are copies of all that is configured, made when they are asked for.
+ */
+final class StatefulQuery(val run: String, val stateDirectory: String, session: SessionState) {
+  def providerClass: String = session.conf.stateStoreProviderClass
+
+  def newStoreConf(): StateStoreConf = new StateStoreConf(session.conf)
+
+  def newHadoopConf(): Configuration = {
+    val hadoopConf = session.newHadoopConf()
+    hadoopConf.set(StreamExecution.RUN_ID_KEY, run)
+    hadoopConf
+  }
+}
 
 /** Spark's iterator over the changes of a version range, open to implementations outside Spark. */
 abstract class ChangeDataReader
