@@ -203,8 +203,8 @@ private[statestore] final class Overlay(
     SortedRecords.of(pages, families.values, keyGroups.maxParallelism, byKey)
 
   /**
-   * Moves the lists to disk, and every heap record to a sorted run there. After a raise every record
-   * is still there, on the heap or on disk.
+   * Moves the lists to disk, and every heap record to a sorted run there. After a raise all of them
+   * are still there, on the heap or on disk.
    *
    * @throws io.statestore.LocalDiskException the disk is full or failed
    */

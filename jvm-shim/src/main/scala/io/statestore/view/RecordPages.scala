@@ -245,9 +245,9 @@ private[statestore] final class RecordPages {
   private def addPage(page: Int, base: AnyRef, start: Long, end: Int): Unit = {
     if (page >= MaxPages) {
       throw new IllegalStateException(
-        "[state-too-large] the rows of a state partition, or those that a batch writes to it, are " +
-          s"more than can be addressed in memory: pages=$MaxPages. To fix: give the query more " +
-          "state partitions with statestore rescale, or read less in a batch")
+        "[state-too-large] the rows of a state partition, or those that a batch writes to it, " +
+          s"are more than can be addressed in memory: pages=$MaxPages. To fix: give the query " +
+          "more state partitions with statestore rescale, or read less in a batch")
     }
     if (page == bases.length) {
       bases = Arrays.copyOf(bases, page * 2)
