@@ -241,7 +241,8 @@ private[statestore] final class FamilyState(
         } else {
           Iterator.empty
         }
-      if (own == 0) first else first ++ owns.rows
+      val above = if (own == 0) Iterator.empty else owns.rows
+      first ++ above
     }
 
     def close(): Unit = if (below != null) below.close()

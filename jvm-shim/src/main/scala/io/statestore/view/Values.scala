@@ -2,8 +2,6 @@ package io.statestore.view
 
 import java.util.Arrays
 
-import scala.collection.mutable
-
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.unsafe.Platform
 
@@ -28,7 +26,7 @@ private[statestore] final class BytesRef {
 private[statestore] final class ValueBuffer {
   import ValueBuffer.{Empty, Spilled}
 
-  private val spilled = mutable.ArrayBuffer.empty[Spilled]
+  private var spilled = Vector.empty[Spilled]
   private var spilledBytes = 0
   private var array = Empty
   private var used = 0
@@ -62,13 +60,12 @@ private[statestore] final class ValueBuffer {
       MultiValues.rows(array, start, numBytes, codec)
     } else {
       var left = numBytes
-      val parts = mutable.ArrayBuffer.empty[Iterator[UnsafeRow]]
-      spilled.foreach { part =>
-        parts += MultiValues.rows(null, part.at, math.min(left, part.length), codec)
-        left -= math.min(left, part.length)
+      val first = spilled.map { part =>
+        val length = math.min(left, part.length)
+        left -= length
+        MultiValues.rows(null, part.at, length, codec)
       }
-      parts += MultiValues.rows(array, start, left, codec)
-      parts.iterator.flatten
+      (first :+ MultiValues.rows(array, start, left, codec)).iterator.flatten
     }
   }
 
@@ -94,7 +91,7 @@ private[statestore] final class ValueBuffer {
   /** Moves the entries on the heap to mapped memory, which has room for them. */
   def spillTo(at: Long): Unit = {
     Platform.copyMemory(array, Platform.BYTE_ARRAY_OFFSET.toLong, null, at, used.toLong)
-    spilled += Spilled(at, used)
+    spilled :+= Spilled(at, used)
     spilledBytes += used
     array = Empty // readers keep the old one
     used = 0
@@ -127,6 +124,10 @@ private[statestore] object MultiValues {
     array(at + 3) = length.toByte
   }
 
+  private def lengthAt(base: AnyRef, at: Long): Int =
+    (Platform.getByte(base, at) & 0xff) << 24 | (Platform.getByte(base, at + 1) & 0xff) << 16 |
+      (Platform.getByte(base, at + 2) & 0xff) << 8 | (Platform.getByte(base, at + 3) & 0xff)
+
   /** The rows in `numBytes` bytes of entries. */
   def rows(base: AnyRef, at: Long, numBytes: Int, codec: ValueCodec): Iterator[UnsafeRow] =
     new Iterator[UnsafeRow] {
@@ -136,9 +137,7 @@ private[statestore] object MultiValues {
 
       override def next(): UnsafeRow = {
         if (!hasNext) throw new NoSuchElementException("no more values")
-        val rowBytes = (0 until LengthBytes).foldLeft(0) { (n, i) =>
-          (n << 8) | (Platform.getByte(base, at + position + i) & 0xff)
-        }
+        val rowBytes = lengthAt(base, at + position)
         val row = codec.decode(base, at + position + LengthBytes, rowBytes)
         position += LengthBytes + rowBytes
         row
