@@ -85,9 +85,11 @@ final class Expired extends Adding {
     seen = getHandle.getListState("seen", long, TTLConfig.NONE)
 
   override protected def add(change: Change, timers: TimerValues): Long = {
-    val kept = if (seen.exists()) seen.get().drop(1) else (2 to VariableQueries.LongList).iterator
+    val kept =
+      if (seen.exists()) seen.get().drop(1)
+      else Iterator.range(1, VariableQueries.LongList).map(_.toLong)
     seen.clear()
-    kept.foreach(value => seen.appendValue(value.toLong))
+    kept.foreach(seen.appendValue)
     seen.appendValue(change.v)
     change.v
   }
