@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="where a life that failed is copied to")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results")
     arguments = parser.parse_args()
-    enter_namespace()
+    enter_namespace("tests.chaos")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="statestore-chaos-") as work:

@@ -11,19 +11,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 DISK_BYTES = 1 << 30
-_IN_NAMESPACE = "STATESTORE_CHAOS_DISK"
+_IN_NAMESPACE = "STATESTORE_TEST_DISK"
 _WAYS = (["--mount"], ["--user", "--map-root-user", "--mount"])
 
 
-def enter_namespace() -> None:
-    """Start this program anew where its mounts are its own, and end with it, if that is allowed."""
+def enter_namespace(module: str) -> None:
+    """Start a program anew where its mounts are its own, and end with it, if that is allowed."""
     if _IN_NAMESPACE in os.environ or shutil.which("unshare") is None:
         return
     for way in _WAYS:
         command = ["unshare", *way]
         if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
             os.environ[_IN_NAMESPACE] = "1"
-            program = [sys.executable, "-m", "tests.chaos", *sys.argv[1:]]
+            program = [sys.executable, "-m", module, *sys.argv[1:]]
             os.execvp("unshare", [*command, *program])  # noqa: S606 - it takes our place
 
 

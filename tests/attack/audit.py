@@ -1,0 +1,118 @@
+"""Whether a directory holds what it must: rows, damage, and bytes of keys that were forgotten."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from statestore import Checkpoint, StateStoreError
+
+from .bytes_search import find_bytes, needles_of
+from .families import WrongRowsError, difference
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+    from .families import State
+    from .world import Directory, World
+
+
+class AttackError(Exception):
+    """What the lane looks for: something is wrong; the second argument has the details."""
+
+
+def require(is_so: object, problem: str, details: str) -> None:
+    """Raise unless something is so.
+
+    Raises:
+        AttackError: It is not.
+    """
+    if not is_so:
+        raise AttackError(problem, details)
+
+
+def read_state(world: World, directory: Directory, version: int | None = None) -> State:
+    """Return all rows of a directory, through the package.
+
+    Raises:
+        AttackError: A key is there twice.
+        StateStoreError: It cannot be read.
+    """
+    try:
+        return {one.name: one.read(directory.path, version) for one in world.operator.families}
+    except WrongRowsError as error:
+        raise AttackError("rows are doubled", str(error)) from error
+
+
+def audit(world: World, directory: Directory, rng: Generator | None = None) -> int:
+    """Compare a directory with what it must hold, and verify every byte of it.
+
+    Args:
+        world: Whose directory it is.
+        directory: The directory.
+        rng: Chooses what else is looked at: an older version, all versions, Spark's own reader.
+
+    Returns:
+        Rows that were compared.
+
+    Raises:
+        AttackError: Something is wrong.
+    """
+    chance = rng.random(3) if rng is not None else [1.0] * 3
+    num_rows = _compare(world, directory, directory.state, None)
+    if rng is not None and chance[0] < 0.4:
+        version = int(rng.choice(sorted(directory.versions)))
+        num_rows += _compare(world, directory, directory.versions[version], version)
+    which: Any = "all" if chance[1] < 0.3 else None
+    found = Checkpoint(directory.path).verify(versions=which, deep=True)
+    require(not found.findings, "verify finds damage", found.describe())
+    stores = Checkpoint(directory.path).inspect()
+    partitions = {store.num_partitions for store in stores}
+    require(
+        partitions == {directory.num_partitions},
+        "the number of state partitions is another one",
+        f"{partitions}, expected {directory.num_partitions}",
+    )
+    if chance[2] < 0.2 and not directory.is_savepoint:
+        num_rows += _compare_in_spark(world, directory)
+    return num_rows
+
+
+def _compare(world: World, directory: Directory, state: State, version: int | None) -> int:
+    try:
+        found = read_state(world, directory, version)
+    except StateStoreError as error:
+        what = f"version {version} of {directory.path}"
+        raise AttackError("state cannot be read", f"{what}: {error}") from error
+    for name, rows in state.items():
+        wrong = difference(found[name], rows)
+        require(
+            not wrong, "rows are wrong", f"{directory.path}, {name}, version {version}:\n{wrong}"
+        )
+    return sum(map(len, state.values()))
+
+
+def _compare_in_spark(world: World, directory: Directory) -> int:
+    """Compare with Spark's own state reader."""
+    number = 0
+    for family in world.operator.families:
+        if family.store != "default" or family.column_family != "default":
+            continue
+        reader = world.session(directory.backend).read.format("statestore")
+        frame = reader.option("operatorId", family.operator).load(str(directory.path))
+        found = family.rows_of(frame.select("key", "value").toArrow())
+        wrong = difference(found, directory.state[family.name])
+        require(not wrong, "Spark reads other rows", f"{directory.path}, {family.name}:\n{wrong}")
+        number += len(found)
+    return number
+
+
+def forgotten_bytes(world: World, directory: Directory) -> list[str]:
+    """Return where bytes of forgotten keys are found in a directory."""
+    living = {
+        needle
+        for rows in directory.state.values()
+        for item in rows.items()
+        for needle in needles_of(item)
+    }
+    needles = {needle for key in directory.gone for needle in needles_of(key)} - living
+    return find_bytes(directory.path, needles) if needles else []

@@ -1,0 +1,223 @@
+"""Runs one operation in a process of its own, which may be killed or stopped at a storage call.
+
+Processes come from a server that has imported the package already, so that one takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from multiprocessing.connection import Connection
+
+CHANGING = ("publish", "write", "delete", "delete_files", "link", "delete_tree", "make_directory")
+"""Calls of a storage that change it."""
+TIMEOUT_S = 240.0
+POLL_S = 0.02
+Disturbance = Literal["", "kill", "stop"]
+Ending = Literal["done", "refused", "failed", "killed"]
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.attack.preloaded"])
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation as a user calls it.
+
+    Attributes:
+        argv: Words behind `statestore` on the command line; empty for a call of Python's API.
+        directory: Of the API: the directory that it is called on.
+        is_savepoint: Whether that is a savepoint.
+        method: Name of the method.
+        arguments, keywords: What it gets.
+        options: Storage options.
+    """
+
+    argv: tuple[str, ...] = ()
+    directory: str = ""
+    is_savepoint: bool = False
+    method: str = ""
+    arguments: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """Return it as a line."""
+        if self.argv:
+            return "statestore " + " ".join(map(repr, self.argv))
+        given = [*map(_short, self.arguments)]
+        given += [f"{name}={_short(value)}" for name, value in self.keywords.items()]
+        kind = "Savepoint" if self.is_savepoint else "Checkpoint"
+        return f"{kind}({self.directory!r}).{self.method}({', '.join(given)})"
+
+
+def _short(value: Any) -> str:
+    text = repr(value.to_pydict()) if hasattr(value, "to_pydict") else repr(value)
+    return text if len(text) < 300 else f"{text[:300]}…"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call ended.
+
+    Attributes:
+        ending: done; refused by an error of the package; failed by any other; or killed.
+        text: What it printed or returned, or the error.
+        kind: Kind of the error.
+        num_calls: Calls that changed the storage.
+        value: What it returned, where that can be sent.
+    """
+
+    ending: Ending
+    text: str = ""
+    kind: str = ""
+    num_calls: int = 0
+    value: Any = None
+
+
+class Child:
+    """An operation under way."""
+
+    def __init__(
+        self, call: Call, disturbance: Disturbance = "", at: int = 0, bug: str = ""
+    ) -> None:
+        self._connection, theirs = _context.Pipe()
+        self._process = _context.Process(target=_run, args=(call, disturbance, at, bug, theirs))
+        self._process.start()
+        theirs.close()
+
+    def end(self, timeout_s: float = TIMEOUT_S) -> Outcome:
+        """Wait until it has ended.
+
+        Raises:
+            TimeoutError: It does not.
+        """
+        if not self._connection.poll(timeout_s):
+            self._process.kill()
+            raise TimeoutError(f"an operation did not end within {timeout_s} s")
+        try:
+            outcome: Outcome = self._connection.recv()
+        except EOFError:
+            outcome = Outcome("killed")
+        self._process.join(timeout_s)
+        return outcome
+
+    def is_stopped(self, timeout_s: float = TIMEOUT_S) -> bool:
+        """Wait until it has stopped itself; False when it ended before."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self._connection.poll(POLL_S):
+                return False
+            try:
+                stat = Path(f"/proc/{self._process.pid}/stat").read_bytes()
+            except OSError:
+                return False
+            if stat.rpartition(b")")[2].split()[0] == b"T":
+                return True
+        raise TimeoutError(f"an operation neither stopped nor ended within {timeout_s} s")
+
+    def go_on(self) -> None:
+        """Let it go on when it has stopped itself."""
+        os.kill(self._process.pid, signal.SIGCONT)
+
+
+def run(call: Call, disturbance: Disturbance = "", at: int = 0, bug: str = "") -> Outcome:
+    """Run a call in a process of its own, and wait until it has ended."""
+    return Child(call, disturbance, at, bug).end()
+
+
+def _run(call: Call, disturbance: Disturbance, at: int, bug: str, connection: Connection) -> None:
+    counter = _Counter(disturbance, at)
+    counter.watch()
+    if bug:
+        from . import planted_bugs
+
+        planted_bugs.plant(bug)
+    try:
+        ending, text, kind, value = _on_command_line(call) if call.argv else _in_python(call)
+    except BaseException:  # noqa: BLE001 - whatever it is, it is what the lane looks for
+        ending, text, kind, value = "failed", traceback.format_exc(), "", None
+    connection.send(Outcome(ending, text, kind, counter.number, value))
+    connection.close()
+
+
+class _Counter:
+    """Counts the calls that change the storage, and disturbs one of them."""
+
+    def __init__(self, disturbance: Disturbance, at: int) -> None:
+        self._signal = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "": None}[disturbance]
+        self._at = at
+        self._lock = threading.Lock()
+        self.number = 0
+
+    def watch(self) -> None:
+        from statestore.io.local import LocalFileIO
+
+        for name in CHANGING:
+            setattr(LocalFileIO, name, self._watched(getattr(LocalFileIO, name)))
+
+    def _watched(self, call: Any) -> Any:
+        def watched(*arguments: Any, **more: Any) -> Any:
+            with self._lock:
+                number, self.number = self.number, self.number + 1
+            # An even one before it happens, an odd one behind.
+            if number * 2 == self._at and self._signal:
+                os.kill(os.getpid(), self._signal)
+            found = call(*arguments, **more)
+            if number * 2 + 1 == self._at and self._signal:
+                os.kill(os.getpid(), self._signal)
+            return found
+
+        return watched
+
+
+def _on_command_line(call: Call) -> tuple[Ending, str, str, Any]:
+    from statestore.cli.commands import cli
+    from statestore.core.errors import KINDS
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            cli.main(list(call.argv), prog_name="statestore", standalone_mode=True)
+            status: Any = 0
+        except SystemExit as error:
+            status = error.code
+    text = printed.getvalue()
+    if status in (0, None):
+        return "done", text, "", text
+    kind = next((kind for kind in KINDS if f"[{kind}]" in text), "")
+    return "refused", f"exit status {status}: {text}", kind or "usage", text
+
+
+def _in_python(call: Call) -> tuple[Ending, str, str, Any]:
+    from statestore import Checkpoint, Savepoint, StateStoreError
+
+    made: Any = Savepoint if call.is_savepoint else Checkpoint
+    try:
+        directory = made(call.directory, storage_options=dict(call.options))
+        value = getattr(directory, call.method)(*call.arguments, **call.keywords)
+    except StateStoreError as error:
+        return "refused", str(error), error.kind, None
+    sent = None if isinstance(value, made) else _sendable(value)
+    return "done", str(sent)[:2000], "", sent
+
+
+def _sendable(value: Any) -> Any:
+    fields = getattr(value, "fields", None)
+    if callable(fields):
+        return fields()
+    if hasattr(value, "to_pylist"):
+        return value
+    return None

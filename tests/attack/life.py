@@ -1,0 +1,396 @@
+"""A life: a query's checkpoint, attacked by operation after operation, and audited after each."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from statestore import Checkpoint, StateStoreError
+
+from .audit import AttackError, audit, forgotten_bytes, read_state, require
+from .child import Child, Outcome, run
+from .operations import Step, draw_step
+from .operators import make_operator
+from .world import QueryFailedError, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from .families import State
+    from .filler import Filler
+    from .plan import LifePlan
+    from .world import Directory
+
+MAX_OTHERS = 4
+NO_FAILURE = ("read", "diff")
+"""Operations that change nothing, and are not disturbed."""
+SOMEBODY_ELSE = (
+    "checkpoint-in-use", "checkpoint-under-operation", "fenced", "unfinished-operation",
+    "unfinished-batch", "lineage-broken", "version-exists", "file-not-found", "version-not-found",
+    "checkpoint-exists",
+)  # fmt: skip
+"""Kinds of errors by which one of two at a time may end."""
+
+
+@dataclass
+class Tally:
+    """What happened.
+
+    Attributes:
+        steps: By operation, disturbance and ending.
+        audits, batches, rows: Audits, batches of the query, rows compared.
+        searches: Searches for the bytes of forgotten keys.
+    """
+
+    steps: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    audits: int = 0
+    batches: int = 0
+    rows: int = 0
+    searches: int = 0
+
+
+class Life:
+    """One life; `run` it once.
+
+    Attributes:
+        plan: What it is made of.
+        world: Its directories.
+        tally: What happened so far.
+        story: What was called, a line a step.
+    """
+
+    def __init__(
+        self,
+        plan: LifePlan,
+        spark: SparkSession,
+        root: Path,
+        filler: Filler | None,
+        bug: str = "",
+    ) -> None:
+        self.plan = plan
+        self.rng = np.random.default_rng([*plan.seed, 1])
+        self.operator = make_operator(plan.operator, (*plan.seed, 2))
+        self.world = World(plan, self.operator, spark, root)
+        self.tally = Tally()
+        self.story: list[str] = []
+        self._spark = spark
+        self._filler = filler
+        self._bug = bug
+        self._num_calls: dict[str, int] = {}
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """Live until all steps are done or the time is over.
+
+        Raises:
+            AttackError: Something is wrong.
+        """
+        self._batches(int(self.rng.integers(1, 4)))
+        self._audit()
+        for _ in range(self.plan.num_steps):
+            if is_over():
+                break
+            step = draw_step(self.world, self.rng)
+            self.story.append(step.call.describe())
+            self._perform(step)
+            self._audit()
+            if self.rng.random() < 0.6:
+                self._batches(int(self.rng.integers(1, 3)))
+                self._audit()
+
+    def _batches(self, number: int) -> None:
+        self.world.feed(self.rng, number)
+        self.story.append(f"the query reads up to file {len(self.world.files)}")
+        before = self.world.current.batch
+        try:
+            self.world.run_query(self.world.current)
+        except QueryFailedError as error:
+            raise AttackError("the query failed", str(error)) from error
+        self.tally.batches += self.world.current.batch - before
+
+    # Disturbances
+
+    def _perform(self, step: Step) -> None:
+        chance = self.rng.random()
+        if step.name in NO_FAILURE or chance < 0.5:
+            self._undisturbed(step)
+        elif chance < 0.72 or (chance < 0.8 and self._filler is None):
+            self._killed(step)
+        elif chance < 0.8:
+            self._on_a_full_disk(step)
+        elif chance < 0.9 and step.source is self.world.current:
+            self._beside_another(step)
+        elif step.source is self.world.current:
+            self._beside_the_query(step)
+        else:
+            self._undisturbed(step)
+
+    def _run(self, step: Step, disturbance: Any = "", at: int = 0) -> Outcome:
+        outcome = run(step.call, disturbance, at, self._bug)
+        if outcome.ending != "killed":
+            self._num_calls[step.name] = outcome.num_calls
+        return outcome
+
+    def _somewhere(self, step: Step) -> int:
+        """Draw a moment of a step: twice the number of a call, and one more for after it."""
+        return int(self.rng.integers(0, 2 * self._num_calls.get(step.name, 20) + 2))
+
+    def _undisturbed(self, step: Step) -> None:
+        self._settle(step, self._run(step))
+
+    def _count(self, step: Step, disturbance: str, ending: str) -> None:
+        self.tally.steps[step.name, disturbance, ending] += 1
+        self.story[-1] += f"   # {disturbance + ', ' if disturbance else ''}{ending}"
+
+    def _settle(self, step: Step, outcome: Outcome, disturbance: str = "") -> None:
+        """Note how a step ended that nothing else disturbs any more."""
+        self._count(step, disturbance, outcome.ending)
+        require(outcome.ending in ("done", "refused"), "an operation failed", outcome.text)
+        if outcome.ending == "done":
+            require(not step.must_be_refused, "what must be refused was done", outcome.text)
+            self._done(step, outcome.value)
+        else:
+            is_right = step.must_be_refused or step.may_be_refused
+            require(is_right, "an operation was refused", outcome.text)
+            self._require_no_target(step)
+
+    def _done(self, step: Step, value: Any) -> None:
+        before = step.source.state
+        after = step.apply(before)
+        if step.check is not None:
+            try:
+                step.check(before, value)
+            except AssertionError as error:
+                raise AttackError("an operation answers wrong", str(error)) from error
+        if step.target is not None:
+            self._made(step, after)
+        else:
+            self._changed(step, before, after)
+
+    def _changed(self, step: Step, before: State, after: State) -> None:
+        directory = step.source
+        version = self.world.newest_version(directory)
+        if version != directory.version or after != before:
+            directory.note(after, batch=version - 1)
+        if step.note is not None:
+            step.note(directory)
+        if step.forgotten is not None:
+            directory.gone |= step.forgotten(before)
+
+    def _made(self, step: Step, after: State) -> None:
+        target: Any = step.target
+        target.batch = self.world.newest_version(target) - 1
+        target.state = after
+        target.versions = {target.version: after}
+        audit(self.world, target)
+        if step.goes_on:
+            self._keep(self.world.current)
+            self.world.current = target
+        else:
+            self._keep(target)
+
+    def _keep(self, directory: Directory) -> None:
+        self.world.others.append(directory)
+        while len(self.world.others) > MAX_OTHERS:
+            shutil.rmtree(self.world.others.pop(0).path)
+
+    def _require_no_target(self, step: Step) -> None:
+        """Require that what was not made is not taken for a checkpoint or savepoint."""
+        if step.target is None:
+            return
+        try:
+            read_state(self.world, step.target)
+        except StateStoreError:
+            shutil.rmtree(step.target.path, ignore_errors=True)
+            return
+        raise AttackError("what was refused was made", str(step.target.path))
+
+    def _killed(self, step: Step) -> None:
+        """Kill it at some moment, look, and do it again."""
+        outcome = self._run(step, "kill", self._somewhere(step))
+        if outcome.ending != "killed":
+            self._settle(step, outcome)
+            return
+        require(not step.must_be_refused, "what must be refused changed something", "")
+        self._repeated(step, "killed")
+
+    def _on_a_full_disk(self, step: Step) -> None:
+        """Let it run out of space, look, and do it again."""
+        filler: Any = self._filler
+        with filler.filled(int(self.rng.integers(0, 96)) << 10):
+            outcome = self._run(step)
+        if outcome.kind != "storage-full":
+            self._settle(step, outcome, "full disk")
+            return
+        self._repeated(step, "full disk")
+
+    def _repeated(self, step: Step, disturbance: str) -> None:
+        """Require that a step that ended half way left all of before or all of after; repeat it."""
+        before, after = step.source.state, step.apply(step.source.state)
+        if step.target is None:
+            found = self._one_of([before, after], step.source)
+            step.source.note(found, batch=self.world.newest_version(step.source) - 1)
+            self._read_partitions(step.source)
+        outcome = self._run(step)
+        self._count(step, disturbance, outcome.ending)
+        require(outcome.ending in ("done", "refused"), "the repetition failed", outcome.text)
+        if outcome.ending == "done":
+            self._done(step, None if step.check is None else outcome.value)
+            return
+        if step.target is None:
+            found = self._one_of([before, after], step.source)
+            is_right = found == after or step.may_be_refused
+            require(is_right, "the repetition was refused", outcome.text)
+            self._read_partitions(step.source)
+            return
+        try:
+            read_state(self.world, step.target)
+        except StateStoreError:
+            require(step.may_be_refused, "the repetition was refused", outcome.text)
+            self._require_no_target(step)
+            return
+        self._made(step, after)
+
+    def _read_partitions(self, directory: Directory) -> None:
+        """Take over what a checkpoint says of its state partitions."""
+        number = Checkpoint(directory.path).inspect()[0].num_partitions
+        if number != directory.num_partitions:
+            directory.before_rescale = directory.num_partitions
+        directory.num_partitions = number
+
+    def _one_of(self, states: Iterable[State], directory: Directory) -> State:
+        """Return the state that a directory has, which must be one of some."""
+        found = read_state(self.world, directory)
+        for state in states:
+            if found == state:
+                return state
+        raise AttackError("rows are neither of before nor of after", f"{found}")
+
+    def _beside_another(self, step: Step) -> None:
+        """Let it stand still at some moment, while another one begins and ends."""
+        other = draw_step(self.world, self.rng)
+        self.story[-1] += f"\n  beside {other.call.describe()}"
+        child = Child(step.call, "stop", self._somewhere(step), self._bug)
+        is_stopped = child.is_stopped()
+        second = run(other.call, bug=self._bug)
+        if is_stopped:
+            child.go_on()
+        first = child.end()
+        ends = [(step, first), (other, second)]
+        directory = self.world.current
+        for one, outcome in ends:
+            self._count(one, "beside another", outcome.ending)
+            require(outcome.ending in ("done", "refused"), "one of two failed", outcome.text)
+            is_right = (
+                outcome.ending == "done" or one.must_be_refused or one.may_be_refused
+                or outcome.kind in SOMEBODY_ELSE
+            )  # fmt: skip
+            require(is_right, "one of two was refused", outcome.text)
+        changing = [
+            (one, end) for one, end in ends if one.target is None and one.source is directory
+        ]
+        states = list(_sequences(directory.state, changing))
+        self._note_one_of(states, directory)
+        for one, outcome in ends:
+            if one.target is not None and outcome.ending == "done":
+                self._made_beside(one, states)
+            elif one.target is not None:
+                self._require_no_target(one)
+            elif one.forgotten is not None and outcome.ending == "done":
+                directory.gone |= one.forgotten(directory.state) - _keys(self.world, directory)
+
+    def _made_beside(self, step: Step, states: list[State]) -> None:
+        """Note what was made of a checkpoint that changed meanwhile."""
+        target: Any = step.target
+        made = states if step.source is self.world.current else [step.source.state]
+        state = self._one_of([step.apply(one) for one in made], target)
+        target.batch = self.world.newest_version(target) - 1
+        target.state, target.versions = state, {target.version: state}
+        self._read_partitions(target)
+        self._keep(target)
+
+    def _note_one_of(self, states: list[State], directory: Directory) -> None:
+        found = self._one_of(states, directory)
+        directory.note(found, batch=self.world.newest_version(directory) - 1)
+        directory.versions = {directory.version: found}
+        self._read_partitions(directory)
+
+    def _beside_the_query(self, step: Step) -> None:
+        """Let it stand still at some moment, while the query starts."""
+        directory = self.world.current
+        before, batch = directory.state, directory.batch
+        began = self.world.num_files_read(directory, batch)
+        self.world.feed(self.rng, 1)
+        child = Child(step.call, "stop", self._somewhere(step), self._bug)
+        is_stopped = child.is_stopped()
+        refusal = self._started()
+        if is_stopped:
+            child.go_on()
+        outcome = child.end()
+        self._count(step, "beside the query", outcome.ending)
+        require(outcome.ending in ("done", "refused"), "beside the query it failed", outcome.text)
+        newest = self.world.newest_version(directory) - 1
+        end = self.world.num_files_read(directory, newest)
+        rows = [row for file in self.world.files[began:end] for row in file]
+
+        def batches(state: State) -> State:
+            return self.operator.step(state, rows)
+
+        after = [batches(before), batches(step.apply(before)), step.apply(batches(before))]
+        if step.target is not None:
+            after = after[:1]
+        self._note_one_of(after, directory)
+        if step.target is not None and outcome.ending == "done":
+            self._made_beside(step, [before, directory.state])
+        elif step.target is not None:
+            self._require_no_target(step)
+        if refusal:
+            self.story.append(f"  the query was refused: {refusal[:200]}")
+        self._batches(1)
+
+    def _started(self) -> str:
+        """Start the query; return how it was refused, if it was."""
+        try:
+            self.world.run_query(self.world.current)
+        except QueryFailedError as error:
+            return str(error)
+        return ""
+
+    # Audit
+
+    def _audit(self) -> None:
+        current = self.world.current
+        current.gone -= _keys(self.world, current)
+        self.tally.rows += audit(self.world, current, self.rng)
+        self.tally.audits += 1
+        if current.gone:
+            self.tally.searches += 1
+            found = forgotten_bytes(self.world, current)
+            require(not found, "bytes of a forgotten key are there", "\n".join(found[:5]))
+        if self.world.others and self.rng.random() < 0.3:
+            other = self.world.others[self.rng.integers(len(self.world.others))]
+            self.tally.rows += audit(self.world, other, self.rng)
+
+
+def _keys(world: World, directory: Directory) -> set[Any]:
+    from .operations import grouping_keys
+
+    return grouping_keys(world, directory.state)
+
+
+def _sequences(state: State, ends: list[tuple[Step, Outcome]]) -> Iterable[State]:
+    """Yield what steps may have made of a state: those that are done, in any order, and others."""
+    for length in range(len(ends) + 1):
+        for chosen in permutations(ends, length):
+            if all(any(end is one for one in chosen) for end in ends if end[1].ending == "done"):
+                after = state
+                for step, _ in chosen:
+                    after = step.apply(after)
+                yield after

@@ -1,0 +1,183 @@
+"""Stateful operators of Spark over random columns, and what each does in plain Python."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as sf
+
+from .columns import ORDERED, TYPES, Column, array, draw_columns, order_key, plain, tick
+from .families import Family, Key, Rows, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.random import Generator
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame
+
+POOL = 24
+"""Grouping keys that come again and again."""
+NEW_KEYS = 0.15
+"""Share of rows that have a key of their own."""
+
+
+class Operator(ABC):
+    """A query with one stateful operator.
+
+    Attributes:
+        mode: Output mode.
+        inputs: Columns of its input: the grouping key first.
+        families: Where its state is.
+        conf: Configuration of the query.
+    """
+
+    mode = "update"
+    inputs: tuple[Column, ...]
+    families: tuple[Family, ...]
+    conf: dict[str, str]
+
+    def __init__(self, rng: Generator) -> None:
+        self.conf = {}
+        number = int(rng.choice([1, 1, 1, 2, 3]))
+        # Text twice as often as each other type.
+        names = [*TYPES, "string", "string"]
+        self.keys = draw_columns(rng, number, names, self.reserved)
+        self.inputs = (*self.keys, *self._draw_values(rng, [key.name for key in self.keys]))
+        self.families = self._make_families()
+        self._pool = [self.draw_key(rng) for _ in range(POOL)]
+
+    reserved: tuple[str, ...] = ()
+    """Names that no key column may have, beside those of values."""
+
+    @abstractmethod
+    def _draw_values(self, rng: Generator, taken: list[str]) -> tuple[Column, ...]:
+        """Draw the columns of the input that are no key."""
+
+    @abstractmethod
+    def _make_families(self) -> tuple[Family, ...]:
+        """Return where the state is."""
+
+    @abstractmethod
+    def build(self, frame: DataFrame) -> DataFrame:
+        """Return the query."""
+
+    @abstractmethod
+    def step(self, state: State, rows: list[Key]) -> State:
+        """Return the state after a batch of rows, plain values in the order of `inputs`."""
+
+    @property
+    def ddl(self) -> str:
+        """Schema of its input."""
+        return ", ".join(column.ddl for column in self.inputs)
+
+    @property
+    def columns(self) -> list[SparkColumn]:
+        """The grouping key as Spark's columns."""
+        return [sf.col(tick(column.name)) for column in self.keys]
+
+    def draw_key(self, rng: Generator) -> Key:
+        """Draw a grouping key."""
+        return tuple(plain(column.draw(rng)) for column in self.keys)
+
+    def draw_rows(self, rng: Generator) -> list[Key]:
+        """Draw the rows of a batch."""
+        rows = []
+        for _ in range(int(rng.integers(1, 25))):
+            is_new = rng.random() < NEW_KEYS
+            key = self.draw_key(rng) if is_new else self._pool[rng.integers(len(self._pool))]
+            rows.append((*key, *self.draw_values(rng)))
+        return rows
+
+    def draw_values(self, rng: Generator) -> Key:
+        """Draw the part of a row behind its key."""
+        return tuple(plain(column.draw(rng)) for column in self.inputs[len(self.keys) :])
+
+    def draw_state_value(self, rng: Generator, family: Family) -> tuple[Any, ...]:
+        """Draw a value that an edit may put."""
+        return tuple(plain(column.draw(rng)) for column in family.values)
+
+    def table(self, rows: list[Key]) -> pa.Table:
+        """Return rows as a file's."""
+        return pa.table(
+            {
+                column.name: array([row[number] for row in rows], column.type.arrow)
+                for number, column in enumerate(self.inputs)
+            }
+        )
+
+
+def _empty_or(values: Rows, key: Key, default: tuple[Any, ...]) -> tuple[Any, ...]:
+    return values.get(key, default)
+
+
+class Aggregation(Operator):
+    """count(*), sum of a small number, max of a column of any ordered type, by key."""
+
+    def _draw_values(self, rng: Generator, taken: list[str]) -> tuple[Column, ...]:
+        amount, other = draw_columns(rng, 2, ORDERED, taken)
+        return Column(amount.name, "long"), other
+
+    def _make_families(self) -> tuple[Family, ...]:
+        values = (
+            Column("count", "long"), Column("sum", "long"), Column("max", self.inputs[-1].type_name)
+        )  # fmt: skip
+        return (Family("default", self.keys, values),)
+
+    def build(self, frame: DataFrame) -> DataFrame:
+        amount, other = (sf.col(tick(column.name)) for column in self.inputs[-2:])
+        return frame.groupBy(*self.columns).agg(
+            sf.count("*").alias("out_1"),
+            sf.sum(amount).alias("out_2"),
+            sf.max(other).alias("out_3"),
+        )
+
+    def draw_values(self, rng: Generator) -> Key:
+        amount = None if rng.random() < 0.1 else int(rng.integers(-1000, 1000))
+        return amount, plain(self.inputs[-1].draw(rng))
+
+    def draw_state_value(self, rng: Generator, family: Family) -> tuple[Any, ...]:
+        return int(rng.integers(1, 10**6)), *self.draw_values(rng)
+
+    def step(self, state: State, rows: list[Key]) -> State:
+        values = dict(state["default"])
+        for *key, amount, other in rows:
+            count, total, most = values.get(tuple(key), (0, None, None))
+            if amount is not None:
+                total = amount + (total or 0)
+            if other is not None and (most is None or order_key(other) > order_key(most)):
+                most = other
+            values[tuple(key)] = (count + 1, total, most)
+        return {"default": values}
+
+
+class Dedup(Operator):
+    """dropDuplicates by the key, for ever."""
+
+    mode = "append"
+
+    def _draw_values(self, rng: Generator, taken: list[str]) -> tuple[Column, ...]:
+        return draw_columns(rng, 1, list(TYPES), taken)
+
+    def _make_families(self) -> tuple[Family, ...]:
+        return (Family("default", self.keys, ()),)
+
+    def build(self, frame: DataFrame) -> DataFrame:
+        return frame.dropDuplicates([column.name for column in self.keys])
+
+    def step(self, state: State, rows: list[Key]) -> State:
+        return {"default": state["default"] | {row[: len(self.keys)]: () for row in rows}}
+
+
+OPERATORS: dict[str, Callable[[Generator], Operator]] = {
+    "aggregation": Aggregation,
+    "dedup": Dedup,
+}
+
+
+def make_operator(name: str, seed: tuple[int, ...]) -> Operator:
+    """Return an operator of OPERATORS with the columns of a seed."""
+    return OPERATORS[name](np.random.default_rng(seed))

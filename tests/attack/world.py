@@ -1,0 +1,211 @@
+"""A life's directories and its query: what was fed, what was read, and what each must hold."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+from pyspark.errors import StreamingQueryException
+
+from statestore import Checkpoint
+from tests.spark.harness import PROVIDER_CLASS, STATE_STORE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.random import Generator
+    from pyspark.sql import SparkSession
+
+    from .families import Key, State
+    from .operators import Operator
+    from .plan import LifePlan
+
+RUN_TIMEOUT_S = 240
+LEASE_INTERVAL_MS = 300
+"""So a process that stands still has lost its lease after a second."""
+LEASE = {"lease.intervalMs": str(LEASE_INTERVAL_MS)}
+PROVIDERS = {
+    "filesystem": "io.statestore.FileSystemStateStoreProvider",
+    "rocksdb": "io.statestore.RocksDBStateStoreProvider",
+    "spark-rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+}
+
+
+@dataclass
+class Directory:
+    """A checkpoint or savepoint, and what it must hold.
+
+    Attributes:
+        path: Where it is.
+        state: Its rows at the newest version.
+        backend: Its state backend.
+        is_savepoint: Whether it is a savepoint.
+        batch: Its newest committed batch that is known of, -1 before the first.
+        versions: What older versions must hold, by version, of those that must be readable.
+        gone: Grouping keys that were forgotten here and did not come again.
+        num_partitions: State partitions.
+        before_rescale: State partitions before the newest batch, where that is a rescale's.
+    """
+
+    path: Path
+    state: State
+    backend: str
+    num_partitions: int
+    is_savepoint: bool = False
+    batch: int = -1
+    versions: dict[int, State] = field(default_factory=dict)
+    gone: set[Key] = field(default_factory=set)
+    before_rescale: int | None = None
+
+    @property
+    def version(self) -> int:
+        """Its newest version."""
+        return self.batch + 1
+
+    def at(self, path: Path, **changes: Any) -> Directory:
+        """Return a directory with the same rows, and no older version, elsewhere."""
+        fields = {"versions": {self.version: self.state}, "gone": set(), "before_rescale": None}
+        return replace(self, path=path, **{**fields, **changes})
+
+    def note(self, state: State, *, batch: int | None = None) -> None:
+        """Take over the rows of a version that was made; by default of the next one."""
+        self.batch = self.batch + 1 if batch is None else batch
+        self.state = state
+        self.versions = {v: rows for v, rows in self.versions.items() if v < self.version}
+        self.versions[self.version] = state
+        self.before_rescale = None
+
+
+class QueryFailedError(Exception):
+    """The query failed."""
+
+
+class World:
+    """The directories of a life.
+
+    Attributes:
+        plan: What the life is made of.
+        operator: The operator of its query.
+        root: Folder of all directories.
+        current: The checkpoint that the query goes on with.
+        others: Other checkpoints and savepoints, which nothing may change.
+        files: Rows of each file of the input, in order.
+    """
+
+    def __init__(self, plan: LifePlan, operator: Operator, spark: SparkSession, root: Path) -> None:
+        self.plan = plan
+        self.operator = operator
+        self.root = root
+        self.files: list[list[Key]] = []
+        self.others: list[Directory] = []
+        self._spark = spark
+        self._num_directories = 0
+        self._num_written = 0
+        self._input = root / "input"
+        self._input.mkdir(parents=True)
+        empty: State = {family.name: {} for family in operator.families}
+        self.current = Directory(self.new_path(), empty, plan.backend, plan.num_partitions)
+
+    def new_path(self) -> Path:
+        """Return the path of a directory that is not there yet."""
+        self._num_directories += 1
+        return self.root / f"directory-{self._num_directories}"
+
+    def num_files_written(self) -> int:
+        """Return a number that no file beside the directories has yet."""
+        self._num_written += 1
+        return self._num_written
+
+    def feed(self, rng: Generator, number: int) -> None:
+        """Add files to the input."""
+        for _ in range(number):
+            rows = self.operator.draw_rows(rng)
+            path = self._input / f"{len(self.files):05d}.parquet"
+            partial = self.root / "partial"
+            pq.write_table(self.operator.table(rows), partial)
+            os.utime(partial, (1_700_000_000 + len(self.files),) * 2)
+            partial.rename(path)
+            self.files.append(rows)
+
+    def session(self, backend: str) -> SparkSession:
+        """Return a session with the query's configuration."""
+        session = self._spark.newSession()
+        conf = {
+            PROVIDER_CLASS: PROVIDERS[backend],
+            f"{STATE_STORE}.checkpointFormatVersion": str(self.plan.checkpoint_format),
+            f"{STATE_STORE}.lease.intervalMs": str(LEASE_INTERVAL_MS),
+            "spark.sql.shuffle.partitions": str(self.plan.num_partitions),
+            "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+            "spark.sql.session.timeZone": "UTC",
+            **self.operator.conf,
+        }
+        for key, value in conf.items():
+            session.conf.set(key, value)
+        return session
+
+    def frame(self, session: SparkSession) -> Any:
+        """Return the query."""
+        stream = (
+            session.readStream.schema(self.operator.ddl)
+            .option("maxFilesPerTrigger", 1)
+            .parquet(str(self._input))
+        )
+        return self.operator.build(stream)
+
+    def run_query(self, directory: Directory) -> None:
+        """Run the query on a directory until it has read all files, and note what it did.
+
+        Raises:
+            QueryFailedError: It failed; what it committed before is noted.
+        """
+        writer = (
+            self.frame(self.session(directory.backend))
+            .writeStream.format("noop")
+            .outputMode(self.operator.mode)
+            .option("checkpointLocation", str(directory.path))
+            .trigger(availableNow=True)
+        )
+        try:
+            handle = writer.start()
+            try:
+                if not handle.awaitTermination(RUN_TIMEOUT_S):
+                    raise TimeoutError(f"the query did not end: status={handle.status}")
+            finally:
+                handle.stop()
+        except StreamingQueryException as error:
+            raise QueryFailedError(str(error)[:3000]) from error
+        finally:
+            self.absorb(directory)
+
+    def absorb(self, directory: Directory) -> None:
+        """Note what batches since did that the query has committed."""
+        commits = directory.path / "commits"
+        batches = sorted(int(one.name) for one in commits.glob("*") if one.name.isdecimal())
+        for batch in batches:
+            if batch > directory.batch:
+                self._absorb_batch(directory, batch)
+
+    def _absorb_batch(self, directory: Directory, batch: int) -> None:
+        began, end = (
+            self.num_files_read(directory, batch - 1),
+            self.num_files_read(directory, batch),
+        )
+        rows = [row for file in self.files[began:end] for row in file]
+        state = self.operator.step(directory.state, rows)
+        came = {row[: len(self.operator.keys)] for row in rows}
+        directory.gone -= came
+        directory.note(state, batch=batch)
+
+    def num_files_read(self, directory: Directory, batch: int) -> int:
+        """Return how many files were read up to a batch."""
+        if batch < 0:
+            return 0
+        lines = (directory.path / "offsets" / str(batch)).read_text().splitlines()
+        return int(json.loads(lines[-1])["logOffset"]) + 1
+
+    def newest_version(self, directory: Directory) -> int:
+        """Return the newest committed version, as the directory says."""
+        return int(Checkpoint(directory.path).newest_version or 0)
