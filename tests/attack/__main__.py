@@ -103,7 +103,7 @@ def _run(
         try:
             life.run(lambda: time.monotonic() > deadline)
         except AttackError as error:
-            failure = f"{error.args[0]}: {error.args[1][:1500]}"
+            failure = f"{error.args[0]}: {error.args[1][-1500:]}"
         except Exception:  # noqa: BLE001 - whatever it is, the other lives go on
             failure = f"the lane failed: {traceback.format_exc()}"
         if failure:

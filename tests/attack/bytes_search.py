@@ -6,6 +6,7 @@ It knows what anybody would try: the bytes as they lie, Zstandard frames, and Ro
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +45,9 @@ def _pieces(data: bytes) -> Iterator[tuple[str, bytes]]:
     yield "as it lies", data
     at = data.find(ZSTD)
     while at >= 0:
-        try:
-            yield (
-                "in a Zstandard frame",
-                zstandard.ZstdDecompressor().decompressobj().decompress(data[at:]),
-            )
-        except zstandard.ZstdError:
-            pass
+        with suppress(zstandard.ZstdError):
+            piece = zstandard.ZstdDecompressor().decompressobj().decompress(data[at:])
+            yield "in a Zstandard frame", piece
         at = data.find(ZSTD, at + 1)
     at = data.find(TABLE_END)
     while at >= 0:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from multiprocessing.connection import Connection
 
 CHANGING = ("publish", "write", "delete", "delete_files", "link", "delete_tree", "make_directory")
@@ -138,6 +138,19 @@ def run(call: Call, disturbance: Disturbance = "", at: int = 0, bug: str = "") -
     return Child(call, disturbance, at, bug).end()
 
 
+def in_this_process(action: Callable[[], Any]) -> Outcome:
+    """Run what needs the application of this process."""
+    from statestore import StateStoreError
+
+    try:
+        action()
+    except StateStoreError as error:
+        return Outcome("refused", str(error), error.kind)
+    except Exception:  # noqa: BLE001 - whatever it is, it is what the lane looks for
+        return Outcome("failed", traceback.format_exc())
+    return Outcome("done")
+
+
 def _run(call: Call, disturbance: Disturbance, at: int, bug: str, connection: Connection) -> None:
     counter = _Counter(disturbance, at)
     counter.watch()
@@ -202,15 +215,18 @@ def _on_command_line(call: Call) -> tuple[Ending, str, str, Any]:
 
 
 def _in_python(call: Call) -> tuple[Ending, str, str, Any]:
-    from statestore import Checkpoint, Savepoint, StateStoreError
+    from statestore import Checkpoint, Savepoint, StateStoreError, write_savepoint
 
     made: Any = Savepoint if call.is_savepoint else Checkpoint
     try:
         directory = made(call.directory, storage_options=dict(call.options))
-        value = getattr(directory, call.method)(*call.arguments, **call.keywords)
+        if call.method == "write_savepoint":
+            value = write_savepoint(*call.arguments, like=directory, **call.keywords)
+        else:
+            value = getattr(directory, call.method)(*call.arguments, **call.keywords)
     except StateStoreError as error:
         return "refused", str(error), error.kind, None
-    sent = None if isinstance(value, made) else _sendable(value)
+    sent = _sendable(value)
     return "done", str(sent)[:2000], "", sent
 
 

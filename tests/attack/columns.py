@@ -23,7 +23,8 @@ NAMES = (
 )  # fmt: skip
 NAN = "\0NaN"
 """A NaN in plain form: equal to itself, as Spark groups by it."""
-_START = datetime(2024, 1, 1)  # noqa: DTZ001 - local, as its type
+START = datetime(2024, 1, 1, tzinfo=UTC)
+_LOCAL_START = START.replace(tzinfo=None)
 LETTERS = list("abcdefghijkmnpqrstuvwxyz")
 NASTY = (
     "", " ", "null", "NULL", "NA", "nan", "true", "0", "7", "007", "1.0", "1e5", "0x1F", "x'y",
@@ -96,8 +97,8 @@ def _day(rng: Generator) -> date:
 
 def _local(rng: Generator) -> datetime:
     if rng.random() < 0.3:
-        return _START + timedelta(days=30, hours=int(rng.integers(24)))
-    return _START + timedelta(microseconds=int(rng.integers(0, 10**14)))
+        return _LOCAL_START + timedelta(days=30, hours=int(rng.integers(24)))
+    return _LOCAL_START + timedelta(microseconds=int(rng.integers(0, 10**14)))
 
 
 def _at(rng: Generator) -> datetime:
@@ -157,10 +158,22 @@ ORDERED = (
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its name and the name of its type in TYPES."""
+    """A column.
+
+    Attributes:
+        name: Its name.
+        type_name: Name of its type in TYPES.
+        within: Names of the structs of a key or value that it is in, the outermost first.
+    """
 
     name: str
     type_name: str
+    within: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Its name, behind those of the structs that it is in."""
+        return (*self.within, self.name)
 
     @property
     def type(self) -> Type:
@@ -186,13 +199,17 @@ def tick(name: str) -> str:
 
 
 def draw_columns(
-    rng: Generator, number: int, type_names: Sequence[str], taken: Sequence[str] = ()
+    rng: Generator,
+    number: int,
+    type_names: Sequence[str],
+    taken: Sequence[str] = (),
+    names: Sequence[str] = NAMES,
 ) -> tuple[Column, ...]:
     """Draw columns with names that Spark tells apart."""
     columns: list[Column] = []
     known = {name.casefold() for name in taken}
     while len(columns) < number:
-        name = str(rng.choice(NAMES))
+        name = str(rng.choice(names))
         if name.casefold() not in known:
             known.add(name.casefold())
             columns.append(Column(name, str(rng.choice(type_names))))

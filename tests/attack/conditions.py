@@ -70,16 +70,18 @@ def draw_condition(
     Args:
         rng: Where chance comes from.
         family: Its columns are those of the condition.
-        rows: The rows; half of the literals are values of theirs.
+        rows: The rows; most literals are values of theirs.
         only_keys: Whether only columns of the grouping key may be in it.
     """
     keys = family.grouping if only_keys else family.keys
     fields = [_Field("key", column, number) for number, column in enumerate(keys)]
-    if not only_keys and family.kind == "value":
+    if not only_keys:
         fields += [_Field("value", column, number) for number, column in enumerate(family.values)]
     usable = [one for one in fields if one.column.type.sql is not None]
-    every = [column.name.casefold() for column in (*keys, *(() if only_keys else family.values))]
-    made = _Maker(rng, usable, every, rows)
+    columns = (*keys, *(() if only_keys else family.values))
+    tops = dict.fromkeys((column in keys, column.path[0]) for column in columns)
+    every = [name.casefold() for _, name in tops]
+    made = _Maker(rng, usable, every, rows, is_many=family.kind != "value")
     if not usable or rng.random() < 0.08:
         return made.none(fields)
     sql, test, expected = made.draw(int(rng.integers(0, 3)))
@@ -87,11 +89,14 @@ def draw_condition(
 
 
 class _Maker:
-    def __init__(self, rng: Generator, fields: list[_Field], every: list[str], rows: Any) -> None:
+    def __init__(
+        self, rng: Generator, fields: list[_Field], every: list[str], rows: Any, *, is_many: bool
+    ) -> None:
         self._rng = rng
         self._fields = fields
         self._every = every
         self._rows = rows
+        self._is_many = is_many
 
     def none(self, fields: Sequence[_Field]) -> Condition:
         """Return what is no condition over the columns."""
@@ -148,6 +153,8 @@ class _Maker:
             keys = list(self._rows)
             key = keys[self._rng.integers(len(keys))]
             value = self._rows[key]
+            if self._is_many:
+                value = value[self._rng.integers(len(value))]
             found = field.of(key, value)
             if found is not None:
                 return found
@@ -156,14 +163,14 @@ class _Maker:
         return plain(field.column.type.draw(self._rng))
 
     def _path(self, field: _Field) -> str:
-        return f"{field.side}.{_quoted(field.column.name)}"
+        return ".".join([field.side, *map(_quoted, field.column.path)])
 
     def _name(self, field: _Field) -> tuple[str, Expected]:
         """Say a column by its path, or by its name alone."""
         name = field.column.name
         is_word = re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) is not None
         style = self._rng.random()
-        if style < 0.35:
+        if style < 0.35 or field.column.within:
             return self._path(field), "works"
         if style < 0.55:
             return (f"{field.side}.{name}", "works") if is_word else (self._path(field), "works")

@@ -19,7 +19,8 @@ Rows = dict[Key, tuple[Any, ...]]
 """Values by key; of a list the elements by key, in order."""
 State = dict[str, Rows]
 """Rows by the name of their family."""
-Kind = Literal["value", "list"]
+Kind = Literal["value", "list", "bag"]
+"""A value, a list of values, or values in no order."""
 
 
 class WrongRowsError(AssertionError):
@@ -32,16 +33,15 @@ class Family:
 
     Attributes:
         name: Its name in the model.
-        keys: Key columns, which are those that Spark partitions by where `num_grouping` says no
-            other.
+        keys: Key columns.
         values: Value columns.
         store, column_family: Where `read` finds it.
-        variable: What an edit calls it; None where it is the only one.
-        kind: Whether a key has a value or a list of them.
-        path: Names of structs in the key that hold the key columns.
+        variable: What a program calls it; None where it is the only one.
+        kind: What a key has.
         operator: Number of the operator.
-        num_grouping: Number of the key columns, from the first on, that keys are forgotten by.
-        is_checked: Whether values are compared; else only keys are.
+        num_grouping: Number of the key columns, from the first on, that Spark partitions by; all
+            when None.
+        is_edited: Whether rows of it may change without others: not those of a join.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Family:
     kind: Kind = "value"
     operator: int = 0
     num_grouping: int | None = None
+    is_edited: bool = True
 
     @property
     def grouping(self) -> tuple[Column, ...]:
@@ -79,53 +80,70 @@ class Family:
         """Return the rows of a table that `read` returned."""
         rows: Rows = {}
         for row in table.to_pylist():
-            key = self._taken(row["key"], self.keys)
-            value = self._taken(row["value"], self.values)
-            if self.kind == "list":
+            key = taken(row["key"], self.keys)
+            value = taken(row["value"], self.values)
+            if self.kind != "value":
                 rows[key] = (*rows.get(key, ()), value)
             elif key in rows:
                 raise WrongRowsError(f"a key is there twice: {key}")
             else:
                 rows[key] = value
+        if self.kind == "bag":
+            rows = {key: tuple(sorted(values, key=repr)) for key, values in rows.items()}
         return rows
-
-    def _taken(self, struct: Any, columns: tuple[Column, ...]) -> Key:
-        return tuple(plain(struct[column.name]) for column in columns)
 
     def table(self, rows: Rows, *, structs: bool = False) -> pa.Table:
         """Return rows as Arrow data that writes them."""
         pairs = [
             (key, value)
             for key, values in rows.items()
-            for value in (values if self.kind == "list" else (values,))
+            for value in ((values,) if self.kind == "value" else values)
         ]
-        keys = _columns([key for key, _ in pairs], self.keys)
-        values = _columns([value for _, value in pairs], self.values)
+        keys = _fields([key for key, _ in pairs], self.keys)
+        values = _fields([value for _, value in pairs], self.values)
         if structs:
-            return pa.table(
-                {"key": _struct(keys, self.keys), "value": _struct(values, self.values)}
-            )
+            # Of a dedup there is no value to give.
+            given = {"key": _struct(keys)} | ({"value": _struct(values)} if values else {})
+            return pa.table(given)
         return pa.table(
-            {f"key.{column.name}": one for column, one in zip(self.keys, keys, strict=True)}
-            | {f"value.{column.name}": one for column, one in zip(self.values, values, strict=True)}
+            {f"key.{name}": one for name, one in keys.items()}
+            | {f"value.{name}": one for name, one in values.items()}
         )
 
 
 def keys_table(columns: tuple[Column, ...], keys: list[Key]) -> pa.Table:
     """Return keys as Arrow data, a column `key.NAME` each."""
-    made = _columns(keys, columns)
-    return pa.table({f"key.{column.name}": one for column, one in zip(columns, made, strict=True)})
+    return pa.table({f"key.{name}": one for name, one in _fields(keys, columns).items()})
 
 
-def _columns(rows: list[Any], columns: tuple[Column, ...]) -> list[pa.Array]:
-    return [
-        array([row[number] for row in rows], column.type.arrow)
-        for number, column in enumerate(columns)
-    ]
+def taken(struct: Any, columns: tuple[Column, ...]) -> Key:
+    """Return the plain values of columns of a key or value."""
+    values = []
+    for column in columns:
+        value = struct
+        for name in column.path:
+            value = value[name]
+        values.append(plain(value))
+    return tuple(values)
 
 
-def _struct(arrays: list[pa.Array], columns: tuple[Column, ...]) -> pa.Array:
-    return pa.StructArray.from_arrays(arrays, fields=[column.field for column in columns])
+def _fields(rows: list[Any], columns: tuple[Column, ...], depth: int = 0) -> dict[str, pa.Array]:
+    """Return the columns of rows by name, structs for those that are within one."""
+    made: dict[str, pa.Array] = {}
+    for number, column in enumerate(columns):
+        name = column.path[depth]
+        if depth == len(column.within):
+            made[name] = array([row[number] for row in rows], column.type.arrow)
+        elif name not in made:
+            here = column.path[: depth + 1]
+            inner = [at for at, one in enumerate(columns) if one.path[: depth + 1] == here]
+            parts = [tuple(row[at] for at in inner) for row in rows]
+            made[name] = _struct(_fields(parts, tuple(columns[at] for at in inner), depth + 1))
+    return made
+
+
+def _struct(fields: dict[str, pa.Array]) -> pa.Array:
+    return pa.StructArray.from_arrays(list(fields.values()), names=list(fields))
 
 
 def difference(found: Rows, expected: Rows) -> str:

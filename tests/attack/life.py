@@ -12,10 +12,11 @@ import numpy as np
 
 from statestore import Checkpoint, StateStoreError
 
+from .all_operators import make_operator
 from .audit import AttackError, audit, forgotten_bytes, read_state, require
-from .child import Child, Outcome, run
-from .operations import Step, draw_step
-from .operators import make_operator
+from .child import Child, Outcome, in_this_process, run
+from .operations import draw_step
+from .steps import Step, grouping_keys
 from .world import QueryFailedError, World
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class Life:
 
     def _perform(self, step: Step) -> None:
         chance = self.rng.random()
-        if step.name in NO_FAILURE or chance < 0.5:
+        if step.name in NO_FAILURE or step.in_process is not None or chance < 0.5:
             self._undisturbed(step)
         elif chance < 0.72 or (chance < 0.8 and self._filler is None):
             self._killed(step)
@@ -133,6 +134,8 @@ class Life:
             self._undisturbed(step)
 
     def _run(self, step: Step, disturbance: Any = "", at: int = 0) -> Outcome:
+        if step.in_process is not None:
+            return in_this_process(step.in_process)
         outcome = run(step.call, disturbance, at, self._bug)
         if outcome.ending != "killed":
             self._num_calls[step.name] = outcome.num_calls
@@ -158,8 +161,18 @@ class Life:
             self._done(step, outcome.value)
         else:
             is_right = step.must_be_refused or step.may_be_refused
+            is_right = is_right or self._is_pinned(step, outcome)
             require(is_right, "an operation was refused", outcome.text)
             self._require_no_target(step)
+
+    def _is_pinned(self, step: Step, outcome: Outcome) -> bool:
+        """Return whether it had to wait for an operation that was killed, and let an hour pass."""
+        if step.name != "forget" or outcome.kind != "checkpoint-in-use":
+            return False
+        pins = list(step.source.path.rglob("*.pin"))
+        for pin in pins:
+            pin.unlink()
+        return bool(pins)
 
     def _done(self, step: Step, value: Any) -> None:
         before = step.source.state
@@ -218,7 +231,6 @@ class Life:
         if outcome.ending != "killed":
             self._settle(step, outcome)
             return
-        require(not step.must_be_refused, "what must be refused changed something", "")
         self._repeated(step, "killed")
 
     def _on_a_full_disk(self, step: Step) -> None:
@@ -234,6 +246,8 @@ class Life:
     def _repeated(self, step: Step, disturbance: str) -> None:
         """Require that a step that ended half way left all of before or all of after; repeat it."""
         before, after = step.source.state, step.apply(step.source.state)
+        if step.must_be_refused:
+            after = before
         if step.target is None:
             found = self._one_of([before, after], step.source)
             step.source.note(found, batch=self.world.newest_version(step.source) - 1)
@@ -242,18 +256,20 @@ class Life:
         self._count(step, disturbance, outcome.ending)
         require(outcome.ending in ("done", "refused"), "the repetition failed", outcome.text)
         if outcome.ending == "done":
-            self._done(step, None if step.check is None else outcome.value)
+            require(not step.must_be_refused, "what must be refused was done", outcome.text)
+            self._done(step, outcome.value)
             return
         if step.target is None:
             found = self._one_of([before, after], step.source)
-            is_right = found == after or step.may_be_refused
+            is_right = found == after or step.may_be_refused or self._is_pinned(step, outcome)
             require(is_right, "the repetition was refused", outcome.text)
             self._read_partitions(step.source)
             return
         try:
             read_state(self.world, step.target)
         except StateStoreError:
-            require(step.may_be_refused, "the repetition was refused", outcome.text)
+            is_right = step.may_be_refused or step.must_be_refused
+            require(is_right, "the repetition was refused", outcome.text)
             self._require_no_target(step)
             return
         self._made(step, after)
@@ -275,7 +291,7 @@ class Life:
 
     def _beside_another(self, step: Step) -> None:
         """Let it stand still at some moment, while another one begins and ends."""
-        other = draw_step(self.world, self.rng)
+        other = draw_step(self.world, self.rng, beside=True)
         self.story[-1] += f"\n  beside {other.call.describe()}"
         child = Child(step.call, "stop", self._somewhere(step), self._bug)
         is_stopped = child.is_stopped()
@@ -326,7 +342,6 @@ class Life:
         """Let it stand still at some moment, while the query starts."""
         directory = self.world.current
         before, batch = directory.state, directory.batch
-        began = self.world.num_files_read(directory, batch)
         self.world.feed(self.rng, 1)
         child = Child(step.call, "stop", self._somewhere(step), self._bug)
         is_stopped = child.is_stopped()
@@ -337,11 +352,12 @@ class Life:
         self._count(step, "beside the query", outcome.ending)
         require(outcome.ending in ("done", "refused"), "beside the query it failed", outcome.text)
         newest = self.world.newest_version(directory) - 1
-        end = self.world.num_files_read(directory, newest)
-        rows = [row for file in self.world.files[began:end] for row in file]
+        read = [self.world.read_by(directory, one) for one in range(batch + 1, newest + 1)]
 
         def batches(state: State) -> State:
-            return self.operator.step(state, rows)
+            for one in read:
+                state = self.operator.step(state, one)
+            return state
 
         after = [batches(before), batches(step.apply(before)), step.apply(batches(before))]
         if step.target is not None:
@@ -380,8 +396,6 @@ class Life:
 
 
 def _keys(world: World, directory: Directory) -> set[Any]:
-    from .operations import grouping_keys
-
     return grouping_keys(world, directory.state)
 
 

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as sf
 
-from .columns import ORDERED, TYPES, Column, array, draw_columns, order_key, plain, tick
-from .families import Family, Key, Rows, State
+from .columns import NAMES, ORDERED, TYPES, Column, array, draw_columns, order_key, plain, tick
+from .families import Family, Key, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.random import Generator
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a batch of the query reads.
+
+    Attributes:
+        rows: Rows of its files, plain values in the order of the input's columns.
+        late_ms: Rows are late by this watermark.
+        evict_ms: State goes by this one.
+    """
+
+    rows: list[Key]
+    late_ms: int = 0
+    evict_ms: int = 0
+
 
 POOL = 24
 """Grouping keys that come again and again."""
@@ -43,15 +57,19 @@ class Operator(ABC):
     def __init__(self, rng: Generator) -> None:
         self.conf = {}
         number = int(rng.choice([1, 1, 1, 2, 3]))
-        # Text twice as often as each other type.
-        names = [*TYPES, "string", "string"]
-        self.keys = draw_columns(rng, number, names, self.reserved)
+        # Text more often than each other type.
+        types = [*self.types, "string", "string"]
+        self.keys = draw_columns(rng, number, types, self.reserved, self.names)
         self.inputs = (*self.keys, *self._draw_values(rng, [key.name for key in self.keys]))
         self.families = self._make_families()
         self._pool = [self.draw_key(rng) for _ in range(POOL)]
 
     reserved: tuple[str, ...] = ()
     """Names that no key column may have, beside those of values."""
+    names = NAMES
+    """Names that columns may have."""
+    types: tuple[str, ...] = tuple(TYPES)
+    """Types that they may have."""
 
     @abstractmethod
     def _draw_values(self, rng: Generator, taken: list[str]) -> tuple[Column, ...]:
@@ -66,8 +84,8 @@ class Operator(ABC):
         """Return the query."""
 
     @abstractmethod
-    def step(self, state: State, rows: list[Key]) -> State:
-        """Return the state after a batch of rows, plain values in the order of `inputs`."""
+    def step(self, state: State, batch: Batch) -> State:
+        """Return the state after a batch."""
 
     @property
     def ddl(self) -> str:
@@ -96,8 +114,20 @@ class Operator(ABC):
         """Draw the part of a row behind its key."""
         return tuple(plain(column.draw(rng)) for column in self.inputs[len(self.keys) :])
 
-    def draw_state_value(self, rng: Generator, family: Family) -> tuple[Any, ...]:
-        """Draw a value that an edit may put."""
+    def draw_key_of(self, rng: Generator, family: Family) -> Key:
+        """Draw a key of a family."""
+        more = family.keys[len(self.keys) :]
+        return (*self.draw_key(rng), *(plain(column.draw(rng, 0)) for column in more))
+
+    def draw_value_of(
+        self, rng: Generator, family: Family, key: Key, old: tuple[Any, ...] | None
+    ) -> tuple[Any, ...] | None:
+        """Draw what an edit may put for a key in place of what it has; None for nothing."""
+        if family.kind == "list":
+            return tuple(self._draw_row_of(rng, family) for _ in range(int(rng.integers(1, 4))))
+        return self._draw_row_of(rng, family)
+
+    def _draw_row_of(self, rng: Generator, family: Family) -> tuple[Any, ...]:
         return tuple(plain(column.draw(rng)) for column in family.values)
 
     def table(self, rows: list[Key]) -> pa.Table:
@@ -108,10 +138,6 @@ class Operator(ABC):
                 for number, column in enumerate(self.inputs)
             }
         )
-
-
-def _empty_or(values: Rows, key: Key, default: tuple[Any, ...]) -> tuple[Any, ...]:
-    return values.get(key, default)
 
 
 class Aggregation(Operator):
@@ -139,12 +165,12 @@ class Aggregation(Operator):
         amount = None if rng.random() < 0.1 else int(rng.integers(-1000, 1000))
         return amount, plain(self.inputs[-1].draw(rng))
 
-    def draw_state_value(self, rng: Generator, family: Family) -> tuple[Any, ...]:
+    def _draw_row_of(self, rng: Generator, family: Family) -> tuple[Any, ...]:
         return int(rng.integers(1, 10**6)), *self.draw_values(rng)
 
-    def step(self, state: State, rows: list[Key]) -> State:
+    def step(self, state: State, batch: Batch) -> State:
         values = dict(state["default"])
-        for *key, amount, other in rows:
+        for *key, amount, other in batch.rows:
             count, total, most = values.get(tuple(key), (0, None, None))
             if amount is not None:
                 total = amount + (total or 0)
@@ -168,16 +194,6 @@ class Dedup(Operator):
     def build(self, frame: DataFrame) -> DataFrame:
         return frame.dropDuplicates([column.name for column in self.keys])
 
-    def step(self, state: State, rows: list[Key]) -> State:
-        return {"default": state["default"] | {row[: len(self.keys)]: () for row in rows}}
-
-
-OPERATORS: dict[str, Callable[[Generator], Operator]] = {
-    "aggregation": Aggregation,
-    "dedup": Dedup,
-}
-
-
-def make_operator(name: str, seed: tuple[int, ...]) -> Operator:
-    """Return an operator of OPERATORS with the columns of a seed."""
-    return OPERATORS[name](np.random.default_rng(seed))
+    def step(self, state: State, batch: Batch) -> State:
+        came = {row[: len(self.keys)]: () for row in batch.rows}
+        return {"default": state["default"] | came}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .operators import OPERATORS
+from .all_operators import OPERATORS
 
 BACKENDS = ("filesystem", "rocksdb")
 

@@ -13,6 +13,8 @@ from pyspark.errors import StreamingQueryException
 from statestore import Checkpoint
 from tests.spark.harness import PROVIDER_CLASS, STATE_STORE
 
+from .operators import Batch
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -189,15 +191,16 @@ class World:
                 self._absorb_batch(directory, batch)
 
     def _absorb_batch(self, directory: Directory, batch: int) -> None:
-        began, end = (
-            self.num_files_read(directory, batch - 1),
-            self.num_files_read(directory, batch),
-        )
-        rows = [row for file in self.files[began:end] for row in file]
-        state = self.operator.step(directory.state, rows)
-        came = {row[: len(self.operator.keys)] for row in rows}
-        directory.gone -= came
-        directory.note(state, batch=batch)
+        read = self.read_by(directory, batch)
+        directory.gone -= {row[: len(self.operator.keys)] for row in read.rows}
+        directory.note(self.operator.step(directory.state, read), batch=batch)
+
+    def read_by(self, directory: Directory, batch: int) -> Batch:
+        """Return what a batch read, and its watermarks."""
+        began = self.num_files_read(directory, batch - 1)
+        files = self.files[began : self.num_files_read(directory, batch)]
+        late_ms, evict_ms = (_watermark_ms(directory, number) for number in (batch - 1, batch))
+        return Batch([row for file in files for row in file], late_ms, evict_ms)
 
     def num_files_read(self, directory: Directory, batch: int) -> int:
         """Return how many files were read up to a batch."""
@@ -209,3 +212,10 @@ class World:
     def newest_version(self, directory: Directory) -> int:
         """Return the newest committed version, as the directory says."""
         return int(Checkpoint(directory.path).newest_version or 0)
+
+
+def _watermark_ms(directory: Directory, batch: int) -> int:
+    if batch < 0:
+        return 0
+    lines = (directory.path / "offsets" / str(batch)).read_text().splitlines()
+    return int(json.loads(lines[1])["batchWatermarkMs"])

@@ -1,0 +1,30 @@
+"""The operators that lives have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .joins import Join
+from .operators import Aggregation, Dedup, Operator
+from .sessions import Sessions
+from .variables import Variables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.random import Generator
+
+OPERATORS: dict[str, Callable[[Generator], Operator]] = {
+    "aggregation": Aggregation,
+    "dedup": Dedup,
+    "variables": Variables,
+    "sessions": Sessions,
+    "join": Join,
+}
+
+
+def make_operator(name: str, seed: tuple[int, ...]) -> Operator:
+    """Return an operator of OPERATORS with the columns of a seed."""
+    return OPERATORS[name](np.random.default_rng(seed))

@@ -1,0 +1,204 @@
+"""Steps that make another directory, of a checkpoint or a savepoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .conditions import draw_condition
+from .families import State
+from .steps import (
+    Step,
+    by_call,
+    by_words,
+    draw_family,
+    draw_keys,
+    draw_rows,
+    new_savepoint,
+    select,
+    storage_words,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.random import Generator
+
+    from .world import World
+
+
+def savepoint(world: World, rng: Generator) -> Step:
+    """Take a savepoint."""
+    form = str(rng.choice(["canonical", "native"]))
+    target = new_savepoint(world)
+    call = (
+        by_words("savepoint", world.current.path, target.path, "--form", form, *storage_words())
+        if rng.random() < 0.5
+        else by_call(world.current, "savepoint", str(target.path), form=form)
+    )
+    return Step(f"savepoint, {form}", call, target=target)
+
+
+def branch(world: World, rng: Generator) -> Step:
+    """Branch, and go on from the branch half of the time."""
+    target = world.current.at(world.new_path())
+    call = (
+        by_words("branch", world.current.path, target.path, "--yes", *storage_words())
+        if rng.random() < 0.5
+        else by_call(world.current, "branch", str(target.path))
+    )
+    return Step("branch", call, target=target, goes_on=bool(rng.random() < 0.5))
+
+
+def restore(world: World, rng: Generator) -> Step | None:
+    """Restore a savepoint, as it was or with another shape, and go on from there."""
+    savepoints = [one for one in world.others if one.is_savepoint]
+    if not savepoints:
+        return None
+    source = savepoints[rng.integers(len(savepoints))]
+    keywords: dict[str, Any] = {}
+    words: list[Any] = []
+    backend, number = source.backend, source.num_partitions
+    if rng.random() < 0.5:
+        backend = str(rng.choice(["filesystem", "rocksdb"]))
+        keywords["backend"] = backend
+        words += ["--backend", backend]
+    if rng.random() < 0.4:
+        number = int(rng.integers(1, 7))
+        keywords["num_partitions"] = number
+        words += ["--num-partitions", number]
+    if rng.random() < 0.3:
+        keywords["new_query_id"] = True
+        words += ["--new-query-id"]
+    target = source.at(world.new_path(), is_savepoint=False, backend=backend, num_partitions=number)
+    call = (
+        by_words("restore", source.path, target.path, *words, "--yes", *storage_words())
+        if rng.random() < 0.5
+        else by_call(source, "restore", str(target.path), **keywords)
+    )
+    return Step("restore", call, source=source, target=target, goes_on=True)
+
+
+def transform(world: World, rng: Generator) -> Step:
+    """Make other rows of those there are, by SQL or a function."""
+    family: Any = draw_family(world, rng)
+    target = new_savepoint(world)
+    apply: Callable[[State], State] = lambda state: state  # noqa: E731
+    long = [one for one in family.values if one.path == ("count",) and family.kind == "value"]
+    chance = rng.random()
+    made: Any = "SELECT * FROM state"
+    if chance < 0.3:
+        made = unchanged
+    elif not family.is_edited:
+        pass
+    elif chance < 0.6 and long:
+        others = (f"'{c.name}': value.\"{c.name}\"" for c in family.values if c.name != "count")
+        fields = ", ".join(["'count': value.count + 1", *others])
+        made = f"SELECT key, {{{fields}}} AS value FROM state"
+
+        def apply(state: State) -> State:
+            rows = {key: (value[0] + 1, *value[1:]) for key, value in state[family.name].items()}
+            return {**state, family.name: rows}
+    else:
+        condition = draw_condition(rng, family, world.current.state[family.name])
+        if condition.expected == "works" and "key." in condition.sql:
+            made = f"SELECT * FROM state WHERE {condition.sql}"  # as DuckDB itself understands it
+            apply = lambda state: {**state, family.name: select(family, state, condition)}  # noqa: E731
+    if isinstance(made, str) and rng.random() < 0.5:
+        place = (
+            family.operator if family.variable is None else f"{family.operator}/{family.variable}"
+        )
+        call = by_words(
+            "transform", world.current.path, target.path, "--sql", f"{place}={made}", "--yes",
+            *storage_words(),
+        )  # fmt: skip
+    else:
+        of_operator = made if family.variable is None else {family.variable: made}
+        call = by_call(world.current, "transform", str(target.path), {family.operator: of_operator})
+    return Step("transform", call, apply=apply, target=target)
+
+
+def unchanged(rows: Any) -> Any:
+    """Return rows as they are: a function for `transform`."""
+    return rows
+
+
+def draw_state(world: World, rng: Generator) -> State:
+    """Draw rows for each family, which need not go with one another."""
+    state: State = {}
+    for family in world.operator.families:
+        before = world.current.state[family.name]
+        if family.is_edited:
+            keys = draw_keys(world, rng, family, int(rng.integers(0, 12)))
+            state[family.name] = draw_rows(world, rng, family, keys)
+        else:
+            state[family.name] = before
+    return state
+
+
+def write_savepoint(world: World, rng: Generator) -> Step | None:
+    """Give all rows."""
+    if not all(family.is_edited for family in world.operator.families):
+        return None
+    state = draw_state(world, rng)
+    target = new_savepoint(world)
+    call = by_call(
+        world.current, "write_savepoint", str(target.path), operators=_as_given(world, state, rng)
+    )
+    return Step("write_savepoint", call, apply=lambda before: state, target=target)
+
+
+def _as_given(world: World, state: State, rng: Generator) -> Any:
+    structs = bool(rng.random() < 0.5)
+    operators: dict[int, Any] = {}
+    for family in world.operator.families:
+        table = family.table(state[family.name], structs=structs)
+        if family.variable is None:
+            operators[family.operator] = table
+        else:
+            operators.setdefault(family.operator, {})[family.variable] = table
+    return operators
+
+
+def bootstrap(world: World, rng: Generator) -> Step | None:
+    """Begin a new query with a history: the input until now is taken for read."""
+    if not all(family.is_edited for family in world.operator.families):
+        return None
+    state = draw_state(world, rng)
+    target = world.current.at(world.new_path())
+    given = _as_given(world, state, rng)
+
+    def run() -> None:
+        import statestore
+
+        frame = world.frame(world.session(target.backend))
+        captured = statestore.capture_query(
+            frame, str(world.new_path()), output_mode=world.operator.mode
+        )
+        savepoint = statestore.write_savepoint(
+            str(world.new_path()), like=captured, operators=given
+        )
+        savepoint.restore(str(target.path))
+
+    call = by_call(world.current, "bootstrap", str(target.path), given)
+    target.num_partitions = world.plan.num_partitions
+    return Step(
+        "bootstrap", call, apply=lambda before: state, target=target, goes_on=True, in_process=run
+    )
+
+
+def convert(world: World, rng: Generator) -> Step:
+    """Go on with another provider: Spark's own, or from there with one of ours."""
+    from statestore import Checkpoint
+
+    ours = ["filesystem", "rocksdb"]
+    others = ours if world.current.backend == "spark-rocksdb" else ["spark-rocksdb"]
+    backend = str(rng.choice(others))
+    source = world.current
+    target = source.at(world.new_path(), backend=backend)
+
+    def run() -> None:
+        session = world.session(source.backend)
+        Checkpoint(source.path, spark=session).convert(str(target.path), backend)
+
+    call = by_call(source, "convert", str(target.path), backend)
+    return Step("convert", call, target=target, goes_on=True, in_process=run)

@@ -1,0 +1,139 @@
+"""transformWithState: a value, a list and a map, with and without a time to live."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark import cloudpickle
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from .columns import NAMES, TYPES, Column, draw_columns, plain
+from .families import Family, Key, State
+from .operators import Batch, Operator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.random import Generator
+    from pyspark.sql import DataFrame
+
+# Workers cannot import the tests.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+LONG_MS = 10**10
+"""A time to live that nobody waits for."""
+
+
+class Processor(StatefulProcessor):
+    """Counts, keeps what it saw in a list and by the rest of a number.
+
+    Args:
+        number: Name of the column by which rows come in order.
+        other: Name of the column that is kept.
+        schemas: Of value, list and map.
+        ttl_ms: Time to live, None for ever.
+    """
+
+    def __init__(
+        self, number: str, other: str, schemas: tuple[str, str, str, str], ttl_ms: int | None
+    ) -> None:
+        self.number = number
+        self.other = other
+        self.schemas = schemas
+        self.ttl_ms = ttl_ms
+
+    def init(self, handle: Any) -> None:
+        value, listed, key, of_key = self.schemas
+        self.last = handle.getValueState("last", value, self.ttl_ms)
+        self.seen = handle.getListState("seen", listed, self.ttl_ms)
+        self.rests = handle.getMapState("rests", key, of_key, self.ttl_ms)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timers: Any) -> Iterator[Any]:
+        for row in sorted(rows, key=lambda row: row[self.number]):
+            number, other = row[self.number], row[self.other]
+            count = self.last.get()[0] if self.last.exists() else 0
+            self.last.update((count + 1, other))
+            if number % 7 == 0:
+                self.seen.clear()
+            else:
+                self.seen.appendValue((other,))
+            rest = (number % 3,)
+            if number % 5 == 0 and self.rests.containsKey(rest):
+                self.rests.removeKey(rest)
+            else:
+                self.rests.updateValue(rest, (other,))
+        yield Row(done=1)
+
+    def close(self) -> None:
+        pass
+
+
+class Variables(Operator):
+    """The query of `Processor`."""
+
+    names = tuple(name for name in NAMES if name.isascii() and name.isidentifier())
+    """Spark writes its state schemas as Avro, which takes no others."""
+    types = tuple(name for name in TYPES if not name.startswith(("array", "structs")))
+    """PySpark fails to parse the schema of an array in a key or value."""
+
+    def __init__(self, rng: Generator) -> None:
+        self._ttl_ms = LONG_MS if rng.random() < 0.4 else None
+        super().__init__(rng)
+
+    def _draw_values(self, rng: Generator, taken: list[str]) -> tuple[Column, ...]:
+        (other,) = draw_columns(rng, 1, self.types, [*taken, "number"], self.names)
+        return Column("number", "long"), other
+
+    def _make_families(self) -> tuple[Family, ...]:
+        other, number = self.inputs[-1], len(self.keys)
+        within = () if self._ttl_ms is None else ("value",)
+        kept = replace(other, within=within)
+        count = Column("count" if other.name != "count" else "count_", "long", within)
+        nested = tuple(replace(key, within=("key",)) for key in self.keys)
+        rest = Column("rest", "long", ("userKey",))
+        shared: dict[str, Any] = {"num_grouping": number, "is_edited": self._ttl_ms is None}
+        return tuple(
+            Family(name, keys, values, column_family=name, variable=name, kind=kind, **shared)
+            for name, keys, values, kind in (
+                ("last", self.keys, (count, kept), "value"),
+                ("seen", self.keys, (kept,), "list"),
+                ("rests", (*nested, rest), (kept,), "value"),
+            )
+        )
+
+    def build(self, frame: DataFrame) -> DataFrame:
+        last, seen, rests = self.families
+        schemas = tuple(
+            ", ".join(replace(column, within=()).ddl for column in columns)
+            for columns in (last.values, seen.values, rests.keys[-1:], rests.values)
+        )
+        made = Processor("number", self.inputs[-1].name, schemas, self._ttl_ms)  # type: ignore[arg-type]
+        mode = "None" if self._ttl_ms is None else "ProcessingTime"
+        return frame.groupBy(*self.columns).transformWithState(made, "done INT", "Update", mode)
+
+    def draw_values(self, rng: Generator) -> Key:
+        # Rows of one number would come in no order.
+        return int(rng.integers(0, 10**12)), plain(self.inputs[-1].draw(rng))
+
+    def _draw_row_of(self, rng: Generator, family: Family) -> tuple[Any, ...]:
+        kept = plain(self.inputs[-1].draw(rng))
+        return (int(rng.integers(1, 1000)), kept) if family.name == "last" else (kept,)
+
+    def step(self, state: State, batch: Batch) -> State:
+        last, seen, rests = (dict(state[family.name]) for family in self.families)
+        size = len(self.keys)
+        for row in sorted(batch.rows, key=lambda row: row[size]):
+            key, number, other = row[:size], row[size], row[size + 1]
+            last[key] = (last.get(key, (0, None))[0] + 1, other)
+            if number % 7 == 0:
+                seen.pop(key, None)
+            else:
+                seen[key] = (*seen.get(key, ()), (other,))
+            rest = (*key, number % 3)
+            if number % 5 == 0 and rest in rests:
+                del rests[rest]
+            else:
+                rests[rest] = (other,)
+        return {"last": last, "seen": seen, "rests": rests}
