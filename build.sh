@@ -26,6 +26,7 @@ usage: ./build.sh TARGET [ARGUMENT...]
   bench-spark MINOR measure the queries on 4.0, 4.1, 4.2 or 4.3, into a folder of its own there
   bench-growth measure a batch against the number of keys, as tables and lines; goes on where it stopped
   chaos     kill, freeze and starve real jobs; every row is counted (--seed, --faults, --minutes)
+  attack    operate on checkpoints at random; every row is compared (--seed, --minutes)
   fuzz      fuzz what decodes files, 10 minutes each; --minutes 1, or the name of a target, is less
   soak      2,000 small batches on each state backend; memory and files must stay flat
   wheel     build dist/*.whl with the jars inside
@@ -215,6 +216,7 @@ case $target in
       ./build.sh test-spark $minor || failed=1
     done
     $python -m tests.chaos --minutes 5 || failed=1
+    $python -m tests.attack --minutes 5 || failed=1
     exit $failed
     ;;
   lint)
@@ -244,6 +246,11 @@ case $target in
     jar
     use_memory_for_scratch
     $python -m tests.chaos "$@"
+    ;;
+  attack)
+    jar
+    use_memory_for_scratch
+    $python -m tests.attack "$@"
     ;;
   soak)
     jar

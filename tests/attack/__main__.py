@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import shutil
 import signal
 import sys
@@ -18,7 +19,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from statestore.io.shim_jar import find_jar
 from tests.chaos.disk import enter_namespace, own_disk
@@ -30,9 +31,12 @@ from .audit import AttackError
 from .filler import Filler
 from .life import Life
 from .plan import make_plan
+from .planted_bugs import BUGS
 from .report import make_table, write_line, write_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
 
@@ -47,7 +51,11 @@ def main() -> int:
     parser.add_argument("--record", type=Path, help="file that results are added to")
     parser.add_argument("--keep", type=Path, help="where a life that failed is copied to")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results")
-    parser.add_argument("--bug", default="", help="plant one of planted_bugs.py")
+    parser.add_argument("--steps", type=int, help="operations of a life, else a few")
+    parser.add_argument(
+        "--bug", action="append", default=[], choices=list(BUGS),
+        help="plant it, and live until it is found: the lane is checked; may be repeated",
+    )  # fmt: skip
     arguments = parser.parse_args()
     enter_namespace("tests.attack")
     signal.signal(signal.SIGTERM, _interrupt)
@@ -63,10 +71,13 @@ def main() -> int:
             conf = {"spark.ui.showConsoleProgress": "false"}
             spark = start_application(Path(work, "application"), jars, conf=conf)
             try:
+                if arguments.bug:
+                    return _find_bugs(arguments, spark, disk, filler)
                 _run(arguments, spark, disk, filler)
             except KeyboardInterrupt:
                 _say("stopped; the life under way is not counted")
-            spark.stop()
+            finally:
+                spark.stop()
         lives = read_lines(arguments.record)
         _say(make_table(lives))
         if arguments.write:
@@ -88,33 +99,62 @@ def _run(
 ) -> None:
     """Live life after life until the time is over."""
     deadline = time.monotonic() + 60 * arguments.minutes
-    wanted = {"operator": arguments.operator} if arguments.operator else {}
+    wanted: dict[str, Any] = {}
+    if arguments.operator:
+        wanted["operator"] = arguments.operator
+    if arguments.steps:
+        wanted["num_steps"] = arguments.steps
     for number in range(arguments.life, arguments.life + arguments.lives):
         if time.monotonic() > deadline:
             break
         plan = make_plan(arguments.seed, number, **wanted)
         root = disk / f"life-{number}"
-        root.mkdir()
-        life = Life(plan, spark, root, filler, arguments.bug)
+        life = Life(plan, spark, root, filler)
         columns = ", ".join(column.ddl for column in life.operator.inputs)
         _say(f"life {number}: {plan}\n  {columns}")
         began = time.monotonic()
-        failure = ""
-        try:
-            life.run(lambda: time.monotonic() > deadline)
-        except AttackError as error:
-            failure = f"{error.args[0]}: {error.args[1][-1500:]}"
-        except Exception:  # noqa: BLE001 - whatever it is, the other lives go on
-            failure = f"the lane failed: {traceback.format_exc()}"
+        failure = _live(life, lambda: time.monotonic() > deadline)
         if failure:
             _say("\n".join(f"  {line}" for line in life.story))
             again = f"./build.sh attack --seed {arguments.seed} --life {number} --lives 1"
             _say(f"FAILED {failure}\nagain: {again}")
             if arguments.keep:
-                shutil.copytree(root, arguments.keep / f"life-{arguments.seed}-{number}")
+                kept = arguments.keep / f"life-{arguments.seed}-{number}"
+                shutil.copytree(root, kept, dirs_exist_ok=True)
         shutil.rmtree(root)
         write_line(arguments.record, life, failure)
         _say(f"  {len(life.story)} steps in {time.monotonic() - began:.0f} s")
+
+
+def _live(life: Life, is_over: Callable[[], bool]) -> str:
+    """Live a life; return what went wrong."""
+    try:
+        life.run(is_over)
+    except AttackError as error:
+        return f"{error.args[0]}: {error.args[1][-1500:]}"
+    except Exception:  # noqa: BLE001 - whatever it is, the other lives go on
+        return f"the lane failed: {traceback.format_exc()}"
+    return ""
+
+
+def _find_bugs(
+    arguments: argparse.Namespace, spark: SparkSession, disk: Path, filler: Filler | None
+) -> int:
+    """Live with each bug until it is found; exit status 1 where one is not."""
+    missed = []
+    for name in arguments.bug:
+        bug = BUGS[name]
+        for number in range(bug.num_lives):
+            root = disk / f"{name}-{number}"
+            life = Life(make_plan(arguments.seed, number, **bug.wanted), spark, root, filler, name)
+            failure = _live(life, lambda: False)
+            shutil.rmtree(root)
+            if failure:
+                break
+        is_found = re.search(bug.shown_as, failure) is not None
+        _say(f"{name}: {'found' if is_found else 'MISSED'} in life {number}: {failure[:600]}")
+        missed += [] if is_found else [name]
+    return int(bool(missed))
 
 
 if __name__ == "__main__":

@@ -208,7 +208,8 @@ def _on_command_line(call: Call) -> tuple[Ending, str, str, Any]:
         except SystemExit as error:
             status = error.code
     text = printed.getvalue()
-    if status in (0, None):
+    # A certificate that says where a key was found all the same ends with status 1.
+    if status in (0, None) or '"done": true' in text:
         return "done", text, "", text
     kind = next((kind for kind in KINDS if f"[{kind}]" in text), "")
     return "refused", f"exit status {status}: {text}", kind or "usage", text

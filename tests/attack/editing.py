@@ -183,7 +183,7 @@ def forget(world: World, rng: Generator) -> Step | None:
         every = ["--all"] if is_all else []
         call = by_words(
             "forget", world.current.path, "--operator", family.operator, *words, *every, "--yes",
-            *storage_words(),
+            "--output", "json", *storage_words(),
         )  # fmt: skip
     else:
         keywords |= {"all_rows": True} if is_all else {}

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 MAX_OTHERS = 4
 NO_FAILURE = ("read", "diff")
 """Operations that change nothing, and are not disturbed."""
+DISTURBANCES = {
+    "": 10, "killed": 5, "full disk": 2, "beside another": 2, "beside the query": 2,
+}  # fmt: skip
+"""What happens to a step, and how often."""
 SOMEBODY_ELSE = (
     "checkpoint-in-use", "checkpoint-under-operation", "fenced", "unfinished-operation",
     "unfinished-batch", "lineage-broken", "version-exists", "file-not-found", "version-not-found",
@@ -119,19 +123,26 @@ class Life:
     # Disturbances
 
     def _perform(self, step: Step) -> None:
-        chance = self.rng.random()
-        if step.name in NO_FAILURE or step.in_process is not None or chance < 0.5:
+        if step.name in NO_FAILURE or step.in_process is not None:
             self._undisturbed(step)
-        elif chance < 0.72 or (chance < 0.8 and self._filler is None):
-            self._killed(step)
-        elif chance < 0.8:
-            self._on_a_full_disk(step)
-        elif chance < 0.9 and step.source is self.world.current:
-            self._beside_another(step)
-        elif step.source is self.world.current:
-            self._beside_the_query(step)
-        else:
-            self._undisturbed(step)
+            return
+        able = dict(DISTURBANCES)
+        if self._filler is None:
+            del able["full disk"]
+        if step.source is not self.world.current:
+            del able["beside another"], able["beside the query"]
+        if self.plan.disturbances:
+            able = {name: able[name] for name in self.plan.disturbances if name in able}
+        names = list(able) or [""]
+        weights = np.array([able.get(name, 1) for name in names])
+        chosen = str(self.rng.choice(names, p=weights / weights.sum()))
+        {
+            "": self._undisturbed,
+            "killed": self._killed,
+            "full disk": self._on_a_full_disk,
+            "beside another": self._beside_another,
+            "beside the query": self._beside_the_query,
+        }[chosen](step)
 
     def _run(self, step: Step, disturbance: Any = "", at: int = 0) -> Outcome:
         if step.in_process is not None:
@@ -161,12 +172,18 @@ class Life:
             self._done(step, outcome.value)
         else:
             is_right = step.must_be_refused or step.may_be_refused
-            is_right = is_right or self._is_pinned(step, outcome)
+            is_right = is_right or self._has_to_wait(step, outcome)
             require(is_right, "an operation was refused", outcome.text)
             self._require_no_target(step)
 
-    def _is_pinned(self, step: Step, outcome: Outcome) -> bool:
-        """Return whether it had to wait for an operation that was killed, and let an hour pass."""
+    def _has_to_wait(self, step: Step, outcome: Outcome) -> bool:
+        """Return whether a step was refused until somebody else has ended.
+
+        That is a batch that was planned, and that the query runs next; or an operation that was
+        killed: then an hour passes.
+        """
+        if outcome.kind == "unfinished-batch" and self.world.has_planned_batch(step.source):
+            return True
         if step.name != "forget" or outcome.kind != "checkpoint-in-use":
             return False
         pins = list(step.source.path.rglob("*.pin"))
@@ -261,7 +278,7 @@ class Life:
             return
         if step.target is None:
             found = self._one_of([before, after], step.source)
-            is_right = found == after or step.may_be_refused or self._is_pinned(step, outcome)
+            is_right = found == after or step.may_be_refused or self._has_to_wait(step, outcome)
             require(is_right, "the repetition was refused", outcome.text)
             self._read_partitions(step.source)
             return

@@ -43,7 +43,7 @@ OF_SPARK = ("read", "diff", "convert", "convert")
 
 def draw_step(world: World, rng: Generator, *, beside: bool = False) -> Step:
     """Draw the next step; `beside` another, which is under way."""
-    names = list(OPERATIONS)
+    names = list(world.plan.operations or OPERATIONS)
     weights = [OPERATIONS[name][1] for name in names]
     while True:
         name = str(rng.choice(names, p=[weight / sum(weights) for weight in weights]))

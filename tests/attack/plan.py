@@ -23,6 +23,8 @@ class LifePlan:
         checkpoint_format: 1 or 2.
         num_partitions: State partitions that it begins with.
         num_steps: Operations.
+        operations: Names of those that are drawn from; all when empty.
+        disturbances: What may happen to one; all when empty.
     """
 
     seed: tuple[int, int]
@@ -31,6 +33,8 @@ class LifePlan:
     checkpoint_format: int
     num_partitions: int
     num_steps: int
+    operations: tuple[str, ...] = ()
+    disturbances: tuple[str, ...] = ()
 
 
 def make_plan(seed: int, number: int, **wanted: Any) -> LifePlan:

@@ -49,7 +49,7 @@ class Sessions(Operator):
         amount, at = (tick(column.name) for column in self.inputs[-2:])
         window = sf.session_window(sf.col(at), f"{GAP.seconds} seconds")
         return (
-            frame.withWatermark(self.inputs[-1].name, DELAY)
+            frame.withWatermark(tick(self.inputs[-1].name), DELAY)
             .groupBy(window, *self.columns)
             .agg(sf.count("*").alias("out_1"), sf.sum(sf.col(amount)).alias("out_2"))
         )

@@ -209,6 +209,14 @@ class World:
         lines = (directory.path / "offsets" / str(batch)).read_text().splitlines()
         return int(json.loads(lines[-1])["logOffset"]) + 1
 
+    def has_planned_batch(self, directory: Directory) -> bool:
+        """Return whether a batch is planned and not committed."""
+        newest = [
+            max((int(one.name) for one in (directory.path / log).glob("[0-9]*")), default=-1)
+            for log in ("offsets", "commits")
+        ]
+        return newest[0] > newest[1]
+
     def newest_version(self, directory: Directory) -> int:
         """Return the newest committed version, as the directory says."""
         return int(Checkpoint(directory.path).newest_version or 0)

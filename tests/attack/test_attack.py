@@ -1,0 +1,62 @@
+"""A few small attacks, each with an application of its own; `./build.sh attack` goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 900
+CHEAP_BUGS = ("falls-through", "empty-certificate")
+DEAR_BUGS = ("guesses-types", "deletes-newer", "forgets-the-index")
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(TIMEOUT_S)]
+
+
+def attack(*arguments: str) -> str:
+    """Run the lane in a process of its own, and return what it printed.
+
+    Raises:
+        AssertionError: It found something.
+    """
+    command = [sys.executable, "-m", "tests.attack", *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_rows_are_those_of_a_model_after_any_operation() -> None:
+    """Catches an operation that loses, doubles or changes a row, or leaves a forgotten key.
+
+    Programs of a seed that is another one each time; what failed names it.
+    """
+    seed = int.from_bytes(os.urandom(4)) % 10**6
+
+    found = attack("--seed", str(seed), "--minutes", "0.4", "--steps", "8")
+
+    assert f"Seeds {seed}" in found
+
+
+def test_planted_bugs_are_found() -> None:
+    """Catches a lane that would miss a condition that falls through to a function of SQL, or a
+    certificate of keys that are nowhere.
+    """
+    found = attack(*[word for bug in CHEAP_BUGS for word in ("--bug", bug)])
+
+    assert found.count(": found in") == len(CHEAP_BUGS)
+
+
+@pytest.mark.extended
+def test_planted_bugs_are_found_that_take_longer() -> None:
+    """Catches a lane that would miss keys cast by a guess, a delete of versions that were committed
+    meanwhile, or an index that `forget` does not follow.
+    """
+    found = attack(*[word for bug in DEAR_BUGS for word in ("--bug", bug)])
+
+    assert found.count(": found in") == len(DEAR_BUGS)
