@@ -95,7 +95,9 @@ def _compare_in_spark(world: World, directory: Directory) -> int:
     """Compare with Spark's own state reader."""
     number = 0
     for family in world.operator.families:
-        if family.store != "default" or family.column_family != "default":
+        is_default = family.store == family.column_family == "default"
+        # Arrow has no struct with two fields of a name, as Spark's reader would give.
+        if not is_default or any(column.name.endswith("_2") for column in family.values):
             continue
         reader = world.session(directory.backend).read.format("statestore")
         frame = reader.option("operatorId", family.operator).load(str(directory.path))

@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from .columns import Column, order_key
+import pyarrow as pa
+
+from .columns import Column, order_key, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,14 +80,27 @@ def draw_condition(
     if not only_keys:
         fields += [_Field("value", column, number) for number, column in enumerate(family.values)]
     usable = [one for one in fields if one.column.type.sql is not None]
-    columns = (*keys, *(() if only_keys else family.values))
-    tops = dict.fromkeys((column in keys, column.path[0]) for column in columns)
-    every = [name.casefold() for _, name in tops]
+    every = _names([("key", keys), *([] if only_keys else [("value", family.values)])])
     made = _Maker(rng, usable, every, rows, is_many=family.kind != "value")
     if not usable or rng.random() < 0.08:
         return made.none(fields)
     sql, test, expected = made.draw(int(rng.integers(0, 3)))
     return Condition(sql, lambda key, value: test(key, value) is True, expected)
+
+
+def _names(sides: list[tuple[str, tuple[Column, ...]]]) -> list[str]:
+    """Return the names of all columns and of fields in them, each as often as there is one."""
+    paths: dict[tuple[str, ...], None] = {}
+    for side, columns in sides:
+        paths[side,] = None
+        for column in columns:
+            path = (side, *column.path)
+            paths |= dict.fromkeys(path[:end] for end in range(1, len(path) + 1))
+            arrow: Any = column.type.arrow
+            if pa.types.is_struct(arrow):
+                paths |= {(*path, name): None for name in arrow.names}
+    names = [path[-1].casefold() for path in paths]
+    return names if len(sides) == 1 else [*names, "partition_id"]
 
 
 class _Maker:
@@ -158,8 +173,6 @@ class _Maker:
             found = field.of(key, value)
             if found is not None:
                 return found
-        from .columns import plain
-
         return plain(field.column.type.draw(self._rng))
 
     def _path(self, field: _Field) -> str:
@@ -175,14 +188,12 @@ class _Maker:
         if style < 0.55:
             return (f"{field.side}.{name}", "works") if is_word else (self._path(field), "works")
         times = self._every.count(name.casefold())
-        hidden = name.casefold() in ("key", "value", "partition_id")
         if style < 0.8:
-            # A column named as a struct is hidden by it.
-            sure: Expected = "either" if hidden else "works" if times == 1 else "refused"
-            return _quoted(name), sure
+            return _quoted(name), "works" if times == 1 else "refused"
         if not is_word:
             return self._path(field), "works"
-        return name, "refused" if times > 1 and not hidden else "either"
+        # It may be a word of SQL.
+        return name, "either" if times == 1 else "refused"
 
 
 def _quoted(name: str) -> str:

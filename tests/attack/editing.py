@@ -188,8 +188,10 @@ def forget(world: World, rng: Generator) -> Step | None:
     else:
         keywords |= {"all_rows": True} if is_all else {}
         call = by_call(world.current, "forget", **keywords)
-    # Of a key that no file has there is nothing to certify.
+    # Of a key that no file has there is nothing to certify. An older version may have it.
     expected["may_be_refused"] |= not found
+    holds = condition.holds if condition is not None else lambda key, _: key in keys
+    expected["must_be_refused"] |= not any(holds(key, ()) for key in world.ever)
 
     def apply(state: State) -> State:
         gone = chosen(state)

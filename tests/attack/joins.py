@@ -11,6 +11,8 @@ from .families import Family, Key, Rows, State
 from .operators import Batch, Operator
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.random import Generator
     from pyspark.sql import DataFrame
 
@@ -22,6 +24,11 @@ class Join(Operator):
 
     mode = "append"
     reserved = ("matched", "index")
+
+    def __init__(self, rng: Generator) -> None:
+        # One source twice, or two sources: the offset log has two entries for either.
+        self._is_shared = bool(rng.random() < 0.3)
+        super().__init__(rng)
 
     def _draw_values(self, rng: Generator, taken: list[str]) -> tuple[Column, ...]:
         (other,) = draw_columns(rng, 1, list(TYPES), [*taken, *self.reserved, "number"])
@@ -41,9 +48,10 @@ class Join(Operator):
             families.append(Family(store, keys, count, store, is_edited=False))
         return tuple(families)
 
-    def build(self, frame: DataFrame) -> DataFrame:
-        left = frame.where("number % 2 = 0")
-        right = frame.where("number % 2 <> 0")
+    def build(self, read: Callable[[], DataFrame]) -> DataFrame:
+        first = read()
+        second = first if self._is_shared else read()
+        left, right = first.where("number % 2 = 0"), second.where("number % 2 <> 0")
         names = [(column.name, f"r_{column.name}") for column in self.inputs]
         right = right.select(*(sf.col(tick(name)).alias(new) for name, new in names))
         condition = sf.lit(True)

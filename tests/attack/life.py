@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import permutations
@@ -17,7 +18,7 @@ from .audit import AttackError, audit, forgotten_bytes, read_state, require
 from .child import Child, Outcome, in_this_process, run
 from .operations import draw_step
 from .steps import Step, grouping_keys
-from .world import QueryFailedError, World
+from .world import LEASE_INTERVAL_MS, QueryFailedError, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -362,6 +363,8 @@ class Life:
         self.world.feed(self.rng, 1)
         child = Child(step.call, "stop", self._somewhere(step), self._bug)
         is_stopped = child.is_stopped()
+        if is_stopped and self.rng.random() < 0.5:
+            time.sleep(4 * LEASE_INTERVAL_MS / 1000)
         refusal = self._started()
         if is_stopped:
             child.go_on()
@@ -401,6 +404,7 @@ class Life:
     def _audit(self) -> None:
         current = self.world.current
         current.gone -= _keys(self.world, current)
+        self.world.ever |= _keys(self.world, current)
         self.tally.rows += audit(self.world, current, self.rng)
         self.tally.audits += 1
         if current.gone:

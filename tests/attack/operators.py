@@ -13,6 +13,8 @@ from .columns import NAMES, ORDERED, TYPES, Column, array, draw_columns, order_k
 from .families import Family, Key, State
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.random import Generator
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
@@ -80,8 +82,8 @@ class Operator(ABC):
         """Return where the state is."""
 
     @abstractmethod
-    def build(self, frame: DataFrame) -> DataFrame:
-        """Return the query."""
+    def build(self, read: Callable[[], DataFrame]) -> DataFrame:
+        """Return the query over its input, a stream each time it is read."""
 
     @abstractmethod
     def step(self, state: State, batch: Batch) -> State:
@@ -153,12 +155,16 @@ class Aggregation(Operator):
         )  # fmt: skip
         return (Family("default", self.keys, values),)
 
-    def build(self, frame: DataFrame) -> DataFrame:
+    def build(self, read: Callable[[], DataFrame]) -> DataFrame:
         amount, other = (sf.col(tick(column.name)) for column in self.inputs[-2:])
-        return frame.groupBy(*self.columns).agg(
-            sf.count("*").alias("out_1"),
-            sf.sum(amount).alias("out_2"),
-            sf.max(other).alias("out_3"),
+        return (
+            read()
+            .groupBy(*self.columns)
+            .agg(
+                sf.count("*").alias("out_1"),
+                sf.sum(amount).alias("out_2"),
+                sf.max(other).alias("out_3"),
+            )
         )
 
     def draw_values(self, rng: Generator) -> Key:
@@ -191,8 +197,8 @@ class Dedup(Operator):
     def _make_families(self) -> tuple[Family, ...]:
         return (Family("default", self.keys, ()),)
 
-    def build(self, frame: DataFrame) -> DataFrame:
-        return frame.dropDuplicates([column.name for column in self.keys])
+    def build(self, read: Callable[[], DataFrame]) -> DataFrame:
+        return read().dropDuplicates([column.name for column in self.keys])
 
     def step(self, state: State, batch: Batch) -> State:
         came = {row[: len(self.keys)]: () for row in batch.rows}

@@ -5,6 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
+from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.operations.forget.files import files_of_operator
+from statestore.operations.forget.forget import Forget
+from statestore.operations.forget.wanted import Wanted
+from statestore.operations.in_use import ExclusiveUse
+from statestore.operations.reading import condition
+from statestore.operations.writing import row_files
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -23,10 +34,131 @@ class Bug:
     plant: Callable[[], None]
     shown_as: str
     wanted: Mapping[str, Any] = field(default_factory=dict)
-    num_lives: int = 6
+    num_lives: int = 8
 
 
-BUGS: dict[str, Bug] = {}
+def _plant_falls_through() -> None:
+    """A condition that DuckDB sees as it is, where `user` is a function."""
+
+    def begin(self: Any, text: str) -> None:
+        self._text = text
+        self._database = condition.open_database(threads=1)
+
+    def rows(self: Any, batch: pa.RecordBatch) -> Any:
+        names = {name: f'"{column}"."{name}"'.replace('""', '"') for column, name in _fields(batch)}
+        short = "".join(f', {path} AS "{name}"' for name, path in names.items())
+        numbered = batch.append_column("row_", pa.array(np.arange(batch.num_rows)))
+        self._database.register("given", numbered)
+        sql = f"SELECT row_ FROM (SELECT *{short} FROM given) WHERE ({self._text}) ORDER BY row_"
+        try:
+            return self._database.execute(sql).fetchnumpy()["row_"]
+        except self._errors as error:
+            raise InvalidArgumentError("it does not fit", to_fix="another one") from error
+
+    made: Any = condition.Condition
+    made.__init__ = begin
+    made.rows = rows
+    made.only_column = lambda self, schema: None
+
+
+def _fields(batch: pa.RecordBatch) -> list[tuple[str, str]]:
+    """Return names of fields that no other has, with those of their columns."""
+    pairs = [
+        (column.name, column.type.field(number).name)
+        for column in batch.schema
+        if pa.types.is_struct(column.type)
+        for number in range(column.type.num_fields)
+    ]
+    names = [name.casefold() for _, name in pairs] + [
+        name.casefold() for name in batch.schema.names
+    ]
+    return [pair for pair in pairs if names.count(pair[1].casefold()) == 1 and '"' not in pair[1]]
+
+
+def _plant_guesses_types() -> None:
+    """A file of text that is read by what its values look like."""
+    read = row_files._of_cell
+
+    def guess(text: str | None, kind: Any) -> Any:
+        looks_like_a_number = text is not None and text.isdecimal()
+        return read(str(int(text or "")) if looks_like_a_number else text, kind)
+
+    row_files._of_cell = guess
+
+
+def _plant_empty_certificate() -> None:
+    """A certificate of keys that are nowhere."""
+    begin = Forget.__post_init__
+
+    def begin_anyway(self: Any) -> None:
+        try:
+            begin(self)
+        except NotFoundError as error:
+            if error.kind != "keys-not-found":
+                raise
+
+    Forget.__post_init__ = begin_anyway  # type: ignore[method-assign]
+
+
+def _plant_deletes_newer() -> None:
+    """A delete of all versions but one, whoever has the checkpoint meanwhile."""
+
+    def delete(self: Any, files: Any) -> None:
+        del files
+        own = {f"{self._batch.batch + 1}{end}" for end in "._"}
+        for file in files_of_operator(self.checkpoint, self.operator):
+            name = file.info.name
+            if file.is_state and not any(name.startswith(begin) for begin in own):
+                file.location.io.delete(file.path)
+
+    Forget._delete = delete  # type: ignore[method-assign]
+    ExclusiveUse.require_held = lambda self: None  # type: ignore[method-assign]
+
+
+def _plant_forgets_the_index() -> None:
+    """A forget that looks at the keys of a store, and not where they stand with an index."""
+    find = Wanted._of_family
+
+    def find_some(self: Any, stored: Any, store: str, family: Any) -> Any:
+        if "WithIndex" in store or family.name.startswith("$"):
+            return np.zeros(0, np.int64)
+        return find(self, stored, store, family)
+
+    Wanted._of_family = find_some  # type: ignore[method-assign]
+
+
+BUGS: dict[str, Bug] = {
+    "falls-through": Bug(
+        _plant_falls_through,
+        "what must be refused was done|rows are wrong|answers wrong",
+        {"operator": "sessions", "operations": ("read", "edit"), "disturbances": ("",)},
+    ),
+    "empty-certificate": Bug(
+        _plant_empty_certificate,
+        "what must be refused was done",
+        {"operator": "aggregation", "operations": ("forget",), "disturbances": ("",)},
+    ),
+    "guesses-types": Bug(
+        _plant_guesses_types,
+        "rows are wrong|was refused",
+        {"operator": "dedup", "operations": ("edit", "forget"), "disturbances": ("",)},
+        num_lives=20,
+    ),
+    "deletes-newer": Bug(
+        _plant_deletes_newer,
+        "the query failed|cannot be read|rows are|verify finds damage",
+        {
+            "operator": "aggregation", "backend": "filesystem", "operations": ("forget",),
+            "disturbances": ("beside the query",),
+        },
+        num_lives=20,
+    ),
+    "forgets-the-index": Bug(
+        _plant_forgets_the_index,
+        "rows are wrong|bytes of a forgotten key",
+        {"operator": "join", "operations": ("forget",), "disturbances": ("",)},
+    ),
+}  # fmt: skip
 
 
 def plant(name: str) -> None:

@@ -12,6 +12,8 @@ from .families import Family, Key, State
 from .operators import Batch, Operator
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.random import Generator
     from pyspark.sql import DataFrame
 
@@ -45,11 +47,12 @@ class Sessions(Operator):
         number = len(self.keys)
         return (Family("default", (*self.keys, start), values, num_grouping=number),)
 
-    def build(self, frame: DataFrame) -> DataFrame:
+    def build(self, read: Callable[[], DataFrame]) -> DataFrame:
         amount, at = (tick(column.name) for column in self.inputs[-2:])
         window = sf.session_window(sf.col(at), f"{GAP.seconds} seconds")
         return (
-            frame.withWatermark(tick(self.inputs[-1].name), DELAY)
+            read()
+            .withWatermark(tick(self.inputs[-1].name), DELAY)
             .groupBy(window, *self.columns)
             .agg(sf.count("*").alias("out_1"), sf.sum(sf.col(amount)).alias("out_2"))
         )

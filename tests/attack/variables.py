@@ -15,7 +15,7 @@ from .families import Family, Key, State
 from .operators import Batch, Operator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.random import Generator
     from pyspark.sql import DataFrame
@@ -103,7 +103,7 @@ class Variables(Operator):
             )
         )
 
-    def build(self, frame: DataFrame) -> DataFrame:
+    def build(self, read: Callable[[], DataFrame]) -> DataFrame:
         last, seen, rests = self.families
         schemas = tuple(
             ", ".join(replace(column, within=()).ddl for column in columns)
@@ -111,7 +111,7 @@ class Variables(Operator):
         )
         made = Processor("number", self.inputs[-1].name, schemas, self._ttl_ms)  # type: ignore[arg-type]
         mode = "None" if self._ttl_ms is None else "ProcessingTime"
-        return frame.groupBy(*self.columns).transformWithState(made, "done INT", "Update", mode)
+        return read().groupBy(*self.columns).transformWithState(made, "done INT", "Update", mode)
 
     def draw_values(self, rng: Generator) -> Key:
         # Rows of one number would come in no order.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.random import Generator
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from .families import Key, State
     from .operators import Operator
@@ -95,6 +95,7 @@ class World:
         current: The checkpoint that the query goes on with.
         others: Other checkpoints and savepoints, which nothing may change.
         files: Rows of each file of the input, in order.
+        ever: Grouping keys that ever had a row.
     """
 
     def __init__(self, plan: LifePlan, operator: Operator, spark: SparkSession, root: Path) -> None:
@@ -103,6 +104,7 @@ class World:
         self.root = root
         self.files: list[list[Key]] = []
         self.others: list[Directory] = []
+        self.ever: set[Key] = set()
         self._spark = spark
         self._num_directories = 0
         self._num_written = 0
@@ -131,6 +133,7 @@ class World:
             os.utime(partial, (1_700_000_000 + len(self.files),) * 2)
             partial.rename(path)
             self.files.append(rows)
+            self.ever |= {row[: len(self.operator.keys)] for row in rows}
 
     def session(self, backend: str) -> SparkSession:
         """Return a session with the query's configuration."""
@@ -150,12 +153,12 @@ class World:
 
     def frame(self, session: SparkSession) -> Any:
         """Return the query."""
-        stream = (
-            session.readStream.schema(self.operator.ddl)
-            .option("maxFilesPerTrigger", 1)
-            .parquet(str(self._input))
-        )
-        return self.operator.build(stream)
+
+        def read() -> DataFrame:
+            stream = session.readStream.schema(self.operator.ddl).option("maxFilesPerTrigger", 1)
+            return stream.parquet(str(self._input))
+
+        return self.operator.build(read)
 
     def run_query(self, directory: Directory) -> None:
         """Run the query on a directory until it has read all files, and note what it did.
