@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .joins import Join
-from .operators import Aggregation, Dedup, Operator
+from .operators import Aggregation, Dedup, DedupThenCount, Operator
 from .sessions import Sessions
 from .variables import Variables
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 OPERATORS: dict[str, Callable[[Generator], Operator]] = {
     "aggregation": Aggregation,
     "dedup": Dedup,
+    "dedup, then count": DedupThenCount,
     "variables": Variables,
     "sessions": Sessions,
     "join": Join,

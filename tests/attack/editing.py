@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
+from .bytes_search import find_bytes, needles_of
 from .conditions import draw_condition
 from .families import Key, Rows, State, keys_table
 from .steps import (
@@ -146,7 +148,9 @@ def forget(world: World, rng: Generator) -> Step | None:
     """Forget grouping keys by a condition or by keys."""
     family = world.operator.families[0]
     grouping = family.grouping
-    known = list(grouping_keys(world, world.current.state))
+    of_operator = [one.name for one in world.operator.families if one.operator == family.operator]
+    state = world.current.state
+    known = list(grouping_keys(world, {name: state[name] for name in of_operator}))
     condition = None
     keys: list[Key] = []
     path = world.root / f"certificate-{world.num_files_written()}.json"
@@ -196,12 +200,24 @@ def forget(world: World, rng: Generator) -> Step | None:
     def apply(state: State) -> State:
         gone = chosen(state)
         number = len(world.operator.keys)
-        return {
-            name: {key: value for key, value in rows.items() if key[:number] not in gone}
-            for name, rows in state.items()
+        return state | {
+            name: {key: value for key, value in state[name].items() if key[:number] not in gone}
+            for name in of_operator
         }
+
+    def check(before: State, value: Any) -> None:
+        certificate = value if isinstance(value, dict) else json.loads(value)["certificate"]
+        verdicts = {one["verdict"] for one in certificate["search"]["outcomes"]}
+        needles = {needle for key in chosen(before) for needle in needles_of(key)}
+        if verdicts == {"forgotten"} and needles:
+            found = find_bytes(world.current.path, needles)
+            assert not found, f"certified, but there: {found[:5]}"
 
     def note(directory: Directory) -> None:
         directory.versions = {directory.version: directory.state}
 
-    return Step("forget", call, apply=apply, note=note, forgotten=chosen, **expected)
+    is_alone = len(of_operator) == len(world.operator.families)
+    return Step(
+        "forget", call, apply=apply, note=note, check=check,
+        forgotten=chosen if is_alone else None, **expected,
+    )  # fmt: skip

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .world import Directory
 
 MAX_OTHERS = 4
+LEASE_LOST = "the operation's lease on the checkpoint has expired"
+"""Said on a machine so busy that a process of ours stood still for seconds."""
 NO_FAILURE = ("read", "diff")
 """Operations that change nothing, and are not disturbed."""
 DISTURBANCES = {
@@ -166,6 +168,9 @@ class Life:
 
     def _settle(self, step: Step, outcome: Outcome, disturbance: str = "") -> None:
         """Note how a step ended that nothing else disturbs any more."""
+        if LEASE_LOST in outcome.text:
+            self._repeated(step, disturbance)
+            return
         self._count(step, disturbance, outcome.ending)
         require(outcome.ending in ("done", "refused"), "an operation failed", outcome.text)
         if outcome.ending == "done":
@@ -271,14 +276,20 @@ class Life:
             step.source.note(found, batch=self.world.newest_version(step.source) - 1)
             self._read_partitions(step.source)
         outcome = self._run(step)
+        if LEASE_LOST in outcome.text:
+            self._repeated(step, disturbance)
+            return
         self._count(step, disturbance, outcome.ending)
         require(outcome.ending in ("done", "refused"), "the repetition failed", outcome.text)
         if outcome.ending == "done":
             require(not step.must_be_refused, "what must be refused was done", outcome.text)
             self._done(step, outcome.value)
+            if step.forgotten is not None:
+                step.source.gone |= step.forgotten(before) - _keys(self.world, step.source)
             return
         if step.target is None:
             found = self._one_of([before, after], step.source)
+            step.source.note(found, batch=self.world.newest_version(step.source) - 1)
             is_right = found == after or step.may_be_refused or self._has_to_wait(step, outcome)
             require(is_right, "the repetition was refused", outcome.text)
             self._read_partitions(step.source)
@@ -364,7 +375,7 @@ class Life:
         child = Child(step.call, "stop", self._somewhere(step), self._bug)
         is_stopped = child.is_stopped()
         if is_stopped and self.rng.random() < 0.5:
-            time.sleep(4 * LEASE_INTERVAL_MS / 1000)
+            time.sleep(3.5 * LEASE_INTERVAL_MS / 1000)
         refusal = self._started()
         if is_stopped:
             child.go_on()

@@ -203,3 +203,34 @@ class Dedup(Operator):
     def step(self, state: State, batch: Batch) -> State:
         came = {row[: len(self.keys)]: () for row in batch.rows}
         return {"default": state["default"] | came}
+
+
+class DedupThenCount(Operator):
+    """dropDuplicates by key and event, and count(*) of what passes by key: two operators."""
+
+    reserved = ("event",)
+
+    def _draw_values(self, rng: Generator, taken: list[str]) -> tuple[Column, ...]:
+        return (Column("event", "long"),)
+
+    def _make_families(self) -> tuple[Family, ...]:
+        # Spark numbers operators from the last one on.
+        return (
+            Family("count", self.keys, (Column("count", "long"),)),
+            Family("dedup", self.inputs, (), operator=1, is_edited=False),
+        )
+
+    def build(self, read: Callable[[], DataFrame]) -> DataFrame:
+        unique = read().dropDuplicates([column.name for column in self.inputs])
+        return unique.groupBy(*self.columns).agg(sf.count("*").alias("out_1"))
+
+    def draw_values(self, rng: Generator) -> Key:
+        return (int(rng.integers(0, 20)),)
+
+    def step(self, state: State, batch: Batch) -> State:
+        counts, known = dict(state["count"]), dict(state["dedup"])
+        for row in batch.rows:
+            if row not in known:
+                known[row] = ()
+                counts[row[:-1]] = (counts.get(row[:-1], (0,))[0] + 1,)
+        return {"count": counts, "dedup": known}

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from .plan import LifePlan
 
 RUN_TIMEOUT_S = 240
-LEASE_INTERVAL_MS = 300
-"""So a process that stands still has lost its lease after a second."""
+LEASE_INTERVAL_MS = 1000
+"""So a process that stands still has lost its lease after three seconds."""
 LEASE = {"lease.intervalMs": str(LEASE_INTERVAL_MS)}
 PROVIDERS = {
     "filesystem": "io.statestore.FileSystemStateStoreProvider",
