@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .groups import Groups
 from .joins import Join
 from .operators import Aggregation, Dedup, DedupThenCount, Operator
 from .sessions import Sessions
@@ -20,6 +21,7 @@ OPERATORS: dict[str, Callable[[Generator], Operator]] = {
     "aggregation": Aggregation,
     "dedup": Dedup,
     "dedup, then count": DedupThenCount,
+    "groups": Groups,
     "variables": Variables,
     "sessions": Sessions,
     "join": Join,

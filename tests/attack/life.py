@@ -18,7 +18,7 @@ from .audit import AttackError, audit, forgotten_bytes, read_state, require
 from .child import Child, Outcome, in_this_process, run
 from .operations import draw_step
 from .steps import Step, grouping_keys
-from .world import LEASE_INTERVAL_MS, QueryFailedError, World
+from .world import LEASE_INTERVAL_MS, OURS, QueryFailedError, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -122,6 +122,19 @@ class Life:
         except QueryFailedError as error:
             raise AttackError("the query failed", str(error)) from error
         self.tally.batches += self.world.current.batch - before
+        self._audit_sink()
+
+    def _audit_sink(self) -> None:
+        """Compare the file sink with what the query must have written, where it has one."""
+        current = self.world.current
+        if current.sink is None or current.backend not in OURS:
+            return
+        try:
+            found = self.world.read_sink(current)
+        except Exception as error:
+            raise AttackError("the sink cannot be read", str(error)[:1500]) from error
+        lost, more = current.output - found, found - current.output
+        require(not lost and not more, "the sink is wrong", f"lost: {lost}, not expected: {more}")
 
     # Disturbances
 
@@ -394,6 +407,7 @@ class Life:
         if step.target is not None:
             after = after[:1]
         self._note_one_of(after, directory)
+        directory.begin_sink()  # the order of the two decides what it has
         if step.target is not None and outcome.ending == "done":
             self._made_beside(step, [before, directory.state])
         elif step.target is not None:

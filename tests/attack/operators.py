@@ -46,12 +46,14 @@ class Operator(ABC):
 
     Attributes:
         mode: Output mode.
+        has_file_sink: Whether its output goes to files: a row for each key that is new.
         inputs: Columns of its input: the grouping key first.
         families: Where its state is.
         conf: Configuration of the query.
     """
 
     mode = "update"
+    has_file_sink = False
     inputs: tuple[Column, ...]
     families: tuple[Family, ...]
     conf: dict[str, str]
@@ -190,6 +192,10 @@ class Dedup(Operator):
     """dropDuplicates by the key, for ever."""
 
     mode = "append"
+
+    def __init__(self, rng: Generator) -> None:
+        super().__init__(rng)
+        self.has_file_sink = bool(rng.random() < 0.5)
 
     def _draw_values(self, rng: Generator, taken: list[str]) -> tuple[Column, ...]:
         return draw_columns(rng, 1, list(TYPES), taken)

@@ -157,7 +157,10 @@ def repair(world: World, rng: Generator) -> Step | None:
         else by_call(directory, "repair")
     )
 
-    return Step("repair", call, apply=lambda state: earlier)
+    def note(directory: Directory) -> None:
+        directory.begin_sink()  # a file sink passes over batches that it has
+
+    return Step("repair", call, apply=lambda state: earlier, note=note)
 
 
 def _damage(path: Path) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Workers cannot import the tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+AVRO = "spark.sql.streaming.stateStore.encodingFormat"
 LONG_MS = 10**10
 """A time to live that nobody waits for."""
 
@@ -80,7 +81,10 @@ class Variables(Operator):
 
     def __init__(self, rng: Generator) -> None:
         self._ttl_ms = LONG_MS if rng.random() < 0.4 else None
+        is_avro = bool(rng.random() < 0.25)
         super().__init__(rng)
+        if is_avro:
+            self.conf[AVRO] = "avro"
 
     def _draw_values(self, rng: Generator, taken: list[str]) -> tuple[Column, ...]:
         (other,) = draw_columns(rng, 1, self.types, [*taken, "number"], self.names)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as sf
 
 from statestore import Checkpoint
 from tests.spark.harness import PROVIDER_CLASS, STATE_STORE
 
+from .columns import tick
+from .families import taken
 from .operators import Batch
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from .plan import LifePlan
 
 RUN_TIMEOUT_S = 240
+OURS = ("filesystem", "rocksdb")
 LEASE_INTERVAL_MS = 1000
 """So a process that stands still has lost its lease after three seconds."""
 LEASE = {"lease.intervalMs": str(LEASE_INTERVAL_MS)}
@@ -50,6 +55,9 @@ class Directory:
         gone: Grouping keys that were forgotten here and did not come again.
         num_partitions: State partitions.
         before_rescale: State partitions before the newest batch, where that is a rescale's.
+        sink: Directory of the query's file sink, where it has one.
+        output: Grouping keys that the sink must have, and how often.
+        num_sinks: Sinks that it had before.
     """
 
     path: Path
@@ -61,6 +69,9 @@ class Directory:
     versions: dict[int, State] = field(default_factory=dict)
     gone: set[Key] = field(default_factory=set)
     before_rescale: int | None = None
+    sink: Path | None = None
+    output: Counter[Key] = field(default_factory=Counter)
+    num_sinks: int = 0
 
     @property
     def version(self) -> int:
@@ -70,7 +81,16 @@ class Directory:
     def at(self, path: Path, **changes: Any) -> Directory:
         """Return a directory with the same rows, and no older version, elsewhere."""
         fields = {"versions": {self.version: self.state}, "gone": set(), "before_rescale": None}
-        return replace(self, path=path, **{**fields, **changes})
+        made = replace(self, path=path, **{**fields, **changes})
+        made.begin_sink()
+        return made
+
+    def begin_sink(self) -> None:
+        """Let the query's file sink be another one from now on."""
+        if self.sink is not None:
+            self.num_sinks += 1
+            self.sink = self.path.with_name(f"{self.path.name}-sink-{self.num_sinks}")
+            self.output = Counter()
 
     def note(self, state: State, *, batch: int | None = None) -> None:
         """Take over the rows of a version that was made; by default of the next one."""
@@ -112,6 +132,8 @@ class World:
         self._input.mkdir(parents=True)
         empty: State = {family.name: {} for family in operator.families}
         self.current = Directory(self.new_path(), empty, plan.backend, plan.num_partitions)
+        if operator.has_file_sink:
+            self.current.sink = root / "sink"
 
     def new_path(self) -> Path:
         """Return the path of a directory that is not there yet."""
@@ -144,6 +166,7 @@ class World:
             f"{STATE_STORE}.lease.intervalMs": str(LEASE_INTERVAL_MS),
             "spark.sql.shuffle.partitions": str(self.plan.num_partitions),
             "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+            "spark.sql.streaming.fileSink.log.compactInterval": "3",
             "spark.sql.session.timeZone": "UTC",
             **self.operator.conf,
         }
@@ -168,11 +191,14 @@ class World:
         """
         writer = (
             self.frame(self.session(directory.backend))
-            .writeStream.format("noop")
-            .outputMode(self.operator.mode)
+            .writeStream.outputMode(self.operator.mode)
             .option("checkpointLocation", str(directory.path))
             .trigger(availableNow=True)
         )
+        if directory.sink is None or directory.backend not in OURS:
+            writer = writer.format("noop")
+        else:
+            writer = writer.format("parquet").option("path", str(directory.sink))
         try:
             handle = writer.start()
             try:
@@ -196,7 +222,11 @@ class World:
     def _absorb_batch(self, directory: Directory, batch: int) -> None:
         read = self.read_by(directory, batch)
         directory.gone -= {row[: len(self.operator.keys)] for row in read.rows}
-        directory.note(self.operator.step(directory.state, read), batch=batch)
+        after = self.operator.step(directory.state, read)
+        if directory.sink is not None:
+            before = set().union(*directory.state.values())
+            directory.output.update(set().union(*after.values()) - before)
+        directory.note(after, batch=batch)
 
     def read_by(self, directory: Directory, batch: int) -> Batch:
         """Return what a batch read, and its watermarks."""
@@ -211,6 +241,13 @@ class World:
             return 0
         lines = (directory.path / "offsets" / str(batch)).read_text().splitlines()
         return int(json.loads(lines[-1])["logOffset"]) + 1
+
+    def read_sink(self, directory: Directory) -> Counter[Key]:
+        """Return how often the file sink has each grouping key."""
+        columns = [sf.col(tick(column.name)) for column in self.operator.keys]
+        frame = self._spark.read.parquet(str(directory.sink)).select(columns)
+        rows = frame.toArrow().to_pylist()
+        return Counter(taken(row, self.operator.keys) for row in rows)
 
     def has_planned_batch(self, directory: Directory) -> bool:
         """Return whether a batch is planned and not committed."""
