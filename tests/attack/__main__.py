@@ -152,7 +152,7 @@ def _find_bugs(
             if failure:
                 break
         is_found = re.search(bug.shown_as, failure) is not None
-        _say(f"{name}: {'found' if is_found else 'MISSED'} in life {number}: {failure[:600]}")
+        _say(f"{name}: {'found' if is_found else 'MISSED'} in life {number}: {failure[-600:]}")
         missed += [] if is_found else [name]
     return int(bool(missed))
 

@@ -10,6 +10,7 @@ from .groups import Groups
 from .joins import Join
 from .operators import Aggregation, Dedup, DedupThenCount, Operator
 from .sessions import Sessions
+from .timers import Timers
 from .variables import Variables
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ OPERATORS: dict[str, Callable[[Generator], Operator]] = {
     "dedup, then count": DedupThenCount,
     "groups": Groups,
     "variables": Variables,
+    "timers": Timers,
     "sessions": Sessions,
     "join": Join,
 }

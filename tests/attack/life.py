@@ -89,7 +89,6 @@ class Life:
         self.world = World(plan, self.operator, spark, root)
         self.tally = Tally()
         self.story: list[str] = []
-        self._spark = spark
         self._filler = filler
         self._bug = bug
         self._num_calls: dict[str, int] = {}
@@ -102,9 +101,11 @@ class Life:
         """
         self._batches(int(self.rng.integers(1, 4)))
         self._audit()
-        for _ in range(self.plan.num_steps):
+        for number in range(self.plan.num_steps):
             if is_over():
                 break
+            # A step is drawn anew: how those before it came to their ends changes no number.
+            self.rng = np.random.default_rng([*self.plan.seed, 1, number])
             step = draw_step(self.world, self.rng)
             self.story.append(step.call.describe())
             self._perform(step)
