@@ -60,9 +60,9 @@ def edit(world: World, rng: Generator) -> Step | None:
     is_all = bool(rows) and len(found) == len(rows)
     if delete is None and not keys and not put:
         return None
-    if delete is not None or keys:
-        # What finds no row is refused; whatever that does, it deletes nothing.
-        expected["may_be_refused"] |= not found
+    if not put:
+        # What finds no row is refused.
+        expected["must_be_refused"] |= not found
     in_place = bool(rng.random() < 0.6)
     in_words = not put and bool(rng.random() < 0.5)
     if in_words and keys:
@@ -139,7 +139,7 @@ def expire_rows(world: World, rng: Generator) -> Step | None:
         expire=f"{side}.{column.name}", older_than=limit, **every,
     )  # fmt: skip
     return Step(
-        "edit in place, by a time", call, may_be_refused=not gone,
+        "edit in place, by a time", call,
         apply=lambda state: without(family, state, expired(state)),
     )  # fmt: skip
 

@@ -32,7 +32,9 @@ def write_keys(
     Returns:
         The file; and whether it says beyond doubt what it means, so that it must be taken.
     """
-    form = str(rng.choice(FORMS))
+    # Who types text has no structs in mind.
+    is_nested = any(column.within for column in columns)
+    form = "parquet" if is_nested else str(rng.choice(FORMS))
     path = path.with_suffix(f".{form}")
     names = [f"key.{column.name}" for column in columns]
     if form == "parquet":
