@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+MOST = 2000
+"""Letters of a failure."""
+
 
 def main() -> int:
     """Run lives; exit status 1 when one failed."""
@@ -68,7 +71,11 @@ def main() -> int:
         with own_disk(disk) as has_own_disk:
             filler = Filler(disk) if has_own_disk else None
             jars = [compile_test_jar("queries"), find_jar()]
-            conf = {"spark.ui.showConsoleProgress": "false"}
+            conf = {
+                "spark.ui.showConsoleProgress": "false",
+                # A worker of a machine that is busy takes long to begin.
+                "spark.python.authenticate.socketTimeout": "120s",
+            }
             spark = start_application(Path(work, "application"), jars, conf=conf)
             try:
                 if arguments.bug:
@@ -131,7 +138,11 @@ def _live(life: Life, is_over: Callable[[], bool]) -> str:
     try:
         life.run(is_over)
     except AttackError as error:
-        return f"{error.args[0]}: {error.args[1][-1500:]}"
+        details = error.args[1]
+        short = (
+            details if len(details) < MOST else f"{details[: MOST // 2]} … {details[-MOST // 2 :]}"
+        )
+        return f"{error.args[0]}: {short}"
     except Exception:  # noqa: BLE001 - whatever it is, the other lives go on
         return f"the lane failed: {traceback.format_exc()}"
     return ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import cloudpickle
 
-from .columns import Column
+from .columns import NAMES, Column
 from .families import Family, Key, State
 from .operators import Batch, Operator
 
@@ -25,6 +25,8 @@ REMOVED_AT = 9
 class Groups(Operator):
     """count and sum by key, removed when there were so many."""
 
+    names = tuple(name for name in NAMES if "." not in name)
+    """PySpark finds no others."""
     reserved = ("number",)
 
     def _draw_values(self, rng: Generator, taken: list[str]) -> tuple[Column, ...]:
