@@ -27,6 +27,7 @@ usage: ./build.sh TARGET [ARGUMENT...]
   bench-growth measure a batch against the number of keys, as tables and lines; goes on where it stopped
   chaos     kill, freeze and starve real jobs; every row is counted (--seed, --faults, --minutes)
   attack    operate on checkpoints at random; every row is compared (--seed, --minutes)
+  attack keyed  random programs of keyed state, likewise
   fuzz      fuzz what decodes files, 10 minutes each; --minutes 1, or the name of a target, is less
   soak      2,000 small batches on each state backend; memory and files must stay flat
   wheel     build dist/*.whl with the jars inside
@@ -217,6 +218,7 @@ case $target in
     done
     $python -m tests.chaos --minutes 5 || failed=1
     $python -m tests.attack --minutes 5 || failed=1
+    $python -m tests.attack.keyed --minutes 2 || failed=1
     exit $failed
     ;;
   lint)
@@ -250,7 +252,12 @@ case $target in
   attack)
     jar
     use_memory_for_scratch
-    $python -m tests.attack "$@"
+    module=tests.attack
+    if [ "${1:-}" = keyed ]; then
+      module=tests.attack.keyed
+      shift
+    fi
+    $python -m $module "$@"
     ;;
   soak)
     jar
