@@ -30,6 +30,8 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": lambda a, b: a <= b,
     ">=": lambda a, b: a >= b,
 }
+CONSTANTS = ("true", "false", "null")
+"""Words that are values in SQL: without quotes nobody means a column by them."""
 NO_CONDITIONS = (
     "current_user <> {text}", "session_user = {text}", "user <> {text}", "nope = {text}",
     "current_date > DATE '2000-01-01'", "1 = 1", "true", "random() < 2", "now() > {text}",
@@ -190,7 +192,7 @@ class _Maker:
         times = self._every.count(name.casefold())
         if style < 0.8:
             return _quoted(name), "works" if times == 1 else "refused"
-        if not is_word:
+        if not is_word or name.casefold() in CONSTANTS:
             return self._path(field), "works"
         # It may be a word of SQL.
         return name, "either" if times == 1 else "refused"
