@@ -240,7 +240,13 @@ class World:
         if batch < 0:
             return 0
         lines = (directory.path / "offsets" / str(batch)).read_text().splitlines()
-        return int(json.loads(lines[-1])["logOffset"]) + 1
+        newest = int(json.loads(lines[-1])["logOffset"])
+        # An entry of the source's log is a file, or all there were when the query was captured.
+        found = {}
+        for entry in (directory.path / "sources" / "0").glob("[0-9]*"):
+            files = map(json.loads, entry.read_text().splitlines()[1:])
+            found |= {file["path"]: file["batchId"] for file in files}
+        return sum(number <= newest for number in found.values())
 
     def read_sink(self, directory: Directory) -> Counter[Key]:
         """Return how often the file sink has each grouping key."""
