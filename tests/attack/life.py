@@ -356,10 +356,11 @@ class Life:
             (one, end) for one, end in ends if one.target is None and one.source is directory
         ]
         states = list(_sequences(directory.state, changing))
+        before = directory.state
         self._note_one_of(states, directory)
         for one, outcome in ends:
             if one.target is not None and outcome.ending == "done":
-                self._made_beside(one, states)
+                self._made_beside(one, [before, *states])
             elif one.target is not None:
                 self._require_no_target(one)
             elif one.forgotten is not None and outcome.ending == "done":
