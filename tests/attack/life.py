@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 MAX_OTHERS = 4
 LEASE_LOST = "the operation's lease on the checkpoint has expired"
 """Said on a machine so busy that a process of ours stood still for seconds."""
-NO_FAILURE = ("read", "diff")
-"""Operations that change nothing, and are not disturbed."""
+UNDISTURBED = ("read", "diff", "repair")
+"""Operations that change nothing, and one before which the state cannot be read."""
 DISTURBANCES = {
     "": 10, "killed": 5, "full disk": 2, "beside another": 2, "beside the query": 2,
 }  # fmt: skip
@@ -140,7 +140,7 @@ class Life:
     # Disturbances
 
     def _perform(self, step: Step) -> None:
-        if step.name in NO_FAILURE or step.in_process is not None:
+        if step.name in UNDISTURBED or step.in_process is not None:
             self._undisturbed(step)
             return
         able = dict(DISTURBANCES)
@@ -307,6 +307,8 @@ class Life:
             is_right = found == after or step.may_be_refused or self._has_to_wait(step, outcome)
             require(is_right, "the repetition was refused", outcome.text)
             self._read_partitions(step.source)
+            if step.name == "undo":
+                step.source.before_rescale, step.source.was_undone = None, True
             return
         try:
             read_state(self.world, step.target)
@@ -365,6 +367,8 @@ class Life:
                 self._require_no_target(one)
             elif one.forgotten is not None and outcome.ending == "done":
                 directory.gone |= one.forgotten(directory.state) - _keys(self.world, directory)
+        directory.begin_sink()
+        self._batches(1)
 
     def _made_beside(self, step: Step, states: list[State]) -> None:
         """Note what was made of a checkpoint that changed meanwhile."""

@@ -201,4 +201,8 @@ def convert(world: World, rng: Generator) -> Step:
         Checkpoint(source.path, spark=session).convert(str(target.path), backend)
 
     call = by_call(source, "convert", str(target.path), backend)
-    return Step("convert", call, target=target, goes_on=True, in_process=run)
+    # Spark has no way in for some state variables.
+    is_unsure = any(family.variable for family in world.operator.families)
+    return Step(
+        "convert", call, target=target, goes_on=True, in_process=run, may_be_refused=is_unsure
+    )

@@ -35,6 +35,8 @@ def write_keys(
     # Who types text has no structs in mind.
     is_nested = any(column.within for column in columns)
     form = "parquet" if is_nested else str(rng.choice(FORMS))
+    if form == "csv" and any(value in (None, "") for key in keys for value in key):
+        form = "json"  # in CSV the one looks like the other
     path = path.with_suffix(f".{form}")
     names = [f"key.{column.name}" for column in columns]
     if form == "parquet":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from statestore import Checkpoint
+
 from .conditions import draw_condition
 from .families import Key, State, taken
 from .steps import Step, by_call, by_words, draw_family, expected_of, select, storage_words
@@ -67,9 +69,15 @@ def undo(world: World, rng: Generator) -> Step:
     )
 
     def note(directory: Directory) -> None:
-        directory.num_partitions = before or directory.num_partitions
+        directory.num_partitions = Checkpoint(directory.path).inspect()[0].num_partitions
+        assert before in (None, directory.num_partitions), f"undone to another number than {before}"
+        directory.was_undone = True
 
-    return Step("undo", call, note=note, must_be_refused=before is None)
+    return Step(
+        "undo", call, note=note,
+        must_be_refused=before is None and not world.current.was_undone,
+        may_be_refused=before is None,
+    )  # fmt: skip
 
 
 def compact(world: World, rng: Generator) -> Step:

@@ -55,6 +55,7 @@ class Directory:
         gone: Grouping keys that were forgotten here and did not come again.
         num_partitions: State partitions.
         before_rescale: State partitions before the newest batch, where that is a rescale's.
+        was_undone: Whether a rescale was undone since: the newest batch may be another one's.
         sink: Directory of the query's file sink, where it has one.
         output: Grouping keys that the sink must have, and how often.
         num_sinks: Sinks that it had before.
@@ -69,6 +70,7 @@ class Directory:
     versions: dict[int, State] = field(default_factory=dict)
     gone: set[Key] = field(default_factory=set)
     before_rescale: int | None = None
+    was_undone: bool = False
     sink: Path | None = None
     output: Counter[Key] = field(default_factory=Counter)
     num_sinks: int = 0
@@ -80,7 +82,12 @@ class Directory:
 
     def at(self, path: Path, **changes: Any) -> Directory:
         """Return a directory with the same rows, and no older version, elsewhere."""
-        fields = {"versions": {self.version: self.state}, "gone": set(), "before_rescale": None}
+        fields: dict[str, Any] = {
+            "versions": {self.version: self.state},
+            "gone": set(),
+            "before_rescale": None,
+        }
+        fields["was_undone"] = False
         made = replace(self, path=path, **{**fields, **changes})
         made.begin_sink()
         return made
@@ -98,7 +105,7 @@ class Directory:
         self.state = state
         self.versions = {v: rows for v, rows in self.versions.items() if v < self.version}
         self.versions[self.version] = state
-        self.before_rescale = None
+        self.before_rescale, self.was_undone = None, False
 
 
 class QueryFailedError(Exception):
