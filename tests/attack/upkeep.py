@@ -53,8 +53,8 @@ def rescale(world: World, rng: Generator) -> Step:
     )
 
     def note(directory: Directory) -> None:
-        directory.before_rescale = None if number == before else before
-        directory.num_partitions = number
+        if number != before:
+            directory.before_rescale, directory.num_partitions = before, number
 
     return Step("rescale", call, note=note, may_be_refused=number == before)
 

@@ -86,8 +86,8 @@ class Directory:
             "versions": {self.version: self.state},
             "gone": set(),
             "before_rescale": None,
+            "was_undone": False,
         }
-        fields["was_undone"] = False
         made = replace(self, path=path, **{**fields, **changes})
         made.begin_sink()
         return made
