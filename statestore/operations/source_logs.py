@@ -25,6 +25,9 @@ _ENTRY = re.compile(rf"{SOURCES}/([0-9]+)/([0-9]+)(\.compact)?")
 def check_sources(uri: str, offsets: Iterable[OffsetsEntry], names: Iterable[str]) -> None:
     """Check that file sources have the log of what they had read by some batches.
 
+    A source that a query reads twice, as in a join with itself, has two offsets and one log.
+    Nothing says which they are, so offsets that are the same in every batch may be of one source.
+
     Args:
         uri: The checkpoint, for the error.
         offsets: Entries of the offset log.
@@ -36,29 +39,57 @@ def check_sources(uri: str, offsets: Iterable[OffsetsEntry], names: Iterable[str
     found: dict[int, dict[int, bool]] = {}
     for entry in filter(None, map(_ENTRY.fullmatch, names)):
         found.setdefault(int(entry[1]), {})[int(entry[2])] = entry[3] is not None
-    for source, newest in sorted(_newest(offsets).items()):
-        known = found.get(source, {})
-        first = max((number for number, is_compact in known.items() if is_compact), default=0)
-        for number in range(first, max(newest, *known, first) + 1):
-            if number not in known:
-                raise NotFoundError(
-                    "a file source would read files again: its log lacks an entry",
-                    kind="file-not-found",
-                    checkpoint=uri,
-                    file=f"{SOURCES}/{source}/{number}",
-                    log_offset=newest,
-                    to_fix="put the directory back from a copy of the checkpoint; else start the "
-                    "query with a new checkpoint directory",
-                )
+    # Later forms of the log name sources otherwise.
+    batches = [entry.sources for entry in offsets if entry.version == "v1"]
+    sources = list(zip(*batches, strict=False))
+    if _can_be(sources, found, ()):
+        return
+    for source, texts in enumerate(sources):
+        lacks = _lacks(texts, found.get(source, {}))
+        if lacks is not None:
+            raise NotFoundError(
+                "a file source would read files again: its log lacks an entry",
+                kind="file-not-found",
+                checkpoint=uri,
+                file=f"{SOURCES}/{source}/{lacks}",
+                log_offset=_newest(texts),
+                to_fix="put the directory back from a copy of the checkpoint; else start the "
+                "query with a new checkpoint directory",
+            )
 
 
-def _newest(offsets: Iterable[OffsetsEntry]) -> dict[int, int]:
-    """Return the newest entry that is needed, by the position of a file source."""
-    needed: dict[int, int] = {}
-    for entry in offsets:
-        # Later forms of the log name sources otherwise.
-        for source, text in enumerate(entry.sources if entry.version == "v1" else ()):
-            offset = _OFFSET.fullmatch(text)
-            if offset is not None:
-                needed[source] = max(int(offset[1]), needed.get(source, 0))
-    return needed
+def _can_be(
+    sources: list[tuple[str, ...]], found: dict[int, dict[int, bool]], logs: tuple[int, ...]
+) -> bool:
+    """Return whether logs can be those of all sources, of the first of which they are known.
+
+    Args:
+        sources: Of each the offsets in all batches.
+        found: Entries of each log, and whether they are compact.
+        logs: Numbers of the logs of the first sources: each is the next one, or that of a source
+            before it with the same offsets.
+    """
+    if len(logs) == len(sources):
+        return True
+    texts = sources[len(logs)]
+    same = {log for log, other in zip(logs, sources, strict=False) if other == texts}
+    return any(
+        _lacks(texts, found.get(log, {})) is None and _can_be(sources, found, (*logs, log))
+        for log in (max(logs, default=-1) + 1, *sorted(same))
+    )
+
+
+def _lacks(texts: tuple[str, ...], known: dict[int, bool]) -> int | None:
+    """Return the first entry that a log lacks of what a source had read; None for none."""
+    newest = _newest(texts)
+    if newest is None:
+        return None
+    first = max((number for number, is_compact in known.items() if is_compact), default=0)
+    numbers = range(first, max(newest, *known, first) + 1)
+    return next((number for number in numbers if number not in known), None)
+
+
+def _newest(texts: tuple[str, ...]) -> int | None:
+    """Return the newest entry that a source's log must have; None where it is none of files."""
+    numbers = [int(found[1]) for found in map(_OFFSET.fullmatch, texts) if found is not None]
+    return max(numbers, default=None)

@@ -235,3 +235,18 @@ def test_file_source_that_would_read_again_is_found(tmp_path, lose, is_whole, mi
             act()
         assert raised.value.kind == "file-not-found"
     assert not (tmp_path / "branch" / "commits").exists()
+
+
+def test_source_that_a_query_reads_twice_has_one_log(tmp_path):
+    """Catches a join of a stream with itself that is called damaged, and cannot be copied."""
+    query = make_query(tmp_path / "query")
+    for entry in (tmp_path / "query" / "offsets").iterdir():
+        *rest, offset = entry.read_text().split("\n")
+        entry.write_text("\n".join([*rest, offset, offset]))
+    checkpoint = Checkpoint(query.path)
+
+    assert checkpoint.verify(deep=True).findings == ()
+
+    checkpoint.savepoint(tmp_path / "savepoint").restore(tmp_path / "restored")
+    _lose_newest(tmp_path / "query" / "sources")
+    assert len(checkpoint.verify().findings) == 1
