@@ -44,19 +44,6 @@ def escape_controls(text: str) -> str:
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def format_count(number: int, noun: str) -> str:
-    """Return how many of something there are: `1 row`, `1,457 rows`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def printable(text: str) -> str:
-    """Return text for a terminal: what moves its cursor or changes its colours is escaped."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
-
-
 def format_cell(value: object) -> str:
     """Return a value as a cell of a table: `-` for none, `yes` and `no`, numbers with commas.
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from statestore.codec.key_bytes import decode_keys, split_values
 from statestore.codec.rows import from_numpy
 from statestore.core.errors import InvalidArgumentError, NotFoundError
-from statestore.core.text import format_count, printable
+from statestore.core.text import escape_controls, format_count
 from statestore.operations.full_state import MAX_STATES_AT_ONCE
 from statestore.operations.rows import read_rows
 from statestore.operations.writing.family_rows import Gone, LaidBy
@@ -138,7 +138,7 @@ def _is_in(keys: Any, among: Any) -> Any:
 
 def _in_words(keys: pa.Array[Any], family: ColumnFamily) -> list[str]:
     return [
-        printable(json.dumps(key, default=_plain, ensure_ascii=False))
+        escape_controls(json.dumps(key, default=_plain, ensure_ascii=False))
         for key in decode_keys(keys, family).to_pylist()
     ]
 
@@ -188,6 +188,6 @@ def deleted_in_words(found: Found, num_given: int | None, where: str) -> str:
     if found.num_gone == found.num_rows > 0:
         rows = f"all {format_count(found.num_rows, 'row')} deleted: the whole store"
     if num_given is None:
-        return f"{rows}, where {printable(where)}"
+        return f"{rows}, where {escape_controls(where)}"
     has = "has" if found.num_keys == 1 else "have"
     return f"{found.num_keys:,} of {format_count(num_given, 'key')} {has} rows: {rows}"
