@@ -86,6 +86,10 @@ KINDS: dict[str, tuple[Any, Callable[[random.Random], Any]]] = {
         {"type": "struct", "fields": [field("org", "string"), field("id", "long")]},
         lambda rng: {"org": f"{text(rng)}{rng.randbytes(5).hex()}", "id": rng.randint(-9, 10**9)},
     ),
+    "array": (
+        {"type": "array", "elementType": "string", "containsNull": True},
+        lambda rng: [f"{text(rng)}{rng.randbytes(5).hex()}" for _ in range(rng.randint(1, 3))],
+    ),
 }
 NUM_USERS = 12
 WEAK = ("date", "timestamp")

@@ -16,14 +16,17 @@ import secrets
 import socket
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
+
+import pyarrow as pa
 
 from statestore.core.errors import InvalidArgumentError, StorageError
 from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.text import format_time
 from statestore.core.version import __version__
-from statestore.operations.forget.values import leaves, texts_of
+from statestore.operations.forget.values import texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,6 +95,8 @@ def _hmac(salt: str, data: bytes) -> str:
 def spelled(wanted: Wanted, encoded: Iterable[bytes] | None = None) -> list[bytes]:
     """Return keys as anybody can write them: a JSON list of the texts of their columns.
 
+    A struct and an array in a key are lists of texts as well.
+
     Args:
         wanted: The keys.
         encoded: Only these of them, None for all.
@@ -99,15 +104,25 @@ def spelled(wanted: Wanted, encoded: Iterable[bytes] | None = None) -> list[byte
     keys = wanted.decoded(encoded)
     if keys is None:
         return []
-    columns = [texts_of(column) for _, column in leaves(keys, "key")]
     return [
-        json.dumps(
-            [None if text is None else text.decode(errors="backslashreplace") for text in row],
-            ensure_ascii=False,
-            separators=(",", ":"),
-        ).encode()
-        for row in zip(*columns, strict=True)
+        json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() for row in _texts(keys)
     ]
+
+
+def _texts(column: Any) -> list[Any]:
+    """Return values as text, those of structs and arrays as lists of texts."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        parts = zip(*map(_texts, column.flatten()), strict=True)
+        rows = list(map(list, parts)) if kind.num_fields else [[] for _ in range(len(column))]
+    elif pa.types.is_list(kind):
+        elements = iter(_texts(column.flatten()))
+        rows = [list(islice(elements, size or 0)) for size in column.value_lengths().to_pylist()]
+    else:
+        texts = texts_of(column)
+        return [None if one is None else one.decode(errors="backslashreplace") for one in texts]
+    is_null = column.is_null().to_pylist()
+    return [None if null else row for row, null in zip(rows, is_null, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
