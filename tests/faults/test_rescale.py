@@ -413,7 +413,8 @@ def test_operator_metadata_and_logs_are_what_spark_would_write(tmp_path):
     Checkpoint(made.path).rescale(8)
 
     old, new = (Path(made.path, f"offsets/{batch}").read_text() for batch in (2, 3))
-    assert new == old.replace(f'"{NUM_PARTITIONS_KEY}":"4"', f'"{NUM_PARTITIONS_KEY}":"8"')
+    rescaled = old.replace(f'"{NUM_PARTITIONS_KEY}":"4"', f'"{NUM_PARTITIONS_KEY}":"8"')
+    assert new == rescaled.replace("}}", ',"statestore.rescale":"true"}}')
     ids = json.loads(Path(made.path, "commits/3").read_text().split("\n")[1])["stateUniqueIds"]
     assert [len(ids[operator]) for operator in ("0", "1", "2")] == [8, 8, 1]
     assert {len(stores) for stores in ids["1"]} == {2}

@@ -121,8 +121,11 @@ class QueryCheckpoint:
             "spark.sql.streaming.statefulOperator.useStrictDistribution": "true",
         }
         metadata = {"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": conf}
-        text = f'v1\n{json.dumps(metadata)}\n{{"logOffset":{self.version}}}'
-        self.write(f"sources/0/{self.version}", f'v1\n{{"batchId":{self.version}}}')
+        # A batch of an operation's reads nothing, so the source is not as far as the query.
+        read = Path(self.path, "sources/0")
+        log_offset = sum(1 for _ in read.iterdir()) if read.exists() else 0
+        text = f'v1\n{json.dumps(metadata)}\n{{"logOffset":{log_offset}}}'
+        self.write(f"sources/0/{log_offset}", f'v1\n{{"batchId":{log_offset}}}')
         self.write(f"offsets/{self.version}", text)
 
     def partitions(self, operator):

@@ -174,7 +174,7 @@ def test_a_key_in_logs_of_the_query_is_found(tmp_path: Path) -> None:
     """Catches a certificate over a file of Spark's that names the key."""
     made = make(tmp_path)
     log = tmp_path / "query" / "sources" / "0"
-    log.mkdir(parents=True)
+    log.mkdir(parents=True, exist_ok=True)
     (log / "0").write_text(f'v1\n{{"path":"file:/in/id={KEYS[3]}/a.parquet","batchId":0}}')
     (log / "1").write_text(f'v1\n{{"path":"file:/in/id=7{KEYS[4]}/a.parquet","batchId":1}}')
 

@@ -22,6 +22,7 @@ BUILD_INPUTS = (
     "pyproject.toml",
     "README.md",
     "LICENSE",
+    "docs/configuration.md",
     "docs/errors",
     "jvm-shim",
     "tools",
@@ -53,7 +54,8 @@ def copy_inputs(target: Path) -> None:
             ignore = shutil.ignore_patterns("jars", "__pycache__")
             shutil.copytree(ROOT / name, target / name, ignore=ignore)
         else:
-            shutil.copy(ROOT / name, target)
+            (target / name).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, target / name)
 
 
 def jars_of(names: list[str]) -> list[str]:

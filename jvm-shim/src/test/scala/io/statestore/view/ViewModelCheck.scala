@@ -183,7 +183,7 @@ object ViewModelCheck {
       val onlyLists = random.nextInt(4) == 0
       val written = if (random.nextBoolean()) lists else rangedLists
       // Few enough that a view of RocksDB stays open, in about half of the batches.
-      val steps = random.nextInt(if (isInRocksDB && random.nextBoolean()) 40 else 400)
+      val steps = random.nextInt(if (isInRocksDB && random.nextBoolean()) 20 else 400)
       (0 until steps).foreach { _ =>
         val family =
           if (onlyLists) written else families(random.nextInt(families.size))
