@@ -91,7 +91,8 @@ def transform(world: World, rng: Generator) -> Step:
     elif not family.is_edited:
         pass
     elif chance < 0.6 and long:
-        others = (f"'{c.name}': value.\"{c.name}\"" for c in family.values if c.name != "count")
+        tops = dict.fromkeys(one.path[0] for one in family.values if one not in long)
+        others = (f"'{top}': value.\"{top}\"" for top in tops)
         fields = ", ".join(["'count': value.count + 1", *others])
         made = f"SELECT key, {{{fields}}} AS value FROM state"
 

@@ -17,6 +17,7 @@ from statestore.checkpoint.pins import pinned
 from statestore.codec.references import StoreName
 from statestore.core.clock import ManualClock
 from statestore.core.errors import (
+    CorruptionError,
     InUseError,
     InvalidArgumentError,
     NotFoundError,
@@ -307,3 +308,22 @@ def test_nothing_is_deleted_by_who_stood_still_after_the_commit(tmp_path: Path) 
     assert done.search is not None
     assert done.search.outcomes[0].verdict == "forgotten"
     assert read_checkpoint(made.path) == expected
+
+
+def test_a_damaged_file_that_no_version_needs_goes_with_the_rest(tmp_path: Path) -> None:
+    """Catches keys that can never be forgotten once a repair has left a damaged file."""
+    made = make(tmp_path, checkpoint_format=2)
+    old = next(Path(made.path).glob("state/0/0/1_*.delta.arrows"))
+    left = old.with_name(old.name.replace("1_", "2_", 1))
+    left.write_bytes(old.read_bytes()[:-40] + bytes(40))
+    keys = pa.table({"key.k": [KEYS[3]]})
+
+    plan = Checkpoint(made.path).plan_forget(keys=keys)
+    assert [Path(path).name for path in plan.damaged] == [left.name]
+    assert "1 of the files cannot be read" in plan.describe()
+    with pytest.raises(CorruptionError):
+        Checkpoint(made.path).forget(keys=pa.table({"key.k": [-77]}))
+    assert left.exists()
+
+    assert verdicts(Checkpoint(made.path).forget(keys=keys).search)[0] == "forgotten"
+    assert not left.exists()

@@ -23,7 +23,12 @@ from statestore.checkpoint.layout import (
 )
 from statestore.checkpoint.pins import oldest_to_retain
 from statestore.codec.sealed_file import map_file
-from statestore.core.errors import InUseError, InvalidArgumentError, NotFoundError
+from statestore.core.errors import (
+    CorruptionError,
+    InUseError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from statestore.core.ids import RandomIds
 from statestore.core.text import format_time
 from statestore.io.file_io import delete_batches
@@ -102,13 +107,16 @@ class Forget:
     report: Report = no_report
     found: dict[str, int] = field(init=False)
     """Rows of the keys by path of the state file that has them."""
+    damaged: dict[str, CorruptionError] = field(init=False)
+    """State files that cannot be read, none of the newest version: they go with the rest."""
 
     def __post_init__(self) -> None:
         checkpoint, wanted = self.checkpoint, self.wanted
         self._batch = find_edit_batch(checkpoint)
         self._version = find_version(checkpoint)
         wanted.found.clear()
-        self.found = dict(find_rows(checkpoint, self.operator, wanted, self.report))
+        self.damaged = {}
+        self.found = dict(find_rows(checkpoint, self.operator, wanted, self.damaged, self.report))
         self._num_rows = self._num_rows_before = 0
         for store, head in self._version.heads.items():
             for batch in read_rows(checkpoint, head) if self._is_own(store) else ():
@@ -118,6 +126,8 @@ class Forget:
         if self.certificate is not None:
             self._begun = self.certificate.begun(checkpoint.uri, self.operator, wanted)
         if not self.found and not self._is_to_be_completed():
+            for error in self.damaged.values():
+                raise error  # its rows are not known
             raise NotFoundError(
                 "no state file of the operator has a row of the keys",
                 kind="keys-not-found",
@@ -156,6 +166,7 @@ class Forget:
             num_rows_before=self._num_rows_before,
             num_rows_of_files=sum(self.found.values()),
             files=tuple(self.found),
+            damaged=tuple(self.damaged),
             written=tuple(store_directory("state", store) for store in self._version.heads),
             removed=tuple(file.path for file in files),
             removed_bytes=sum(file.info.size for file in files),

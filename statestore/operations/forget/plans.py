@@ -25,6 +25,7 @@ class ForgetPlan(Plan[Certificate]):
         num_rows_before: All rows of the operator there.
         num_rows_of_files: Rows of them in all state files, of every version.
         files: State files that hold such rows.
+        damaged: State files whose rows are not known, of no version that can be loaded.
         written: Store directories that get a file, below the checkpoint.
         removed: State files that are deleted: all of the operator's until now.
         removed_bytes: Their bytes.
@@ -43,6 +44,7 @@ class ForgetPlan(Plan[Certificate]):
     num_rows_before: int
     num_rows_of_files: int
     files: tuple[str, ...]
+    damaged: tuple[str, ...]
     written: tuple[str, ...]
     removed: tuple[str, ...]
     removed_bytes: int
@@ -66,6 +68,8 @@ class ForgetPlan(Plan[Certificate]):
         """Return what was found and goes, and what keeps the keys all the same."""
         more = self.num_keys_found - len(self.keys)
         shared = []
+        if self.damaged:
+            shared.append(("damaged", f"{len(self.damaged)} of the files cannot be read"))
         if self.num_shared:
             shared.append(("shared", f"{self.num_shared} of the files are a branch's as well"))
         return format_fields(

@@ -170,7 +170,11 @@ def prepare(checkpoint: OpenCheckpoint, operator: int, wanted: Wanted) -> None:
 
 
 def find_rows(
-    checkpoint: OpenCheckpoint, operator: int, wanted: Wanted, report: Report = no_report
+    checkpoint: OpenCheckpoint,
+    operator: int,
+    wanted: Wanted,
+    damaged: dict[str, CorruptionError],
+    report: Report = no_report,
 ) -> Iterator[tuple[str, int]]:
     """Yield the state files of an operator that have rows of keys, and how many.
 
@@ -178,18 +182,23 @@ def find_rows(
         checkpoint: The checkpoint.
         operator: Operator ID.
         wanted: The keys, which are noted there.
+        damaged: Gets the files that cannot be read to their end, as a version that was taken back
+            may have left them.
         report: Called with the files read and their number.
 
     Raises:
         InvalidArgumentError: There is no such operator, or what is given is no key of it.
-        CorruptionError, IncompatibleError, NotFoundError, StorageError: A file cannot be read.
+        IncompatibleError, NotFoundError, StorageError: A file cannot be read.
     """
     files = [file for file in files_of_operator(checkpoint, operator) if file.is_state]
     for number, file in enumerate(files):
         num_found = 0
         local_path = file.location.io.fetch(file.path)
-        for trailer, batch in rows_of_file(checkpoint, file.path, local_path):
-            num_found += len(wanted.find(batch, file.location.store.name, trailer))
+        try:
+            for trailer, batch in rows_of_file(checkpoint, file.path, local_path):
+                num_found += len(wanted.find(batch, file.location.store.name, trailer))
+        except CorruptionError as error:
+            damaged[file.path] = error
         report(number + 1, len(files))
         if num_found:
             yield file.path, num_found
