@@ -97,7 +97,11 @@ def transform(world: World, rng: Generator) -> Step:
         made = f"SELECT key, {{{fields}}} AS value FROM state"
 
         def apply(state: State) -> State:
-            rows = {key: (value[0] + 1, *value[1:]) for key, value in state[family.name].items()}
+            at = family.values.index(long[0])
+            rows = {
+                key: (*value[:at], value[at] + 1, *value[at + 1 :])
+                for key, value in state[family.name].items()
+            }
             return {**state, family.name: rows}
     else:
         condition = draw_condition(rng, family, world.current.state[family.name])

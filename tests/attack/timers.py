@@ -101,6 +101,11 @@ class Timers(Operator):
     def draw_values(self, rng: Generator) -> Key:
         return (START_MS + 20_000 * self._num_files + 2000 * int(rng.integers(0, 20)),)
 
+    def draw_value_of(
+        self, rng: Generator, family: Family, key: Key, old: tuple[Any, ...] | None
+    ) -> tuple[Any, ...]:
+        return (int(rng.integers(1, 1000)),)
+
     def step(self, state: State, batch: Batch) -> State:
         counts, timers = dict(state["count"]), dict(state["timers"])
         for *key, at_ms in batch.rows:
