@@ -27,7 +27,7 @@ def wide_rows():
 @pytest.fixture(params=[Shim, RocksDBShim], ids=["filesystem", "rocksdb"])
 def shims(request, tmp_path, s3_server, bucket):
     """Two stores on S3, and an engine that has to fetch the first, of 2 MB."""
-    options = s3_server.options(s3_timeout_ms=10_000, snapshot_replay_ratio=100.0)
+    options = s3_server.options(s3_timeout_ms=60_000, snapshot_replay_ratio=100.0)
     shims = [
         request.param(tmp_path, root=f"s3://{bucket}/ck/state", partition=number, **options)
         for number in range(2)
