@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-MOST = 2000
+MOST = 12_000
 """Letters of a failure."""
 
 
