@@ -36,7 +36,8 @@ class Family:
         keys: Key columns.
         values: Value columns.
         store, column_family: Where `read` finds it.
-        variable: What a program calls it; None where it is the only one.
+        variable: What a mapping calls it: a state variable, a store of a join; None where the
+            operator has no other.
         kind: What a key has.
         operator: Number of the operator.
         num_grouping: Number of the key columns, from the first on, that Spark partitions by; all

@@ -43,9 +43,11 @@ class Join(Operator):
             prefix = "r_" if side == "right" else ""
             values = tuple(Column(prefix + one.name, one.type_name) for one in self.inputs)
             store = f"{side}-keyWithIndexToValue"
-            families.append(Family(store, keys, values, store, kind="bag", is_edited=False))
+            families.append(
+                Family(store, keys, values, store, variable=store, kind="bag", is_edited=False)
+            )
             store, count = f"{side}-keyToNumValues", (Column("value", "long"),)
-            families.append(Family(store, keys, count, store, is_edited=False))
+            families.append(Family(store, keys, count, store, variable=store, is_edited=False))
         return tuple(families)
 
     def build(self, read: Callable[[], DataFrame]) -> DataFrame:

@@ -207,7 +207,7 @@ def convert(world: World, rng: Generator) -> Step:
 
     call = by_call(source, "convert", str(target.path), backend)
     # Spark has no way in for some state variables.
-    is_unsure = any(family.variable for family in world.operator.families)
+    is_unsure = any(family.column_family != "default" for family in world.operator.families)
     return Step(
         "convert", call, target=target, goes_on=True, in_process=run, may_be_refused=is_unsure
     )
