@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from .plan import LifePlan
 
 RUN_TIMEOUT_S = 240
+NO_WORKER = "Python worker failed to connect back"
+"""Said of the worker of the driver by Spark, which waits 10 s for it, whatever is configured."""
+NUM_TRIES = 6
 OURS = ("filesystem", "rocksdb")
 LEASE_INTERVAL_MS = 1000
 """So a process that stands still has lost its lease after three seconds."""
@@ -196,6 +199,18 @@ class World:
         Raises:
             QueryFailedError: It failed; what it committed before is noted.
         """
+        for number in range(1, NUM_TRIES + 1):
+            try:
+                self._run_once(directory)
+            except StreamingQueryException as error:
+                if NO_WORKER not in str(error) or number == NUM_TRIES:
+                    raise QueryFailedError(str(error)) from error
+            else:
+                return
+            finally:
+                self.absorb(directory)
+
+    def _run_once(self, directory: Directory) -> None:
         writer = (
             self.frame(self.session(directory.backend))
             .writeStream.outputMode(self.operator.mode)
@@ -206,17 +221,12 @@ class World:
             writer = writer.format("noop")
         else:
             writer = writer.format("parquet").option("path", str(directory.sink))
+        handle = writer.start()
         try:
-            handle = writer.start()
-            try:
-                if not handle.awaitTermination(RUN_TIMEOUT_S):
-                    raise TimeoutError(f"the query did not end: status={handle.status}")
-            finally:
-                handle.stop()
-        except StreamingQueryException as error:
-            raise QueryFailedError(str(error)[:3000]) from error
+            if not handle.awaitTermination(RUN_TIMEOUT_S):
+                raise TimeoutError(f"the query did not end: status={handle.status}")
         finally:
-            self.absorb(directory)
+            handle.stop()
 
     def absorb(self, directory: Directory) -> None:
         """Note what batches since did that the query has committed."""
