@@ -58,7 +58,10 @@ def token(rng: Generator) -> str:
 
 
 def _text(rng: Generator) -> str:
-    return str(rng.choice(NASTY)) if rng.random() < 0.4 else token(rng)
+    chance = rng.random()
+    if chance < 0.2:
+        return f"{rng.integers(10_000):06d}"  # a postcode: text, whatever it looks like
+    return str(rng.choice(NASTY)) if chance < 0.5 else token(rng)
 
 
 def _integer(bits: int) -> Callable[[Generator], int]:
