@@ -62,7 +62,7 @@ class Operator(ABC):
         self.conf = {}
         number = int(rng.choice([1, 1, 1, 2, 3]))
         # Text more often than each other type.
-        types = [*self.types, "string", "string"]
+        types = [*self.types, *["string"] * 4]
         self.keys = draw_columns(rng, number, types, self.reserved, self.names)
         self.inputs = (*self.keys, *self._draw_values(rng, [key.name for key in self.keys]))
         self.families = self._make_families()

@@ -141,7 +141,10 @@ BUGS: dict[str, Bug] = {
     "guesses-types": Bug(
         _plant_guesses_types,
         "rows are wrong|was refused",
-        {"operator": "dedup", "operations": ("edit", "forget"), "disturbances": ("",)},
+        {
+            "operator": "dedup", "operations": ("edit", "forget"), "disturbances": ("",),
+            "num_steps": 24,
+        },
         num_lives=20,
     ),
     "deletes-newer": Bug(

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from .columns import Column
     from .families import Key
 
-FORMS = ("csv", "json", "parquet")
+FORMS = ("csv", "csv", "csv", "json", "parquet")
+"""A form for each draw: most files that people type have no types of their own."""
 UNSURE = ("", "null", "NULL", "NA", "nan")
 """Texts that a file of text may mean to be no value."""
 
