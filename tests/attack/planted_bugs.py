@@ -142,8 +142,8 @@ BUGS: dict[str, Bug] = {
         _plant_guesses_types,
         "rows are wrong|was refused",
         {
-            "operator": "dedup", "operations": ("edit", "forget"), "disturbances": ("",),
-            "num_steps": 24,
+            "operator": "dedup", "operations": ("forget",), "disturbances": ("",),
+            "num_steps": 60,
         },
         num_lives=20,
     ),
