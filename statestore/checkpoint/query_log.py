@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from statestore.core.errors import CorruptionError, NotFoundError
+from statestore.core.errors import CorruptionError, FencedError, NotFoundError
 from statestore.core.json_fields import (
     Fields,
     MalformedError,
@@ -141,10 +141,18 @@ class QueryLog:
         """Add the entry of a batch; durable on return.
 
         Raises:
-            FencedError: The batch has one.
+            FencedError: The batch has one: somebody else was first.
             StorageError: The storage failed.
         """
-        write_text(self.io, self.path(batch), text, overwrite=False)
+        try:
+            write_text(self.io, self.path(batch), text, overwrite=False)
+        except FencedError as error:
+            raise FencedError(
+                f"a query or another operation added the batch to the log of {self.name} first",
+                batch=batch,
+                file=self.path(batch),
+                to_fix="run one operation at a time; repeat this one where it is still wanted",
+            ) from error
 
     def replace(self, batch: int, text: str) -> None:
         """Write the entry of a batch whether it has one or not; durable on return."""

@@ -63,7 +63,7 @@ def test_log_lists_numbers_only_and_takes_stale_checksums_away(tmp_path: Path) -
     checksum.write_text("stale")
 
     assert log.batches() == [0, 9, 10]
-    with pytest.raises(FencedError):
+    with pytest.raises(FencedError, match=r"\[fenced\].* to the log of commits first: batch=9"):
         log.add(9, "second")
     assert log.read(9) == "9"
     log.replace(9, "second")
