@@ -101,7 +101,8 @@ def prepare(directory: Path, port: int) -> list[str]:
         PROPERTIES.format(port=port, controller_port=free_port(), directory=directory.resolve())
     )
     if not (directory / "log" / "meta.properties").exists():
-        arguments = ["format", "--cluster-id", secrets.token_urlsafe(16)]
+        # Such an ID may begin with a dash.
+        arguments = ["format", f"--cluster-id={secrets.token_urlsafe(16)}"]
         arguments += ["--config", str(properties)]
         subprocess.run([*java, "kafka.tools.StorageTool", *arguments], check=True)
     return [*java, "kafka.Kafka", str(properties)]

@@ -1,35 +1,111 @@
-"""The example of the assignment on a real Kafka broker that is killed, where there are its jars."""
+"""A real Kafka broker, where there are its jars: as a sink, and killed under the example."""
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
+from examples.wikipedia_edits.broker import Broker, prepare
 from examples.wikipedia_edits.jars import JarsUnreachableError, broker_jars, connector_jars
+from examples.wikipedia_edits.topics import KAFKA
 
-from .conftest import EXTENDED
+from .conftest import EXTENDED, OURS, PROVIDER
+from .harness import HEAP
 from .test_examples import ROOT, read_edits, sums
+from .test_sinks import IN_TURN, Operate, Rows, Sunk, run_between
 
 NUM_EDITS = 20_000
 
 
-@pytest.fixture
-def kafka_jars() -> None:
-    """Skips the test where the jars cannot be had."""
+class KafkaSunk(Sunk):
+    """A query whose sink is a topic, which takes every batch that it is given."""
+
+    def __init__(self, spark: SparkSession, root: Path, servers: str, jars: list[Path]) -> None:
+        super().__init__(spark, root)
+        self._servers = servers
+        self._session = super().session()
+        for jar in jars:
+            self._session.sql(f"ADD JAR '{jar}'")
+
+    @property
+    def _topic(self) -> str:
+        return f"{self.root.name}-{self.output.name}"
+
+    def session(self) -> SparkSession:
+        """Return the lane's own session, which has the connector."""
+        return self._session
+
+    def _keep_rows(self, frame: DataFrame) -> Any:
+        records = frame.selectExpr("key", "CAST(value AS STRING) AS value")
+        writer = records.writeStream.format("kafka").option(KAFKA, self._servers)
+        return writer.option("topic", self._topic)
+
+    def rows(self) -> Rows:
+        """Return all records of the topic."""
+        reader = self._session.read.format("kafka").option(KAFKA, self._servers)
+        read = reader.option("subscribe", self._topic).load()
+        records = read.selectExpr("CAST(key AS STRING) AS key", "CAST(value AS STRING) AS value")
+        return Counter((row.key, int(row.value)) for row in records.collect())
+
+
+@pytest.fixture(scope="module")
+def kafka_jars() -> list[Path]:
+    """The jars of the connector; skips the test where they or the broker's cannot be had."""
     try:
         broker_jars()
-        connector_jars()
+        return connector_jars()
     except JarsUnreachableError as error:
         pytest.skip(f"the jars of Kafka cannot be fetched: {error}")
+
+
+@pytest.fixture(scope="module")
+def kafka(kafka_jars: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a broker."""
+    broker = Broker(tmp_path_factory.mktemp("kafka"))
+    yield broker.servers
+    broker.kill()
+
+
+@EXTENDED
+@pytest.mark.ours
+@pytest.mark.skipif(not OURS or PROVIDER == HEAP, reason="state outlives its driver")
+@pytest.mark.parametrize("operations", [pytest.param(each, id=name) for name, each in IN_TURN])
+def test_every_row_is_in_kafka_once_when_operations_made_batches(
+    spark: SparkSession,
+    kafka: str,
+    kafka_jars: list[Path],
+    tmp_path: Path,
+    operations: list[Operate],
+) -> None:
+    """Catches rows that do not get to the topic, or get there twice, and a query that dies."""
+    run_between(KafkaSunk(spark, tmp_path, kafka, kafka_jars), *operations)
+
+
+@EXTENDED
+def test_directory_of_broker_is_formatted_for_an_id_that_begins_with_a_dash(
+    kafka_jars: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches an ID that is taken for an option: one broker in 64 would not start."""
+    made = "-" + secrets.token_urlsafe(16)[1:]
+    monkeypatch.setattr(secrets, "token_urlsafe", lambda size: made)
+
+    prepare(tmp_path, 9092)
+
+    assert f"cluster.id={made}" in (tmp_path / "log" / "meta.properties").read_text()
 
 
 @EXTENDED
 @pytest.mark.timeout(900)
 def test_totals_in_kafka_are_exact_when_broker_and_driver_are_killed(
-    kafka_jars: None, tmp_path: Path
+    kafka_jars: list[Path], tmp_path: Path
 ) -> None:
     """Catches an edit that counts twice or not at all, and a batch that is repeated otherwise.
 
