@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from .harness import NUM_PARTITIONS, STATE_STORE
@@ -77,3 +78,15 @@ def start_application(
     }
     builder = SparkSession.builder.master(master).appName("statestore-tests")
     return builder.config(map=settings).getOrCreate()
+
+
+def abandon_calls() -> None:
+    """Give this thread a new connection to the JVM, where there is one.
+
+    Where a call was interrupted, as by a test's timeout, its answer still comes, and would be taken
+    for that of the next call.
+    """
+    gateway = SparkContext._gateway
+    connection = gateway and gateway._gateway_client.get_thread_connection()
+    if connection:
+        connection.close()

@@ -18,7 +18,7 @@ from statestore.io.hadoop_process import HadoopProcess, use
 from statestore.io.shim_jar import find_jar
 from statestore.io.storage import open_storage
 
-from .application import start_application
+from .application import abandon_calls, start_application
 from .features import missing
 from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB, ROCKSDB_BACKEND, Lane, Query, run_plan
 from .hdfs_cluster import CLIENT_CONF, HdfsCluster, JarsUnreachableError
@@ -85,6 +85,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
     # The longest ones first, so that two processes end at about the same time.
     items.sort(key=_has_own_processes, reverse=True)
+
+
+def pytest_exception_interact() -> None:
+    """Have the tests after one that failed, perhaps in the middle of a call, begin afresh."""
+    abandon_calls()
 
 
 def _has_own_processes(item: pytest.Item) -> bool:
