@@ -402,7 +402,7 @@ class TestRefusals:
 
         assert "statestore rescale" in caught.value.to_fix
 
-    def test_max_parallelism(self, bench):
+    def test_max_parallelism_stays_what_it_was_at_first(self, bench):
         """Catches key groups computed with two different moduli in one checkpoint."""
         commit(bench.open(max_parallelism=64), {b"a": b"1"})
 

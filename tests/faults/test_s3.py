@@ -345,7 +345,7 @@ def test_store_of_a_bucket_is_opened_by_its_uri(s3_server, bucket):
         assert (again.version, again.get(b"key")) == (3, b"value 3")
 
 
-def test_uris_resolve():
+def test_bucket_is_the_host_of_a_uri():
     """Catches state in a bucket called after the scheme."""
     assert resolve_s3_path("s3://bucket/a/b/") == "/bucket/a/b"
     assert resolve_s3_path("s3a://bucket") == "/bucket"

@@ -42,7 +42,7 @@ def test_fails(): assert not os.environ
     ],
 )
 def test_only_what_fails_twice_fails_the_run(tmp_path, source, options, status, listed):
-    """Would hide a failure behind the second try, or fail a run for one test's bad luck."""
+    """Catches a failure hidden behind the second try, and a run failed by one test's bad luck."""
     configured = tmp_path / "pytest.ini"
     configured.write_text("[pytest]\nmarkers =\n  xdist_group(name): of xdist\n")
     (tmp_path / "test_it.py").write_text(source)

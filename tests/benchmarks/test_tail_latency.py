@@ -9,10 +9,12 @@ from benchmarks.tail_latency import percentile, report
 
 @pytest.mark.parametrize(("percent", "expected"), [(1, 1.0), (50, 50.0), (99, 99.0), (100, 100.0)])
 def test_percentile_is_a_value_that_was_there(percent, expected):
+    """Catches a rank that is off by one, and a value between two that no batch took."""
     assert percentile([float(value) for value in range(100, 0, -1)], percent) == expected
 
 
 def test_report_finds_the_batches_beside_a_snapshot(capsys):
+    """Catches a snapshot counted beside a batch that had ended before it began."""
     batches = [batch(number, 100 + number, snapshots=int(number >= 3)) for number in range(6)]
     report("a store", batches)
     lines = capsys.readouterr().out.splitlines()
