@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -163,14 +161,3 @@ def test_missing_jar_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_options_by_full_key_mean_the_same() -> None:
     """Catches a key that is taken in one spelling only."""
     assert spark_conf({f"{PREFIX}s3.pathStyle": "TRUE"}) == spark_conf({"s3_path_style": True})
-
-
-def test_package_is_imported_without_pyspark() -> None:
-    """Catches an import that every engine and every command would pay for."""
-    command = "import sys, statestore; statestore.configure; print('pyspark' in sys.modules)"
-
-    found = subprocess.run(
-        [sys.executable, "-c", command], capture_output=True, text=True, check=True
-    )
-
-    assert found.stdout.strip() == "False"

@@ -1,8 +1,6 @@
 """Options: one class, one table, and what a user is told about a wrong key."""
 
 import json
-import subprocess
-import sys
 from dataclasses import fields
 
 import pytest
@@ -70,16 +68,3 @@ def test_table_is_printed_for_shim_and_docs():
     assert {row["scope"] for row in rows if row not in ignored} == {"shim", "engine", "both"}
     assert all(row["key"].removeprefix(PREFIX) in page and row["doc"] in page for row in ignored)
     assert all(f"`{option.key}`" in page for option in TABLE)
-
-
-def test_options_import_nothing_heavy():
-    """Catches an import that would slow down every start of the command line."""
-    command = (
-        "import sys, statestore.core.options;"
-        "print(sorted({'pyarrow', 'numpy', 'py4j'} & set(sys.modules)))"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", command], capture_output=True, text=True, check=True
-    )
-
-    assert found.stdout.strip() == "[]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -122,7 +123,8 @@ def test_exponential_delay_grows_up_to_its_maximum(bounds: tuple[int, int], mult
     first, most = bounds
     strategy = ExponentialDelay(first / 1000, most / 1000, multiplier, **STEADY)
 
-    delays = list(itertools.islice(strategy.delays(ManualClock()), 20_000))
+    steps = math.ceil(math.log(most / first, multiplier)) + 2
+    delays = list(itertools.islice(strategy.delays(ManualClock()), steps))
 
     assert delays[0] == first
     assert delays == sorted(delays)

@@ -19,10 +19,20 @@ END = struct.pack(">i", -1)
 
 
 def lz4_block(data, *, raw=False):
-    held = data if raw else pa.compress(data, "lz4_raw", asbytes=True)
-    checksum = int(xxhash32([data], SEED)[0]) & 0x0FFFFFFF
-    method = 0x10 if raw else 0x20
-    return struct.pack("<8sBiiI", b"LZ4Block", method | 5, len(held), len(data), checksum) + held
+    return lz4_blocks([data], lambda _: raw)
+
+
+def lz4_blocks(blocks, is_raw):
+    """Blocks one behind the other; those at the numbers that are raw stand as they are."""
+    made = b""
+    for number, (data, checksum) in enumerate(
+        zip(blocks, xxhash32(blocks, SEED).tolist(), strict=True)
+    ):
+        raw = is_raw(number)
+        held = data if raw else pa.compress(data, "lz4_raw", asbytes=True)
+        method, checked = (0x10 if raw else 0x20) | 5, checksum & 0x0FFFFFFF
+        made += struct.pack("<8sBiiI", b"LZ4Block", method, len(held), len(data), checked) + held
+    return made
 
 
 LZ4_END = struct.pack("<8sBiiI", b"LZ4Block", 0x15, 0, 0, 0)
@@ -63,8 +73,8 @@ def test_lz4_of_many_blocks(tmp_path):
     rng = np.random.default_rng(2)
     blocks = [rng.bytes(32_768) if number % 3 else b"x" * 32_768 for number in range(150)]
     path = tmp_path / "1.delta"
-    made = [lz4_block(block, raw=number % 3 > 0) for number, block in enumerate(blocks)]
-    path.write_bytes(b"".join(made) + LZ4_END + lz4_block(b"another stream") + LZ4_END)
+    made = lz4_blocks(blocks, lambda number: number % 3 > 0)
+    path.write_bytes(made + LZ4_END + lz4_block(b"another stream") + LZ4_END)
 
     found = list(decompressed(str(path), "lz4", "1.delta"))
 
