@@ -1,6 +1,6 @@
 """Writes the golden checkpoints and savepoints of a format version.
 
-Run only when it begins: `python -m tests.golden.write_golden --rewrite-golden 2`.
+Run only when it begins: `python -m tests.golden.write_golden --rewrite-golden v2`.
 A golden file of a released format version is never edited; later versions must read it for ever.
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from statestore.core.clock import ManualClock
 from statestore.core.ids import CountingIds
 from statestore.core.options import StateStoreOptions
+from tests.golden.forms import write_forms
 from tests.operations.checkpoints import AGGREGATION, GLOBAL_LIMIT, QueryCheckpoint
 from tests.seams import at
 
@@ -124,6 +125,7 @@ def write_first(root):
         place = root / "savepoints" / form
         expected = write_savepoint(place / "savepoint", form, checkpoint_format)
         (place / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+    write_forms(root / "forms")
 
 
 def write_second(root):
@@ -133,14 +135,14 @@ def write_second(root):
     (place / "expected.json").write_text(json.dumps(contents, indent=1) + "\n")
 
 
-WRITERS = {"1": write_first, "2": write_second}
+WRITERS = {"v1": write_first, "v1/forms": write_forms, "v2": write_second}
 
 
 def main():
     """Write the golden files of a format version anew."""
     if sys.argv[1:-1] != ["--rewrite-golden"] or sys.argv[-1] not in WRITERS:
-        sys.exit("usage: python -m tests.golden.write_golden --rewrite-golden 2")
-    root = GOLDEN / f"v{sys.argv[-1]}"
+        sys.exit("usage: python -m tests.golden.write_golden --rewrite-golden v2")
+    root = GOLDEN / sys.argv[-1]
     shutil.rmtree(root, ignore_errors=True)
     WRITERS[sys.argv[-1]](root)
 
