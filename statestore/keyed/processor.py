@@ -155,11 +155,13 @@ class KeyedProcessor(StatefulProcessor):
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[Any]:
         """Yield the rows that a timer of a key returns."""
+        at_ms = expiredTimerInfo.getExpiryTimeInMs()
+        self._context.enter(key, timerValues)
+        if not self._context.timer_service().fire(at_ms):
+            return
         if self._fields is not None:
             self._restore()
-        self._context.enter(key, timerValues)
         if isinstance(self._opened, KeyedProcessFunction):
-            at_ms = expiredTimerInfo.getExpiryTimeInMs()
             for value in self._opened.on_timer(at_ms, self._context) or ():
                 yield value if isinstance(value, Row) else self._make(*self._to_row(value))
         self._leave(timerValues)

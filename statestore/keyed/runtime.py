@@ -143,12 +143,24 @@ class TimerService:
 
     Attributes:
         now: Spark's times of the batch.
+        key: The current one.
     """
 
     def __init__(self, handle: Any, time_mode: TimeMode) -> None:
         self._handle = handle
         self._time_mode = time_mode
+        self._is_firing = False
+        self._deleted: set[tuple[str, int]] = set()
         self.now: Any = None
+        self.key: tuple[Any, ...] = ()
+
+    def fire(self, timestamp: int) -> bool:
+        """Return whether a timer that Spark found due is still there.
+
+        Spark finds out which ones are due before it fires the first, which may delete another one.
+        """
+        self._is_firing = True
+        return (repr(self.key), timestamp) not in self._deleted
 
     def current_watermark(self) -> int:
         """Return the watermark of the batch; -1 unless the time mode is EventTime."""
@@ -164,23 +176,30 @@ class TimerService:
         Raises:
             InvalidArgumentError: The time mode is another one. So do the three below.
         """
-        self._require("EventTime")
-        self._handle.registerTimer(timestamp)
+        self._register("EventTime", timestamp)
 
     def register_processing_time_timer(self, timestamp: int) -> None:
         """Call `on_timer` in the first batch that begins later; a batch has to begin for it."""
-        self._require("ProcessingTime")
-        self._handle.registerTimer(timestamp)
+        self._register("ProcessingTime", timestamp)
 
     def delete_event_time_timer(self, timestamp: int) -> None:
         """Forget the timer, if there is one."""
-        self._require("EventTime")
-        self._handle.deleteTimer(timestamp)
+        self._delete("EventTime", timestamp)
 
     def delete_processing_time_timer(self, timestamp: int) -> None:
         """Forget the timer, if there is one."""
-        self._require("ProcessingTime")
+        self._delete("ProcessingTime", timestamp)
+
+    def _register(self, time_mode: TimeMode, timestamp: int) -> None:
+        self._require(time_mode)
+        self._handle.registerTimer(timestamp)
+        self._deleted.discard((repr(self.key), timestamp))
+
+    def _delete(self, time_mode: TimeMode, timestamp: int) -> None:
+        self._require(time_mode)
         self._handle.deleteTimer(timestamp)
+        if self._is_firing:
+            self._deleted.add((repr(self.key), timestamp))
 
     def _require(self, time_mode: TimeMode) -> None:
         if self._time_mode != time_mode:
@@ -205,7 +224,7 @@ class Context:
     def enter(self, key: tuple[Any, ...], now: Any) -> None:
         """Go on to a key."""
         self._key = key
-        self._timers.now = now
+        self._timers.now, self._timers.key = now, key
 
     def get_current_key(self) -> Any:
         """Return the key: its value where it is one column, else the tuple of its columns."""

@@ -11,7 +11,7 @@ import pytest
 
 from statestore import keyed
 from statestore.core.errors import InvalidArgumentError
-from statestore.keyed.runtime import RuntimeContext
+from statestore.keyed.runtime import Context, RuntimeContext, TimerService
 
 HOUR = keyed.StateTtlConfig(timedelta(hours=1))
 
@@ -143,3 +143,25 @@ def test_list_is_as_it_was_when_an_element_is_refused(method: str) -> None:
 
     state.flush()
     assert variable.rows == [(1,), (2,)]
+
+
+def test_timer_does_not_fire_when_one_before_it_deleted_it() -> None:
+    """Catches a timer that fires for Spark found it due before another one deleted it.
+
+    The same time of another key fires, and one that was registered again.
+    """
+    handle: Any = SimpleNamespace(registerTimer=lambda at: None, deleteTimer=lambda at: None)
+    context = Context(TimerService(handle, "EventTime"))
+    timers = context.timer_service()
+    context.enter(([1, 2],), None)
+    assert timers.fire(1)
+    timers.delete_event_time_timer(2)
+    timers.delete_event_time_timer(3)
+    timers.register_event_time_timer(3)
+
+    fires = {}
+    for at_ms, key in [(2, [1, 2]), (2, [1, 3]), (3, [1, 2])]:
+        context.enter((key,), None)
+        fires[at_ms, *key] = timers.fire(at_ms)
+
+    assert fires == {(2, 1, 2): False, (2, 1, 3): True, (3, 1, 2): True}
