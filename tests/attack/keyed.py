@@ -39,7 +39,15 @@ from tests.keyed.kinds import (
     kind_of,
     value_of,
 )
-from tests.keyed.program import START_MS, Call, FieldsProgram, Program, State
+from tests.keyed.program import (
+    PLANNED,
+    START_MS,
+    TICK_MS,
+    Call,
+    FieldsProgram,
+    Program,
+    State,
+)
 from tests.spark.application import start_application
 from tests.spark.harness import FILESYSTEM, ROCKSDB, ROCKSDB_BACKEND, Lane, Query
 
@@ -47,16 +55,17 @@ from tests.spark.harness import FILESYSTEM, ROCKSDB, ROCKSDB_BACKEND, Lane, Quer
 for _module in (kinds, model, program):
     cloudpickle.register_pickle_by_value(_module)
 
-KEYS = ("a", "bé", "c" * 40)
+KEYS = ("a", "bé", "c" * 40, "", None)
 STEP_MS = 20_000
 """Between batches, by processing time and by event time."""
-SCHEMA = "key STRING, step LONG, at LONG"
+SCHEMA = "key STRING, part LONG, step LONG, at LONG"
 BACKENDS = (FILESYSTEM, FILESYSTEM, ROCKSDB_BACKEND, ROCKSDB)
 METHODS = {
     "value": "value value update update update clear misfit",
-    "list": "get add add add_all update update_by_itself add_itself get_twice clear misfit",
-    "map": "get get put put put put_all remove contains items keys values is_empty remove_some "
-    "clear misfit",
+    "list": "get get_first add add add_all update update_by_itself add_itself get_twice clear "
+    "misfit",
+    "map": "get get put put put put_all put_itself remove contains items items_by_part keys values "
+    "is_any is_empty remove_some clear misfit",
     "reducing": "get add add add clear misfit",
     "aggregating": "get add add add clear",
 }
@@ -69,6 +78,9 @@ class Plan(NamedTuple):
         batches: Rows of each batch.
         runs: Batches of each run.
         partitions: Number of state partitions from a run on; None where it stays.
+        taken: Numbers of the states that a run has; it deletes the others.
+        fails: Steps that fail once.
+        key_columns: What the rows are grouped by.
     """
 
     states: list[State]
@@ -80,27 +92,38 @@ class Plan(NamedTuple):
     batches: list[list[dict[str, Any]]]
     runs: list[list[int]]
     partitions: list[int | None]
+    taken: list[list[int]]
+    fails: set[int]
+    key_columns: list[str]
 
-    def function(self, which: int) -> Program:
+    def function(self, which: int, run: int, directory: Path) -> Program:
         make = FieldsProgram if self.has_fields else Program
-        return make(self.states, self.calls, self.on_timers, self.time_mode, which)
+        fails_at = {step: str(directory / f"failed-{step}") for step in self.fails}
+        return make(
+            self.states, self.calls, self.on_timers, self.time_mode, which, self.taken[run],
+            fails_at,
+        )  # fmt: skip
 
 
 def plan_of(rng: Random) -> Plan:
     """Return a random program."""
-    time_mode = rng.choice(["None", "EventTime", "ProcessingTime"])
+    time_mode = rng.choice(["None", "EventTime", "ProcessingTime", "ProcessingTime"])
     states = [_state_of(rng, f"s{number}", time_mode) for number in range(rng.randint(3, 7))]
     pool = {number: [value_of(rng, state.key_kind, is_key=True) for _ in range(4)]
             for number, state in enumerate(states) if state.what == "map"}  # fmt: skip
     batches, calls = [], []
-    for batch in range(rng.randint(3, 5)):
+    for batch in range(rng.randint(3, 6)):
         rows = []
-        for place in range(rng.randint(3, 9)):
+        for place in range(rng.randint(15, 60)):
             calls.append([_call_of(rng, states, pool, time_mode) for _ in range(rng.randint(1, 9))])
+            row = {"key": rng.choice(KEYS), "part": rng.choice([1, 2, None])}
             at_ms = START_MS + batch * STEP_MS + place
-            rows.append({"key": rng.choice(KEYS), "step": len(calls) - 1, "at": at_ms})
+            rows.append({**row, "step": len(calls) - 1, "at": at_ms})
         batches.append(rows)
-    on_timers = [[_call_of(rng, states, pool, "None") for _ in range(3)] for _ in range(5)]
+    on_timers = [
+        [_call_of(rng, states, pool, time_mode, timers=0.5) for _ in range(rng.randint(0, 7))]
+        for _ in range(7)
+    ]
     runs: list[list[int]] = []
     for batch in range(len(batches)):
         if not runs or time_mode == "ProcessingTime" or rng.random() < 0.5:
@@ -111,10 +134,15 @@ def plan_of(rng: Random) -> Plan:
         rng.choice([2, 4, 6]) if run and provider != ROCKSDB and rng.random() < 0.3 else None
         for run in range(len(runs))
     ]
+    everything = [*range(len(states))]
+    taken = [everything if rng.random() < 0.7 else everything[rng.randint(1, 2) :] for _ in runs]
+    fails = {rng.randrange(len(calls))} if rng.random() < 0.3 else set()
     has_fields = rng.random() < 0.25
+    key_columns = ["key"] if rng.random() < 0.7 else ["key", "part"]
     return Plan(
-        states, calls, on_timers, time_mode, provider, has_fields, batches, runs, partitions
-    )
+        states, calls, on_timers, time_mode, provider, has_fields, batches, runs, partitions,
+        taken, fails, key_columns,
+    )  # fmt: skip
 
 
 def _state_of(rng: Random, name: str, time_mode: str) -> State:
@@ -126,17 +154,20 @@ def _state_of(rng: Random, name: str, time_mode: str) -> State:
         kind = kind | None
     default = value_of(rng, kind) if what == "value" and rng.random() < 0.3 else None
     ttl = None
-    if time_mode == "ProcessingTime" and rng.random() < 0.6:
-        lives = timedelta(milliseconds=rng.choice([1, STEP_MS, 3 * STEP_MS // 2, 9 * STEP_MS]))
+    if time_mode == "ProcessingTime" and rng.random() < 0.8:
+        lives = timedelta(
+            milliseconds=rng.choice([1, *(part * STEP_MS // 2 for part in (2, 3, 5))])
+        )
         ttl = keyed.StateTtlConfig(lives, rng.choice(["OnCreateAndWrite", "OnReadAndWrite"]))
     return State(name, what, kind, key_kind_of(rng) if what == "map" else None, default, ttl)
 
 
-def _call_of(rng: Random, states: list[State], pool: dict[int, list[Given]], mode: str) -> Call:
-    if mode != "None" and rng.random() < 0.15:
-        return Call(
-            rng.choice([5_000, 20_000, 25_000, 45_000]), rng.choice(["register"] * 3 + ["delete"])
-        )
+def _call_of(
+    rng: Random, states: list[State], pool: dict[int, list[Given]], mode: str, timers: float = 0.15
+) -> Call:
+    if mode != "None" and rng.random() < timers:
+        after_ms = rng.choice([-1, 0, 1, 1, 2, 4, 5, 9]) * TICK_MS
+        return Call(after_ms, rng.choice(["register", "register", "delete"]))
     number = rng.randrange(len(states))
     state = states[number]
     method = rng.choice(METHODS[state.what].split())
@@ -186,11 +217,12 @@ def try_program(spark: SparkSession, plan: Plan, directory: Path, tried: Counter
     Raises:
         DiffersError: They differ.
     """
-    function, plain = plan.function(0), model.Plain(plan.function(1))
+    current = 0
 
     def build(session: SparkSession, streams: Mapping[str, DataFrame]) -> DataFrame:
         events = streams["events"].withColumn("ts", sf.timestamp_millis("at"))
-        groups = events.withWatermark("ts", "0 seconds").groupBy("key")
+        groups = events.withWatermark("ts", "0 seconds").groupBy(*plan.key_columns)
+        function = plan.function(0, current, directory)
         return keyed.process(groups, function, time_mode=plan.time_mode)
 
     by_event = plan.time_mode == "EventTime"
@@ -199,8 +231,9 @@ def try_program(spark: SparkSession, plan: Plan, directory: Path, tried: Counter
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     }
     query = Query("keyed", build, "append", {"events": SCHEMA}, [], conf)
-    lane = Lane(spark, query, plan.provider, directory)
-    for run, partitions in zip(plan.runs, plan.partitions, strict=True):
+    lane, plain = Lane(spark, query, plan.provider, directory), model.Plain(plan.key_columns)
+    for current, (run, partitions) in enumerate(zip(plan.runs, plan.partitions, strict=True)):
+        num_before = len(lane.progress)
         if partitions is not None:
             Checkpoint(lane.checkpoint).rescale(partitions)
             tried["rescale"] += 1
@@ -210,9 +243,13 @@ def try_program(spark: SparkSession, plan: Plan, directory: Path, tried: Counter
         else:
             lane.feed(*files)
             _run(lane)
+        plain.begin(plan.function(1, current, directory))
+        _compare(lane, plan, run, plain, lane.progress[num_before:], tried)
+        if plan.provider != ROCKSDB:
+            _compare_stored(lane, plan, plain, tried)
         tried["run"] += 1
-    _compare(lane, plan, plain, tried)
-    tried["timer fired"] += plain.num_fired
+    tried["batch that failed and ran again"] += len([*directory.glob("failed-*")])
+    tried.update(plain.seen)
 
 
 def _run_at(lane: Lane, files: Mapping[str, Any]) -> None:
@@ -245,15 +282,24 @@ def _run(lane: Lane) -> None:
         try:
             lane.run()
         except StreamingQueryException as error:
-            if "failed to connect back" not in str(error) or not attempts_left:
+            is_expected = "failed to connect back" in str(error) or PLANNED in str(error)
+            if not is_expected or not attempts_left:
                 raise
         else:
             return
 
 
-def _compare(lane: Lane, plan: Plan, plain: model.Plain, tried: Counter[str]) -> None:
-    fed = iter(plan.batches)
-    for progress in lane.progress:
+def _compare(
+    lane: Lane,
+    plan: Plan,
+    run: list[int],
+    plain: model.Plain,
+    ran: list[dict[str, Any]],
+    tried: Counter[str],
+) -> None:
+    """Compare what the batches of a run returned."""
+    fed = iter([plan.batches[batch] for batch in run])
+    for progress in ran:
         batch = progress["batchId"]
         rows = next(fed) if progress["numInputRows"] else []
         planned = (lane.checkpoint / "offsets" / str(batch)).read_text().splitlines()[1]
@@ -276,7 +322,36 @@ def _compare(lane: Lane, plan: Plan, plain: model.Plain, tried: Counter[str]) ->
                 tried[f"{what}.{call.method}"] += 1
         tried["batch"] += 1
     if next(fed, None) is not None:
-        raise DiffersError(f"too few batches: {len(lane.progress)}")
+        raise DiffersError(f"too few batches: {len(ran)}")
+
+
+def _compare_stored(lane: Lane, plan: Plan, plain: model.Plain, tried: Counter[str]) -> None:
+    """Compare what the checkpoint holds: the entries of each key, when they expire, and timers."""
+    checkpoint = Checkpoint(lane.checkpoint)
+    for name, state in plain.states.items():
+        found: Counter[Any] = Counter()
+        for row in checkpoint.read(column_family=name).to_pylist():
+            key = row["key"]["key"] if state.is_map else row["key"]
+            ends_ms = row["value"]["ttlExpirationMs"] if state.descriptor.ttl else None
+            found[(*(key[each] for each in plan.key_columns), ends_ms)] += 1
+        expected: Counter[Any] = Counter()
+        for plain.key in state.of_keys:
+            for entry in state.alive(is_read=False):
+                ttl = state.descriptor.ttl
+                expected[(*plain.key, ttl and entry.at_ms + ttl.ttl_ms)] += 1
+        if found != expected:
+            raise DiffersError(f"stored of {name}: {found - expected}, not {expected - found}")
+        tried["state read from the checkpoint"] += 1
+    if plan.time_mode == "None":
+        return
+    by = "event" if plan.time_mode == "EventTime" else "proc"
+    timers = {
+        (row["key"]["expiryTimestampMs"], tuple(row["key"]["key"].values()))
+        for row in checkpoint.read(column_family=f"${by}Timers_keyToTimestamp").to_pylist()
+    }
+    if timers != plain.timers:
+        raise DiffersError(f"timers: {timers - plain.timers}, not {plain.timers - timers}")
+    tried["timer read from the checkpoint"] += len(timers)
 
 
 def run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -25,38 +26,54 @@ class Plain:
     Attributes:
         now_ms: Processing time of the batch; -1 without.
         watermark_ms: That of the batch; -1 without.
+        seen: How often entries expired and were renewed, and what became of timers.
     """
 
-    def __init__(self, function: keyed.KeyedProcessFunction) -> None:
-        self.function = function
+    def __init__(self, key_columns: Sequence[str]) -> None:
+        self.key_columns = key_columns
         self.states: dict[str, PlainState] = {}
-        self.timers: set[tuple[int, str]] = set()
-        self.fields: dict[str, Any] = {}
-        self.key = ""
+        self.timers: set[tuple[int, Any]] = set()
+        self.fields: dict[Any, Any] = {}
+        self.key: Any = ()
         self.now_ms = self.watermark_ms = -1
-        self.num_fired = 0
+        self.fired_ms: int | None = None
+        self.seen: Counter[str] = Counter()
+
+    def begin(self, function: keyed.KeyedProcessFunction) -> None:
+        """Go on with a function after a restart."""
+        self.function = function
         function.open(self)  # type: ignore[arg-type]
+
+    @property
+    def due_ms(self) -> int:
+        """Timers of this time, and earlier ones, are due."""
+        return max(self.now_ms, self.watermark_ms)
 
     def run(self, rows: Iterable[Any], now_ms: int, watermark_ms: int) -> list[Any]:
         """Return what a batch returns."""
         self.now_ms, self.watermark_ms = now_ms, watermark_ms
-        of_key: dict[str, list[Any]] = {}
+        of_key: dict[Any, list[Any]] = {}
         for row in rows:
-            of_key.setdefault(row.key, []).append(row)
+            of_key.setdefault(tuple(row[name] for name in self.key_columns), []).append(row)
         returned = []
         for key, its_rows in of_key.items():
             with_each = [
                 lambda row=row: self.function.process_element(row, self) for row in its_rows
             ]  # type: ignore[misc]
             returned += self._run(key, with_each)
-        due = max(now_ms, watermark_ms) if self.timers else -1
-        for at_ms, key in sorted(timer for timer in self.timers if timer[0] <= due):
-            self.num_fired += 1
+        due = [timer for timer in self.timers if timer[0] <= self.due_ms]
+        for at_ms, key in sorted(due, key=lambda timer: timer[0]):  # what they register waits
+            if (at_ms, key) not in self.timers:
+                self.seen["timer deleted by another one that fires"] += 1
+                continue
+            self.seen["timer fired"] += 1
+            self.fired_ms = at_ms
             returned += self._run(key, [lambda at_ms=at_ms: self.function.on_timer(at_ms, self)])  # type: ignore[misc]
-            self.timers.discard((at_ms, key))
+            self.fired_ms = None
+            self.timers.discard((at_ms, key))  # registered again by itself, it is gone
         return returned
 
-    def _run(self, key: str, calls: Sequence[Callable[[], Any]]) -> Iterator[Any]:
+    def _run(self, key: Any, calls: Sequence[Callable[[], Any]]) -> Iterator[Any]:
         self.key = key
         if isinstance(self.function, keyed.Checkpointed):
             self.function.restore_state(self.fields.get(key))
@@ -65,8 +82,8 @@ class Plain:
         if isinstance(self.function, keyed.Checkpointed):
             self.fields[key] = deepcopy(self.function.snapshot_state(0, 0))
 
-    def get_current_key(self) -> str:
-        return self.key
+    def get_current_key(self) -> Any:
+        return self.key[0] if len(self.key) == 1 else self.key
 
     def timer_service(self) -> Plain:
         return self
@@ -78,6 +95,8 @@ class Plain:
         return self.watermark_ms
 
     def register_event_time_timer(self, at_ms: int) -> None:
+        self.seen["timer registered when due"] += at_ms <= self.due_ms
+        self.seen["timer registered by one that fires"] += self.fired_ms is not None
         self.timers.add((at_ms, self.key))
 
     def delete_event_time_timer(self, at_ms: int) -> None:
@@ -87,7 +106,12 @@ class Plain:
     delete_processing_time_timer = delete_event_time_timer
 
     def get_state(self, descriptor: Any) -> PlainState:
-        return self.states.setdefault(descriptor.name, PlainState(self, descriptor))
+        state = self.states.setdefault(descriptor.name, PlainState(self, descriptor))
+        state.descriptor = descriptor
+        return state
+
+    def delete_state(self, name: str) -> None:
+        self.seen["state deleted"] += self.states.pop(name, None) is not None
 
     get_list_state = get_map_state = get_reducing_state = get_aggregating_state = get_state
 
@@ -100,19 +124,31 @@ class PlainState:
         self.descriptor = descriptor
         self.is_list = isinstance(descriptor, keyed.ListStateDescriptor)
         self.is_map = isinstance(descriptor, keyed.MapStateDescriptor)
-        self.of_keys: dict[str, list[Entry]] = {}
+        self.of_keys: dict[Any, list[Entry]] = {}
 
     def alive(self, *, is_read: bool) -> list[Entry]:
         """Return the entries that have not expired; a read may start their time anew."""
-        ttl, now_ms = self.descriptor.ttl, self.plain.now_ms
+        ttl = self.descriptor.ttl
         entries = self.of_keys.get(self.plain.key, [])
         if ttl is not None:
-            entries = [each for each in entries if each.at_ms + ttl.ttl_ms > now_ms]
-            self.of_keys[self.plain.key] = entries
-            if is_read and ttl.is_on_read:
-                for entry in entries:
-                    entry.at_ms = now_ms
+            kept = [each for each in entries if each.at_ms + ttl.ttl_ms > self.plain.now_ms]
+            self._count("expired", len(entries) - len(kept))
+            if kept:
+                self._count("expired beside one that lives", len(entries) - len(kept))
+            self.of_keys[self.plain.key] = entries = kept
+            if is_read:
+                self._renew(entries)
         return entries
+
+    def _renew(self, entries: list[Entry]) -> None:
+        if self.descriptor.ttl is not None and self.descriptor.ttl.is_on_read:
+            self._count("renewed", sum(each.at_ms < self.plain.now_ms for each in entries))
+            for entry in entries:
+                entry.at_ms = self.plain.now_ms
+
+    def _count(self, what: str, times: int) -> None:
+        kind = type(self.descriptor).__name__.removesuffix("StateDescriptor").lower()
+        self.plain.seen[f"{kind} {self.descriptor.ttl.update_type} {what}"] += times
 
     def write(self, *pairs: tuple[Any, Any], append: bool = False) -> None:
         entries = self.alive(is_read=False) if append else []
@@ -157,9 +193,7 @@ class PlainState:
             return iter([deepcopy(each.value) for each in self.alive(is_read=True)])
         if self.is_map:
             found = [each for each in self.alive(is_read=False) if each.key == key[0]]
-            for entry in found:
-                if self.descriptor.ttl is not None and self.descriptor.ttl.is_on_read:
-                    entry.at_ms = self.plain.now_ms
+            self._renew(found)
             return deepcopy(found[0].value) if found else None
         combine, held = getattr(self.descriptor, "aggregate", None), self._only()
         return held if combine is None or held is None else combine.get_result(held)

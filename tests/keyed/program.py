@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from statestore import keyed
@@ -11,6 +12,9 @@ from statestore.core.errors import InvalidArgumentError
 from tests.keyed.kinds import Given, show
 
 START_MS = 1_700_000_000_000
+TICK_MS = 5_000
+"""Timers are due at multiples of it."""
+PLANNED = "planned to fail"
 
 
 class State(NamedTuple):
@@ -67,7 +71,10 @@ class Newest(keyed.AggregateFunction[Any, Any, str]):
 
 
 class Call(NamedTuple):
-    """A method of a state with its arguments, as they are given and as they come back."""
+    """A method of a state with its arguments, as they are given and as they come back.
+
+    Of a timer `state` is when it is due: so many ms after the time, or after the one that fired.
+    """
 
     state: int
     method: str
@@ -83,6 +90,9 @@ class Program(keyed.KeyedProcessFunction):
         on_timers: What a timer calls, in turn.
         time_mode: The query's.
         which: 0 on Spark, 1 in the model.
+        taken: Numbers of the states that it has now; it deletes the others.
+        fails_at: Files, by step: before its last call the step fails on Spark, and makes its file;
+            where that is there it does not.
     """
 
     def __init__(
@@ -92,28 +102,46 @@ class Program(keyed.KeyedProcessFunction):
         on_timers: list[list[Call]],
         time_mode: str,
         which: int,
+        taken: Collection[int],
+        fails_at: dict[int, str],
     ) -> None:
         self.states, self.calls, self.on_timers = states, calls, on_timers
         self.time_mode, self.which = time_mode, which
+        self.taken, self.fails_at = taken, fails_at
 
     def open(self, runtime: Any) -> None:
-        self.handles = [state.take(runtime, self.which) for state in self.states]
+        self.handles = {n: self.states[n].take(runtime, self.which) for n in self.taken}
+        for number, state in enumerate(self.states):
+            if number not in self.taken:
+                runtime.delete_state(state.name)
 
     def process_element(self, value: Any, context: Any) -> Iterator[tuple[str, str]]:
-        for number, call in enumerate(self.calls[value.step]):
+        calls = self.calls[value.step]
+        for number, call in enumerate(calls):
+            if number == len(calls) - 1:
+                self.fail(value.step)
             text = self.perform(call, context)
-            yield context.get_current_key(), f"{value.step}.{number} {call.method} {text}"
+            yield show(context.get_current_key()), f"{value.step}.{number} {call.method} {text}"
 
     def on_timer(self, timestamp: int, context: Any) -> Iterator[tuple[str, str]]:
-        place = timestamp % len(self.on_timers)
+        place = timestamp // TICK_MS % len(self.on_timers)
         for number, call in enumerate(self.on_timers[place]):
-            text = self.perform(call, context)
-            yield context.get_current_key(), f"{timestamp}.{number} {call.method} {text}"
+            text = self.perform(call, context, timestamp)
+            yield show(context.get_current_key()), f"{timestamp}.{number} {call.method} {text}"
 
-    def perform(self, call: Call, context: Any) -> str:
+    def fail(self, step: int) -> None:
+        """Fail where it is planned, once."""
+        file = Path(self.fails_at.get(step, ""))
+        if self.which == 0 and step in self.fails_at and not file.exists():
+            file.touch()
+            raise RuntimeError(PLANNED)
+
+    def perform(self, call: Call, context: Any, fired_ms: int | None = None) -> str:
         """Call a method, and return what it returned."""
         if call.method in ("register", "delete"):
-            return self.set_timer(call, context)
+            return self.set_timer(call, context, fired_ms)
+        if call.state not in self.handles:
+            return "not taken"
         handle, method = self.handles[call.state], call.method
         arguments = [each[self.which] for each in call.arguments]
         if method == "misfit":
@@ -124,6 +152,17 @@ class Program(keyed.KeyedProcessFunction):
             return show(handle.add_all(islice(self.lazily(handle.get), 1)))
         if method == "get_twice":
             return show(list(zip(handle.get(), handle.get(), strict=True)))
+        if method == "get_first":
+            return show(next(handle.get(), None))
+        if method == "is_any":
+            return show(next(handle.keys(), None) is not None)
+        if method == "items_by_part":
+            pairs = zip(handle.keys(), handle.values(), strict=True)
+            return show(sorted(map(show, pairs)))
+        if method == "put_itself":
+            for key, value in handle.items():
+                handle.put(key, value)
+            return ""
         if method == "remove_some":
             removed = 0
             for key in handle.keys():  # noqa: SIM118
@@ -157,11 +196,12 @@ class Program(keyed.KeyedProcessFunction):
             return "refused" if "state" in error.fields else str(error)
         return "taken"
 
-    def set_timer(self, call: Call, context: Any) -> str:
-        """Register or delete a timer: never of the time that is over."""
+    def set_timer(self, call: Call, context: Any, fired_ms: int | None) -> str:
+        """Register or delete a timer, which may be due by now."""
         timers, is_by_event = context.timer_service(), self.time_mode == "EventTime"
         now = timers.current_watermark() if is_by_event else timers.current_processing_time()
-        at_ms = max(now, START_MS if is_by_event else 0) // 5_000 * 5_000 + call.state
+        after_ms = max(now, START_MS if is_by_event else 0) if fired_ms is None else fired_ms
+        at_ms = after_ms // TICK_MS * TICK_MS + call.state
         of_time = "event_time" if is_by_event else "processing_time"
         getattr(timers, f"{call.method}_{of_time}_timer")(at_ms)
         return ""
@@ -174,7 +214,7 @@ class FieldsProgram(Program, keyed.Checkpointed):
 
     def process_element(self, value: Any, context: Any) -> Iterator[tuple[str, str]]:
         self.steps = [*self.steps, value.step]
-        yield context.get_current_key(), show(self.steps)
+        yield show(context.get_current_key()), show(self.steps)
         yield from super().process_element(value, context)
 
     def snapshot_state(self, checkpoint_id: int, checkpoint_timestamp: int) -> list[int] | None:
