@@ -47,11 +47,14 @@ class Columns(NamedTuple):
         to_row: Makes a row of a value; the row shares nothing mutable with it. Raises
             InvalidArgumentError of a value that would not come back as it is.
         from_row: Makes a new value of a row.
+        again: Makes of a row that Spark read one to be written once more. NULL stays NULL, which a
+            bootstrap or an edit may have given where the type has no None.
     """
 
     ddl: str
     to_row: Convert
     from_row: Convert
+    again: Convert
 
 
 class _Column(NamedTuple):
@@ -79,32 +82,33 @@ def columns_of(
         InvalidArgumentError: No type of Spark belongs to it.
     """
     if isinstance(kind, str) and is_output:
-        return Columns(kind, tuple, tuple)
+        return Columns(kind, tuple, tuple, tuple)
     try:
-        columns = _columns_of(kind, _Maker(is_key, is_output))
+        ddl, to_row, from_row = _columns_of(kind, _Maker(is_key, is_output))
     except InvalidArgumentError as error:
         error.fields = {**owner, **error.fields}
         raise
-    return columns._replace(to_row=_refusing(columns.to_row, owner))
+    keep = _columns_of(kind, _Maker(is_key, is_output, takes_null=True))[1]
+    return Columns(ddl, _refusing(to_row, owner), from_row, lambda row: keep(from_row(row)))
 
 
-def _columns_of(kind: Any, maker: _Maker) -> Columns:
+def _columns_of(kind: Any, maker: _Maker) -> tuple[str, Convert, Convert]:
     if isinstance(kind, str):
         named = _parse(kind, kind)
         parts = maker.fields(_kind_of(named, kind), named)
-        return Columns(kind, _to_tuple(*parts), _from_struct(*parts))
+        return kind, _to_tuple(*parts), _from_struct(*parts)
     inner = without_none(kind)
     if record_of(inner) is None:
         column = maker.column(kind)
         of_row = column.from_row
-        return Columns(
+        return (
             f"`value` {column.type}",
             lambda value: (column.to_row(value),),
             itemgetter(0) if of_row is None else lambda row: of_row(row[0]),
         )
     record, columns = maker.fields(inner)
     ddl = ", ".join(f"`{name}` {column.type}" for name, column in columns.items())
-    return Columns(ddl, _to_tuple(record, columns), _from_struct(record, columns))
+    return ddl, _to_tuple(record, columns), _from_struct(record, columns)
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ class _Maker:
 
     is_key: bool
     is_output: bool
+    takes_null: bool = False
     within: tuple[Any, ...] = ()
 
     def column(self, kind: Any, named: Json = None) -> _Column:
@@ -121,7 +126,9 @@ class _Maker:
         column = self._not_null(inner, named)
         if column.from_row is not None:
             column = column._replace(from_row=_nullable(column.from_row))
-        return column if inner is kind else column._replace(to_row=_nullable(column.to_row))
+        if inner is kind and not self.takes_null:
+            return column
+        return column._replace(to_row=_nullable(column.to_row))
 
     def fields(self, kind: Any, named: Json = None) -> tuple[Record, dict[str, _Column]]:
         """Return the columns of a type of several fields."""

@@ -39,7 +39,7 @@ class _Row:
 
     def __init__(self, variable: Any, columns: Columns, ttl: StateTtlConfig | None) -> None:
         self._variable = variable
-        self._to_row, self._from_row = columns.to_row, columns.from_row
+        self._to_row, self._from_row, self._again = columns[1:]
         self._writes_on_read = ttl is not None and ttl.is_on_read
         self._row: tuple[Any, ...] | None = _UNREAD
         self._is_changed = False
@@ -48,7 +48,7 @@ class _Row:
         if self._row is _UNREAD:
             row = self._variable.get()
             if self._writes_on_read and row is not None:
-                row, self._is_changed = self._to_row(self._from_row(row)), True
+                row, self._is_changed = self._again(row), True
             self._row = row
         return self._row
 
@@ -140,7 +140,7 @@ class ListState(Generic[T]):
 
     def __init__(self, variable: Any, descriptor: ListStateDescriptor, columns: Columns) -> None:
         self._variable = variable
-        self._to_row, self._from_row = columns.to_row, columns.from_row
+        self._to_row, self._from_row, self._again = columns[1:]
         self._writes_on_read = descriptor.ttl is not None and descriptor.ttl.is_on_read
         self._added: list[tuple[Any, ...]] = []
 
@@ -149,7 +149,7 @@ class ListState(Generic[T]):
         self.flush()
         rows = self._variable.get()
         if self._writes_on_read:
-            rows = [self._to_row(self._from_row(row)) for row in rows]
+            rows = list(map(self._again, rows))
             if rows:
                 self._variable.put(rows)
         return map(self._from_row, rows)
@@ -191,8 +191,8 @@ class MapState(Generic[K, V]):
         self, variable: Any, descriptor: MapStateDescriptor, keys: Columns, values: Columns
     ) -> None:
         self._variable = variable
-        self._to_key, self._from_key = keys.to_row, keys.from_row
-        self._to_value, self._from_value = values.to_row, values.from_row
+        self._to_key, self._from_key, self._key_again = keys[1:]
+        self._to_value, self._from_value, self._value_again = values[1:]
         self._writes_on_read = descriptor.ttl is not None and descriptor.ttl.is_on_read
 
     def get(self, key: K) -> V | None:
@@ -202,7 +202,7 @@ class MapState(Generic[K, V]):
         if row is None:
             return None
         if self._writes_on_read:
-            row = self._to_value(self._from_value(row))
+            row = self._value_again(row)
             self._variable.updateValue(kept, row)
         return self._from_value(row)  # type: ignore[no-any-return]
 
@@ -256,7 +256,7 @@ class MapState(Generic[K, V]):
         if not self._writes_on_read:
             return self._variable.iterator()  # type: ignore[no-any-return]
         entries = [
-            (self._to_key(self._from_key(key)), self._to_value(self._from_value(value)))
+            (self._key_again(key), self._value_again(value))
             for key, value in self._variable.iterator()
         ]
         for entry in entries:

@@ -112,7 +112,7 @@ def plan_of(rng: Random) -> Plan:
     pool = {number: [value_of(rng, state.key_kind, is_key=True) for _ in range(4)]
             for number, state in enumerate(states) if state.what == "map"}  # fmt: skip
     batches, calls = [], []
-    for batch in range(rng.randint(3, 6)):
+    for batch in range(rng.randint(3, 4)):
         rows = []
         for place in range(rng.randint(15, 60)):
             calls.append([_call_of(rng, states, pool, time_mode) for _ in range(rng.randint(1, 9))])

@@ -145,6 +145,32 @@ def test_list_is_as_it_was_when_an_element_is_refused(method: str) -> None:
     assert variable.rows == [(1,), (2,)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "row", "element"),
+    [
+        (int, (None,), None),
+        (list[int], ([1, None],), [1, None]),
+        (tuple[int, str], (None, "a"), (None, "a")),
+        (dict[str, tuple[int, str]], ({"a": None},), {"a": None}),
+    ],
+)
+def test_null_is_read_when_a_read_writes_it_again(
+    kind: Any, row: tuple[Any, ...], element: Any
+) -> None:
+    """Catches a NULL of a bootstrap that ends the query where a read starts the time anew."""
+    variable = Variable()
+    variable.rows = [row]
+    ttl = keyed.StateTtlConfig(timedelta(hours=1), "OnReadAndWrite")
+    descriptor = keyed.ListStateDescriptor("list", kind, ttl=ttl)
+    state = RuntimeContext(variable, {}, "ProcessingTime").get_list_state(descriptor)
+
+    assert [*state.get()] == [element]
+
+    assert variable.rows == [row]
+    with pytest.raises(InvalidArgumentError):
+        state.add(element)
+
+
 def test_timer_does_not_fire_when_one_before_it_deleted_it() -> None:
     """Catches a timer that fires for Spark found it due before another one deleted it.
 
