@@ -31,6 +31,7 @@ usage: ./build.sh TARGET [ARGUMENT...]
   fuzz      fuzz what decodes files, 10 minutes each; --minutes 1, or the name of a target, is less
   soak      2,000 small batches on each state backend; memory and files must stay flat
   wheel     build dist/*.whl with the jars inside
+  release   all that is published, in dist/, from a clean checkout: see RELEASING.md
 
 Needs Python >= 3.11 and Java >= 17; PYTHON and JAVA_HOME name others than those on PATH.
 END
@@ -209,6 +210,7 @@ case $target in
     ;;
   test-all)
     jar
+    need_group release cyclonedx
     export HYPOTHESIS_PROFILE=long
     failed=0
     run_tests "" || failed=1
@@ -273,6 +275,11 @@ case $target in
     jars
     rm -rf dist
     $python -m build --wheel --no-isolation
+    ;;
+  release)
+    setup
+    need_group release cyclonedx
+    exec $python -m tools.release
     ;;
   help | -h | --help) usage ;;
   *)

@@ -19,7 +19,6 @@ import tempfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from statestore.core.version import __version__
 from tools.option_table import table_json
@@ -59,7 +58,7 @@ def build_jar(minor: str = INSTALLED) -> Path:
     jar = JARS / f"statestore-shim_2.13-spark{minor}-{__version__}.jar"
     with (JARS / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        sources = _sources(minor)
+        sources = sources_of(minor)
         shim_digest = _digest(minor, [(str(p.relative_to(ROOT)), p.read_bytes()) for p in sources])
         resources = _resources(minor)
         package_digest = _digest(minor, resources.items())
@@ -82,7 +81,7 @@ def build_jar(minor: str = INSTALLED) -> Path:
         text = "".join(f"{name}: {value}\r\n" for name, value in manifest.items()) + "\r\n"
         partial = jar.with_suffix(".partial")
         services = _services(classes)
-        _write_zip(partial, {MANIFEST: text.encode()}, {**classes, **services, **resources})
+        write_zip(partial, {MANIFEST: text.encode()}, {**classes, **services, **resources})
         for other in JARS.glob("*.jar"):
             if not other.name.endswith(f"-{__version__}.jar"):
                 other.unlink()
@@ -90,11 +89,11 @@ def build_jar(minor: str = INSTALLED) -> Path:
     return jar
 
 
-def _sources(minor: str) -> list[Path]:
-    """Return what every Spark shares, and what is bound to some: a folder says to which.
+def sources_of(minor: str) -> list[Path]:
+    """Return the Scala files of a jar: what every Spark shares, and what is bound to some.
 
-    `spark-4.1` is for that minor alone, `since-4.1` for it and later ones, `until-4.1` for it and
-    earlier ones.
+    A folder says to which: `spark-4.1` is for that minor alone, `since-4.1` for it and later ones,
+    `until-4.1` for it and earlier ones.
     """
     wanted = [SOURCES / "main"]
     for folder in (SOURCES / "compat").iterdir():
@@ -127,6 +126,7 @@ def _resources(minor: str) -> dict[str, bytes]:
         files += (package / layer).rglob("*.py")
     embedded = {str(path.relative_to(ROOT)): path.read_bytes() for path in sorted(files)}
     return {
+        "META-INF/LICENSE": (ROOT / "LICENSE").read_bytes(),
         "io/statestore/version": f"{__version__}\n".encode(),
         "io/statestore/spark": f"{OLDEST[minor]}\n".encode(),
         "io/statestore/options.json": json.dumps(json.loads(table_json()), indent=1).encode(),
@@ -167,7 +167,13 @@ def _classes_of(jar: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist() if name.endswith(".class")}
 
 
-def _write_zip(path: Path, *groups: dict[str, Any]) -> None:
+def write_zip(path: Path, *groups: dict[str, bytes]) -> None:
+    """Write a zip file whose bytes depend on its entries alone: content by entry name.
+
+    Args:
+        path: The file; what is there is overwritten.
+        groups: What comes first, what comes after that; the entries of each are sorted.
+    """
     with zipfile.ZipFile(path, "w") as archive:
         for group in groups:
             for name, content in sorted(group.items()):

@@ -1,4 +1,4 @@
-"""Build hook: a wheel without the shim jars of its own version is refused."""
+"""Build hook: a wheel or an sdist without the shim jars of its own version is refused."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class JarHook(BuildHookInterface[Any]):
-    """Checks that the jars stand where the wheel takes them from."""
+    """Checks that the jars stand where wheel and sdist take them from."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 (interface)
-        """Refuse a wheel without its jars, one for each Spark; an editable install needs none.
+        """Refuse to go on without a jar for each Spark; an editable install needs none.
 
         Raises:
             RuntimeError: A jar is not there, or jars of other versions stand beside them.
@@ -26,6 +26,6 @@ class JarHook(BuildHookInterface[Any]):
         needed = [f"statestore-shim_2.13-spark{minor}-{version}.jar" for minor in minors]
         if jars != needed:
             raise RuntimeError(
-                "the wheel needs a jar for each Spark, of its own version: "
+                f"the {self.target_name} needs a jar for each Spark, of its own version: "
                 f"found={jars}, needed={needed}. To fix: ./build.sh wheel"
             )
