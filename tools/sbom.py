@@ -173,7 +173,8 @@ def _licenses(found: Distribution) -> Iterable[str]:
 
 
 def _field(found: Distribution, name: str) -> str:
-    return found.metadata[name] if name in found.metadata else ""
+    values: list[str] = found.metadata.get_all(name) or [""]
+    return values[0]
 
 
 def _jar(minor: str, jar: Path) -> Component:
