@@ -248,7 +248,8 @@ private[statestore] object Resources {
       throw new IllegalStateException(
         s"[wrong-spark] the jar of the state store is for another Spark: jar='$madeFor', " +
           s"spark='$SPARK_VERSION'. To fix: put what `statestore jar --spark $minor` prints into " +
-          "spark.jars")
+          s"spark.jars, or io.statestore:statestore-shim_2.13-spark$minor:$version into " +
+          "spark.jars.packages")
     }
     if (patch < oldest) {
       throw new IllegalStateException(

@@ -66,7 +66,8 @@ private[engine] object EngineLaunch {
       case "embedded" => Seq(extractPackage(new File(scratch, "python")).getPath)
       case _ => Nil
     }
-    val requirements = if (packagePath.isEmpty) "statestore" else EmbeddedRequirements
+    val requirements =
+      if (packagePath.isEmpty) s"statestore==${Resources.version}" else EmbeddedRequirements
     EngineLaunch(python, pythonFrom, packagePath ++ py4jPath, requirements)
   }
 
