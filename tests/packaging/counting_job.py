@@ -1,6 +1,7 @@
 """Adds one file of rows to a directory, and prints the counts that a streaming query has of all.
 
-python counting_job.py JAR PACKAGE, the last the value of `engine.package`.
+python counting_job.py JAR PACKAGE, the last the value of `engine.package`. The jar is empty where
+spark-submit has brought one.
 """
 
 import sys
@@ -9,9 +10,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 jar, package = sys.argv[1:]
-spark = (
+builder = (
     SparkSession.builder.master("local[2]")
-    .config("spark.jars", jar)
     .config(
         "spark.sql.streaming.stateStore.providerClass",
         "io.statestore.FileSystemStateStoreProvider",
@@ -19,8 +19,8 @@ spark = (
     .config("spark.sql.streaming.stateStore.engine.package", package)
     .config("spark.sql.shuffle.partitions", 2)
     .config("spark.ui.enabled", "false")
-    .getOrCreate()
 )
+spark = (builder.config("spark.jars", jar) if jar else builder).getOrCreate()
 rows = Path("rows")
 rows.mkdir(exist_ok=True)
 (rows / f"{package}.csv").write_text("a\nb\nb\n")

@@ -1,4 +1,4 @@
-"""The wheel works where nothing else of this repository is, and is not built without its jar."""
+"""Wheel and sdist work where nothing else of the repository is, and are not built without a jar."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ BUILD_INPUTS = (
     "pyproject.toml",
     "README.md",
     "LICENSE",
+    "CHANGELOG.md",
+    "build.sh",
+    "constraints.txt",
     "docs/configuration.md",
     "docs/errors",
     "jvm-shim",
@@ -32,15 +35,21 @@ BUILD_INPUTS = (
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+def clean_environment() -> dict[str, str]:
+    """Return the environment, with nothing of this checkout in it."""
+    of_checkout = ("PYTHON", "PYSPARK", "SPARK", "STATESTORE", "VIRTUAL_ENV")
+    return {name: value for name, value in os.environ.items() if not name.startswith(of_checkout)}
+
+
 def run(*command: str | Path, cwd: Path) -> str:
-    """Return what a command prints, with nothing of this checkout in its environment."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTHON", "PYSPARK", "SPARK", "STATESTORE", "VIRTUAL_ENV"))
-    }
+    """Return what a command prints in a clean environment."""
     done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True
+        list(map(str, command)),
+        cwd=cwd,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
@@ -64,30 +73,37 @@ def jars_of(names: list[str]) -> list[str]:
     return sorted(name.removeprefix(folder) for name in names if name.startswith(folder))
 
 
-def build_wheel(source: Path, output: Path) -> Path:
-    """Build the wheel of a source tree and return it."""
-    built = run_build(source, output)
+def build(source: Path, output: Path, kind: str = "wheel") -> Path:
+    """Build the wheel or the sdist of a source tree and return it."""
+    built = run_build(source, output, kind)
     assert built.returncode == 0, built.stdout + built.stderr
-    return next(output.glob("*.whl"))
+    (package,) = (path for path in output.iterdir() if path.suffix in (".whl", ".gz"))
+    return package
 
 
-def run_build(source: Path, output: Path) -> subprocess.CompletedProcess[str]:
-    """Build the wheel of a source tree, if it can be."""
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(output)]
-    return subprocess.run([*command, str(source)], capture_output=True, text=True)
+def run_build(source: Path, output: Path, kind: str) -> subprocess.CompletedProcess[str]:
+    """Build the wheel or the sdist of a source tree, if it can be."""
+    command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", output]
+    return subprocess.run([*map(str, command), str(source)], capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, as if there were no other Spark than the installed one."""
-    work = tmp_path_factory.mktemp("wheel")
-    copy_inputs(work / "source")
-    jars = work / "source" / "statestore" / "jars"
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This checkout, as if there were no other Spark than the installed one."""
+    source = tmp_path_factory.mktemp("packages") / "source"
+    copy_inputs(source)
+    jars = source / "statestore" / "jars"
     jars.mkdir()
     shutil.copy(build_jar(), jars)
     only = f"{pyspark.__version__} {pyspark.__version__}\n"
-    (work / "source" / "jvm-shim" / "spark-releases.txt").write_text(only)
-    return build_wheel(work / "source", work)
+    (source / "jvm-shim" / "spark-releases.txt").write_text(only)
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> Path:
+    """The wheel of that checkout."""
+    return build(source, source.parent / "wheel")
 
 
 def test_wheel_holds_the_jar_and_nothing_but_the_package(wheel: Path) -> None:
@@ -112,29 +128,39 @@ def test_wheel_holds_the_jar_of_every_spark(tmp_path: Path) -> None:
     for spark in SPARK_MINORS:
         build_jar(spark)
 
-    with zipfile.ZipFile(build_wheel(ROOT, tmp_path)) as archive:
+    with zipfile.ZipFile(build(ROOT, tmp_path)) as archive:
         assert jars_of(archive.namelist()) == [
             f"statestore-shim_2.13-spark{spark}-{__version__}.jar" for spark in SPARK_MINORS
         ]
 
 
-def test_wheel_is_refused_when_the_jar_is_not_built(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_package_is_refused_when_the_jar_is_not_built(kind: str, tmp_path: Path) -> None:
     """Catches a release that no executor could load."""
     copy_inputs(tmp_path / "source")
 
-    built = run_build(tmp_path / "source", tmp_path / "dist")
+    built = run_build(tmp_path / "source", tmp_path / "dist", kind)
 
     assert built.returncode != 0
+    assert f"the {kind} needs a jar for each Spark" in built.stdout + built.stderr
     assert "To fix: ./build.sh wheel" in built.stdout + built.stderr
 
 
-def test_wheel_serves_a_query_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    """Catches anything that works only beside the checkout; the restart uses the other package."""
+@pytest.mark.parametrize("kind", ["wheel", pytest.param("sdist", marks=pytest.mark.extended)])
+def test_package_serves_a_query_in_an_empty_environment(
+    kind: str, wheel: Path, source: Path, tmp_path: Path
+) -> None:
+    """Catches anything that works only beside the checkout; the restart uses the other package.
+
+    An sdist is built where it is installed, by what pip fetches for that alone.
+    """
+    package = wheel if kind == "wheel" else build(source, tmp_path / "sdist", kind)
     environment = tmp_path / "environment"
     run(sys.executable, "-m", "venv", environment, cwd=tmp_path)
     binaries = environment / "bin"
-    install = [binaries / "python", "-m", "pip", "install", "--quiet"]
-    run(*install, "-c", ROOT / "constraints.txt", f"{wheel}[cli,spark]", cwd=tmp_path)
+    pins = ROOT / "constraints.txt"
+    install = [binaries / "python", "-m", "pip", "install", "--quiet", "-c", pins]
+    run(*install, f"{package}[cli,spark]", cwd=tmp_path)
     job = shutil.copy(JOB, tmp_path / "job.py")
 
     jar = run(binaries / "statestore", "jar", cwd=tmp_path).strip()
