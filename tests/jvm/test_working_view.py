@@ -41,6 +41,7 @@ def test_view_equals_model_when_operations_are_random(
 
     assert int(counts["rollBacks"]) > 10, "the run proved nothing about roll-backs"
     assert int(counts["spilledRuns"]) > 0, "the run proved nothing about spilling"
+    assert int(counts["adopted"]) > 3, "the run proved nothing about records that are taken over"
 
 
 @pytest.mark.timeout(240)
@@ -94,6 +95,21 @@ def test_list_that_is_read_while_rows_are_appended_holds_them_once(classes: Path
         held, counted, payload = (int(count.partition("=")[2]) for count in counts)
         assert held <= 2 * payload, line
         assert 0.8 * held <= counted <= 2 * payload, (name, line)
+
+
+@pytest.mark.timeout(240)
+def test_row_that_is_put_anew_is_held_once_where_no_reader_has_it(classes: Path) -> None:
+    """Catches memory that grows with the puts of a key; a row that was shown is not overwritten."""
+    lines = run_java(classes, "view.ListHeapCheck", "values").splitlines()
+
+    held = {}
+    for line in lines:
+        name, *counts = line.split()
+        counted, payload = (int(count.partition("=")[2]) for count in counts)
+        held[name] = counted / payload
+    assert held["nothingRead"] == held["olderRowRead"] < 0.1, lines
+    assert held["rowRead"] > 1, lines
+    assert held["mapScanned"] > 1, lines
 
 
 @pytest.mark.timeout(240)

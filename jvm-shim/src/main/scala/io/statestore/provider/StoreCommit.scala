@@ -104,7 +104,7 @@ private[statestore] final class StoreCommit(
       slots: Array[Int]): Unit = {
     val pages = overlay.pages
     val family = block.family
-    val change = changes.getOrElseUpdate(family.family.id, new FamilyChanges(overlay, family))
+    val change = changes.getOrElseUpdate(family.family.id, new FamilyChanges(family))
     val partitions = context.numPartitionsOfTask
     val partition = context.storeId.partitionId
     val key = new BytesRef
@@ -120,7 +120,7 @@ private[statestore] final class StoreCommit(
         val growth = if (slots(i) < 0) 1L else if (op == RecordPages.Delete) -1L else 0L
         keyGroupGrowth(keyGroup / partitions % StoreCommit.KeyGroupClasses) += growth
         key.set(pages.base(address), pages.keyOffset(address), pages.keyLength(address))
-        if (op == RecordPages.Delete) value.set(null, 0L, 0) else overlay.value(address, value)
+        if (op == RecordPages.Delete) value.set(null, 0L, 0) else family.value(address, value)
         if (context.isInDriversMemory) {
           stateBytes += value.length
           if (slots(i) < 0) stateBytes += key.length

@@ -7,7 +7,7 @@ import org.apache.spark.unsafe.Platform
  * view applies once the engine has made the delta durable. Slots are those of the family's table in
  * the view, which nothing changes in between.
  */
-private[statestore] final class FamilyChanges(overlays: Overlay, val overlay: OverlayFamily) {
+private[statestore] final class FamilyChanges(val overlay: OverlayFamily) {
   import FamilyChanges.MaxWholeBytes
   import RecordPages._
 
@@ -18,7 +18,6 @@ private[statestore] final class FamilyChanges(overlays: Overlay, val overlay: Ov
   private var used = 0
   private var inserts = 0
   private var deletes = 0
-  private var inHeap = true
 
   def length: Int = used
 
@@ -38,14 +37,14 @@ private[statestore] final class FamilyChanges(overlays: Overlay, val overlay: Ov
 
   def value(i: Int, ref: BytesRef): Unit = {
     val joined = whole(i)
-    if (joined == null) overlays.value(addresses(i), ref)
+    if (joined == null) overlay.value(addresses(i), ref)
     else ref.set(joined, Platform.BYTE_ARRAY_OFFSET.toLong, joined.length)
   }
 
   /** True when the overlay's table is exactly the family's next content. */
   def isAdoptable: Boolean =
-    inHeap && deletes == 0 && !overlay.family.multiValues && used == overlay.table.size &&
-      overlays.isPristine
+    deletes == 0 && !overlay.family.multiValues && used == overlay.table.size &&
+      overlay.isAllOfOverlay
 
   def add(address: Int, slot: Int): Unit = {
     addresses(used) = address
@@ -53,7 +52,6 @@ private[statestore] final class FamilyChanges(overlays: Overlay, val overlay: Ov
     used += 1
     if (slot < 0) inserts += 1
     if (op(used - 1) == Delete) deletes += 1
-    if (overlay.table.pages.base(address) == null) inHeap = false
   }
 
   /**

@@ -34,8 +34,8 @@ private[statestore] final class FamilyState(
       if ((overlay.pages.flags(own) & OpMask) == Delete) {
         null
       } else {
-        overlay.handOut(own)
-        overlay.value(own, ref)
+        overlay.show(own)
+        written.value(own, ref)
         valueRow(ref)
       }
     } else {
@@ -139,7 +139,7 @@ private[statestore] final class FamilyState(
   }
 
   private def ownRows(address: Int): Iterator[UnsafeRow] = {
-    val list = overlay.listOf(address)
+    val list = written.listOf(address)
     if (list == null) rowsOf(overlay.pages, address) else list.rows(list.length, valueCodec)
   }
 
@@ -190,8 +190,8 @@ private[statestore] final class FamilyState(
    */
   private final class OwnRecords(addresses: Array[Int]) {
     // Not asked for where there is nothing: it keeps all records from being overwritten.
-    val pages: RecordPages = if (addresses.isEmpty) null else overlay.pages.frozen
-    private val lists = if (family.multiValues) addresses.map(overlay.listOf) else null
+    val pages: RecordPages = if (addresses.isEmpty) null else overlay.showAll()
+    private val lists = if (family.multiValues) addresses.map(written.listOf(_)) else null
     private val lengths =
       if (lists == null) null else lists.map(list => if (list == null) 0 else list.length)
     private var next = 0

@@ -19,8 +19,9 @@ import org.apache.spark.unsafe.Platform
  * The uncommitted writes of one store handle, over all its column families.
  *
  * Within the overlay a record is replaced by appending a new one, so rows handed out stay valid;
- * it is overwritten in place only when nobody was shown it. The list of a key of a multi-value
- * family is beside its record and grows in place: who reads it remembers its length. When the heap
+ * it is overwritten in place only when it is newer than all that a reader was shown. The list of a
+ * key of a multi-value family is beside its record and grows in place: who reads it remembers its
+ * length. When the heap
  * bytes pass the overlay's share of `budgetBytes`, what lists have on the heap moves to a
  * memory-mapped scratch file (unlinked at once: no file outlives the process) and the records move,
  * sorted, to a run in another one, while the index stays on the heap; reads find both as before,
@@ -39,13 +40,12 @@ private[statestore] final class Overlay(
 
   val pages = new RecordPages
   private val families = mutable.LinkedHashMap.empty[Int, OverlayFamily]
-  private val externals = mutable.ArrayBuffer.empty[ValueBuffer]
-  private var externalBytes = 0L
+  private var listBytes = 0L // on the heap
   private val runs = mutable.ArrayBuffer.empty[Run]
   // Keeps lists and runs mapped: rows handed out point into them.
   private val mappings = mutable.ArrayBuffer.empty[MappedByteBuffer]
   private var lastFamily: OverlayFamily = _ // that `familyOf` returned
-  private var pristine = true
+  private var shownUntil = 0L // a reader may have any record before this address
   private val smallestShare = math.min(budgetBytes, Overlay.SmallestShare)
   private var isCounted = false
   private var keptBytes = 0L // on the heap after the last spill
@@ -62,74 +62,32 @@ private[statestore] final class Overlay(
   def allFamilies: Iterable[OverlayFamily] = families.values
 
   def heapBytes: Long =
-    pages.heapBytes + externalBytes + families.valuesIterator.map(_.indexBytes).sum
+    pages.heapBytes + listBytes + families.valuesIterator.map(_.indexBytes).sum
 
   def numRuns: Int = runs.size
 
-  /** True while one family was written, no record was replaced and none was shown to a reader. */
-  def isPristine: Boolean = pristine && families.size == 1
+  /** A record is shown to a reader: neither it nor an older one is overwritten any more. */
+  def show(address: Int): Unit =
+    shownUntil = math.max(shownUntil, Integer.toUnsignedLong(address) + 1L)
 
-  /** A record was replaced by another one. */
-  def superseded(address: Int): Unit = {
-    pristine = false
-    val list = listOf(address)
-    if (list != null) {
-      externalBytes -= list.heapBytes
-      externals(indexOf(address)) = null // a scan that began before has it
-    }
+  /** The records as they are now, to be shown to a scan: none of them is overwritten any more. */
+  def showAll(): RecordPages = {
+    shownUntil = pages.end
+    pages.frozen
   }
 
-  /** A record is shown to a reader: it is not overwritten any more. */
-  def handOut(address: Int): Unit =
-    if (pages.base(address) != null) {
-      pristine = false
-      pages.setFlags(address, pages.flags(address) | HandedOut)
-    }
+  /** Whether no reader can have a record. Addresses grow, but for those behind a large record. */
+  def isMutable(address: Int): Boolean = Integer.toUnsignedLong(address) >= shownUntil
 
-  /** Whether nobody was shown a record, by `handOut` or by a scan. */
-  def isMutable(address: Int): Boolean =
-    pages.base(address) != null && (pages.flags(address) & HandedOut) == 0 &&
-      !pages.isFrozen(address)
-
-  /** The list that is a record's value, null where the bytes are in the record. */
-  def listOf(address: Int): ValueBuffer =
-    if ((pages.flags(address) & External) == 0) null else externals(indexOf(address))
-
-  private def indexOf(address: Int): Int =
-    Platform.getInt(pages.base(address), pages.valueOffset(address))
-
-  /** Adds a record whose value is `buffer`, which may go on growing. */
-  def appendExternal(
-      op: Int,
-      keyBase: AnyRef,
-      keyAt: Long,
-      keyLen: Int,
-      buffer: ValueBuffer): Int = {
-    externals += buffer
-    externalBytes += buffer.heapBytes
-    val index = Array[Int](externals.length - 1)
-    pages.append(op | External, keyBase, keyAt, keyLen, index, Platform.INT_ARRAY_OFFSET.toLong, 4)
-  }
-
-  /** A list has grown in place. */
-  def grewExternally(bytes: Int): Unit = {
-    externalBytes += bytes
-    afterWrite()
-  }
-
-  /** The value bytes of a record as it is now. */
-  def value(address: Int, ref: BytesRef): Unit = {
-    val list = listOf(address)
-    if (list != null) list.show(ref)
-    else ref.set(pages.base(address), pages.valueOffset(address), pages.valueLength(address))
-  }
+  /** Lists hold so many bytes more on the heap. */
+  def listsGrew(bytes: Int): Unit = listBytes += bytes
 
   def afterWrite(): Unit = {
     if (!isCounted) {
       isCounted = true
       Overlay.numWritten.incrementAndGet()
     }
-    val held = pages.heapBytes + externalBytes - keptBytes
+    val held = pages.heapBytes + listBytes - keptBytes
     if (held > smallestShare && held > budgetBytes / math.max(1, Overlay.numWritten.get)) spill()
   }
 
@@ -224,12 +182,13 @@ private[statestore] final class Overlay(
     }
     pages.dropHeapPages()
     families.valuesIterator.foreach(_.spilled())
+    shownUntil = pages.end // what is on disk stays as it is
     keptBytes = pages.heapBytes
   }
 
   /** Moves what lists have on the heap; the records that name them move as all do. */
   private def spillLists(): Unit = {
-    val lists = externals.filter(list => list != null && list.unspilledBytes > 0)
+    val lists = families.valuesIterator.flatMap(_.currentLists).filter(_.unspilledBytes > 0).toSeq
     var from = 0
     while (from < lists.length) {
       var bytes = 0L
@@ -243,7 +202,7 @@ private[statestore] final class Overlay(
       var at = MemoryUtil.getByteBufferAddress(mapped)
       lists.slice(from, until).foreach { list =>
         val length = list.unspilledBytes
-        externalBytes -= list.heapBytes
+        listBytes -= list.heapBytes
         list.spillTo(at)
         at += length
       }

@@ -2,8 +2,11 @@ package io.statestore.view
 
 import java.util.Arrays
 
+import scala.collection.mutable
+
 import io.statestore.keygroup.KeyGroupFunction
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.unsafe.Platform
 
 /**
  * The part of an overlay that belongs to one column family.
@@ -27,10 +30,17 @@ private[statestore] final class OverlayFamily(
   private var used = 0
   private var replaced = false
 
+  // Of a multi-value family: a record that is no delete has a place in it as its value. Null where
+  // the record was replaced.
+  private val lists = mutable.ArrayBuffer.empty[ValueBuffer]
+
   def isEmpty: Boolean = table.isEmpty
 
   def indexBytes: Long = table.indexBytes + 8L * addresses.length +
     (if (sorted == null) 0L else sorted.indexBytes)
+
+  /** True while the overlay's pages have the records of `table` and no other, all on the heap. */
+  def isAllOfOverlay: Boolean = !replaced && overlay.numRuns == 0 && overlay.allFamilies.size == 1
 
   /** Upper bound of the records on the heap. */
   def maxHeapRecords: Int = used
@@ -84,17 +94,38 @@ private[statestore] final class OverlayFamily(
     val slot = table.find(key.base, key.at, key.length, hash)
     val old = if (slot < 0) 0 else table.addressAt(slot)
     if (op == Merge && old != 0 && (pages.flags(old) & OpMask) != Delete) {
-      val list = overlay.listOf(old)
+      val list = listOf(old)
       val before = list.heapBytes
       values.foreach(list.append)
-      overlay.grewExternally(list.heapBytes - before)
+      overlay.listsGrew(list.heapBytes - before)
+      overlay.afterWrite()
     } else {
       val list = new ValueBuffer
       values.foreach(list.append)
+      overlay.listsGrew(list.heapBytes)
+      lists += list
+      val place = Array[Int](lists.length - 1)
       val newOp = if (op == Merge && old == 0) Merge else Put
-      store(row, slot, hash, overlay.appendExternal(newOp, key.base, key.at, key.length, list))
+      store(row, slot, hash, pages.append(
+        newOp, key.base, key.at, key.length, place, Platform.INT_ARRAY_OFFSET.toLong, 4))
     }
   }
+
+  /** The list that is a record's value, null where the bytes are in the record. */
+  def listOf(address: Int): ValueBuffer = if (hasList(address)) lists(placeOf(address)) else null
+
+  def currentLists: Iterator[ValueBuffer] = lists.iterator.filter(_ != null)
+
+  /** The value bytes of a record as it is now. */
+  def value(address: Int, ref: BytesRef): Unit =
+    if (hasList(address)) lists(placeOf(address)).show(ref)
+    else ref.set(pages.base(address), pages.valueOffset(address), pages.valueLength(address))
+
+  private def hasList(address: Int): Boolean =
+    family.multiValues && (pages.flags(address) & OpMask) != Delete
+
+  private def placeOf(address: Int): Int =
+    Platform.getInt(pages.base(address), pages.valueOffset(address))
 
   /** The record of a key has a new address. */
   def moved(old: Int, address: Int): Unit = {
@@ -115,7 +146,10 @@ private[statestore] final class OverlayFamily(
     } else {
       val old = table.addressAt(slot)
       if (pages.base(old) != null) replaced = true
-      overlay.superseded(old)
+      if (hasList(old)) {
+        overlay.listsGrew(-listOf(old).heapBytes)
+        lists(placeOf(old)) = null // a scan that began before has it
+      }
       table.replace(slot, address)
       if (sorted != null) sorted.replace(address)
     }

@@ -30,10 +30,6 @@ private[statestore] final class RecordPages {
   private val freePages = new java.util.ArrayDeque[Integer]()
   private var heapBytesHeld = 0L
   private var liveBytesHeld = 0L
-  // What there was when `frozen` was asked for last.
-  private var frozenPages = 0
-  private var frozenTail = -1
-  private var frozenEnd = 0
 
   /** Bytes of the heap pages held. */
   def heapBytes: Long = heapBytesHeld
@@ -45,6 +41,11 @@ private[statestore] final class RecordPages {
 
   /** First unit behind the records of a page. */
   def endOfPage(page: Int): Int = ends(page)
+
+  /** First unit behind the records of the last page; where no space is used again, of all pages. */
+  def end: Long =
+    if (numPages == 0) 0L
+    else ((numPages - 1L) << PageShift) + math.min(ends(numPages - 1), PageUnits)
 
   @inline def base(address: Int): AnyRef = bases(address >>> PageShift)
 
@@ -133,24 +134,15 @@ private[statestore] final class RecordPages {
 
   /**
    * The records as they are now, for reading: what is added later does not show, and a spill takes
-   * nothing away. Whoever overwrites values leaves those alone that `isFrozen`.
+   * nothing away. Values that are overwritten do show.
    */
   def frozen: RecordPages = {
-    frozenPages = numPages
-    frozenTail = tail
-    frozenEnd = if (tail < 0) 0 else ends(tail)
     val copy = new RecordPages
     copy.bases = bases
     copy.starts = starts
     copy.ends = ends
     copy.numPages = numPages
     copy
-  }
-
-  /** Whether a record was there when `frozen` was asked for last. */
-  def isFrozen(address: Int): Boolean = {
-    val page = address >>> PageShift
-    page < frozenPages && (page != frozenTail || (address & UnitMask) < frozenEnd)
   }
 
   /**
@@ -280,14 +272,8 @@ private[statestore] object RecordPages {
   val Merge: Int = 2 << 28
   val OpMask: Int = 3 << 28
 
-  /** In an overlay: the value is a list outside of the page, and its index inside. */
-  val External: Int = 1 << 30
-
-  /**
-   * In the committed view: not part of the current version. In an overlay: handed out to a reader.
-   */
+  /** In the committed view: not part of the current version. */
   val Dead: Int = 1 << 31
-  val HandedOut: Int = 1 << 31
 
   @inline def padded(length: Int): Int = (length + 7) & ~7
 

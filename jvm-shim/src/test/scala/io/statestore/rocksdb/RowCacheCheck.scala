@@ -147,7 +147,7 @@ object RowCacheCheck {
       val slots = new Array[Int](RecordBlock.Capacity)
       var change: FamilyChanges = null
       overlay.visitSorted { block =>
-        if (change == null) change = new FamilyChanges(overlay, block.family)
+        if (change == null) change = new FamilyChanges(block.family)
         committed.findSlots(overlay.pages, block.addresses, block.length, slots)
         (0 until block.length).foreach { i =>
           val address = block.addresses(i)
@@ -158,7 +158,7 @@ object RowCacheCheck {
               val (key, value) = (new BytesRef, new BytesRef)
               val pages = overlay.pages
               key.set(pages.base(address), pages.keyOffset(address), pages.keyLength(address))
-              overlay.value(address, value)
+              block.family.value(address, value)
               change.putTogether(committed, key, value)
             }
           }

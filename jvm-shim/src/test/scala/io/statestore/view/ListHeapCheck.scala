@@ -12,7 +12,8 @@ import org.apache.spark.sql.types.{BinaryType, LongType, StructType}
 /**
  * Appends rows to a list, one by one, while state is read in several ways; prints what the heap
  * holds of the writes, what the overlay counts of it, and the bytes of the rows. With a budget, it
- * prints the most that was held.
+ * prints the most that was held. With `values`, a row of a map is put anew each time, in place of
+ * the list that grows.
  */
 object ListHeapCheck {
   private val valueSchema = new StructType().add("v", BinaryType)
@@ -53,6 +54,12 @@ object ListHeapCheck {
     def readOther(): Unit = lists.values(other).foreach(_ => ())
 
     def readOwn(): Unit = lists.values(key).foreach(_ => ())
+
+    def put(number: Int): Unit = maps.put(key, row(number))
+
+    def readOtherOfMap(): Unit = maps.get(other)
+
+    def readOwnOfMap(): Unit = maps.get(key)
 
     def scanMap(): Unit = maps.iterator().foreach(_ => ())
 
@@ -96,8 +103,28 @@ object ListHeapCheck {
     "listsScannedEachTime" -> appended(nothing, _.scanLists()),
     "expired" -> expired)
 
+  private def putAnew(each: Store => Unit): Long = {
+    val store = new Store(1L << 40)
+    (1 to numRows).foreach { number =>
+      each(store)
+      store.put(number)
+    }
+    require(store.maps.get(store.key) == row(numRows), "differs")
+    store.overlay.heapBytes
+  }
+
+  private val readers = Seq[(String, Store => Unit)](
+    "nothingRead" -> nothing,
+    "olderRowRead" -> (_.readOtherOfMap()),
+    "rowRead" -> (_.readOwnOfMap()),
+    "mapScanned" -> (_.scanMap()))
+
   def main(args: Array[String]): Unit = if (args(0) == "budget") {
     spill(args(1).toLong)
+  } else if (args(0) == "values") {
+    readers.foreach { case (name, each) =>
+      println(s"$name counted=${putAnew(each)} payload=${numRows * rowBytes}")
+    }
   } else {
     cases.foreach { case (name, write) =>
       heldBy(write) // loads classes

@@ -18,8 +18,8 @@ import org.rocksdb.{FlushOptions, Options, RocksDB}
 
 /**
  * Random operations on a view against a model of sorted maps: puts, removes, merges, scans that
- * stay open and rows that are kept across writes, commits, aborts, roll-backs, spilling and
- * compaction. Run with `heap` or `rocksdb`, a seed and a number of batches; exits non-zero at the
+ * stay open and rows that are kept across writes, commits, aborts, roll-backs, spilling, compaction
+ * and views that begin empty. Run with `heap` or `rocksdb`, a seed and a number of batches; exits non-zero at the
  * first difference.
  */
 object ViewModelCheck {
@@ -65,7 +65,8 @@ object ViewModelCheck {
   private final class ViewModelCheck(seed: Long, isInRocksDB: Boolean) {
     private val random = new Random(seed)
     private val keyGroups = new KeyGroups(64)
-    private var model: Model = families.map(_.name -> Map.empty[Seq[Any], Vector[String]]).toMap
+    private val noRows: Model = families.map(_.name -> Map.empty[Seq[Any], Vector[String]]).toMap
+    private var model = noRows
     private var previous: Model = _
     private val models = mutable.HashMap.empty[Long, Model]
     private val directories = mutable.ArrayBuffer.empty[File]
@@ -73,12 +74,13 @@ object ViewModelCheck {
     private var rollBacks = 0
     private var spills = 0
     private var rows = 0L
+    private var adopted = 0
     private val keyOf = families.map(f => f.name -> projection(f.spec.keySchema)).toMap
     private val toValue = projection(valueSchema)
-    private val view = newView()
+    private var view = newView()
 
     def counts: String = s"rollBacks=$rollBacks spilledRuns=$spills rowsWritten=$rows " +
-      s"commits=$commits directories=${directories.size}"
+      s"commits=$commits directories=${directories.size} adopted=$adopted"
 
     /** In RocksDB: with a cache of few rows, so that most reads go behind it. */
     private def newView(): CommittedView = {
@@ -159,6 +161,13 @@ object ViewModelCheck {
       deleteDirectories()
       // Some batches read nothing but what they write.
       val isRead = !isInRocksDB || random.nextBoolean()
+      val isFirst = random.nextInt(8) == 0
+      if (isFirst) {
+        view.retire()
+        view = newView()
+        model = noRows
+        previous = null
+      }
       if (previous != null && random.nextInt(4) == 0) {
         view.rollBack()
         model = previous
@@ -180,20 +189,27 @@ object ViewModelCheck {
       val open = mutable.ArrayBuffer.empty[(Iterator[Entry], Seq[Entry])]
       val openLists = mutable.ArrayBuffer.empty[(Iterator[String], Vector[String])]
       val kept = mutable.ArrayBuffer.empty[(UnsafeRow, String)]
-      val onlyLists = random.nextInt(4) == 0
-      val written = if (random.nextBoolean()) lists else rangedLists
+      // The records of a batch that writes a family without rows, and no other, may be taken over.
+      val onlyFamily = isFirst && random.nextInt(3) > 0
+      val onlyLists = !onlyFamily && random.nextInt(4) == 0
+      val written =
+        if (onlyFamily) families(random.nextInt(2))
+        else if (random.nextBoolean()) lists
+        else rangedLists
       // Few enough that a view of RocksDB stays open, in about half of the batches.
-      val steps = random.nextInt(if (isInRocksDB && random.nextBoolean()) 20 else 400)
+      val areFew = onlyFamily || isInRocksDB && random.nextBoolean()
+      val steps = random.nextInt(if (areFew) 20 else 400)
       (0 until steps).foreach { _ =>
         val family =
-          if (onlyLists) written else families(random.nextInt(families.size))
+          if (onlyFamily || onlyLists) written else families(random.nextInt(families.size))
         val state = states(family.name)
         val key = randomKey(family)
         val row = keyRow(family, key)
         val rowsOfFamily = next(family.name)
         // Where lists are what is written, most of it is appended while scans are open.
         val isAppend = onlyLists && random.nextInt(3) > 0
-        (if (isAppend) 2 else random.nextInt(10)) match {
+        val isPut = onlyFamily && random.nextInt(8) > 0
+        (if (isAppend) 2 else if (isPut) 3 + random.nextInt(7) else random.nextInt(10)) match {
           case 0 | 1 =>
             state.remove(row)
             next = next.updated(family.name, rowsOfFamily - key)
@@ -263,7 +279,7 @@ object ViewModelCheck {
       val slots = new Array[Int](RecordBlock.Capacity)
       overlay.visitSorted { block =>
         val family = block.family
-        val change = changes.getOrElseUpdate(family.family.id, new FamilyChanges(overlay, family))
+        val change = changes.getOrElseUpdate(family.family.id, new FamilyChanges(family))
         val below = view.family(family.family.name)
         below.findSlots(overlay.pages, block.addresses, block.length, slots)
         (0 until block.length).foreach { i =>
@@ -290,7 +306,7 @@ object ViewModelCheck {
               val (key, value) = (new BytesRef, new BytesRef)
               val pages = overlay.pages
               key.set(pages.base(address), pages.keyOffset(address), pages.keyLength(address))
-              overlay.value(address, value)
+              family.value(address, value)
               change.putTogether(below, key, value)
             }
           }
@@ -299,6 +315,9 @@ object ViewModelCheck {
       val id = view.version.number + 1
       val version = ViewVersion(id, s"c$number", s"l$number", rescalable = true)
       models(id) = next
+      adopted += changes.values.count { change =>
+        model(change.overlay.family.name).isEmpty && change.isAdoptable
+      }
       view.advance(new ViewAdvance(version, families, changes.values.toSeq))
       commits += 1
       previous = model
