@@ -1,7 +1,5 @@
 package io.statestore.rocksdb
 
-import java.util.Arrays
-
 import scala.collection.mutable
 
 import io.statestore.view._
@@ -30,19 +28,15 @@ private[statestore] final class RocksDBView(
     stored: Seq[ColumnFamily],
     private var rows: Option[NumRows],
     partition: Int,
-    private var filter: Int,
+    filter: Int,
     blockCacheBytes: Long,
     rowCacheBytes: Long)
     extends CommittedView {
   import RocksDBView._
 
   private val settings = ReaderSettings.of(blockCacheBytes)
-  private var reader: VersionReader = if (path == null) null else new VersionReader(path, settings)
-  private val recent = new RecentRows // since the reader's version
-  private var numRecent = 0 // commits that they are of
-  private var isReaderBehind = false // by more than the recent rows
-  @volatile private var numIdle = 0 // times that the last handle went; cursors end with it
-  private var wasRead = false // RocksDB, at this version
+  // Shows this version; null where the engine is to be asked.
+  @volatile private var opened: OpenView = openAt(path, filter)
   private var before: Before = _ // the version before
   private val byName = mutable.LinkedHashMap.empty[String, Family]
   stored.foreach(add)
@@ -59,8 +53,7 @@ private[statestore] final class RocksDBView(
     current = before.version
     rows = Some(before.rows)
     before = null
-    leaveReader()
-    wasRead = false
+    leave()
   }
 
   override def becomeAttempt(checkpointId: String): Unit =
@@ -75,7 +68,8 @@ private[statestore] final class RocksDBView(
   override def numInternalKeys: Long = counts.internal
 
   override def heapBytes: Long =
-    synchronized(byName.valuesIterator.map(_.cache.heapBytes).sum + recent.heapBytes)
+    synchronized(byName.valuesIterator.map(_.cache.heapBytes).sum +
+      (if (opened == null) 0L else opened.heapBytes))
 
   override def advance(to: ViewAdvance): Unit = synchronized {
     before = new Before(current, byName.values.toSeq, counts)
@@ -88,71 +82,52 @@ private[statestore] final class RocksDBView(
     val names = to.families.map(_.name).toSet
     byName.keys.filterNot(names).toList.foreach(byName.remove(_).foreach(_.cache.close()))
     current = to.version
-    val stays = !isReaderBehind && numRecent < mostRecent &&
-      recent.takeIn(to.changes, RecentRows.maxBytes(RowCache.share(rowCacheBytes)))
-    if (stays) {
-      numRecent += 1
-    } else {
-      leaveReader()
-      if (wasRead) reading()
+    val wasRead = opened != null && opened.wasRead
+    val limit = RecentRows.maxBytes(RowCache.share(rowCacheBytes))
+    if (opened != null && !opened.follow(to.changes, limit)) {
+      leave()
+      if (wasRead) openView()
     }
-    wasRead = false
   }
 
   override protected def idle(): Unit = {
-    numIdle += 1
-    if (reader != null) reader.closeIterators()
+    val view = opened
+    if (view != null) view.endCursors()
   }
 
   override protected def close(): Unit = synchronized {
-    closeReader()
+    if (opened != null) opened.close()
+    opened = openAt(null, 0) // who asks for metrics may come later
     byName.valuesIterator.foreach(_.cache.close())
   }
 
   private def counts: NumRows = synchronized {
     if (rows.isEmpty) {
       val internal = byName.valuesIterator.map(_.family).filter(_.internal).map(_.id).toSet
-      val asked = wasRead // by the query: what it reads it is likely to read again
-      rows = Some(Option(reading()).fold(NumRows(0L, 0L))(_.count(isOwn, internal)))
-      wasRead = asked
+      rows = Some(openView().count(internal))
     }
     rows.get
   }
 
   private def add(family: ColumnFamily): Unit = byName(family.name) = new Family(family)
 
-  private def isOwn(keyGroup: Int): Boolean = filter == 0 || keyGroup % filter == partition
-
-  private def closeReader(): Unit = {
-    if (reader != null) reader.close()
-    reader = null
-    recent.clear()
-    numRecent = 0
-  }
-
-  /**
-   * Commits that a reader stays for: it keeps files on the disk that the engine's database no
-   * longer needs. Not as many for all stores, which would be left in one batch.
-   */
-  private def mostRecent: Int = MostRecent + partition % MostRecent
-
   /** Whoever reads next asks the engine for this version. */
-  private def leaveReader(): Unit = {
-    closeReader()
-    isReaderBehind = current.number > 0L // version 0 has no rows and no directory
+  private def leave(): Unit = {
+    if (opened != null) opened.close()
+    // Version 0 has no rows and no directory.
+    opened = if (current.number > 0L) null else openAt(null, 0)
   }
 
-  /** RocksDB, at this version but for the recent rows; null where it has none. */
-  private def reading(): VersionReader = {
-    if (isReaderBehind) {
+  private def openView(): OpenView = {
+    if (opened == null) {
       val (directory, filterNow) = viewOf(current)
-      reader = new VersionReader(directory, settings)
-      filter = filterNow
-      isReaderBehind = false
+      opened = openAt(directory, filterNow)
     }
-    wasRead = reader != null
-    reader
+    opened
   }
+
+  private def openAt(directory: String, filter: Int): OpenView = new OpenView(
+    if (directory == null) null else new VersionReader(directory, settings), partition, filter)
 
   private final class Before(
       val version: ViewVersion,
@@ -182,21 +157,9 @@ private[statestore] final class RocksDBView(
         keyLen: Int,
         hash: Int,
         into: BytesRef): Boolean = {
-      val key = encode(family.id, keyBase, keyAt, keyLen)
-      val isThere = recent.find(key, into) match {
-        case RowCache.Unknown => readStored(key, into)
-        case answer => answer == RowCache.Found
-      }
+      val isThere = openView().get(encode(family.id, keyBase, keyAt, keyLen), into)
       if (isThere) cache.put(keyBase, keyAt, keyLen, hash, into)
       else cache.putAbsent(keyBase, keyAt, keyLen, hash)
-      isThere
-    }
-
-    private def readStored(key: Array[Byte], into: BytesRef): Boolean = {
-      val rocksDB = reading()
-      val value = if (rocksDB == null) null else rocksDB.get(key)
-      val isThere = value != null && isOwn(shortAt(value))
-      if (isThere) into.set(value, Start + KeyGroupBytes, value.length - KeyGroupBytes)
       isThere
     }
 
@@ -224,77 +187,8 @@ private[statestore] final class RocksDBView(
     override def range(from: Array[Byte], until: Array[Byte]): CommittedCursor =
       RocksDBView.this.synchronized {
         val start = if (from == null) Array.emptyByteArray else from
-        val first = encode(family.id, start, Start, start.length)
-        val rocksDB = reading()
-        val stored = if (rocksDB == null) null else rocksDB.rowsFrom(first)
-        new RowCursor(stored, recent.rowsFrom(first), family.id, until)
+        openView().rowsFrom(encode(family.id, start, Start, start.length), family.id, until)
       }
-  }
-
-  /** Merges the rows of RocksDB and the recent ones, which stand in their place. */
-  private final class RowCursor(
-      stored: VersionReader#RowIterator,
-      written: RecentRows#RowIterator,
-      familyId: Int,
-      until: Array[Byte])
-      extends CommittedCursor {
-    private val openedAt = numIdle
-    // Each stands at a row that was not shown yet, or is at its end.
-    private var hasStored = stored != null
-    private var hasWritten = true
-    private var isStoredShown = true
-    private var isWrittenShown = true
-
-    override def advance(): Boolean = {
-      while ((hasStored || hasWritten) && openedAt == numIdle) {
-        if (hasStored && isStoredShown) advanceStored()
-        if (hasWritten && isWrittenShown) hasWritten = written.advance() && isWithin(written.key)
-        val order =
-          if (!hasWritten) -1
-          else if (!hasStored) 1
-          else Arrays.compareUnsigned(stored.key, written.key)
-        isStoredShown = order <= 0
-        isWrittenShown = order >= 0
-        if (hasWritten && isWrittenShown) {
-          if (!written.isDeleted) {
-            show(written.key, written.value, 0)
-            return true
-          }
-        } else if (hasStored) {
-          show(stored.key, stored.value, KeyGroupBytes)
-          return true
-        }
-      }
-      false
-    }
-
-    override def close(): Unit = if (stored != null) stored.close()
-
-    /** Goes to the next row that is the store's. */
-    private def advanceStored(): Unit = {
-      hasStored = stored.advance()
-      while (hasStored && isWithin(stored.key) && !isOwn(shortAt(stored.value))) {
-        hasStored = stored.advance()
-      }
-      if (hasStored && !isWithin(stored.key)) {
-        stored.close()
-        hasStored = false
-      }
-    }
-
-    private def show(bytes: Array[Byte], found: Array[Byte], skipped: Int): Unit = {
-      key.set(bytes, Start + FamilyBytes, bytes.length - FamilyBytes)
-      value.set(found, Start + skipped, found.length - skipped)
-    }
-
-    private def isWithin(bytes: Array[Byte]): Boolean = shortAt(bytes) == familyId &&
-      (until == null || RecordOrder.compareKeys(
-        bytes,
-        Start + FamilyBytes,
-        bytes.length - FamilyBytes,
-        until,
-        Start,
-        until.length) < 0)
   }
 }
 
@@ -311,7 +205,6 @@ private[statestore] final case class NumRows(rows: Long, internal: Long) {
 private object RocksDBView {
   val FamilyBytes = 2
   val KeyGroupBytes = 2
-  val MostRecent = 64
 
   def Start: Long = Platform.BYTE_ARRAY_OFFSET.toLong
 
