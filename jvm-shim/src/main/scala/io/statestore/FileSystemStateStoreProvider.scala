@@ -1,6 +1,6 @@
 package io.statestore
 
-import io.statestore.provider.{HeapViewLoader, StoreContext, ViewLoader, ViewStateStoreProvider}
+import io.statestore.provider.{PagedViewLoader, StoreContext, ViewLoader, ViewStateStoreProvider}
 
 /**
  * The filesystem backend: state on the worker's heap, a delta per commit and snapshots in the
@@ -8,5 +8,5 @@ import io.statestore.provider.{HeapViewLoader, StoreContext, ViewLoader, ViewSta
  */
 class FileSystemStateStoreProvider extends ViewStateStoreProvider("filesystem") {
   override private[statestore] def newLoader(context: StoreContext): ViewLoader =
-    new HeapViewLoader(context)
+    new PagedViewLoader(context)
 }

@@ -1,7 +1,7 @@
 package io.statestore
 
 import io.statestore.engine.CheckpointMemory
-import io.statestore.provider.{HeapViewLoader, StoreContext, ViewLoader, ViewStateStoreProvider}
+import io.statestore.provider.{PagedViewLoader, StoreContext, ViewLoader, ViewStateStoreProvider}
 
 /**
  * The heap backend: state on the worker's heap, checkpoints in the memory of the driver, gone with
@@ -12,5 +12,5 @@ class HeapStateStoreProvider extends ViewStateStoreProvider("heap") {
   CheckpointMemory.offer()
 
   override private[statestore] def newLoader(context: StoreContext): ViewLoader =
-    new HeapViewLoader(context)
+    new PagedViewLoader(context)
 }

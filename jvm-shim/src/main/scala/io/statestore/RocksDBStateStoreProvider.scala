@@ -1,90 +1,12 @@
 package io.statestore
 
-import java.util.concurrent.atomic.AtomicLong
-
-import com.fasterxml.jackson.databind.node.ObjectNode
-import io.statestore.provider.{HandleCounters, StoreContext, ViewLoader, ViewStateStoreProvider}
-import io.statestore.rocksdb.{NumRows, RocksDBView}
-import io.statestore.view.{ColumnFamily, CommittedView, ViewVersion}
+import io.statestore.provider.{RocksDBViewLoader, StoreContext, ViewLoader, ViewStateStoreProvider}
 
 /**
  * The rocksdb backend: state in RocksDB on the worker's local disk, an SST per commit on a
  * filesystem. Set it as `spark.sql.streaming.stateStore.providerClass`.
  */
 class RocksDBStateStoreProvider extends ViewStateStoreProvider("rocksdb") {
-  override private[statestore] def newLoader(context: StoreContext): ViewLoader = {
-    new ViewLoader(context) {
-      private[this] val calls = new AtomicLong()
-
-      override def takeCalls(): Long = calls.getAndSet(0L)
-
-      override def empty(version: Long, maxParallelism: Int): CommittedView = view(
-        ViewVersion(version, null, null, rescalable = true),
-        maxParallelism,
-        null,
-        Seq(context.defaultFamily),
-        Some(NumRows(0L, 0L)),
-        0)
-
-      override protected def build(
-          version: ViewVersion,
-          families: Seq[ColumnFamily],
-          reply: ObjectNode,
-          counters: HandleCounters): CommittedView = view(
-        version,
-        reply.get("max_parallelism").asInt,
-        viewOf(version, reply),
-        if (families.exists(_.name == context.defaultFamily.name)) families
-        else families :+ context.defaultFamily,
-        rowsOf(reply),
-        filterOf(reply))
-
-      private def rowsOf(reply: ObjectNode): Option[NumRows] =
-        Option.when(!reply.get("num_keys").isNull && !reply.get("num_internal_keys").isNull)(
-          NumRows(reply.get("num_keys").asLong, reply.get("num_internal_keys").asLong))
-
-      /** N where only rows of this state partition of N are the store's, else 0. */
-      private def filterOf(reply: ObjectNode): Int =
-        if (reply.get("key_group_filter").asBoolean) reply.get("num_partitions").asInt else 0
-
-      private def askForView(version: ViewVersion): (String, Int) = {
-        val request = context.request("view")
-        request.putObject("version")
-          .put("version", version.number)
-          .put("checkpoint_id", version.checkpointId)
-          .put("lineage", version.lineage)
-        request.put("checkpoint_format", context.checkpointFormat)
-        val reply = context.call(request)
-        calls.incrementAndGet()
-        (viewOf(version, reply), filterOf(reply))
-      }
-
-      /** Directory of a version's view, null for version 0 only, which has none. */
-      private def viewOf(version: ViewVersion, reply: ObjectNode): String = {
-        val path = Option(reply.get("view")).filterNot(_.isNull).map(_.asText).orNull
-        if (path == null && version.number > 0L) {
-          throw new IllegalStateException(s"the engine kept no view of version ${version.number}")
-        }
-        path
-      }
-
-      private def view(
-          version: ViewVersion,
-          maxParallelism: Int,
-          path: String,
-          families: Seq[ColumnFamily],
-          rows: Option[NumRows],
-          filter: Int) = new RocksDBView(
-        version,
-        maxParallelism,
-        path,
-        askForView,
-        families,
-        rows,
-        context.storeId.partitionId,
-        filter,
-        context.options.rocksdbBlockCacheBytes,
-        context.options.rocksdbRowCacheBytes)
-    }
-  }
+  override private[statestore] def newLoader(context: StoreContext): ViewLoader =
+    new RocksDBViewLoader(context)
 }

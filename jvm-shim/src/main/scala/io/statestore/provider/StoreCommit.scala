@@ -21,7 +21,7 @@ import io.statestore.view._
  */
 private[statestore] final class StoreCommit(
     context: StoreContext,
-    view: CommittedView,
+    view: WorkingView,
     overlay: Overlay,
     families: Seq[ColumnFamily],
     counters: HandleCounters,
@@ -138,7 +138,7 @@ private[statestore] final class StoreCommit(
 
   /** Bytes of the row in the view that a put, which leaves the key, or a delete takes away. */
   private def replacedBytes(below: CommittedFamily, slot: Int, key: BytesRef, op: Int): Int = {
-    val value = below.asInstanceOf[ViewFamily].valueLength(slot)
+    val value = below.asInstanceOf[PagedFamily].valueLength(slot)
     value + (if (op == RecordPages.Delete) key.length else 0)
   }
 

@@ -26,7 +26,7 @@ import org.apache.spark.sql.types.StructType
 private[statestore] final class StoreHandle(
     val provider: ViewStateStoreProvider,
     context: StoreContext,
-    view: CommittedView,
+    view: WorkingView,
     counters: HandleCounters,
     loadedEmpty: Boolean,
     readOnly: Boolean)

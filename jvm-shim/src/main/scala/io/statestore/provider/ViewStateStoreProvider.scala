@@ -6,7 +6,7 @@ import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 import io.statestore.{Background, EngineUnavailableException, Resources, ShimErrors, ShimOptions}
 import io.statestore.engine.QueryRuns
-import io.statestore.view.{ColumnFamily, CommittedView, ViewAdvance}
+import io.statestore.view.{ColumnFamily, WorkingView, ViewAdvance}
 import org.apache.hadoop.conf.Configuration
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.execution.streaming.state._
@@ -38,7 +38,7 @@ abstract class ViewStateStoreProvider(backend: String)
   private var loader: ViewLoader = _
 
   private val lock = new Object
-  private var current: CommittedView = _
+  private var current: WorkingView = _
   private var appliedInMs = 0L
   private var lastRead: StoreHandle = _
   private var pending: ViewAdvance = _ // what `current` is still to be brought to
@@ -204,7 +204,7 @@ abstract class ViewStateStoreProvider(backend: String)
     lock.synchronized(registered += family.name -> family)
 
   /** Gives the cached view up: what it shows is no longer what storage holds. */
-  private[statestore] def forget(view: CommittedView): Unit =
+  private[statestore] def forget(view: WorkingView): Unit =
     lock.synchronized {
       if (view eq current) drop()
     }
@@ -220,7 +220,7 @@ abstract class ViewStateStoreProvider(backend: String)
 
   private[statestore] def lastSnapshotVersion: Long = snapshotVersion
 
-  private[statestore] def memoryUsedBytes(view: CommittedView): Long = lock.synchronized {
+  private[statestore] def memoryUsedBytes(view: WorkingView): Long = lock.synchronized {
     settle()
     view.heapBytes
   }
@@ -231,7 +231,7 @@ abstract class ViewStateStoreProvider(backend: String)
    * is time. Where other handles read the view it is left to them, and the next store loads its
    * own.
    */
-  private[statestore] def release(view: CommittedView, advance: Option[ViewAdvance]): Unit = {
+  private[statestore] def release(view: WorkingView, advance: Option[ViewAdvance]): Unit = {
     lock.synchronized {
       view.release()
       if (lastRead != null && !lastRead.isOpen) lastRead = null
@@ -299,7 +299,7 @@ abstract class ViewStateStoreProvider(backend: String)
   }
 
   private def newHandle(
-      view: CommittedView,
+      view: WorkingView,
       counters: HandleCounters,
       loadedEmpty: Boolean,
       readOnly: Boolean): StoreHandle = {
@@ -317,7 +317,7 @@ abstract class ViewStateStoreProvider(backend: String)
   private def acquire(
       version: Long,
       checkpointId: Option[String],
-      counters: HandleCounters): CommittedView = {
+      counters: HandleCounters): WorkingView = {
     settle()
     counters.add(StoreMetrics.ApplyMs, appliedInMs)
     appliedInMs = 0L

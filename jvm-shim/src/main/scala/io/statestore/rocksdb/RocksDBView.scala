@@ -31,7 +31,7 @@ private[statestore] final class RocksDBView(
     filter: Int,
     blockCacheBytes: Long,
     rowCacheBytes: Long)
-    extends CommittedView {
+    extends WorkingView {
   import RocksDBView._
 
   private val settings = ReaderSettings.of(blockCacheBytes)

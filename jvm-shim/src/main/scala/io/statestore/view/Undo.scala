@@ -5,7 +5,7 @@ import scala.collection.mutable
 /** What it takes to go back one version. */
 private[statestore] final class Undo(
     val version: ViewVersion,
-    val families: Seq[(String, ViewFamily)]) {
+    val families: Seq[(String, PagedFamily)]) {
   val entries = mutable.ArrayBuffer.empty[Undo.Entry]
   def bytes: Long = entries.map(_.bytes).sum
 }
@@ -20,14 +20,14 @@ private[statestore] object Undo {
   }
 
   /** The family was empty and took over the overlay's records. */
-  final class Adopted(family: ViewFamily) extends Entry {
+  final class Adopted(family: PagedFamily) extends Entry {
     override def rollBack(): Unit = family.clear()
     override def forget(): Unit = ()
     override def bytes: Long = 0L
   }
 
   /** At most `capacity` pairs of (record of the new version or 0, record of the old one or 0). */
-  final class Changed(family: ViewFamily, capacity: Int) extends Entry {
+  final class Changed(family: PagedFamily, capacity: Int) extends Entry {
     private val newer = new Array[Int](capacity)
     private val older = new Array[Int](capacity)
     private var used = 0

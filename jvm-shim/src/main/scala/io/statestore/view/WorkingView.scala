@@ -1,129 +1,96 @@
 package io.statestore.view
 
-import scala.collection.mutable
-
 /**
- * The rows of one store at one version, on the JVM heap. `advance` keeps an undo log of one
- * version, so that the version before can be served again after a failed batch without a load.
+ * The rows of one store at one version: a cache of durable state that can be dropped at any time
+ * and loaded again. `advance`, `rollBack` and `becomeAttempt` change it in place and are only
+ * allowed while no handle is open on it (`ViewStateStoreProvider` sees to it).
  */
-private[statestore] final class WorkingView(
-    private var current: ViewVersion,
-    val maxParallelism: Int)
-    extends CommittedView {
-  import RecordPages._
+private[statestore] trait WorkingView {
+  def version: ViewVersion
+  def maxParallelism: Int
 
-  private val byName = mutable.LinkedHashMap.empty[String, ViewFamily]
-  private var undo: Undo = _
+  /** The version `rollBack` would go to, or null. */
+  def previous: ViewVersion
 
-  override def version: ViewVersion = current
+  private var handles = 0
+  private var retired = false
 
-  override def previous: ViewVersion = if (undo == null) null else undo.version
+  /** Handles that may read the view or rows of it; guarded by the provider's lock. */
+  def openHandles: Int = handles
 
-  override def families: Iterable[ColumnFamily] = byName.values.map(_.family)
+  def open(): Unit = handles += 1
 
-  override def family(name: String): ViewFamily = byName.getOrElse(name, null)
-
-  def addFamily(family: ColumnFamily, expected: Int = 0): ViewFamily = {
-    val added = new ViewFamily(family, expected)
-    byName.put(family.name, added)
-    added
-  }
-
-  override def numRows: Long = byName.valuesIterator.map(_.table.size.toLong).sum
-
-  override def numInternalKeys: Long =
-    byName.valuesIterator.filter(_.family.internal).map(_.table.size.toLong).sum
-
-  override def heapBytes: Long =
-    byName.valuesIterator.map(_.heapBytes).sum + (if (undo == null) 0L else undo.bytes)
-
-  /** Goes over all rows and adds up the bytes of their keys and values. */
-  def countStateBytes(): Unit =
-    current = current.copy(stateBytes = byName.valuesIterator.map(_.stateBytes).sum)
-
-  override def advance(to: ViewAdvance): Unit = {
-    forget()
-    byName.valuesIterator.foreach(_.compactIfWasteful())
-    val log = new Undo(current, byName.toSeq)
-    undo = log
-    to.families.foreach { described =>
-      // A roll-back keeps the newer description, which has every schema of the older one.
-      byName.get(described.name).fold(addFamily(described)) { known =>
-        known.family = described
-        known
-      }
-    }
-    to.changes.foreach(change => apply(byName(change.overlay.family.name), change, log))
-    val names = to.families.map(_.name).toSet
-    byName.keys.filterNot(names).toList.foreach(byName.remove)
-    current = to.version
-  }
-
-  override def rollBack(): Unit = {
-    val log = undo
-    undo = null
-    current = log.version
-    byName.clear()
-    byName ++= log.families
-    log.entries.foreach(_.rollBack())
-  }
-
-  override def becomeAttempt(checkpointId: String): Unit =
-    current = current.copy(checkpointId = checkpointId)
-
-  /** Gives up the way back and the space it holds. */
-  private def forget(): Unit = if (undo != null) {
-    undo.entries.foreach(_.forget())
-    undo = null
-  }
-
-  private def apply(into: ViewFamily, change: FamilyChanges, log: Undo): Unit = {
-    if (into.table.isEmpty && change.isAdoptable) {
-      into.adopt(change.overlay)
-      log.entries += new Undo.Adopted(into)
-      return
-    }
-    val entry = new Undo.Changed(into, change.length)
-    log.entries += entry
-    val overlay = change.overlay.table.pages
-    val ref = new BytesRef
-    val slotsHold = into.table.hasRoomFor(change.numNew)
-    var i = 0
-    while (i < change.length) {
-      val from = change.address(i)
-      val base = overlay.base(from)
-      val keyAt = overlay.keyOffset(from)
-      val keyLen = overlay.keyLength(from)
-      val slot = if (slotsHold) change.slot(i) else findSlot(into, base, keyAt, keyLen)
-      change.value(i, ref)
-      change.op(i) match {
-        case Delete => entry.add(0, markDead(into, into.take(slot)))
-        case _ if slot < 0 =>
-          val added = into.pages.append(Put, base, keyAt, keyLen, ref.base, ref.at, ref.length)
-          into.add(RecordTable.hashKey(base, keyAt, keyLen), added)
-          entry.add(added, 0)
-        case op =>
-          val old = into.table.addressAt(slot)
-          val added =
-            if (op == Merge) {
-              into.appendedRecord(old, base, keyAt, keyLen, ref.base, ref.at, ref.length)
-            } else {
-              into.pages.append(Put, base, keyAt, keyLen, ref.base, ref.at, ref.length)
-            }
-          into.point(slot, added)
-          entry.add(added, markDead(into, old))
-      }
-      i += 1
+  def release(): Unit = {
+    handles -= 1
+    if (handles == 0) {
+      idle()
+      if (retired) close()
     }
   }
 
-  private def markDead(family: ViewFamily, address: Int): Int = {
-    family.pages.setFlags(address, Dead)
-    address
+  /** No further handle will be opened: what the view holds beside memory goes with the last one. */
+  def retire(): Unit = if (!retired) {
+    retired = true
+    if (handles == 0) close()
   }
 
-  private def findSlot(into: ViewFamily, base: AnyRef, at: Long, length: Int): Int =
-    into.table.find(base, at, length, RecordTable.hashKey(base, at, length))
+  /** The last handle is gone. */
+  protected def idle(): Unit = ()
+
+  protected def close(): Unit = ()
+
+  def families: Iterable[ColumnFamily]
+
+  /** The rows of a column family, or null. */
+  def family(name: String): CommittedFamily
+
+  /** Rows, those of internal column families included. */
+  def numRows: Long
+
+  def numInternalKeys: Long
+
+  /** Rows as `StateStoreMetrics.numKeys` counts them: without internal column families. */
+  def numKeys: Long = numRows - numInternalKeys
+
+  def heapBytes: Long
+
+  /** Makes the view the version that a commit made durable. */
+  def advance(to: ViewAdvance): Unit
+
+  /** Goes back to the version before the last `advance`. */
+  def rollBack(): Unit
+
+  /** Becomes the view of another attempt of its version, with the same rows. */
+  def becomeAttempt(checkpointId: String): Unit
+}
+
+/** The committed rows of one column family. Bytes it shows stay valid until the task ends. */
+private[statestore] trait CommittedFamily {
+
+  /** Shows the value of a key in `into`; false when it is not there. */
+  def get(keyBase: AnyRef, keyAt: Long, keyLen: Int, hash: Int, into: BytesRef): Boolean
+
+  /** Every row. */
+  def rows(): CommittedCursor
+
+  /** The rows in `[from, until)` by key, bounds encoded, null for open; of an ordered family. */
+  def range(from: Array[Byte], until: Array[Byte]): CommittedCursor
+
+  /**
+   * For each of `count` records of `other` a number in `found`: negative when its key is not there.
+   */
+  def findSlots(other: RecordPages, records: Array[Int], count: Int, found: Array[Int]): Unit
+}
+
+/** Walks committed rows; `key` and `value` are those of the row that `advance` went to. */
+private[statestore] abstract class CommittedCursor {
+  val key = new BytesRef
+  val value = new BytesRef
+
+  def advance(): Boolean
+
+  /** Gives up what the cursor holds beside memory; `advance` is not called again. */
+  def close(): Unit = ()
 }
 
 /**

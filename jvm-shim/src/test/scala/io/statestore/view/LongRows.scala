@@ -24,8 +24,8 @@ object LongRows {
   def row(number: Int): UnsafeRow = toRow(InternalRow(number.toLong)).copy()
 
   /** An empty view of a store with this family. */
-  def emptyView(): WorkingView = {
-    val view = new WorkingView(ViewVersion(0, null, null, rescalable = true), maxParallelism)
+  def emptyView(): PagedView = {
+    val view = new PagedView(ViewVersion(0, null, null, rescalable = true), maxParallelism)
     view.addFamily(family)
     view
   }

@@ -83,7 +83,7 @@ object ViewModelCheck {
       s"commits=$commits directories=${directories.size} adopted=$adopted"
 
     /** In RocksDB: with a cache of few rows, so that most reads go behind it. */
-    private def newView(): CommittedView = {
+    private def newView(): WorkingView = {
       val start = ViewVersion(0, null, null, rescalable = true)
       if (isInRocksDB) {
         new RocksDBView(
@@ -98,7 +98,7 @@ object ViewModelCheck {
           blockCacheBytes = 1L << 20,
           rowCacheBytes = 4L << 20)
       } else {
-        val view = new WorkingView(start, 64)
+        val view = new PagedView(start, 64)
         families.foreach(view.addFamily(_))
         view
       }
@@ -294,7 +294,7 @@ object ViewModelCheck {
           }
           last = order
           below match {
-            case heap: ViewFamily =>
+            case heap: PagedFamily =>
               same("slot", slots(i), heap.table.findSlot(overlay.pages, address))
             case _ =>
           }
@@ -335,7 +335,7 @@ object ViewModelCheck {
       val overlay = new Overlay(keyGroups, 1L << 30, () => scratchFile())
       val state = new FamilyState(family, view.family(family.name), overlay, () => null)
       view.family(family.name) match {
-        case heap: ViewFamily =>
+        case heap: PagedFamily =>
           checkIndex(heap, when)
           same(s"rows of ${family.name} $when", heap.table.size, model(family.name).size)
         case _ =>
@@ -347,7 +347,7 @@ object ViewModelCheck {
     }
 
     /** Every record is found by its key, where the index says, and no two records share a byte. */
-    private def checkIndex(family: ViewFamily, when: String): Unit = {
+    private def checkIndex(family: PagedFamily, when: String): Unit = {
       val all = family.table.liveAddresses.sortWith(Integer.compareUnsigned(_, _) < 0)
       all.foreach { address =>
         val slot = family.table.findRecord(address)

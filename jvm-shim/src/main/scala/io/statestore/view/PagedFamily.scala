@@ -2,8 +2,8 @@ package io.statestore.view
 
 import org.apache.spark.unsafe.Platform
 
-/** The committed rows of one column family, at the version of the view it belongs to. */
-private[statestore] final class ViewFamily(var family: ColumnFamily, expected: Int = 0)
+/** The rows of one column family of a `PagedView`, at its version. */
+private[statestore] final class PagedFamily(var family: ColumnFamily, expected: Int = 0)
     extends CommittedFamily {
   import RecordPages._
 

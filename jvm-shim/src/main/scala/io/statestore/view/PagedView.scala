@@ -1,0 +1,127 @@
+package io.statestore.view
+
+import scala.collection.mutable
+
+/**
+ * A working view in pages on the JVM's heap: of the heap and the filesystem backend. `advance` keeps an undo log of one
+ * version, so that the version before can be served again after a failed batch without a load.
+ */
+private[statestore] final class PagedView(
+    private var current: ViewVersion,
+    val maxParallelism: Int)
+    extends WorkingView {
+  import RecordPages._
+
+  private val byName = mutable.LinkedHashMap.empty[String, PagedFamily]
+  private var undo: Undo = _
+
+  override def version: ViewVersion = current
+
+  override def previous: ViewVersion = if (undo == null) null else undo.version
+
+  override def families: Iterable[ColumnFamily] = byName.values.map(_.family)
+
+  override def family(name: String): PagedFamily = byName.getOrElse(name, null)
+
+  def addFamily(family: ColumnFamily, expected: Int = 0): PagedFamily = {
+    val added = new PagedFamily(family, expected)
+    byName.put(family.name, added)
+    added
+  }
+
+  override def numRows: Long = byName.valuesIterator.map(_.table.size.toLong).sum
+
+  override def numInternalKeys: Long =
+    byName.valuesIterator.filter(_.family.internal).map(_.table.size.toLong).sum
+
+  override def heapBytes: Long =
+    byName.valuesIterator.map(_.heapBytes).sum + (if (undo == null) 0L else undo.bytes)
+
+  /** Goes over all rows and adds up the bytes of their keys and values. */
+  def countStateBytes(): Unit =
+    current = current.copy(stateBytes = byName.valuesIterator.map(_.stateBytes).sum)
+
+  override def advance(to: ViewAdvance): Unit = {
+    forget()
+    byName.valuesIterator.foreach(_.compactIfWasteful())
+    val log = new Undo(current, byName.toSeq)
+    undo = log
+    to.families.foreach { described =>
+      // A roll-back keeps the newer description, which has every schema of the older one.
+      byName.get(described.name).fold(addFamily(described)) { known =>
+        known.family = described
+        known
+      }
+    }
+    to.changes.foreach(change => apply(byName(change.overlay.family.name), change, log))
+    val names = to.families.map(_.name).toSet
+    byName.keys.filterNot(names).toList.foreach(byName.remove)
+    current = to.version
+  }
+
+  override def rollBack(): Unit = {
+    val log = undo
+    undo = null
+    current = log.version
+    byName.clear()
+    byName ++= log.families
+    log.entries.foreach(_.rollBack())
+  }
+
+  override def becomeAttempt(checkpointId: String): Unit =
+    current = current.copy(checkpointId = checkpointId)
+
+  /** Gives up the way back and the space it holds. */
+  private def forget(): Unit = if (undo != null) {
+    undo.entries.foreach(_.forget())
+    undo = null
+  }
+
+  private def apply(into: PagedFamily, change: FamilyChanges, log: Undo): Unit = {
+    if (into.table.isEmpty && change.isAdoptable) {
+      into.adopt(change.overlay)
+      log.entries += new Undo.Adopted(into)
+      return
+    }
+    val entry = new Undo.Changed(into, change.length)
+    log.entries += entry
+    val overlay = change.overlay.table.pages
+    val ref = new BytesRef
+    val slotsHold = into.table.hasRoomFor(change.numNew)
+    var i = 0
+    while (i < change.length) {
+      val from = change.address(i)
+      val base = overlay.base(from)
+      val keyAt = overlay.keyOffset(from)
+      val keyLen = overlay.keyLength(from)
+      val slot = if (slotsHold) change.slot(i) else findSlot(into, base, keyAt, keyLen)
+      change.value(i, ref)
+      change.op(i) match {
+        case Delete => entry.add(0, markDead(into, into.take(slot)))
+        case _ if slot < 0 =>
+          val added = into.pages.append(Put, base, keyAt, keyLen, ref.base, ref.at, ref.length)
+          into.add(RecordTable.hashKey(base, keyAt, keyLen), added)
+          entry.add(added, 0)
+        case op =>
+          val old = into.table.addressAt(slot)
+          val added =
+            if (op == Merge) {
+              into.appendedRecord(old, base, keyAt, keyLen, ref.base, ref.at, ref.length)
+            } else {
+              into.pages.append(Put, base, keyAt, keyLen, ref.base, ref.at, ref.length)
+            }
+          into.point(slot, added)
+          entry.add(added, markDead(into, old))
+      }
+      i += 1
+    }
+  }
+
+  private def markDead(family: PagedFamily, address: Int): Int = {
+    family.pages.setFlags(address, Dead)
+    address
+  }
+
+  private def findSlot(into: PagedFamily, base: AnyRef, at: Long, length: Int): Int =
+    into.table.find(base, at, length, RecordTable.hashKey(base, at, length))
+}
