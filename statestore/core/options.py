@@ -141,7 +141,7 @@ TABLE: tuple[Option, ...] = (
         "(1 + ratio) times the rows of the state.",
     ),
     Option(
-        "rocksdb.incremental", "rocksdb_incremental", "boolean", True, scope="engine",
+        "rocksdb.incremental", "rocksdb_incremental", "boolean", True, scope="both",
         doc="Whether a commit of the rocksdb backend makes only the rows of its batch durable. "
         "false writes the full state into every version's file.",
     ),
@@ -168,12 +168,12 @@ TABLE: tuple[Option, ...] = (
         doc="Block cache of an executor's RocksDB readers, all stores together.",
     ),
     Option(
-        "rocksdb.blockSizeKB", "rocksdb_block_size_kb", "int", 4, scope="engine",
+        "rocksdb.blockSizeKB", "rocksdb_block_size_kb", "int", 4, scope="both",
         unit="KiB", minimum=1, maximum=4096,
         doc="Size of the blocks in an SST.",
     ),
     Option(
-        "rocksdb.compression", "rocksdb_compression", "string", "lz4", scope="engine",
+        "rocksdb.compression", "rocksdb_compression", "string", "lz4", scope="both",
         choices=("none", "snappy", "lz4", "zstd"),
         doc="Compression of the blocks in an SST.",
     ),

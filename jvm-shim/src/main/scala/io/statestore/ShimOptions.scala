@@ -74,10 +74,10 @@ object ShimOptions {
     sqlConfs.keys.toSeq.sorted.foreach(checkKnown)
     val engine = Json.obj()
     val set = sqlConfs.map { case (key, value) => canonical(key) -> value }
-    val values = table.map { option =>
+    val values = table.flatMap { option =>
       val value = set.get(option.key).fold(option.default)(option.parse)
       if (option.forEngine) engine.set[JsonNode](option.field, value)
-      option.field -> value
+      Option.when(option.forShim)(option.field -> value)
     }.toMap
     ShimOptions(
       maxParallelism = values("max_parallelism").asInt,
@@ -155,6 +155,7 @@ object ShimOptions {
     val field: String = json.get("field").asText
     val default: JsonNode = json.get("default")
     val forEngine: Boolean = json.get("scope").asText != "shim"
+    val forShim: Boolean = json.get("scope").asText != "engine"
     private[this] val kind = json.get("type").asText
     private[this] val choices = json.get("choices").elements().asScala.map(_.asText).toSeq
     private[this] val minimum = bound("min")
