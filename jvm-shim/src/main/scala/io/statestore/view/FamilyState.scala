@@ -7,6 +7,22 @@ import org.apache.spark.sql.execution.streaming.state.{StateStoreIterator, Unsaf
  * One column family as a store handle sees it: the committed rows with the handle's own writes on
  * top. Rows it returns are fresh headers over bytes that stay until the task ends. Iterators show
  * the state at their creation, whatever is written while they are open.
+ *
+ * A call encodes the key into `codec` and looks it up in the overlay first. A put or a delete that
+ * it finds there is the answer. A merge is only the end of a list: its values follow those of the
+ * view. Where the overlay has no record of the key, the view answers.
+ *
+ * A scan takes three steps when it is created, and no write may come between them: it lists the
+ * overlay's records of the family, it asks for their pages (`Overlay.showAll`), and it notes how
+ * long each list is. From then on writes and spills may run between any two rows of the scan. What
+ * makes it see none of them:
+ *  - a write appends a record, or overwrites one that is newer than all that was shown; the scan
+ *    keeps to the addresses that it has, in the page table that it has;
+ *  - a list grows behind the length that was noted, and a spill leaves readers its old array;
+ *  - the view does not change while a handle is open on it.
+ * The same rules keep a single row whole that `get` returned, so the record is marked as shown
+ * before the row is made. `codec` and `ref` are those of the last call: two calls never overlap,
+ * and a scan has references of its own.
  */
 private[statestore] final class FamilyState(
     val family: ColumnFamily,
