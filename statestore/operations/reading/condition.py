@@ -235,14 +235,15 @@ class Condition:
             raise self._refused("it is empty")
         if "--" in unquoted or "/*" in unquoted:
             raise self._refused("it has a comment, which would hide a part of it")
-        # In brackets and on a line of its own, so that it cannot go on as something else.
-        statement, plain = (
-            self._parse(f"SELECT (\n{text}\n) FROM {_TABLE}")  # noqa: S608 (parsed, not run)
-            for text in (self._text, "1")
+        # In brackets and on a line of its own, so that it cannot go on as something else; and
+        # without them, which it could close and open again.
+        statement, bare, plain = (
+            self._parse(f"SELECT {text} FROM {_TABLE}")  # noqa: S608 (parsed, not run)
+            for text in (f"(\n{self._text}\n)", f"\n{self._text}\n", "1")
         )
         if statement.get("error_type") not in (None, "not implemented"):
             raise self._refused(statement["error_message"])
-        if statement["error"] or _around(statement) != _around(plain):
+        if statement["error"] or _around(statement) != _around(plain) or bare != statement:
             raise self._refused("it is not one expression")
         return statement
 
