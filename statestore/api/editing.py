@@ -41,7 +41,7 @@ class Editing(State):
     ) -> EditPlan:
         """Return what `edit_in_place` would do; arguments and errors as there.
 
-        A stream of rows is read for the plan and kept: `run` does what the plan says.
+        A stream or file of rows is read for the plan and kept: `run` does what the plan says.
         """
         how: dict[str, Any] = {
             "operator": operator,
@@ -104,8 +104,9 @@ class Editing(State):
         Raises:
             InUseError: A query, or another operation, is writing the checkpoint.
             InvalidArgumentError: A batch is planned but not committed (kind unfinished-batch); the
-                watermark would go back; there is nothing to edit; all rows would go and `all_rows`
-                is not given; or rows do not fit, or a key is there twice (kind duplicate-key).
+                watermark would go back; there is nothing to edit, or no row in `delete` or
+                `upsert`; all rows would go and `all_rows` is not given; or rows do not fit, or a
+                key is there twice (kind duplicate-key).
             IncompatibleError: Another provider wrote the checkpoint; or rows are not where their
                 keys belong (kind not-rescalable).
             NotFoundError: No row is there to delete (kind keys-not-found), and none is put; where

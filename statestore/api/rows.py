@@ -10,6 +10,7 @@ from statestore.core.errors import InvalidArgumentError
 from statestore.operations.plan import Report, no_report
 from statestore.operations.writing.captured import CapturedBatch
 from statestore.operations.writing.decide import decide_bootstrap
+from statestore.operations.writing.given import kept_files
 from statestore.spark.capture import CapturedQuery
 
 if TYPE_CHECKING:
@@ -30,10 +31,13 @@ def plan_write_savepoint(
     offsets: Sequence[str] | None = None,
     watermark_ms: int = 0,
 ) -> WritePlan:
-    """Return what `write_savepoint` would do; arguments and errors as there."""
+    """Return what `write_savepoint` would do; arguments and errors as there.
+
+    Files are read now, and `run` writes what was in them; a stream is read by `run`, once.
+    """
     how: dict[str, Any] = {
         "like": like,
-        "operators": operators,
+        "operators": kept_files(operators),
         "version": version,
         "change_schema": change_schema,
         "offsets": offsets,

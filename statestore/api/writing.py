@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from statestore.api.state import State
 from statestore.operations.plan import Report, no_report
 from statestore.operations.writing.decide import decide_edit, decide_rows
-from statestore.operations.writing.given import kept
+from statestore.operations.writing.given import kept, kept_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,6 +45,7 @@ class Writing(State, Generic[Written]):
         Functions are called with a table without rows, for the columns that they return.
         """
         how: dict[str, Any] = {"version": version, "change_schema": change_schema}
+        operators = kept_files(operators)
         with self._deciding("transform", destination, operators, makes=True, **how) as decided:
             return decided.plan.run_by(
                 lambda report: self.transform(destination, operators, **how, report=report)
@@ -106,7 +107,7 @@ class Writing(State, Generic[Written]):
     ) -> WritePlan:
         """Return what `edit` would do; arguments and errors as there.
 
-        A stream of rows is read for the plan and kept: `run` does what the plan says.
+        A stream or file of rows is read for the plan and kept: `run` does what the plan says.
         """
         how = {
             "operator": operator,
@@ -150,7 +151,8 @@ class Writing(State, Generic[Written]):
         Guarantee: as `transform`.
 
         Raises:
-            InvalidArgumentError: All rows would go and `all_rows` is not given; or as `transform`.
+            InvalidArgumentError: All rows would go and `all_rows` is not given; no row is in
+                `delete` or `upsert`; or as `transform`.
             NotFoundError: No row is there to delete (kind keys-not-found), and none is put; or as
                 `transform`.
             IncompatibleError, CorruptionError, FencedError, StorageError: As `transform`.

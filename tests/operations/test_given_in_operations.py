@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
+import statestore
 from statestore import Checkpoint, Savepoint
 from statestore.cli.commands import cli
 from statestore.codec.column_family import ColumnFamily
@@ -191,6 +192,83 @@ def test_rows_of_files_are_written(users: str, tmp_path: Path) -> None:
     found = savepoint.read(flatten=True)
     counts = dict(zip(found["key.user"].to_pylist(), found["value.count"].to_pylist(), strict=True))
     assert (counts["007"], counts["7"], counts[""], len(counts)) == (70, 1, None, 10)
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+def test_file_that_changes_after_the_plan_is_done_as_planned(
+    users: str, tmp_path: Path, form: str
+) -> None:
+    """Catches rows that go, or are put, by a file that nobody has seen the plan of."""
+    file = tmp_path / f"rows.{form}"
+
+    def write(**row: Any) -> None:
+        row = {name.replace("_", "."): value for name, value in row.items()}
+        if form == "csv":
+            file.write_text(
+                "\n".join(",".join(map(str, line)) for line in zip(*row.items(), strict=True))
+                + "\n"
+            )
+        elif form == "json":
+            file.write_text(json.dumps(row) + "\n")
+        else:
+            table = pa.table({name: [value] for name, value in row.items()})
+            pyarrow.parquet.write_table(table, file)
+
+    checkpoint = Checkpoint(users)
+    write(key_user="007")
+    delete = checkpoint.plan_edit_in_place(delete=file)
+    write(key_user="00123", value_count=70)
+    upsert = checkpoint.plan_edit_in_place(upsert=file)
+    edit = checkpoint.plan_edit(tmp_path / "edited", upsert=file)
+    wholly = statestore.plan_write_savepoint(
+        tmp_path / "written", like=checkpoint, operators={0: file}
+    )
+    write(key_other="7")
+    delete.run()
+    upsert.run()
+    edit.run()
+    wholly.run()
+
+    assert users_of(users) == sorted(
+        ["7", "00123", "123", "NA", "null", "", "2024-01-31 10:00", "1.0", "1"]
+    )
+    for path, of in [(users, Checkpoint), (tmp_path / "edited", Savepoint)]:
+        assert of(path).read(filter="user = '00123'")["value"].to_pylist() == [{"count": 70}]
+    assert Savepoint(tmp_path / "written").read(flatten=True).to_pylist() == [
+        {"partition_id": 0, "key.user": "00123", "value.count": 70}
+    ]
+
+
+def test_rows_that_are_none_are_refused(users: str, tmp_path: Path) -> None:
+    """Catches a stream that a call that failed has used up: again, it would put nothing."""
+    checkpoint = Checkpoint(users)
+    put = pa.table({"key.user": ["new"], "value.count": [1]})
+    spent = put.to_reader()
+    spent.read_all()
+    keys = pa.table({"key.user": ["7"]})
+    (tmp_path / "keys.csv").write_text("key.user\n")
+    given: list[dict[str, Any]] = [
+        {"upsert": spent},
+        {"upsert": put.slice(0, 0), "watermark_ms": 1},
+        {"delete": keys, "upsert": spent},
+        {"delete": keys.slice(0, 0), "upsert": put},
+        {"delete": tmp_path / "keys.csv", "upsert": put},
+    ]
+    for how in given:
+        with pytest.raises(InvalidArgumentError, match="no row is given"):
+            checkpoint.edit_in_place(**how)
+        how.pop("watermark_ms", None)
+        with pytest.raises(InvalidArgumentError, match="no row is given"):
+            checkpoint.plan_edit(tmp_path / "to", **how)
+    with pytest.raises(InvalidArgumentError, match="a stream of rows has no row"):
+        statestore.write_savepoint(tmp_path / "to", like=checkpoint, operators={0: spent})
+    assert checkpoint.newest_version == 1
+
+    none = statestore.write_savepoint(
+        tmp_path / "none", like=checkpoint, operators={0: put.slice(0, 0)}
+    )
+
+    assert none.read().num_rows == 0
 
 
 def test_list_goes_with_all_its_elements(tmp_path: Path) -> None:

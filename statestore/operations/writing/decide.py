@@ -26,6 +26,7 @@ from statestore.operations.writing.family_rows import FamilyRows
 from statestore.operations.writing.found import check_found, deleted_in_words, find_rows
 from statestore.operations.writing.given import read_given, rows_of
 from statestore.operations.writing.in_place import EditInPlace
+from statestore.operations.writing.row_files import RowsFile
 from statestore.operations.writing.savepoint_of_rows import SavepointOfRows
 from statestore.operations.writing.shape import find_shape, shapes_of
 
@@ -117,7 +118,7 @@ def _of_rows(
     for operator, name, given in _named(operators):
         shape, family = find_shape(shapes, operator, name)
         stored = _stored(found, shape, family) if makes else None
-        if isinstance(given, Path):
+        if isinstance(given, Path | RowsFile):
             given = read_given(
                 given, shape.name, family, has_values=True, merges_zeros=shape.merges_zeros
             )
@@ -247,10 +248,11 @@ def _edited(
     if isinstance(delete, str):
         where = partial(Condition, delete)
     elif delete is not None:
-        deleted = list(columns.keys(read(delete, has_values=False).to_batches()))
+        table = _some(read(delete, has_values=False), "delete")
+        deleted = list(columns.keys(table.to_batches()))
         num_given = len(pa.chunked_array(deleted, pa.binary()).unique())
     if upsert is not None:
-        table = read(upsert, has_values=True)
+        table = _some(read(upsert, has_values=True), "upsert")
         put = list(columns.keys(table.to_batches()))
         given = rows_of(table, None)
     rows = FamilyRows(
@@ -271,6 +273,19 @@ def _edited(
         )
     without = KeySet([*(deleted or ()), *put])
     return replace(rows, given=given, words="; ".join(words), without=without, keys=counted.keys)
+
+
+def _some(given: pa.Table, argument: str) -> pa.Table:
+    """Return rows or keys that are given, where there are any."""
+    if not given.num_rows:
+        raise InvalidArgumentError(
+            "no row is given",
+            argument=argument,
+            columns=", ".join(given.column_names),
+            to_fix="leave it out where none is meant; a stream that was read before is to be made "
+            "anew",
+        )
+    return given
 
 
 def _decided(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from statestore.io.local import is_disk_full
 from statestore.operations.database import open_database
 from statestore.operations.reading.names import paths_of
 from statestore.operations.writing.columns import SIDES, FamilyColumns, decide_family
-from statestore.operations.writing.row_files import read_rows_file
+from statestore.operations.writing.row_files import RowsFile
 
 if TYPE_CHECKING:
     from statestore.codec.column_family import ColumnFamily
@@ -54,7 +54,8 @@ class GivenRows(ABC):
             scratch_directory: Local directory for what does not fit memory.
 
         Raises:
-            InvalidArgumentError: The function returns no rows, or the SQL cannot be run.
+            InvalidArgumentError: The function returns no rows, the SQL cannot be run, or a stream
+                that is given has no row.
         """
 
 
@@ -104,10 +105,31 @@ def as_reader(given: Any) -> pa.RecordBatchReader:
 def kept(given: Any) -> Any:
     """Return what was given so that a plan and its run read the same: Arrow data as a table.
 
-    A stream is read here, since it is read once only. Anything else is returned as it is.
+    A stream is read here, since it is read once only; and a file, which may change. Anything else
+    is returned as it is.
+
+    Raises:
+        InvalidArgumentError: As `RowsFile`; or as `as_reader`.
     """
+    if isinstance(given, Path):
+        return RowsFile(given)
     is_stream = isinstance(given, pa.RecordBatchReader) or hasattr(given, "__arrow_c_stream__")
     return as_reader(given).read_all() if is_stream else given
+
+
+def kept_files(operators: Mapping[int, Any]) -> dict[Any, Any]:
+    """Return what is given for operators with its files as they are now: `kept` of paths alone.
+
+    Streams stay, which may be of more rows than memory holds.
+    """
+    return {
+        name: kept_files(given)
+        if isinstance(given, Mapping)
+        else kept(given)
+        if isinstance(given, Path)
+        else given
+        for name, given in operators.items()
+    }
 
 
 def read_given(
@@ -121,7 +143,8 @@ def read_given(
     """Read rows, or keys alone, that are given for a column family and held in memory.
 
     Args:
-        given: Arrow data, of whatever library; or the path of a file, as `read_rows_file` takes it.
+        given: Arrow data, of whatever library; or the path of a file, as `RowsFile` takes it; or
+            what `kept` returns of one of them.
         store: Name of the store.
         family: The column family.
         has_values: Whether values are given beside keys.
@@ -134,10 +157,8 @@ def read_given(
         InvalidArgumentError: It is no such data or file; the columns are not those of the column
             family; or a value is not of its type, or not without a loss.
     """
-    if isinstance(given, Path):
-        table = read_rows_file(given, family)
-    else:
-        table = as_reader(given).read_all()
+    given = kept(given)
+    table = given.read(family) if isinstance(given, RowsFile) else as_reader(given).read_all()
     decide_family(family, table.schema, change_schema=False, has_values=has_values)
     sides = SIDES if has_values else SIDES[:1]
     return FamilyColumns(store, family, merges_zeros).typed(table, sides)
@@ -158,7 +179,16 @@ class _Data(GivenRows):
     def batches(self, scratch_directory: str) -> Iterator[pa.RecordBatch]:
         del scratch_directory
         # Of a table as often as asked, of a stream once.
-        yield from as_reader(self.given)
+        num_rows = 0
+        for batch in as_reader(self.given):
+            num_rows += batch.num_rows
+            yield batch
+        if not num_rows and isinstance(self.given, pa.RecordBatchReader):
+            raise InvalidArgumentError(
+                "a stream of rows has no row: it may have been read before",
+                columns=", ".join(self.columns.names),
+                to_fix="make the stream anew; where no row is meant, give a table without rows",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,10 @@ Other intervals are in no file. An empty text is "" in CSV.
 
 from __future__ import annotations
 
+import io
 import json
 import re
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation, localcontext
 from pathlib import Path
@@ -77,29 +79,52 @@ class _MisfitError(ValueError):
         self.path = f"{name}{self.path}"
 
 
-def read_rows_file(path: Path, family: ColumnFamily) -> pa.Table:
-    """Read rows of a column family, or keys alone, from a file.
+class RowsFile:
+    """A file of rows as it was when this was made: its bytes are in memory.
+
+    So a plan and its run read the same, whatever becomes of the file.
 
     Args:
         path: A file whose name ends with .parquet, .csv, .json or .jsonl; with the columns that
             `FamilyColumns.encode` takes.
-        family: Whose types text is read by; Parquet has its own.
 
     Raises:
-        InvalidArgumentError: The file cannot be read, or is of another form; or a value is not of
-            its column's type: names file, row or line, column and value.
+        InvalidArgumentError: The file cannot be read, or is of another form.
     """
-    form = FORMS.get(path.suffix)
-    if form is None:
-        raise InvalidArgumentError(
-            "a file of rows is of a form that is not known",
-            file=str(path),
-            known=", ".join(FORMS),
-            to_fix="name it by what it is",
-        )
-    kinds = {"key": key_type(family), "value": value_type(family)}
+
+    def __init__(self, path: Path) -> None:
+        form = FORMS.get(path.suffix)
+        if form is None:
+            raise InvalidArgumentError(
+                "a file of rows is of a form that is not known",
+                file=str(path),
+                known=", ".join(FORMS),
+                to_fix="name it by what it is",
+            )
+        self.path = path
+        self._form = form
+        with _named_errors(path):
+            self._data = path.read_bytes()
+
+    def read(self, family: ColumnFamily) -> pa.Table:
+        """Read rows of a column family, or keys alone.
+
+        Args:
+            family: Whose types text is read by; Parquet has its own.
+
+        Raises:
+            InvalidArgumentError: The file is not of its form; or a value is not of its column's
+                type: names file, row or line, column and value.
+        """
+        kinds = {"key": key_type(family), "value": value_type(family)}
+        with _named_errors(self.path):
+            return self._form(self._data, self.path, kinds)
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
     try:
-        return form(path, kinds)
+        yield
     except (OSError, UnicodeError, pa.ArrowException) as error:
         raise InvalidArgumentError(
             "a file of rows cannot be read",
@@ -109,11 +134,11 @@ def read_rows_file(path: Path, family: ColumnFamily) -> pa.Table:
         ) from error
 
 
-def _read_parquet(path: Path, kinds: dict[str, SparkType]) -> pa.Table:
-    del kinds
+def _read_parquet(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table:
+    del path, kinds
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(pa.BufferReader(data)) as file:
         leaves = [file.schema.column(number) for number in range(len(file.schema))]
         instants = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
         table = file.read()
@@ -132,11 +157,11 @@ def _in_utc(kind: Any, path: str, instants: set[str]) -> Any:
     return kind
 
 
-def _read_csv(path: Path, kinds: dict[str, SparkType]) -> pa.Table:
+def _read_csv(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table:
     import pyarrow.csv as csv
 
     parsed = csv.ParseOptions(newlines_in_values=True)
-    with csv.open_csv(path, parse_options=parsed) as file:
+    with csv.open_csv(io.BytesIO(data), parse_options=parsed) as file:
         names = file.schema.names
     as_text = csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()),
@@ -144,7 +169,7 @@ def _read_csv(path: Path, kinds: dict[str, SparkType]) -> pa.Table:
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
-    table = csv.read_csv(path, parse_options=parsed, convert_options=as_text)
+    table = csv.read_csv(io.BytesIO(data), parse_options=parsed, convert_options=as_text)
     columns = []
     for name, column in zip(names, table.columns, strict=True):
         kind = _type_at(name, kinds)
@@ -177,9 +202,9 @@ def _of_cell(text: str | None, kind: SparkType) -> Any:
     return _value(_parsed(text) if kind.kind in _NESTED else text, kind)
 
 
-def _read_json(path: Path, kinds: dict[str, SparkType]) -> pa.Table:
+def _read_json(data: bytes, path: Path, kinds: dict[str, SparkType]) -> pa.Table:
     columns: dict[str, list[Any]] = {}
-    for line, row in _lines(path):
+    for line, row in _lines(data, path):
         columns = columns or {name: [] for name in row}
         if row.keys() != columns.keys():
             raise InvalidArgumentError(
@@ -205,8 +230,8 @@ def _read_json(path: Path, kinds: dict[str, SparkType]) -> pa.Table:
     )
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open(encoding="utf-8-sig") as file:
+def _lines(data: bytes, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -448,10 +473,10 @@ _OF_KIND: dict[str, Callable[[Any, SparkType], Any]] = {
     "void": _nothing,
 }
 
-FORMS: dict[str, Callable[[Path, dict[str, SparkType]], pa.Table]] = {
+FORMS: dict[str, Callable[[bytes, Path, dict[str, SparkType]], pa.Table]] = {
     ".parquet": _read_parquet,
     ".csv": _read_csv,
     ".json": _read_json,
     ".jsonl": _read_json,
 }
-"""What reads a file, by how its name ends."""
+"""What reads the bytes of a file, by how its name ends; the path is for errors."""
