@@ -3,8 +3,9 @@ package io.statestore.view
 import scala.collection.mutable
 
 /**
- * A working view in pages on the JVM's heap: of the heap and the filesystem backend. `advance` keeps an undo log of one
- * version, so that the version before can be served again after a failed batch without a load.
+ * A working view in pages on the JVM's heap: of the heap and the filesystem backend. `advance`
+ * keeps an undo log of one version, so that the version before can be served again after a failed
+ * batch without a load.
  */
 private[statestore] final class PagedView(
     private var current: ViewVersion,

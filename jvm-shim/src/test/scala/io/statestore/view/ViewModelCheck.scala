@@ -19,8 +19,8 @@ import org.rocksdb.{FlushOptions, Options, RocksDB}
 /**
  * Random operations on a view against a model of sorted maps: puts, removes, merges, scans that
  * stay open and rows that are kept across writes, commits, aborts, roll-backs, spilling, compaction
- * and views that begin empty. Run with `heap` or `rocksdb`, a seed and a number of batches; exits non-zero at the
- * first difference.
+ * and views that begin empty. Run with `heap` or `rocksdb`, a seed and a number of batches; exits
+ * non-zero at the first difference.
  */
 object ViewModelCheck {
   private val valueSchema = new StructType().add("v", StringType)
