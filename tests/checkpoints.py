@@ -57,7 +57,7 @@ def encode_values(*rows):
 
 def write_checkpoint(
     root, versions, *, backend="filesystem", num_partitions=2, checkpoint_format=1,
-    max_parallelism=64, families=(DEFAULT, LISTS), compression="none",
+    max_parallelism=64, families=(DEFAULT, LISTS), compression="none", families_of=None,
 ):  # fmt: skip
     """Write a checkpoint of one operator and return its directory.
 
@@ -66,6 +66,8 @@ def write_checkpoint(
         versions: For each version what it changes: {family name: {key: value}}, where a key is
             (word, number), and a value (total, note), a list of those in a multi-value family, or
             None to delete the key.
+        families_of: Column families of a state partition, where they are not the same in all; no
+            row is of one that is not there.
     """
     options = StateStoreOptions(max_parallelism=max_parallelism, file_compression=compression)
     ids = []
@@ -79,8 +81,8 @@ def write_checkpoint(
         ) as store:
             for changes in versions:
                 batch = store.begin()
-                batch.column_families = families
-                for family in families:
+                batch.column_families = of_partition = (families_of or {}).get(partition, families)
+                for family in of_partition:
                     _stage(batch, family, changes.get(family.name, {}), partition, num_partitions)
                 batch.commit()
                 ids[-1].append(store.checkpoint_id)

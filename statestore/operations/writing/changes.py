@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.column_family import ColumnFamily
     from statestore.codec.merge import SortedRun
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.full_state import Work
@@ -64,11 +65,14 @@ class Changes:
         puts: Rows that it gets, each key once, in file order.
         before: Reads the rows that it has.
         is_gone: Tells which of them go, or get another value.
+        families: Column families of the store in all its state partitions, where rows are put: this
+            one may not have had a row of each yet. Empty where there are just those it knows.
     """
 
     puts: Sequence[pa.RecordBatch] = ()
     before: Iterable[pa.RecordBatch] = ()
     is_gone: IsGone | None = None
+    families: tuple[ColumnFamily, ...] = ()
 
 
 NO_CHANGES = Changes()
@@ -117,7 +121,8 @@ def _changes(
         return Changes((), laid_by, lambda batch: np.ones(batch.num_rows, bool))
     own = [pick(batch, _partitions(batch, shape) == partition) for batch in puts]
     own = [batch for batch in own if batch.num_rows]
-    return Changes(own, read_rows(checkpoint, head), Gone(rows, partition))
+    before, gone = read_rows(checkpoint, head), Gone(rows, partition)
+    return Changes(own, before, gone, shape.new.column_families)
 
 
 def _partitions(batch: pa.RecordBatch, shape: StoreShape) -> npt.NDArray[np.uint16]:
@@ -182,10 +187,9 @@ def write_changes(
         StorageError: The storage or the local disk failed.
     """
     of = head.trailer
+    families = changes.families or of.column_families
     with tempfile.TemporaryDirectory(prefix="change-", dir=work.scratch_directory) as own:
-        counted = _Counted(
-            of.num_partitions, [one.id for one in of.column_families if one.internal]
-        )
+        counted = _Counted(of.num_partitions, [one.id for one in families if one.internal])
         path = f"{own}/rows"
         with named_errors("write to the scratch directory", path):
             body_of = _write_rows(
@@ -208,7 +212,7 @@ def write_changes(
             max_parallelism=of.max_parallelism,
             num_partitions=of.num_partitions,
             rescalable=of.rescalable,
-            column_families=of.column_families,
+            column_families=families,
             backend=of.backend,
         )
         return publish_delta(
