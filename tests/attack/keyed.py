@@ -28,6 +28,8 @@ from pyspark.sql import functions as sf
 
 from statestore import Checkpoint, keyed
 from statestore.io.shim_jar import find_jar
+from tests.attack import keyed_bugs
+from tests.attack.keyed_bugs import BUGS
 from tests.keyed import kinds, model, program
 from tests.keyed.kinds import (
     MISFITS,
@@ -52,7 +54,7 @@ from tests.spark.application import start_application
 from tests.spark.harness import FILESYSTEM, ROCKSDB, ROCKSDB_BACKEND, Lane, Query
 
 # Workers cannot import the tests.
-for _module in (kinds, model, program):
+for _module in (kinds, model, program, keyed_bugs):
     cloudpickle.register_pickle_by_value(_module)
 
 KEYS = ("a", "bé", "c" * 40, "", None)
@@ -96,12 +98,12 @@ class Plan(NamedTuple):
     fails: set[int]
     key_columns: list[str]
 
-    def function(self, which: int, run: int, directory: Path) -> Program:
+    def function(self, which: int, run: int, directory: Path, bug: str | None = None) -> Program:
         make = FieldsProgram if self.has_fields else Program
         fails_at = {step: str(directory / f"failed-{step}") for step in self.fails}
         return make(
             self.states, self.calls, self.on_timers, self.time_mode, which, self.taken[run],
-            fails_at,
+            fails_at, BUGS.get(bug or ""),
         )  # fmt: skip
 
 
@@ -211,7 +213,9 @@ class DiffersError(AssertionError):
     """A program returned what the model did not."""
 
 
-def try_program(spark: SparkSession, plan: Plan, directory: Path, tried: Counter[str]) -> None:
+def try_program(
+    spark: SparkSession, plan: Plan, directory: Path, tried: Counter[str], bug: str | None = None
+) -> None:
     """Run a program and its model, and compare every batch.
 
     Raises:
@@ -222,7 +226,7 @@ def try_program(spark: SparkSession, plan: Plan, directory: Path, tried: Counter
     def build(session: SparkSession, streams: Mapping[str, DataFrame]) -> DataFrame:
         events = streams["events"].withColumn("ts", sf.timestamp_millis("at"))
         groups = events.withWatermark("ts", "0 seconds").groupBy(*plan.key_columns)
-        function = plan.function(0, current, directory)
+        function = plan.function(0, current, directory, bug)
         return keyed.process(groups, function, time_mode=plan.time_mode)
 
     by_event = plan.time_mode == "EventTime"
@@ -355,7 +359,13 @@ def _compare_stored(lane: Lane, plan: Plan, plain: model.Plain, tried: Counter[s
 
 
 def run(
-    seed: int, minutes: float, directory: str, *, first: int = 0, programs: int = 10**6
+    seed: int,
+    minutes: float,
+    directory: str,
+    *,
+    first: int = 0,
+    programs: int = 10**6,
+    bug: str | None = None,
 ) -> Counter[str]:
     """Try programs, and return what was tried and how often.
 
@@ -365,6 +375,7 @@ def run(
         directory: An empty one.
         first: Number of the first program.
         programs: How many, at most.
+        bug: One of BUGS, to be planted.
 
     Raises:
         DiffersError: A program returned what the model did not; it is named.
@@ -380,7 +391,7 @@ def run(
                 break
             plan = plan_of(Random(f"{seed}-{number}"))
             try:
-                try_program(spark, plan, root / str(number), tried)
+                try_program(spark, plan, root / str(number), tried, bug)
             except Exception as error:
                 error.add_note(f"--seed {seed} --program {number}, {plan.provider}")
                 raise
@@ -388,7 +399,8 @@ def run(
             tried[plan.provider.rpartition(".")[2]] += 1
             tried[f"time mode {plan.time_mode}"] += 1
             for state in plan.states:
-                tried[f"{state.what} state{'' if state.ttl is None else ' with TTL'}"] += 1
+                ttl = "" if state.ttl is None else f" with TTL {state.ttl.update_type}"
+                tried[f"{state.what} state{ttl}"] += 1
     finally:
         spark.stop()
     return tried
@@ -400,13 +412,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--program", type=int, help="this one alone")
+    parser.add_argument("--bug", choices=list(BUGS), help="plant it: the run has to find it")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="statestore-keyed-") as directory:
         only = {} if arguments.program is None else {"first": arguments.program, "programs": 1}
-        tried = run(arguments.seed, arguments.minutes, directory, **only)
+        try:
+            tried = run(arguments.seed, arguments.minutes, directory, bug=arguments.bug, **only)
+        except DiffersError as error:
+            if arguments.bug is None:
+                raise
+            sys.stdout.write(f"{arguments.bug}: found in {error.__notes__}: {error}\n"[:2000])
+            return 0
     for name, times in sorted(tried.items()):
         sys.stdout.write(f"{times:8,}  {name}\n")
-    return 0
+    return int(arguments.bug is not None)
 
 
 if __name__ == "__main__":

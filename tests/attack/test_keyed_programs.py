@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from .keyed import run
+from .keyed import DiffersError, run
+from .keyed_bugs import BUGS
 
 pytestmark = [
     pytest.mark.spark,
@@ -23,3 +24,13 @@ def test_programs_return_what_plain_dicts_do(tmp_path: Path) -> None:
     tried = run(seed=1, minutes=1, directory=str(tmp_path), programs=2)
 
     assert tried["program"] >= 1
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("bug", list(BUGS))
+def test_planted_bugs_are_found(tmp_path: Path, bug: str) -> None:
+    """Catches a lane that would miss state of another key, state that expires though it was read,
+    or a timer that fires though it was deleted.
+    """
+    with pytest.raises(DiffersError):
+        run(5, 1, str(tmp_path), first=2, programs=1, bug=bug)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pyspark import TaskContext
 
 from statestore import keyed
 from statestore.core.errors import InvalidArgumentError
@@ -93,6 +95,7 @@ class Program(keyed.KeyedProcessFunction):
         taken: Numbers of the states that it has now; it deletes the others.
         fails_at: Files, by step: before its last call the step fails on Spark, and makes its file;
             where that is there it does not.
+        plant: Plants a bug in a worker of Spark.
     """
 
     def __init__(
@@ -104,12 +107,16 @@ class Program(keyed.KeyedProcessFunction):
         which: int,
         taken: Collection[int],
         fails_at: dict[int, str],
+        plant: Callable[[], None] | None,
     ) -> None:
         self.states, self.calls, self.on_timers = states, calls, on_timers
         self.time_mode, self.which = time_mode, which
         self.taken, self.fails_at = taken, fails_at
+        self.plant = plant
 
     def open(self, runtime: Any) -> None:
+        if self.plant is not None and TaskContext.get() is not None:
+            self.plant()
         self.handles = {n: self.states[n].take(runtime, self.which) for n in self.taken}
         for number, state in enumerate(self.states):
             if number not in self.taken:
