@@ -161,7 +161,12 @@ class MadeCheckpoint:
         log_offset = 0
         if newest >= 0:
             _, metadata, source = offsets.read(newest).split("\n")
-            conf = json.loads(metadata)["conf"]
+            # Spark takes over what it knows, and no mark of an operation.
+            conf = {
+                key: value
+                for key, value in json.loads(metadata)["conf"].items()
+                if not key.startswith("statestore.")
+            }
             log_offset = json.loads(source)["logOffset"] + 1
             parents = json.loads(commits.read(newest).split("\n")[1]).get("stateUniqueIds", {})
         num_partitions = int(conf[NUM_PARTITIONS_KEY])

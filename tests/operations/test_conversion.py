@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from statestore import Checkpoint
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY
 from statestore.core.errors import (
     IncompatibleError,
@@ -16,6 +17,7 @@ from statestore.io.memory import MemoryFileIO
 from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.operations.new_directory import metadata_fields
 from statestore.operations.savepoint.conversion import plan_convert
+from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint
 from tests.operations.checkpoints import (
     AGGREGATION,
     GLOBAL_LIMIT,
@@ -155,6 +157,32 @@ def test_join_is_planned_whole_when_its_state_is_elsewhere(tmp_path, checkpoint_
         plan = plan_convert(checkpoint, place_of(tmp_path / "new"), "spark-rocksdb")
 
     assert [operator.num_partitions for operator in plan.operators] == [3, 3, 1]
+
+
+def test_plan_names_the_batches_that_no_sink_was_given(tmp_path):
+    """Catches a file sink whose log lacks batches, and a provider that does not close the gap."""
+    (tmp_path / "scratch").mkdir()
+    made = MadeCheckpoint(
+        str(tmp_path / "query"), tmp_path / "scratch", operators=OPERATORS[:1], num_partitions=4
+    )
+    made.run_batch({1: 1, 2: 2})
+    schema = tmp_path / "query/state/0/0/_metadata/schema"
+    schema.parent.mkdir(parents=True, exist_ok=True)
+    schema.write_text('{"type":"struct","fields":[{"name":"k","type":"long"}]}')
+    checkpoint = Checkpoint(made.path)
+
+    def plan(to):
+        with open_checkpoint(place_of(made.path)) as opened:
+            return plan_convert(opened, place_of(tmp_path / "new"), to)
+
+    assert plan("spark-rocksdb").unseen == ()
+    checkpoint.rescale(8)
+    checkpoint.edit_in_place(delete="k = 1")
+    assert plan("spark-rocksdb").unseen == (1, 2)
+    assert "no sink was given batch 1, 2" in plan("spark-hdfs").describe()
+    assert plan("spark-hdfs").fields()["unseen"] == [1, 2]
+    made.run_batch({3: 3})
+    assert plan("spark-rocksdb").unseen == ()
 
 
 @pytest.mark.parametrize(

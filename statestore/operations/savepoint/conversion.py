@@ -22,8 +22,10 @@ from statestore.core.errors import (
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS, TARGETS
 from statestore.core.text import format_table
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
+from statestore.operations.edit_log import read_mark
 from statestore.operations.new_directory import check_target, read_metadata
 from statestore.operations.plan import Change, Plan
+from statestore.operations.rescale_log import read_rescale_batch
 from statestore.operations.rows import find_states
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ class ConvertPlan(Plan[Any]):
         operators: What has state.
         is_begun: There is an unfinished conversion at `new`, which is done anew.
         state_bytes: Bytes of the state files that are read; None where only Spark can read them.
+        unseen: The newest batches, ascending, where an operation made them and no sink was given
+            them, and the target writes no entry of them into the log of Spark's file sink.
     """
 
     checkpoint: str
@@ -79,6 +83,7 @@ class ConvertPlan(Plan[Any]):
     operators: tuple[OperatorPlan, ...]
     is_begun: bool
     state_bytes: int | None
+    unseen: tuple[int, ...] = ()
 
     @property
     def size_bytes(self) -> int | None:
@@ -98,6 +103,11 @@ class ConvertPlan(Plan[Any]):
         ]
         if self.is_begun:
             lines.append("      deletes the unfinished conversion that is there")
+        if self.unseen:
+            lines.append(
+                f"sink  no sink was given batch {', '.join(map(str, self.unseen))}: where it is "
+                "Spark's file sink, run a batch of the query first (docs/convert.md)"
+            )
         rows = [
             [operator.info.id, operator.info.name, store.name, operator.num_partitions]
             for operator in self.operators
@@ -117,6 +127,7 @@ class ConvertPlan(Plan[Any]):
             "checkpoint_format": self.checkpoint_format,
             "is_begun": self.is_begun,
             "state_bytes": self.state_bytes,
+            "unseen": list(self.unseen),
             "stores": [
                 {
                     "operator": operator.info.id,
@@ -189,7 +200,23 @@ def plan_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> ConvertPlan
         operators,
         check_target(new, CONVERT, checkpoint.uri),
         _state_bytes(checkpoint, batch + 1),
+        _unseen(checkpoint, batch) if TARGETS[to] in SPARK_PROVIDERS.values() else (),
     )
+
+
+def _unseen(checkpoint: OpenCheckpoint, batch: int) -> tuple[int, ...]:
+    """Return the newest batches that an operation made, whose entries the shim has not written.
+
+    It writes them with the next batch that the query runs.
+    """
+    found: list[int] = []
+    while batch in checkpoint.planned_batches and (
+        read_rescale_batch(checkpoint, batch) is not None
+        or read_mark(checkpoint, batch) is not None
+    ):
+        found.insert(0, batch)
+        batch -= 1
+    return tuple(found)
 
 
 def _state_bytes(checkpoint: OpenCheckpoint, version: int) -> int | None:
