@@ -242,7 +242,8 @@ def forget(
     Exit status 0: no key was found in any operator or log, and all of them were searched. Exit
     status 1: one was found there, or something could not be searched; or no key has a row, in which
     case nothing is done and there is no certificate. An equal value that may be something else,
-    such as a small number under another name, is told as `maybe` and does not count.
+    such as a small number under another name, is told as `maybe`. It does not change the exit
+    status: somebody who knows the query has to judge it.
 
     Savepoints and branches keep the keys, and so do the query's input, its sink, and the local
     disks of executors: see docs/forget.md. --verify with --keys searches at any time.

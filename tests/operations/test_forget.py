@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,8 @@ def test_small_numbers_and_ones_are_told_apart_from_other_numbers(
     assert done.search is not None
     maybe = {hit.path for outcome in done.search.outcomes for hit in outcome.hits}
     assert maybe == {"value.value"}
+    judged = re.findall(r"forgotten, but for ([0-9]+) places? to be judged", done.describe())
+    assert sum(map(int, judged)) == sum(len(of.hits) for of in done.search.outcomes)
 
 
 def test_a_key_in_logs_of_the_query_is_found(tmp_path: Path) -> None:

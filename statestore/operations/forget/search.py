@@ -24,7 +24,7 @@ from statestore.codec.key_bytes import decode_keys
 from statestore.codec.rows import from_numpy, to_numpy
 from statestore.codec.sealed_file import map_file
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
-from statestore.core.text import format_bytes
+from statestore.core.text import format_bytes, format_count
 from statestore.operations.forget.files import files_of, files_of_operator, rows_of_file
 from statestore.operations.forget.needles import MIN_BYTES, Needles
 from statestore.operations.forget.values import Certainty, ValueSearch, key_columns
@@ -88,7 +88,9 @@ class Outcome:
     def describe(self) -> str:
         """Return it in words."""
         place = self.name if self.operator is None else f"operator {self.operator} ({self.name})"
-        lines = [f"{place}: {self.verdict}"]
+        maybe = sum(hit.certainty == "maybe" for hit in self.hits)
+        judged = f", but for {format_count(maybe, 'place')} to be judged" if maybe else ""
+        lines = [f"{place}: {self.verdict}{judged}"]
         lines += [f"  {hit.describe()}" for hit in self.hits[:_MOST_LINES]]
         if len(self.hits) > _MOST_LINES:
             lines.append(f"  and {len(self.hits) - _MOST_LINES} more")
