@@ -39,8 +39,8 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
         | {
             "plan": "`checkpoint`, `new`, `source`, `target`, `version`, `checkpoint_format`, "
             "`is_begun`, `state_bytes`, `unseen` (the newest batches, where an operation made them "
-            "and no sink was given them; only to Spark's providers), and `stores`: `operator`, `name`, "
-            "`store`, `num_partitions` of each",
+            "and no sink was given them; only to Spark's providers), and `stores`: `operator`, "
+            "`name`, `store`, `num_partitions` of each",
             "rows": "once done: `operator`, `store` and `rows` of each store",
         },
         (),
