@@ -46,6 +46,7 @@ class RuntimeContext:
         self._time_mode = time_mode
         self._variables: dict[str, Any] = {}
         self._given: dict[str, tuple[StateDescriptor, Any]] = {}
+        self._deleted: set[str] = set()
         self.flushes: list[Callable[[], None]] = []
 
     def begin(self) -> None:
@@ -81,9 +82,13 @@ class RuntimeContext:
         return self._give(descriptor, AggregatingState, "getValueState")
 
     def delete_state(self, name: str) -> None:
-        """Forget a state of all keys that the function had before, if there is one of the name."""
-        if self._handle is not None:
+        """Forget a state of all keys that the function had before, if there is one of the name.
+
+        A `Checkpointed` function is opened again for each key: its task has deleted it by then.
+        """
+        if self._handle is not None and name not in self._deleted:
             self._handle.deleteIfExists(name)
+            self._deleted.add(name)
 
     def _give(self, descriptor: StateDescriptor, kind: Callable[..., State], get: str) -> State:
         name = descriptor.name

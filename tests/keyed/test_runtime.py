@@ -43,6 +43,18 @@ def test_instances_of_a_function_have_handles_of_their_own() -> None:
     assert len(runtime.flushes) == 1
 
 
+def test_state_is_deleted_once_for_all_instances_of_a_function() -> None:
+    """Catches a state that is deleted again at the next key, when Spark takes that no longer."""
+    deleted: list[str] = []
+    runtime = RuntimeContext(SimpleNamespace(deleteIfExists=deleted.append), {}, "None")
+    runtime.delete_state("sum")
+
+    runtime.begin()
+    runtime.delete_state("sum")
+
+    assert deleted == ["sum"]
+
+
 @pytest.mark.parametrize(
     "other",
     [
