@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -237,6 +238,21 @@ def test_file_that_changes_after_the_plan_is_done_as_planned(
     assert Savepoint(tmp_path / "written").read(flatten=True).to_pylist() == [
         {"partition_id": 0, "key.user": "00123", "value.count": 70}
     ]
+
+
+def test_frame_that_changes_after_the_plan_is_done_as_planned(users: str) -> None:
+    """Catches a row that a program changed in place, in memory that Arrow shares with its frame."""
+    frame = pandas.DataFrame({"key.user": ["007"], "value.count": [70]})
+    counts = frame["value.count"].to_numpy()
+    counts.flags.writeable = True
+    plan = Checkpoint(users).plan_edit_in_place(upsert=frame)
+
+    counts[0] = 99
+    plan.run()
+
+    found = Checkpoint(users).read(filter="user = '007'")["value"].to_pylist()
+    assert frame["value.count"].to_list() == [99]
+    assert found == [{"count": 70}]
 
 
 def test_rows_that_are_none_are_refused(users: str, tmp_path: Path) -> None:

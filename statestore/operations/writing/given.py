@@ -105,16 +105,23 @@ def as_reader(given: Any) -> pa.RecordBatchReader:
 def kept(given: Any) -> Any:
     """Return what was given so that a plan and its run read the same: Arrow data as a table.
 
-    A stream is read here, since it is read once only; and a file, which may change. Anything else
-    is returned as it is.
+    A stream is read here, since it is read once only; a file, and data of another library, which
+    may change, are copied. Anything else is returned as it is.
 
     Raises:
         InvalidArgumentError: As `RowsFile`; or as `as_reader`.
     """
     if isinstance(given, Path):
         return RowsFile(given)
-    is_stream = isinstance(given, pa.RecordBatchReader) or hasattr(given, "__arrow_c_stream__")
-    return as_reader(given).read_all() if is_stream else given
+    if isinstance(given, pa.RecordBatchReader):
+        return given.read_all()
+    if isinstance(given, pa.Table) or not hasattr(given, "__arrow_c_stream__"):
+        return given
+    table = as_reader(given).read_all()
+    copy = pa.BufferOutputStream()
+    with pa.ipc.new_stream(copy, table.schema) as writer:
+        writer.write_table(table)
+    return pa.ipc.open_stream(copy.getvalue()).read_all()
 
 
 def kept_files(operators: Mapping[int, Any]) -> dict[Any, Any]:
@@ -122,14 +129,13 @@ def kept_files(operators: Mapping[int, Any]) -> dict[Any, Any]:
 
     Streams stay, which may be of more rows than memory holds.
     """
-    return {
-        name: kept_files(given)
-        if isinstance(given, Mapping)
-        else kept(given)
-        if isinstance(given, Path)
-        else given
-        for name, given in operators.items()
-    }
+
+    def of(given: Any) -> Any:
+        if isinstance(given, Mapping):
+            return kept_files(given)
+        return kept(given) if isinstance(given, Path) else given
+
+    return {name: of(given) for name, given in operators.items()}
 
 
 def read_given(
@@ -157,7 +163,8 @@ def read_given(
         InvalidArgumentError: It is no such data or file; the columns are not those of the column
             family; or a value is not of its type, or not without a loss.
     """
-    given = kept(given)
+    if isinstance(given, Path):
+        given = RowsFile(given)
     table = given.read(family) if isinstance(given, RowsFile) else as_reader(given).read_all()
     decide_family(family, table.schema, change_schema=False, has_values=has_values)
     sides = SIDES if has_values else SIDES[:1]
