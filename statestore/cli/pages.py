@@ -50,9 +50,9 @@ def report(
 ) -> None:
     """Write a page about a checkpoint: one HTML file that needs no network.
 
-    Its operators, the history of its versions, how rows, bytes and commit times are spread over the
-    state partitions and key groups, the heaviest keys, what is damaged, and what to do. Checkpoints
-    of Spark's own providers are taken as they are. Nothing is changed.
+    It shows the operators and the history of versions. It shows how rows, bytes and commit times
+    are spread over state partitions and key groups, and the heaviest keys. It says what is damaged,
+    and what to do. Checkpoints of Spark's own providers are taken as they are. Nothing is changed.
 
     \b
     Examples:
