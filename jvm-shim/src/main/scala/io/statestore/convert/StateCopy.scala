@@ -13,6 +13,7 @@ import org.apache.hadoop.fs.Path
 import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata
 import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.types.{BinaryType, StructType}
 import org.apache.spark.util.SerializableConfiguration
 
 /**
@@ -91,7 +92,7 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
       node.get("operator").asLong,
       node.get("partition").asInt,
       node.get("name").asText,
-      defaults.head,
+      defaults.headOption.getOrElse(StateCopy.noDefault),
       others,
       schemas.getOrElseUpdate(newest, readSchemas(files)),
       textOf(node.get("checkpoint_id")))
@@ -151,6 +152,17 @@ private object StateCopy {
     // It asks for the key of every put. A query that tracks counts when it loads such a version.
     "rocksdb.trackTotalNumberOfRows" -> "false"
   ).map { case (key, value) => Prefix + key -> value }
+
+  /**
+   * The column family `default` where the file of schemas has none: of `transformWithState` in
+   * Python. It has no row, and a query that starts takes its own schema for it.
+   */
+  val noDefault: CopiedFamily = {
+    val key = new StructType().add("key", BinaryType)
+    val value = new StructType().add("value", BinaryType)
+    CopiedFamily(
+      StateStore.DEFAULT_COL_FAMILY_NAME, key, NoPrefixKeyStateEncoderSpec(key), value, false)
+  }
 
   /** Messages of an error and its causes, without stack traces. */
   def reasonOf(error: Throwable): String =
