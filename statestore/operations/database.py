@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 from statestore.core.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _CONFIG: dict[str, Any] = {
     # Times without a zone are in UTC, whatever the machine's zone is.
@@ -13,6 +17,11 @@ _CONFIG: dict[str, Any] = {
     # Names of tables are never taken for variables of Python.
     "python_enable_replacements": False,
 }
+
+_OF_SESSION = frozenset(
+    ["user", "current_user", "session_user", "current_role", "current_schema", "current_catalog"]
+)
+"""Words without parentheses that DuckDB takes for a function, where no column has the name."""
 
 
 def open_database(directory: str | None = None, **settings: Any) -> Any:
@@ -47,3 +56,39 @@ def open_database(directory: str | None = None, **settings: Any) -> Any:
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
+
+
+def check_words(connection: Any, sql: str) -> None:
+    """Check that SQL of a user names columns where it seems to.
+
+    Args:
+        connection: As `open_database` returns it.
+        sql: Statements; what cannot be parsed is left to whoever runs it.
+
+    Raises:
+        InvalidArgumentError: A word by itself is the name of a function of DuckDB's: its value is
+            the same in every row.
+    """
+    ((text,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+    for node in expressions_of(json.loads(text)):
+        names = node.get("column_names", ())
+        if len(names) == 1 and names[0].lower() in _OF_SESSION:
+            raise InvalidArgumentError(
+                "a word of the SQL is not a column, but a function of the database",
+                sql=sql,
+                word=names[0],
+                to_fix=f"name the column by its path, such as key.{names[0]} or value.{names[0]}; "
+                "give one that the SQL makes another name",
+            )
+
+
+def expressions_of(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yield the expressions of DuckDB's tree of a statement, each before those in it."""
+    if isinstance(tree, dict):
+        if "class" in tree:
+            yield tree
+        for part in tree.values():
+            yield from expressions_of(part)
+    elif isinstance(tree, list):
+        for part in tree:
+            yield from expressions_of(part)

@@ -67,7 +67,12 @@ class _Field:
 
 
 def draw_condition(
-    rng: Generator, family: Family, rows: Any, *, only_keys: bool = False
+    rng: Generator,
+    family: Family,
+    rows: Any,
+    *,
+    only_keys: bool = False,
+    only_paths: bool = False,
 ) -> Condition:
     """Draw a condition over the rows of a family.
 
@@ -76,6 +81,7 @@ def draw_condition(
         family: Its columns are those of the condition.
         rows: The rows; most literals are values of theirs.
         only_keys: Whether only columns of the grouping key may be in it.
+        only_paths: Whether every column is named by its path: as DuckDB itself understands it.
     """
     keys = family.grouping if only_keys else family.keys
     fields = [_Field("key", column, number) for number, column in enumerate(keys)]
@@ -83,8 +89,8 @@ def draw_condition(
         fields += [_Field("value", column, number) for number, column in enumerate(family.values)]
     usable = [one for one in fields if one.column.type.sql is not None]
     every = _names([("key", keys), *([] if only_keys else [("value", family.values)])])
-    made = _Maker(rng, usable, every, rows, is_many=family.kind != "value")
-    if not usable or rng.random() < 0.08:
+    made = _Maker(rng, usable, every, rows, is_many=family.kind != "value", only_paths=only_paths)
+    if not usable or (not only_paths and rng.random() < 0.08):
         return made.none(fields)
     sql, test, expected = made.draw(int(rng.integers(0, 3)))
     return Condition(sql, lambda key, value: test(key, value) is True, expected)
@@ -107,13 +113,21 @@ def _names(sides: list[tuple[str, tuple[Column, ...]]]) -> list[str]:
 
 class _Maker:
     def __init__(
-        self, rng: Generator, fields: list[_Field], every: list[str], rows: Any, *, is_many: bool
+        self,
+        rng: Generator,
+        fields: list[_Field],
+        every: list[str],
+        rows: Any,
+        *,
+        is_many: bool,
+        only_paths: bool,
     ) -> None:
         self._rng = rng
         self._fields = fields
         self._every = every
         self._rows = rows
         self._is_many = is_many
+        self._only_paths = only_paths
 
     def none(self, fields: Sequence[_Field]) -> Condition:
         """Return what is no condition over the columns."""
@@ -185,7 +199,7 @@ class _Maker:
         name = field.column.name
         is_word = re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) is not None
         style = self._rng.random()
-        if style < 0.35 or field.column.within:
+        if style < 0.35 or field.column.within or self._only_paths:
             return self._path(field), "works"
         if style < 0.55:
             return (f"{field.side}.{name}", "works") if is_word else (self._path(field), "works")

@@ -104,9 +104,10 @@ def transform(world: World, rng: Generator) -> Step:
             }
             return {**state, family.name: rows}
     else:
-        condition = draw_condition(rng, family, world.current.state[family.name])
-        if condition.expected == "works" and "key." in condition.sql:
-            made = f"SELECT * FROM state WHERE {condition.sql}"  # as DuckDB itself understands it
+        rows = world.current.state[family.name]
+        condition = draw_condition(rng, family, rows, only_paths=True)
+        if condition.expected == "works":
+            made = f"SELECT * FROM state WHERE {condition.sql}"
             apply = lambda state: {**state, family.name: select(family, state, condition)}  # noqa: E731
     if isinstance(made, str) and rng.random() < 0.5:
         place = (

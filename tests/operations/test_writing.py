@@ -165,6 +165,16 @@ def test_state_larger_than_memory_is_sorted_on_the_disk(
     assert found["key.k"].equals(found["value.value"])
 
 
+@pytest.mark.parametrize("word", ["user", "CURRENT_USER", '"session_user"'])
+def test_sql_is_refused_when_a_word_falls_through_to_a_function(tmp_path: Path, word: str) -> None:
+    """Catches rows that are chosen by the name of the database's user."""
+    made = make(tmp_path)
+    sql = f"SELECT * FROM state WHERE {word} <> 'ann'"
+    with pytest.raises(InvalidArgumentError, match=r"not a column.*key\."):
+        Checkpoint(made.path).transform(tmp_path / "savepoint", {0: sql})
+    assert not (tmp_path / "savepoint").exists()
+
+
 def test_schema_of_values_changes_only_when_told_so(tmp_path: Path) -> None:
     """Catches another schema by a slip, and one that Spark's own file does not say."""
     made = make(tmp_path)

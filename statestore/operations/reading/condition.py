@@ -18,7 +18,7 @@ import pyarrow as pa
 from statestore.codec.byte_ranges import unpack
 from statestore.codec.rows import from_numpy
 from statestore.core.errors import InvalidArgumentError
-from statestore.operations.database import open_database
+from statestore.operations.database import expressions_of, open_database
 from statestore.operations.reading.names import ColumnPath, find_path, paths_of
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Condition:
         self._statement = self._parsed()
         self._bound: tuple[pa.Schema, _Bound] | None = None
         _check(self._expression, text)
-        if not any(node["class"] == "COLUMN_REF" for node in _nodes(self._expression)):
+        if not any(node["class"] == "COLUMN_REF" for node in expressions_of(self._expression)):
             raise InvalidArgumentError(
                 "no column occurs in a condition: it holds for all rows, or for none",
                 condition=text,
@@ -172,7 +172,7 @@ class Condition:
         bound = _Bound()
         copy = json.loads(json.dumps(self._statement))
         expression = copy["statements"][0]["node"]["select_list"][0]
-        for node in _nodes(expression):
+        for node in expressions_of(expression):
             if node["class"] == "COLUMN_REF":
                 path = find_path(known, node["column_names"], condition=self._text)
                 if path not in bound.paths:
@@ -191,7 +191,9 @@ class Condition:
     def _check_types(self, statement: Node, expression: Node) -> None:
         """Check that only what is alike is compared: DuckDB casts `shop` in `shop = 7`."""
         groups: list[tuple[Node | None, list[Node]]] = [(None, [expression])]
-        groups += [(node, compared) for node in _nodes(expression) for compared in _alike(node)]
+        groups += [
+            (node, compared) for node in expressions_of(expression) for compared in _alike(node)
+        ]
         parts = [part for _, group in groups for part in group]
         types = iter(map(str, self._database.sql(self._printed(statement, parts)).types))
         for node, group in groups:
@@ -295,18 +297,6 @@ def _column(number: int) -> str:
     return f"c{number}"
 
 
-def _nodes(tree: Any) -> Iterator[Node]:
-    """Yield the expressions of a tree, each before those in it."""
-    if isinstance(tree, dict):
-        if "class" in tree:
-            yield tree
-        for part in tree.values():
-            yield from _nodes(part)
-    elif isinstance(tree, list):
-        for part in tree:
-            yield from _nodes(part)
-
-
 def _without_locations(tree: Any) -> None:
     if isinstance(tree, dict):
         for name in ("query_location", "query_location_length"):
@@ -333,7 +323,7 @@ def _check(expression: Node, text: str) -> None:
     Raises:
         InvalidArgumentError: Something is.
     """
-    for node in _nodes(expression):
+    for node in expressions_of(expression):
         kind = node["class"]
         allowed = _ALLOWED.get(kind, set())
         if allowed is not None and node.get("type") not in allowed:

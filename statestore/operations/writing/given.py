@@ -15,7 +15,7 @@ import pyarrow as pa
 from statestore.codec.byte_ranges import fixed_width, unpack
 from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.io.local import is_disk_full
-from statestore.operations.database import open_database
+from statestore.operations.database import check_words, open_database
 from statestore.operations.reading.names import paths_of
 from statestore.operations.writing.columns import SIDES, FamilyColumns, decide_family
 from statestore.operations.writing.row_files import RowsFile
@@ -258,6 +258,7 @@ class _Sql(GivenRows):
             # A table of its own: SQL may look at its rows more than once.
             connection.register("given", pa.RecordBatchReader.from_batches(schema, batches))
             connection.table("given").create(TABLE)
+            check_words(connection, self.sql)
             return as_reader(connection.sql(self.sql))
         except duckdb.Error as error:
             raise self._refused(error, schema) from error
