@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from statestore.checkpoint.layout import lease_directory
+from statestore.checkpoint.layout import history_path, lease_directory
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, OffsetsEntry
 from statestore.io.local import LocalFileIO
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
@@ -23,11 +23,11 @@ def make(tmp_path, **arguments):
 
 
 def listing(path):
-    """Every file and its bytes."""
+    """Every file and its bytes, but for the history, which nothing takes back."""
     return {
         str(file.relative_to(path)): file.read_bytes()
         for file in Path(path).rglob("*")
-        if file.is_file()
+        if file.is_file() and file != Path(history_path(str(path)))
     }
 
 

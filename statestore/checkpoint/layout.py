@@ -1,6 +1,7 @@
 """Every path of a checkpoint; nothing else builds or takes apart a file name.
 
 <root>/../statestore.json                  placement: where else state is kept
+<root>/../statestore-history.jsonl         history: which operations changed the checkpoint
 <root>/../statestore-leases/               leases: who writes into the checkpoint now
   query-<id>.json                              an executor of a running query
   operation-<id>.json                          an operation
@@ -45,6 +46,7 @@ OWNER_NAME = "checkpoint.json"
 LeaseKind = Literal["query", "operation"]
 _PLACEMENT_NAME = "statestore.json"
 _LEASES_NAME = "statestore-leases"
+_HISTORY_NAME = "statestore-history.jsonl"
 _PLACEHOLDER_NAME = ".statestore"
 
 _LEASE_FILE = re.compile(r"(query|operation)-[0-9a-f]{32}\.json")
@@ -149,6 +151,11 @@ class StoreLocation:
 def placement_path(root: str) -> str:
     """Return the path of the placement of a checkpoint, by the checkpoint's `state` directory."""
     return f"{posixpath.dirname(root)}/{_PLACEMENT_NAME}"
+
+
+def history_path(directory: str) -> str:
+    """Return the path of the history of a checkpoint, by the checkpoint directory."""
+    return f"{directory}/{_HISTORY_NAME}"
 
 
 def lease_directory(root: str) -> str:

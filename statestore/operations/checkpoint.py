@@ -128,7 +128,7 @@ class OpenCheckpoint(QueryLogs):
         state_io, state_root: Storage and directory of the operators' state: elsewhere where the
             checkpoint has a placement.
         scratch_directory: Local directory for work, deleted with the checkpoint's context.
-        guard: Who is asked before a state file is written or deleted: the lease of an operation.
+        guard: Who is asked before a file is written or deleted: the operation that changes it.
     """
 
     place: Place
@@ -136,6 +136,11 @@ class OpenCheckpoint(QueryLogs):
     state_root: str
     scratch_directory: str
     guard: Guard = field(default_factory=Guard, compare=False)
+
+    @property
+    def files(self) -> FileIO:
+        """Storage of the checkpoint directory, which asks before every change."""
+        return self.guard.over(self.io)
 
     @property
     def options(self) -> StateStoreOptions:

@@ -46,8 +46,7 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
 
     Guarantee: no query run of this package loads or commits a state version between the beginning
     of the block and its end, unless this process stood still for longer than its lease lasts. Then
-    `ExclusiveUse.require_held` raises from there on; it is asked before every file of state that is
-    written or deleted by `checkpoint.location`. After a raise from here nothing has changed.
+    `ExclusiveUse.require_held` raises from there on. After a raise from here nothing has changed.
 
     Raises:
         InUseError: A query or another operation is at it; `fields` say who, and how that is known.
@@ -66,8 +65,7 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
         clock=checkpoint.clock,
     ) as use:
         _require_batches(checkpoint, *batches)
-        with checkpoint.guard.asking(use.require_held):
-            yield use
+        yield use
 
 
 @contextmanager

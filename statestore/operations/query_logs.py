@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from statestore.checkpoint.layout import FileBody
-    from statestore.io.file_io import TreeFileIO
+    from statestore.io.file_io import FileIO, TreeFileIO
 
 _KNOWN_PROVIDERS = {*PROVIDERS.values(), *SPARK_PROVIDERS.values()}
 
@@ -42,14 +42,19 @@ class QueryLogs:
     path: str
 
     @property
+    def files(self) -> FileIO:
+        """The storage, by which files of the checkpoint are changed."""
+        return self.io
+
+    @property
     def offsets(self) -> QueryLog:
         """The offset log."""
-        return QueryLog(self.io, self.path, "offsets")
+        return QueryLog(self.files, self.path, "offsets")
 
     @property
     def commits(self) -> QueryLog:
         """The commit log."""
-        return QueryLog(self.io, self.path, "commits")
+        return QueryLog(self.files, self.path, "commits")
 
     @cached_property
     def planned_batches(self) -> tuple[int, ...]:

@@ -109,7 +109,8 @@ class TrailersOnly(LocalFileIO):
         raise AssertionError(f"a part of a file was asked for: {path}")
 
     def fetch(self, path):
-        raise AssertionError(f"a file was asked for: {path}")
+        assert "/state/" not in path, path
+        return super().fetch(path)
 
     def fetch_slices(self, path, size, slices):
         raise AssertionError(f"slices of a file were asked for: {path}")

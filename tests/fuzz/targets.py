@@ -39,7 +39,7 @@ from statestore.io.memory import MemoryFileIO
 from statestore.io.place import Place
 from statestore.operations.checkpoint import OpenCheckpoint
 from statestore.operations.new_directory import check_of_query
-from statestore.operations.rescale_log import check_rescalable
+from statestore.operations.rescale.rescale import check_rescalable
 from statestore.operations.savepoint.savepoint import read_savepoint
 from tests.golden.row_cases import ROWS_PATH
 

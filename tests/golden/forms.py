@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from statestore import Checkpoint
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.lease import Holder, Lease
 from statestore.checkpoint.pins import pinned
@@ -41,6 +40,8 @@ TRAILER_END = struct.Struct("<II8s")
 PLACE = "/place-of-the-golden-files"
 """Stands in a placement for the directory that the golden files are copied to."""
 VARIES = re.compile(rb"statestore \d+\.\d+\.\d+")
+WHO = re.compile(rb'"user":(null|"[^"]*"),"host":"[^"]*"')
+SOMEBODY = b'"user":"somebody","host":"somewhere"'
 
 
 def fixed():
@@ -102,7 +103,7 @@ def write_rescaled(root, backend):
     query = QueryCheckpoint(root, num_partitions=before, **how)
     query.run(rows_of(0))
     query.run(rows_of(1))
-    Checkpoint(root).rescale(after)
+    at(root, **fixed()).rescale(after)
     query.version, query.num_partitions = 3, after
     query.run(rows_of(2))
     return {key.hex(): value.hex() for key, value in sorted(query.model[0, "default"].items())}
@@ -143,6 +144,8 @@ def write_forms(root):
         shutil.copytree(made, root, dirs_exist_ok=True)
         for path in (path for path in root.rglob("*.json") if path.is_file()):
             path.write_text(path.read_text().replace(made, PLACE))
+        for path in root.rglob("*.jsonl"):
+            path.write_bytes(WHO.sub(SOMEBODY, path.read_bytes()))
     (root / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
@@ -157,8 +160,9 @@ def placed_at(root, target):
 def fixed_bytes(root):
     """Return of every file below a directory what each run writes the same, by path.
 
-    That is all of it but for the number of the release, the random ID of a placement, how long
-    commits took, and bytes of an SST: RocksDB writes into it when and by which process it was made.
+    That is all of it but for the number of the release, the random ID of a placement, who changed
+    a checkpoint and where, how long commits took, and bytes of an SST: RocksDB writes into it when
+    and by which process it was made.
     """
     files = {
         str(path.relative_to(root)): path.read_bytes()
@@ -171,7 +175,7 @@ def fixed_bytes(root):
         name.replace(placed, "PLACED"): (
             fixed_trailer(data, name.endswith(".sst"))
             if name.endswith((".arrows", ".sst"))
-            else VARIES.sub(b"WRITER", data).replace(placed.encode(), b"PLACED")
+            else WHO.sub(SOMEBODY, VARIES.sub(b"WRITER", data)).replace(placed.encode(), b"PLACED")
         )
         for name, data in files.items()
     }

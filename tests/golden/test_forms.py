@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from statestore import Checkpoint
+from statestore.checkpoint.history import read_history
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.lease import Leases
 from statestore.checkpoint.pins import oldest_to_retain
@@ -176,6 +177,18 @@ def test_leases_name_their_holders(copied):
     found = {leases.read(name).holder for name in leases.list()}
 
     assert found == {*forms.HOLDERS}
+
+
+def test_history_tells_what_was_done(copied):
+    """Catches a history of an earlier release whose lines are shown as damaged."""
+    (entry,) = read_history(LocalFileIO(), str(copied / "rescaled-filesystem"))
+
+    assert (entry.status, entry.operation, entry.from_version, entry.to_version) == (
+        "done", "rescale", 2, 3
+    )  # fmt: skip
+    assert (entry.user, entry.host, entry.options) == (
+        "somebody", "somewhere", {"num_partitions": 4}
+    )  # fmt: skip
 
 
 def test_placement_leads_to_the_state(copied):

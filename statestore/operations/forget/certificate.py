@@ -7,7 +7,6 @@ that was done, and something that was done has at least a certificate that says 
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import hmac
 import json
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pyarrow as pa
 
+from statestore.checkpoint.history import user_name
 from statestore.core.errors import InvalidArgumentError, StorageError
 from statestore.core.json_fields import MalformedError, parse_fields
 from statestore.core.text import format_time
@@ -204,14 +204,10 @@ class Certificate:
 
 def who_and_when(now_ms: float) -> dict[str, Any]:
     """Return the attributes of a certificate that say who began, where and when."""
-    user = None
-    # The system may know no name of this user, as in a container.
-    with suppress(OSError, KeyError, ImportError):
-        user = getpass.getuser()
     return {
         "statestore": __version__,
         "host": socket.gethostname(),
-        "user": user,
+        "user": user_name(),
         "begun_at": format_time(int(now_ms)),
         "begun_ms": int(now_ms),
     }

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import StoreLocation, lease_directory, parse_state_file_name
+from statestore.checkpoint.layout import (
+    StoreLocation,
+    history_path,
+    lease_directory,
+    parse_state_file_name,
+)
 from statestore.codec.references import StoreName
 from statestore.codec.sealed_file import SealedFile
 from statestore.codec.state_file import StateFile
@@ -76,14 +81,16 @@ def files_of_operator(checkpoint: OpenCheckpoint, operator: int) -> list[StoreFi
 def files_of(checkpoint: OpenCheckpoint) -> list[tuple[TreeFileIO, str]]:
     """Return storage and path of every file of a checkpoint, wherever its state is.
 
-    Leases, which come and go, and say who is at it, are left out.
+    Left out are leases, which come and go, and the history, which never holds a key or a value:
+    both say who is at it.
     """
-    leases = lease_directory(checkpoint.state_directory)
+    leases = f"{lease_directory(checkpoint.state_directory)}/"
+    of_people = (leases, history_path(checkpoint.path))
     roots = [(checkpoint.io, checkpoint.path)]
     if checkpoint.state_root != checkpoint.state_directory:
         roots.append((checkpoint.state_io, checkpoint.state_root))
     found = [(io, f"{root}/{info.name}") for io, root in roots for info in io.list_tree(root)]
-    return [(io, path) for io, path in found if not path.startswith(f"{leases}/")]
+    return [(io, path) for io, path in found if not path.startswith(of_people)]
 
 
 def rows_of_file(

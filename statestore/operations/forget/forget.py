@@ -32,13 +32,8 @@ from statestore.core.errors import (
 from statestore.core.ids import RandomIds
 from statestore.core.text import format_time
 from statestore.io.file_io import delete_batches
+from statestore.operations.batches import find_edit, read_own_batch
 from statestore.operations.committed_version import find_version
-from statestore.operations.edit_log import (
-    commit_edit,
-    find_edit_batch,
-    mark_forgotten,
-    read_mark,
-)
 from statestore.operations.forget.certificate import (
     Begun,
     Certificate,
@@ -57,10 +52,9 @@ from statestore.operations.full_state import (
     dealt_anew,
     write_full_state,
 )
-from statestore.operations.in_use import exclusive_use
 from statestore.operations.plan import no_report
-from statestore.operations.rescale_log import checkpoint_ids_of
 from statestore.operations.rows import read_rows
+from statestore.operations.step import step
 from statestore.operations.writing.changes import NO_CHANGES, pick, write_changes
 from statestore.operations.writing.in_place import work_on
 
@@ -74,6 +68,7 @@ if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.forget.wanted import Wanted
     from statestore.operations.plan import Report
+    from statestore.operations.step import Step
 
 _MOST_KEYS_SHOWN = 10
 
@@ -93,8 +88,8 @@ class Forget:
     Raises:
         InvalidArgumentError: There is no such operator; what is given is no key of it; every row is
             of the keys and `all_rows` is not given; another file is in the certificate's place
-            (kind file-exists); or as `find_edit_batch`.
-        InUseError: As `find_edit_batch`.
+            (kind file-exists); or as `find_edit`.
+        InUseError: As `find_edit`.
         NotFoundError: No row of the keys is there (kind keys-not-found); or a file is not.
         CorruptionError, IncompatibleError, FencedError, StorageError: A file cannot be read.
     """
@@ -112,7 +107,7 @@ class Forget:
 
     def __post_init__(self) -> None:
         checkpoint, wanted = self.checkpoint, self.wanted
-        self._batch = find_edit_batch(checkpoint)
+        self._batch = find_edit(checkpoint)
         self._version = find_version(checkpoint)
         wanted.found.clear()
         self.damaged = {}
@@ -195,57 +190,64 @@ class Forget:
             StorageError: A storage failed, or the certificate cannot be written.
         """
         certificate = self._described()
-        if not self.found:
-            certificate = self._finished(certificate)
-        else:
+        if self.found:
             self._require_no_pins()
-            with exclusive_use(self.checkpoint, "forget") as use:
-                certificate = self._recorded(certificate, self._files())
-                self._put(certificate)
-                made = self._write(report)
-                own = {
-                    self.checkpoint.location(store).path(head.ref.path)
-                    for store, head in made.items()
-                    if self._is_own(store)
-                }
-                # Listed before the commit: what a query writes that starts later is not among them.
-                listed = self._files()
-                certificate = replace(
-                    certificate, written=tuple(_record(file) for file in listed if file.path in own)
-                )
-                use.require_held()
-                has_ids = self._version.has_checkpoint_ids
-                ids = checkpoint_ids_of(self.checkpoint.operators if has_ids else (), made)
-                commit_edit(self.checkpoint, self._batch, ids, None, operation="forget")
-                mark_forgotten(self.checkpoint, self._batch)
-                self._delete([file for file in listed if file.path not in own])
-        now_ms = int(self.checkpoint.clock.now_ms())
-        certificate = replace(
-            certificate,
-            status="complete",
-            search=search(self.checkpoint, self.operator, self.wanted.as_found()),
-            completed_at=format_time(now_ms),
-            completed_ms=now_ms,
-        )
-        self._put(certificate)
+        options = {
+            "operator": self.operator,
+            "num_keys": certificate.num_keys,
+            "all_rows": self.all_rows,
+        }
+        with step(self.checkpoint, "forget", **options) as one:
+            one.to_version = certificate.version
+            if self.found:
+                certificate = self._committed(one, certificate, report)
+            else:
+                certificate = self._finished(certificate)
+            now_ms = int(self.checkpoint.clock.now_ms())
+            certificate = replace(
+                certificate,
+                status="complete",
+                search=search(self.checkpoint, self.operator, self.wanted.as_found()),
+                completed_at=format_time(now_ms),
+                completed_ms=now_ms,
+            )
+            self._put(certificate)
+            one.result["certificate"] = certificate.fields()
         return certificate
+
+    def _committed(self, step: Step, certificate: Certificate, report: Report) -> Certificate:
+        """Write the version without the keys, let it count, and delete what was before it."""
+        certificate = self._recorded(certificate, self._files())
+        self._put(certificate)
+        made = self._write(report)
+        own = {
+            self.checkpoint.location(store).path(head.ref.path)
+            for store, head in made.items()
+            if self._is_own(store)
+        }
+        # Listed before the commit: what a query writes that starts later is not among them.
+        listed = self._files()
+        written = tuple(_record(file) for file in listed if file.path in own)
+        batch = self._batch
+        step.commit(batch.batch, "forget", made, is_begun=batch.is_begun)
+        step.mark_forgotten(batch.batch)
+        self._delete([file for file in listed if file.path not in own])
+        return replace(certificate, written=written)
 
     def _is_to_be_completed(self) -> bool:
         """Return whether an earlier call has committed, and was killed while it deleted files."""
         if self._begun is None:
             return False
-        try:
-            return read_mark(self.checkpoint, self._begun.version - 1) == "forgotten"
-        except NotFoundError:  # Spark has let go of the entry since
-            return False
+        # None also where Spark has let go of the entry since.
+        found = read_own_batch(self.checkpoint, self._begun.version - 1)
+        return found is not None and found.kind == "forgotten"
 
     def _finished(self, certificate: Certificate) -> Certificate:
         """Delete what an earlier call has left of the files before its version."""
         version = certificate.version
         files = [file for file in self._files() if _version_of(file) <= version]
         made = [file for file in files if _version_of(file) == version]
-        with exclusive_use(self.checkpoint, "forget"):
-            self._delete([file for file in files if file not in made])
+        self._delete([file for file in files if file not in made])
         return replace(certificate, written=tuple(map(_record, made)))
 
     def _put(self, certificate: Certificate) -> None:

@@ -20,36 +20,33 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from statestore.checkpoint import rescaling
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.partition_key import is_single
 from statestore.codec.references import StoreName
 from statestore.codec.rows import to_numpy
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
+from statestore.operations.batches import find_rescale
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
-from statestore.operations.in_use import ExclusiveUse, exclusive_use, is_query_running
+from statestore.operations.in_use import is_query_running
 from statestore.operations.plan import no_report
 from statestore.operations.rehashing import rehash, rehash_effort, rehash_store
 from statestore.operations.rescale.plan import RescalePlan, StoreRescale, UndoPlan, Way
 from statestore.operations.rescale.undo import Undo
-from statestore.operations.rescale_log import (
-    CheckpointIds,
-    RescaleBatch,
-    add_commit,
-    add_offsets,
-    check_rescalable,
-    checkpoint_ids_of,
-    find_rescale_batch,
-    write_operators,
-)
 from statestore.operations.rows import read_rows
+from statestore.operations.step import step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from statestore.checkpoint.trailers import PublishedFile
+    from statestore.operations.batches import OwnBatch
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.plan import Report
+    from statestore.operations.step import Step
+
+STRICT_DISTRIBUTION_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 
 
 def plan_rescale(
@@ -107,8 +104,8 @@ def rescale(
         InUseError: A query, or another operation, is writing the checkpoint; or as `plan_rescale`.
     """
     planned = _Rescale(checkpoint, num_partitions)
-    with exclusive_use(checkpoint, "rescale") as use:
-        return planned.run(use, report)
+    with step(checkpoint, "rescale", num_partitions=num_partitions) as one:
+        return planned.run(one, report)
 
 
 def plan_undo(checkpoint: OpenCheckpoint) -> UndoPlan:
@@ -141,8 +138,8 @@ def undo_rescale(checkpoint: OpenCheckpoint) -> UndoPlan:
         InUseError: A query, or another operation, is writing the checkpoint; or as `plan_undo`.
     """
     undo = Undo(checkpoint)
-    with exclusive_use(checkpoint, "undo of a rescale") as use:
-        undo.run(use)
+    with step(checkpoint, "undo of a rescale") as one:
+        undo.run(one)
     return undo.plan
 
 
@@ -172,7 +169,7 @@ class _Rescale:
         self._backend = checkpoint.backend
         # The batch that a running query is at is none of a rescale's.
         is_at_batch = is_running and checkpoint.newest_version in checkpoint.planned_batches
-        found = None if is_at_batch else find_rescale_batch(checkpoint)
+        found = None if is_at_batch else find_rescale(checkpoint)
         check_rescalable(checkpoint)
         self._begun = None if found is None or found.is_committed else found
         if self._begun is not None and self._begun.num_partitions != num_partitions:
@@ -190,17 +187,20 @@ class _Rescale:
             stores = list(map(self._counted, stores, changes))
         return self._as_plan(stores)
 
-    def run(self, use: ExclusiveUse, report: Report) -> RescalePlan:
+    def run(self, step: Step, report: Report) -> RescalePlan:
         """Do it."""
+        step.to_version = self._batch + 1
+        step.result["num_partitions_before"] = self._checkpoint.num_partitions
         if self._is_done:
             return self._as_plan([])
         changes = self._changes()
-        ids = self._write_state(changes, report)
-        use.require_held()
-        if self._begun is None:
-            add_offsets(self._checkpoint, self._batch, self._num_partitions)
-        write_operators(self._checkpoint, self._num_partitions, self._batch)
-        add_commit(self._checkpoint, self._batch, ids)
+        step.commit(
+            self._batch,
+            "rescale",
+            self._write_state(changes, report),
+            is_begun=self._begun is not None,
+            num_partitions=self._num_partitions,
+        )
         return self._as_plan(map(self._describe, changes))
 
     def _as_plan(self, stores: Iterable[StoreRescale]) -> RescalePlan:
@@ -270,8 +270,10 @@ class _Rescale:
         rows = tuple(num_rows.tolist())
         return replace(store, num_rows=sum(rows), partition_rows=rows)
 
-    def _write_state(self, changes: Sequence[_StoreChange], report: Report) -> CheckpointIds:
-        """Make the rescaled version of every store; return its checkpoint IDs in format v2."""
+    def _write_state(
+        self, changes: Sequence[_StoreChange], report: Report
+    ) -> dict[StoreName, PublishedFile]:
+        """Make the rescaled version of every store."""
         made: dict[StoreName, PublishedFile] = {}
         jobs = [
             (StoreName(change.operator, partition, change.name), made_of)
@@ -292,7 +294,7 @@ class _Rescale:
 
             made |= rehash_store(self._checkpoint, change.heads, self._num_partitions, report_rows)
             done += rehash_effort(change.heads.values())
-        return self._checkpoint_ids(made)
+        return made
 
     def _write(self, store: StoreName, made_of: rescaling.RescaledStore) -> PublishedFile:
         return rescaling.write_rescaled_version(
@@ -304,13 +306,37 @@ class _Rescale:
             home=self._checkpoint.home(store),
         )
 
-    def _checkpoint_ids(self, made: Mapping[StoreName, PublishedFile]) -> CheckpointIds:
-        before = self._checkpoint.commit_entry(self._batch - 1).checkpoint_ids
-        return checkpoint_ids_of(self._checkpoint.operators if before else (), made)
+
+def check_rescalable(checkpoint: OpenCheckpoint) -> None:
+    """Check that the rows of every operator are where Spark's partition function puts them.
+
+    Raises:
+        IncompatibleError: The query does not pin the strict distribution (kind not-rescalable).
+        NotFoundError: An operator has state and no metadata.
+        InvalidArgumentError: The query has no stateful operator.
+    """
+    if checkpoint.conf.get(STRICT_DISTRIBUTION_KEY, "false").lower() != "true":
+        raise IncompatibleError(
+            "state partitions of this query do not follow the key alone",
+            kind="not-rescalable",
+            checkpoint=checkpoint.uri,
+            conf=STRICT_DISTRIBUTION_KEY,
+            found=checkpoint.conf.get(STRICT_DISTRIBUTION_KEY),
+            to_fix="start the query with a new checkpoint directory and another "
+            f"{NUM_PARTITIONS_KEY}: a checkpoint of a Spark before 3.3 cannot be rescaled",
+        )
+    checkpoint.require_metadata(checkpoint.newest_version)
+    if not checkpoint.operators:
+        raise InvalidArgumentError(
+            "the query has no state to rescale",
+            checkpoint=checkpoint.uri,
+            to_fix=f"start the query with another {NUM_PARTITIONS_KEY}; without state nothing "
+            "keeps the old one",
+        )
 
 
 def _begun_with_another(
-    checkpoint: OpenCheckpoint, begun: RescaleBatch, num_partitions: int
+    checkpoint: OpenCheckpoint, begun: OwnBatch, num_partitions: int
 ) -> InvalidArgumentError:
     return InvalidArgumentError(
         "a rescale to another number of state partitions was begun and not finished",

@@ -17,15 +17,15 @@ from statestore.checkpoint.rescale_refs import find_refs
 from statestore.checkpoint.rescaling import undo_rescaled_version
 from statestore.codec.references import StoreName
 from statestore.core.errors import InvalidArgumentError
+from statestore.operations.batches import find_rescale
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.rescale.plan import UndoPlan
-from statestore.operations.rescale_log import find_rescale_batch, write_operators
 from statestore.operations.upkeep.verify import verify
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.in_use import ExclusiveUse
+    from statestore.operations.step import Step
 
 
 class Undo:
@@ -44,7 +44,7 @@ class Undo:
 
     def __init__(self, checkpoint: OpenCheckpoint) -> None:
         self._checkpoint = checkpoint
-        self._found = found = find_rescale_batch(checkpoint)
+        self._found = found = find_rescale(checkpoint)
         if found is None:
             self._version = checkpoint.newest_version + 1
             self._locations = self._left_over()
@@ -73,16 +73,17 @@ class Undo:
             stores=tuple(location.store for location in self._locations),
         )
 
-    def run(self, use: ExclusiveUse) -> None:
+    def run(self, step: Step) -> None:
         """Do it."""
         checkpoint, found = self._checkpoint, self._found
-        use.require_held()
+        step.to_version = self._version - 1
+        step.result["num_partitions"] = self.plan.num_partitions
         if found is not None:
             checkpoint.commits.delete(found.batch)
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             list(pool.map(self._take_away, self._locations))
         if found is not None:
-            write_operators(checkpoint, found.num_partitions_before, found.batch)
+            step.write_num_partitions(found.num_partitions_before, found.batch)
             checkpoint.offsets.delete(found.batch)
 
     def _take_away(self, location: StoreLocation) -> None:

@@ -21,11 +21,10 @@ from statestore.core.errors import (
 )
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS, TARGETS
 from statestore.core.text import format_table
+from statestore.operations.batches import read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
-from statestore.operations.edit_log import read_mark
 from statestore.operations.new_directory import check_target, read_metadata
 from statestore.operations.plan import Change, Plan
-from statestore.operations.rescale_log import read_rescale_batch
 from statestore.operations.rows import find_states
 
 if TYPE_CHECKING:
@@ -210,10 +209,7 @@ def _unseen(checkpoint: OpenCheckpoint, batch: int) -> tuple[int, ...]:
     It writes them with the next batch that the query runs.
     """
     found: list[int] = []
-    while batch in checkpoint.planned_batches and (
-        read_rescale_batch(checkpoint, batch) is not None
-        or read_mark(checkpoint, batch) is not None
-    ):
+    while read_own_batch(checkpoint, batch) is not None:
         found.insert(0, batch)
         batch -= 1
     return tuple(found)

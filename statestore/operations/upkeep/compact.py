@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from statestore.core.text import format_bytes, format_count, format_table
-from statestore.operations.in_use import exclusive_use
 from statestore.operations.plan import Change, Plan, no_report
+from statestore.operations.step import step
 from statestore.operations.upkeep.store_versions import open_versions
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import StoreName
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.in_use import ExclusiveUse
     from statestore.operations.plan import Report
 
 _MERGE_ALL = 1000
@@ -103,7 +102,7 @@ class CompactPlan(Plan["CompactPlan"]):
 def plan_compact(checkpoint: OpenCheckpoint, *, report: Report = no_report) -> CompactPlan:
     """Say what `compact` would write; nothing is changed. Arguments and errors as there."""
     checkpoint.check_of_query()
-    return _compact(checkpoint, None, report)
+    return _compact(checkpoint, report, writes=False)
 
 
 def compact(checkpoint: OpenCheckpoint, *, report: Report = no_report) -> CompactPlan:
@@ -125,12 +124,14 @@ def compact(checkpoint: OpenCheckpoint, *, report: Report = no_report) -> Compac
         CorruptionError, FencedError, IncompatibleError, StorageError: A file cannot be read, or the
             storage or local disk failed.
     """
-    with exclusive_use(checkpoint, "compact") as use:
-        return _compact(checkpoint, use, report)
+    with step(checkpoint, "compact") as one:
+        plan = _compact(checkpoint, report, writes=True)
+        one.result |= {"num_files": plan.num_files, "num_bytes": plan.num_bytes}
+        return plan
 
 
-def _compact(checkpoint: OpenCheckpoint, use: ExclusiveUse | None, report: Report) -> CompactPlan:
-    """Compact, or only say what would be done where the checkpoint is not held."""
+def _compact(checkpoint: OpenCheckpoint, report: Report, *, writes: bool) -> CompactPlan:
+    """Compact, or only say what would be done."""
     version = checkpoint.newest_version
     stores: list[StoreCompact] = []
     with tempfile.TemporaryDirectory(dir=checkpoint.scratch_directory) as directory:
@@ -141,8 +142,8 @@ def _compact(checkpoint: OpenCheckpoint, use: ExclusiveUse | None, report: Repor
                 found = _plan_store(versions, head)
                 if found is not None:
                     stores.append(found)
-                    if use is not None:
-                        _write(checkpoint, versions, head, directory, use)
+                    if writes:
+                        _write(checkpoint, versions, head, directory)
             finally:
                 versions.forget_heads()
             report(number, len(heads))
@@ -166,9 +167,7 @@ def _write(
     versions: StoreVersions | RocksDBVersions,
     head: PublishedFile,
     directory: str,
-    use: ExclusiveUse,
 ) -> None:
     options = replace(checkpoint.options, rocksdb_merge_min_files=_MERGE_ALL)
     while not versions.has_snapshot_of(head):  # a thousand files are merged in several steps
-        use.require_held()
         versions.take_snapshot(head, directory, options)

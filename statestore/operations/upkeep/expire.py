@@ -13,15 +13,14 @@ from statestore.checkpoint.rescale_refs import find_refs
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.text import format_bytes, format_count, format_table
 from statestore.io.deferred import DeferredDeletes
-from statestore.operations.in_use import exclusive_use
 from statestore.operations.plan import Change, Plan, no_report
+from statestore.operations.step import step
 from statestore.operations.upkeep.store_versions import open_versions
 
 if TYPE_CHECKING:
     from statestore.codec.references import StoreName
     from statestore.io.file_io import FileInfo
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.in_use import ExclusiveUse
     from statestore.operations.plan import Report
 
 MIN_VERSIONS = 2
@@ -173,7 +172,7 @@ def plan_expire(
             deleted safely then.
     """
     checkpoint.check_of_query()
-    return _expire(checkpoint, keep, None, report)
+    return _expire(checkpoint, keep, report, deletes=False)
 
 
 def expire(
@@ -193,14 +192,18 @@ def expire(
         InUseError: A query is writing the checkpoint, or may be, since this process stood still for
             longer than its lease lasts.
     """
-    with exclusive_use(checkpoint, "expire") as use:
-        return _expire(checkpoint, keep, use, report)
+    with step(checkpoint, "expire", keep=keep) as one:
+        plan = _expire(checkpoint, keep, report, deletes=True)
+        one.result |= {
+            "oldest_version": plan.oldest_version,
+            "num_files": plan.num_files,
+            "num_bytes": plan.num_bytes,
+        }
+        return plan
 
 
-def _expire(
-    checkpoint: OpenCheckpoint, keep: int, use: ExclusiveUse | None, report: Report
-) -> ExpirePlan:
-    """Expire, or only say what would go where the checkpoint is not held."""
+def _expire(checkpoint: OpenCheckpoint, keep: int, report: Report, *, deletes: bool) -> ExpirePlan:
+    """Expire, or only say what would go."""
     if keep < MIN_VERSIONS:
         raise InvalidArgumentError(
             "too few versions would stay",
@@ -217,11 +220,9 @@ def _expire(
         heads = checkpoint.heads(newest) if newest else {}
         for number, (store, head) in enumerate(heads.items(), 1):
             location = checkpoint.location(store)
-            io = DeferredDeletes(location.io, is_deferred=use is None)
+            io = DeferredDeletes(location.io, is_deferred=not deletes)
             versions = open_versions(checkpoint, replace(location, io=io), directory)
             try:
-                if use is not None:
-                    use.require_held()
                 cleaned = versions.clean_up(head, options)
                 is_compact = len(versions.files_of(head)) == 1
             finally:

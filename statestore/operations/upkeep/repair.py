@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
-from statestore.operations.edit_log import read_mark
-from statestore.operations.in_use import exclusive_use
+from statestore.operations.batches import read_own_batch
 from statestore.operations.plan import Change, Plan, no_report
-from statestore.operations.rescale_log import write_operators
+from statestore.operations.step import step
 from statestore.operations.upkeep.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from statestore.operations.batches import BatchKind
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.edit_log import Marked
     from statestore.operations.plan import Report
     from statestore.operations.upkeep.verification import Finding
 
@@ -145,7 +144,7 @@ def plan_repair(
         findings += found.findings
         if found.is_readable(batch + 1):
             return _plan(checkpoint, batch + 1, findings)
-        if _try_mark(checkpoint, batch) == "forgotten":
+        if _kind_of(checkpoint, batch) == "forgotten":
             raise NotFoundError(
                 "no version can be read since keys were forgotten, and those before have the keys",
                 kind="version-not-found",
@@ -181,7 +180,7 @@ def _plan(checkpoint: OpenCheckpoint, version: int, findings: list[Finding]) -> 
             continue
         if num_partitions != before:
             rescales.append(batch)
-        elif _try_mark(checkpoint, batch) is not None:
+        elif _kind_of(checkpoint, batch) not in (None, "rescale"):
             edits.append(batch)
     # These read no input, so nothing is planned by them that could run again.
     replayed = version if version in {*planned} - {*rescales, *edits, *damaged} else None
@@ -208,12 +207,13 @@ def _plan(checkpoint: OpenCheckpoint, version: int, findings: list[Finding]) -> 
     )
 
 
-def _try_mark(checkpoint: OpenCheckpoint, batch: int) -> Marked | None:
-    """Return what a batch is, None where it is no edit or its entry cannot be read."""
+def _kind_of(checkpoint: OpenCheckpoint, batch: int) -> BatchKind | None:
+    """Return what a batch is, None where it is no operation's or its entry cannot be read."""
     try:
-        return read_mark(checkpoint, batch)
-    except (CorruptionError, IncompatibleError, NotFoundError):
+        found = read_own_batch(checkpoint, batch)
+    except (CorruptionError, IncompatibleError):
         return None
+    return None if found is None else found.kind
 
 
 def _find_aside(
@@ -253,19 +253,22 @@ def repair(
         InUseError: A query is writing the checkpoint, or may be, since this process stood still for
             longer than its lease lasts; what is left is done by doing it again.
     """
-    with exclusive_use(checkpoint, "repair") as use:
+    with step(checkpoint, "repair", deep=deep) as one:
         plan = plan_repair(checkpoint, deep=deep, report=report)
+        one.to_version = plan.version
         # Newest first, commits before offsets: whatever is left at a kill are logs without a gap.
         for batch in reversed(plan.uncommits):
-            use.require_held()
             _set_aside(checkpoint.commits, batch, plan.aside)
         num_partitions = checkpoint.num_partitions_at(plan.version)
         if plan.unplans:
-            use.require_held()
-            write_operators(checkpoint, num_partitions, plan.version)
+            one.write_num_partitions(num_partitions, plan.version)
         for batch in reversed(plan.unplans):
-            use.require_held()
             _set_aside(checkpoint.offsets, batch, plan.aside)
+        one.result |= {
+            "uncommits": list(plan.uncommits),
+            "unplans": list(plan.unplans),
+            "aside": plan.aside,
+        }
         return plan
 
 

@@ -13,8 +13,8 @@ from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import resolve_max_parallelism
+from statestore.operations.batches import with_watermark
 from statestore.operations.committed_version import CommittedVersion, spark_files_of
-from statestore.operations.edit_log import with_watermark
 from statestore.operations.savepoint.conversion import schemas_of
 from statestore.operations.writing.shape import MERGE_ZEROS, StoreShape
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.text import format_count
+from statestore.operations.batches import find_edit
 from statestore.operations.committed_version import find_version
-from statestore.operations.edit_log import find_edit_batch
 from statestore.operations.key_set import KeySet
 from statestore.operations.reading.condition import Condition
 from statestore.operations.reading.read import read_batches
@@ -193,11 +193,11 @@ def decide_edit_in_place(
 
     Raises:
         InvalidArgumentError: The watermark would go back; or as `decide_edit`, `expiry_condition`
-            and `find_edit_batch`.
+            and `find_edit`.
         NotFoundError: As `decide_edit`; no row need be there that expires.
-        InUseError: As `find_edit_batch`.
+        InUseError: As `find_edit`.
     """
-    batch = find_edit_batch(checkpoint)
+    batch = find_edit(checkpoint)
     if watermark_ms is not None and watermark_ms < batch.watermark_ms:
         raise InvalidArgumentError(
             "a watermark never goes back",

@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import store_directory
 from statestore.core.ids import RandomIds
-from statestore.operations.edit_log import commit_edit
 from statestore.operations.full_state import MAX_STATES_AT_ONCE, Work, open_memory
-from statestore.operations.in_use import exclusive_use
 from statestore.operations.plan import no_report
-from statestore.operations.rescale_log import checkpoint_ids_of
+from statestore.operations.step import step
 from statestore.operations.writing.changes import changes_of, write_changes
 from statestore.operations.writing.plans import EditPlan
 
 if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import StoreName
+    from statestore.operations.batches import EditBatch
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.committed_version import CommittedVersion
-    from statestore.operations.edit_log import EditBatch
     from statestore.operations.plan import Report
     from statestore.operations.writing.changes import Changes
     from statestore.operations.writing.family_rows import FamilyRows
@@ -109,17 +107,29 @@ class EditInPlace:
             NotFoundError, CorruptionError, IncompatibleError, FencedError, StorageError: What is
                 there cannot be read, or a storage failed.
         """
-        checkpoint = self.version.checkpoint
-        with exclusive_use(checkpoint, "edit") as use:
+        checkpoint, batch = self.version.checkpoint, self.batch
+        families = [[of.shape.operator, of.shape.name, of.before.name] for of in self.rows]
+        with step(
+            checkpoint, "edit", column_families=families, watermark_ms=self.watermark_ms
+        ) as one:
+            one.to_version = batch.batch + 1
             work = work_on(checkpoint)
             made: dict[StoreName, PublishedFile] = {}
             for number, shape in enumerate(self.shapes):
                 made |= self._write(shape, work)
                 report(number + 1, len(self.shapes))
-            use.require_held()
-            has_ids = self.version.has_checkpoint_ids
-            ids = checkpoint_ids_of(checkpoint.operators if has_ids else (), made)
-            commit_edit(checkpoint, self.batch, ids, self.watermark_ms)
+            rows = [head.trailer.rows for head in made.values()]
+            one.result |= {
+                "rows_put": sum(of.put for of in rows),
+                "rows_deleted": sum(of.delete for of in rows),
+            }
+            one.commit(
+                batch.batch,
+                "edit",
+                made,
+                is_begun=batch.is_begun,
+                watermark_ms=self.watermark_ms,
+            )
         return self.plan
 
     def _write(self, shape: StoreShape, work: Work) -> dict[StoreName, PublishedFile]:

@@ -27,6 +27,7 @@ from statestore.codec.rows import to_numpy
 from statestore.codec.sorting import gather, sort_into_runs
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.providers import PROVIDERS
+from statestore.operations.batches import checkpoint_ids_of
 from statestore.operations.committed_version import copy_spark_files, write_logs
 from statestore.operations.full_state import (
     MAX_STATES_AT_ONCE,
@@ -38,7 +39,6 @@ from statestore.operations.full_state import (
 from statestore.operations.new_directory import begin_directory, check_target
 from statestore.operations.plan import no_report
 from statestore.operations.rehashing import RowsByPartition
-from statestore.operations.rescale_log import checkpoint_ids_of
 from statestore.operations.rows import read_rows
 from statestore.operations.savepoint.conversion import schemas_of
 from statestore.operations.savepoint.savepoint import (

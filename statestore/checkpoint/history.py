@@ -1,0 +1,249 @@
+"""History: which operations changed a checkpoint, a file of JSON lines that only grows.
+
+An operation adds a line `begun` before it changes anything, and a line `done` after everything. So
+what was changed was begun, and what is done was done whole. An operation that was begun and is not
+done is under way, failed, or was killed. No line holds a key or a value of a row.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from statestore.checkpoint.layout import history_path
+from statestore.core.errors import NotFoundError
+from statestore.core.ids import CHECKPOINT_ID
+from statestore.core.json_fields import MalformedError, parse_fields
+from statestore.core.text import to_time
+from statestore.core.version import WRITER
+from statestore.io.local import named_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from datetime import datetime
+
+    from statestore.io.file_io import FileIO
+
+FORMAT_VERSION = 1
+
+
+def user_name() -> str | None:
+    """Return the name of the user of this process, None where the system knows none."""
+    # As in a container.
+    with suppress(OSError, KeyError, ImportError):
+        return getpass.getuser()
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line of the history.
+
+    Attributes:
+        id: Of the operation, 32 hex digits; its lines have the same.
+        operation: Which one, as its lease names it.
+        at_ms: When, milliseconds since the Unix epoch, by the clock of the machine.
+        from_version: Newest version before it, 0 for none.
+        to_version: The version that it makes or goes back to; `from_version` where it changes none.
+        event: begun or done.
+        options: What it was asked for; what JSON has, and no key or value of a row.
+        result: What it did, likewise; empty in a line `begun`.
+        user: Who, by the system's name; None where it knows none.
+        host: On which machine.
+        writer: Release of the package.
+    """
+
+    id: str
+    operation: str
+    at_ms: int
+    from_version: int
+    to_version: int
+    event: Literal["begun", "done"] = "begun"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+    user: str | None = field(default_factory=user_name)
+    host: str = field(default_factory=socket.gethostname)
+    writer: str = WRITER
+
+    @classmethod
+    def parse(cls, line: bytes) -> Event:
+        """Read a line.
+
+        Raises:
+            MalformedError: It is none, or of a newer format.
+        """
+        fields = parse_fields(line)
+        fields.integer("format_version", 1, FORMAT_VERSION)
+        event = fields.text("event")
+        if event not in ("begun", "done"):
+            raise MalformedError(f"unknown event {event}")
+        return cls(
+            fields.text("id", CHECKPOINT_ID),
+            fields.text("operation"),
+            fields.integer("at_ms"),
+            fields.integer("from_version"),
+            fields.integer("to_version"),
+            cast("Literal['begun', 'done']", event),
+            fields.object("options").all,
+            fields.object("result").all,
+            fields.text("user") if fields.has("user") else None,
+            fields.text("host"),
+            fields.text("writer"),
+        )
+
+    def encode(self) -> bytes:
+        """Return the line, with its end."""
+        fields = {"format_version": FORMAT_VERSION, **asdict(self)}
+        return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """An operation on a checkpoint, or a line of the history that cannot be read.
+
+    Attributes:
+        status: begun: it is under way, failed or was killed; done; or damaged, a line that is none.
+        operation: Which one; None where damaged, as all that follows.
+        from_version: Newest version before it, 0 for none.
+        to_version: The version that it made or went back to; `from_version` where it changes none.
+        begun_ms: When it began, milliseconds since the Unix epoch; None also where that line is
+            lost.
+        done_ms: When it was done; None where it is not.
+        user: Who, by the system's name; None also where it knows none.
+        host: On which machine.
+        writer: By which release of the package.
+        options: What it was asked for.
+        result: What it did; empty where it is not done. That of `forget` has the certificate.
+        taken_back_by: The later operation that went back behind the version that it made; None for
+            none.
+        text: The line, where it is damaged.
+    """
+
+    status: Literal["begun", "done", "damaged"]
+    operation: str | None = None
+    from_version: int | None = None
+    to_version: int | None = None
+    begun_ms: int | None = None
+    done_ms: int | None = None
+    user: str | None = None
+    host: str | None = None
+    writer: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+    taken_back_by: str | None = None
+    text: str | None = None
+
+    @property
+    def makes_version(self) -> bool:
+        """Whether it makes a version, so that one can go back behind it."""
+        return (self.to_version or 0) > (self.from_version or 0)
+
+    @property
+    def begun_at(self) -> datetime | None:
+        """When it began, as a time in UTC; None where nobody knows."""
+        return None if self.begun_ms is None else to_time(self.begun_ms)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the attributes by name."""
+        return asdict(self)
+
+
+def append(io: FileIO, directory: str, event: Event) -> None:
+    """Add a line to the history of a checkpoint; nobody else may do so meanwhile.
+
+    Args:
+        io: Storage of the checkpoint.
+        directory: The checkpoint directory there, which exists.
+        event: The line.
+
+    Guarantee: durable on return. After a raise the history is as before, or has the line. Lines
+    that are there stay as they are, also damaged ones.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    before = _read_bytes(io, directory)
+    end = b"" if not before or before.endswith(b"\n") else b"\n"
+    data = before + end + event.encode()
+    io.write(history_path(directory), data, sync=True, overwrite=True)
+
+
+def newest_event(io: FileIO, directory: str) -> Event | None:
+    """Return the last line of a history; None where there is none, or it is damaged.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    lines = _read_bytes(io, directory).splitlines()
+    with suppress(MalformedError):
+        return Event.parse(lines[-1]) if lines else None
+    return None
+
+
+def read_history(io: FileIO, directory: str) -> tuple[HistoryEntry, ...]:
+    """Return the operations on a checkpoint in the order in which they began.
+
+    Args:
+        io: Storage of the checkpoint.
+        directory: The checkpoint directory there.
+
+    Raises:
+        StorageError: The storage failed. A line that cannot be read is an entry.
+    """
+    found: dict[str, HistoryEntry] = {}
+    for number, line in enumerate(_read_bytes(io, directory).splitlines()):
+        try:
+            event = Event.parse(line)
+        except MalformedError:
+            text = line.decode(errors="backslashreplace")
+            found[f"line {number}"] = HistoryEntry("damaged", text=text)
+            continue
+        if event.event == "begun":
+            found[event.id] = replace(_entry(event), begun_ms=event.at_ms)
+        else:
+            begun_ms = found[event.id].begun_ms if event.id in found else None
+            found[event.id] = replace(_entry(event), begun_ms=begun_ms, done_ms=event.at_ms)
+    return tuple(_with_takers(list(found.values())))
+
+
+def _with_takers(entries: list[HistoryEntry]) -> Iterator[HistoryEntry]:
+    """Yield entries, those whose version a later one went back behind with its operation."""
+    for number, entry in enumerate(entries):
+        to = entry.to_version
+        takers = (
+            later.operation
+            for later in entries[number + 1 :]
+            if to is not None
+            and entry.makes_version
+            and later.to_version is not None
+            and later.to_version < to
+        )
+        yield replace(entry, taken_back_by=next(takers, None))
+
+
+def _entry(event: Event) -> HistoryEntry:
+    return HistoryEntry(
+        event.event,
+        event.operation,
+        event.from_version,
+        event.to_version,
+        user=event.user,
+        host=event.host,
+        writer=event.writer,
+        options=event.options,
+        result=event.result,
+    )
+
+
+def _read_bytes(io: FileIO, directory: str) -> bytes:
+    path = history_path(directory)
+    try:
+        with named_errors("read the history", path):
+            return Path(io.fetch(path)).read_bytes()
+    except NotFoundError:
+        return b""

@@ -1,0 +1,231 @@
+"""Batches of Spark's logs that operations make: they read nothing.
+
+The entry of the offset log is that of the batch before with a mark. Committed, the batch is what
+the next one goes on from. Planned and not committed
+
+    of an edit or a `forget` it changes nothing: a query that is started runs it on the state of
+        before, without input, and goes on
+    of a rescale it has another `spark.sql.shuffle.partitions`, as in Spark's own repartition: it is
+        unfinished, and Spark refuses to start the query, or before Spark 4.2 the provider does
+
+Only the offset log's conf decides; `numPartitions` of the operator metadata is for people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NoReturn, cast
+
+from statestore.codec.references import StoreName
+from statestore.core.errors import InvalidArgumentError
+from statestore.operations.in_use import require_not_in_use
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from statestore.checkpoint.operator_metadata import OperatorInfo
+    from statestore.checkpoint.query_log import CommitEntry, OffsetsEntry
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.operations.checkpoint import OpenCheckpoint
+
+BatchKind = Literal["rescale", "edit", "forget", "forgotten"]
+"""A rescale; an edit; a `forget` that was begun; one that was committed and may have deleted files:
+nothing goes back behind it."""
+_RESCALE_MARK = "statestore.rescale"
+_EDIT_MARK = "statestore.edit"
+"""Keys in the conf of an entry of the offset log, by which the shim knows that no sink was given
+the batch. Spark takes those it knows, and no others."""
+_PLANNED, _COMMITTED = "batchWatermarkMs", "nextBatchWatermarkMs"
+
+CheckpointIds = dict[str, list[list[str]]]
+"""By operator ID: for each state partition one for each store, in the operator metadata's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBatch:
+    """A batch that an operation made or began.
+
+    Attributes:
+        batch: Its number.
+        kind: What it is.
+        num_partitions_before: Number of state partitions of the batch before; the same unless it is
+            a rescale's.
+        num_partitions: Number of state partitions from it on.
+        is_committed: Whether it counts: the operation has made its version.
+    """
+
+    batch: int
+    kind: BatchKind
+    num_partitions_before: int
+    num_partitions: int
+    is_committed: bool
+
+    @property
+    def version(self) -> int:
+        """The state version it makes."""
+        return self.batch + 1
+
+
+def mark(kind: BatchKind) -> dict[str, str]:
+    """Return what the conf of a batch says that is one of an operation."""
+    return {_RESCALE_MARK: "true"} if kind == "rescale" else {_EDIT_MARK: kind}
+
+
+def read_own_batch(checkpoint: OpenCheckpoint, batch: int) -> OwnBatch | None:
+    """Return a planned batch where it is an operation's, else None.
+
+    Raises:
+        IncompatibleError, CorruptionError: As `num_own_partitions`.
+        StorageError: The offset log cannot be read.
+    """
+    now = _num_partitions(checkpoint, batch)
+    if now is None:
+        return None
+    before = _num_partitions(checkpoint, batch - 1)
+    is_committed = batch in checkpoint.committed_batches
+    if before is not None and before != now:
+        return OwnBatch(batch, "rescale", before, now, is_committed)
+    # A rescale copies the entry of the batch before, with its mark.
+    found = checkpoint.offsets_entry(batch).conf.get(_EDIT_MARK)
+    if found not in ("edit", "forget", "forgotten"):
+        return None
+    return OwnBatch(batch, cast("BatchKind", found), now, now, is_committed)
+
+
+def _num_partitions(checkpoint: OpenCheckpoint, batch: int) -> int | None:
+    """Return the number of state partitions of a batch, None where its entry is gone."""
+    if batch not in checkpoint.planned_batches:
+        return None
+    return checkpoint.num_own_partitions(batch + 1)
+
+
+def find_newest(checkpoint: OpenCheckpoint) -> OwnBatch | None:
+    """Return the newest batch where it is an operation's, made or begun, else None.
+
+    Raises:
+        InvalidArgumentError: The newest batch is neither committed nor an operation's (kind
+            unfinished-batch); or it is a savepoint.
+        InUseError: The query runs, and is about to end its batch.
+        NotFoundError: A log lacks an entry.
+        IncompatibleError, CorruptionError, StorageError: The logs cannot be read.
+    """
+    checkpoint.check_of_query()
+    for batch in checkpoint.done_batches[-1:]:
+        checkpoint.offsets_entry(batch)
+        checkpoint.commit_entry(batch)
+    newest, committed = checkpoint.newest_planned, checkpoint.newest_committed
+    assert newest is not None, "a checkpoint has a planned batch"  # noqa: S101
+    if committed is None:
+        raise_unfinished(checkpoint)
+    found = read_own_batch(checkpoint, newest)
+    if found is None and newest != committed:
+        raise_unfinished(checkpoint)
+    return found
+
+
+def find_rescale(checkpoint: OpenCheckpoint) -> OwnBatch | None:
+    """Return the newest batch where it is a rescale's, made or begun, else None.
+
+    Raises:
+        As `find_newest`; an edit that was begun is an unfinished batch, which a query ends.
+    """
+    found = find_newest(checkpoint)
+    if found is None or found.kind == "rescale":
+        return found
+    if not found.is_committed:
+        raise_unfinished(checkpoint)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class EditBatch:
+    """The batch of an edit that is to be made.
+
+    Attributes:
+        batch: Its number.
+        is_begun: Whether an edit that did not end planned it.
+        watermark_ms: The query's watermark until now, milliseconds since the Unix epoch.
+    """
+
+    batch: int
+    is_begun: bool
+    watermark_ms: int
+
+
+def find_edit(checkpoint: OpenCheckpoint) -> EditBatch:
+    """Return the batch that an edit of the newest version is.
+
+    Raises:
+        InvalidArgumentError: A rescale was begun and not finished (kind unfinished-operation).
+        As `find_newest`.
+    """
+    found = find_newest(checkpoint)
+    begun = None if found is None or found.is_committed else found
+    if begun is not None and begun.kind == "rescale":
+        raise InvalidArgumentError(
+            "a rescale of the checkpoint was begun and not finished",
+            kind="unfinished-operation",
+            checkpoint=checkpoint.uri,
+            batch=begun.batch,
+            begun=begun.num_partitions,
+            to_fix="finish it by `statestore rescale`, or take it back (--undo), then repeat this",
+        )
+    committed = checkpoint.done_batches[-1]
+    watermark_ms = int(checkpoint.commit_entry(committed).fields.get(_COMMITTED, 0))
+    return EditBatch(committed + 1, begun is not None, watermark_ms)
+
+
+def raise_unfinished(checkpoint: OpenCheckpoint) -> NoReturn:
+    """Raise since the newest batch is planned and not committed.
+
+    Raises:
+        InvalidArgumentError: Always (kind unfinished-batch), unless a query runs.
+        InUseError: The query runs, and is about to end its batch.
+    """
+    # Of a query that runs, the batch is not to be ended by starting it.
+    require_not_in_use(checkpoint)
+    raise InvalidArgumentError(
+        "the newest batch of the query is planned but not committed",
+        kind="unfinished-batch",
+        checkpoint=checkpoint.uri,
+        planned_batch=checkpoint.newest_planned,
+        committed_batch=checkpoint.newest_committed,
+        to_fix="start the query as it was and let it end the batch, for example with "
+        "trigger(availableNow=True), then repeat this; its rows may have reached the sink already, "
+        "so it cannot be left out",
+    )
+
+
+def checkpoint_ids_of(
+    operators: Iterable[OperatorInfo], made: Mapping[StoreName, PublishedFile]
+) -> CheckpointIds:
+    """Return the checkpoint IDs that an entry of the commit log has in format v2.
+
+    Args:
+        operators: The stateful operators.
+        made: The version of every store in each of its state partitions.
+    """
+    return {
+        str(operator.id): [
+            [
+                made[StoreName(operator.id, partition, info.name)].trailer.checkpoint_id
+                for info in operator.stores
+            ]
+            for partition in sorted({one.partition for one in made if one.operator == operator.id})
+        ]
+        for operator in operators
+    }
+
+
+def with_watermark(
+    offsets: OffsetsEntry, commit: CommitEntry, watermark_ms: int
+) -> tuple[OffsetsEntry, CommitEntry]:
+    """Return the entries of a batch with the watermark that the next one has.
+
+    Spark evicts by the watermark in the commit entry of the batch before, and drops late rows by
+    that in its offsets entry.
+    """
+    return (
+        replace(offsets, metadata={**offsets.metadata, _PLANNED: watermark_ms}),
+        replace(commit, fields={**commit.fields, _COMMITTED: watermark_ms}),
+    )
