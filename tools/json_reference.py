@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 
+from statestore.checkpoint.history import HistoryEntry
 from statestore.checkpoint.operator_metadata import OperatorInfo, StateVariable, StoreInfo
 from statestore.cli.diagnosis import Check
 from statestore.cli.output import SCHEMA_VERSION
@@ -61,6 +62,7 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
         },
         (ForgetPlan, Certificate, Fingerprints, FileRecord, KeySearch, Outcome, Hit),
     ),
+    "history": ({"entries": "a `HistoryEntry` each, newest first"}, (HistoryEntry,)),
     "inspect": (
         {
             "stores": "a `StoreDescription` each, whose name is `store`",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import html
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from statestore.api.listing import Listing, schema_of
 from statestore.api.reaching import Reach
+from statestore.checkpoint.history import HistoryEntry, read_history
 from statestore.core.errors import StateStoreError
 from statestore.core.text import format_bytes, format_fields
 from statestore.operations.checkpoint import open_checkpoint
@@ -29,6 +32,21 @@ if TYPE_CHECKING:
     DirectoryLike: TypeAlias = "str | os.PathLike[str] | Directory"
 
 _SHOWN_VERSIONS = 5
+_HISTORY = pa.schema(
+    [
+        ("begun_ms", pa.int64()),
+        ("done_ms", pa.int64()),
+        ("status", pa.string()),
+        ("operation", pa.string()),
+        ("from_version", pa.int64()),
+        ("to_version", pa.int64()),
+        ("taken_back_by", pa.string()),
+        ("user", pa.string()),
+        ("host", pa.string()),
+        ("writer", pa.string()),
+        ("details", pa.string()),
+    ]
+)
 
 
 class Directory:
@@ -144,11 +162,38 @@ class Directory:
         """
         return _versions(self.summary(limit=limit))
 
+    def history(self, *, limit: int | None = None) -> Listing[HistoryEntry]:
+        """List the operations that changed the checkpoint where it is, newest first.
+
+        Each notes that it begins before it changes anything, and that it is done after everything:
+        who, where, when, from and to which version, what was asked for and what was done. The
+        certificate of `forget` is in its result. No key or value of a row is. Batches of the query
+        are no operations.
+
+        Args:
+            limit: At most so many, the newest; None for all.
+
+        Returns:
+            The entries. A line that somebody damaged is one, too, with its text. As a table without
+            options and results, which its column details has in words.
+
+        Raises:
+            NotFoundError: There is no checkpoint.
+            StorageError: The storage failed.
+        """
+        with self._opened() as checkpoint:
+            found = read_history(checkpoint.io, checkpoint.path)[::-1][:limit]
+        return Listing(found, _HISTORY, _history_fields)
+
     def _beside(self, directory: DirectoryLike) -> Reach:
         """Return how another directory is reached: as it says, or else as this one."""
         if isinstance(directory, Directory):
             return directory._reach
         return self._reach.beside(directory)
+
+
+def _history_fields(entry: HistoryEntry) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in _HISTORY.names}
 
 
 def _versions(info: CheckpointInfo) -> Listing[VersionInfo]:

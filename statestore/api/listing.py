@@ -34,6 +34,8 @@ _TYPES: dict[type, pa.DataType] = {
 }
 
 _MOST_LINES = 60
+_TIMES = ("committed_ms", "begun_ms", "done_ms")
+"""Columns that are shown as times."""
 
 
 def schema_of(kind: type) -> pa.Schema:
@@ -127,6 +129,6 @@ def _shown(name: str, value: object) -> object:
     """Return what is shown of a value: a time, and of a list the names of what is in it."""
     if isinstance(value, list):
         return ", ".join(str(item["name"]) for item in value)
-    if name == "committed_ms" and isinstance(value, int):
+    if name in _TIMES and isinstance(value, int):
         return format_time(value)
     return value

@@ -148,9 +148,25 @@ class HistoryEntry:
         """When it began, as a time in UTC; None where nobody knows."""
         return None if self.begun_ms is None else to_time(self.begun_ms)
 
-    def fields(self) -> dict[str, Any]:
-        """Return the attributes by name."""
-        return asdict(self)
+    @property
+    def is_damaged(self) -> bool:
+        """Whether it is a line that cannot be read."""
+        return self.status == "damaged"
+
+    @property
+    def details(self) -> str:
+        """Options and result in words: `keep=2, num_files=14`; of a damaged line its text."""
+        if self.text is not None:
+            return self.text
+        found = {**self.options, **self.result}
+        return ", ".join(
+            f"{name}={'…' if isinstance(value, dict) else value}" for name, value in found.items()
+        )
+
+    def brief(self) -> HistoryEntry:
+        """Return it without the certificate of a `forget`, which names every file."""
+        result = {name: of for name, of in self.result.items() if name != "certificate"}
+        return replace(self, result=result)
 
 
 def append(io: FileIO, directory: str, event: Event) -> None:

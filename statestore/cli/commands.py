@@ -30,6 +30,7 @@ _ELSEWHERE: dict[str, str] = {
     "forget": "statestore.cli.writing",
     "expire": "statestore.cli.upkeep",
     "explain": "statestore.cli.explaining",
+    "history": "statestore.cli.upkeep",
     "inspect": "statestore.cli.inspecting",
     "list": "statestore.cli.upkeep:list_command",
     "read": "statestore.cli.inspecting",

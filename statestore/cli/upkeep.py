@@ -1,4 +1,4 @@
-"""`statestore list`, `verify`, `repair`, `expire`, `compact`: what there is, and its upkeep."""
+"""What there is, and its upkeep: list, history, verify, repair, expire, compact."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def list_command(
 ) -> None:
     """List the versions of a checkpoint.
 
-    A version is kept incremental, full or rescaled. Shown of it are its rows, the bytes it added,
+    A version is kept incremental, full or rescaled. One that an operation made says which. Shown of
+    it are its rows, the bytes it added,
     the bytes that a restore reads, and its snapshots. Then comes when its batch was committed, and
     how long the commit of its slowest store took. An expired version is one that retention took, or
     that a savepoint or restore did not take along; nothing is wrong with it. A damaged one lost
@@ -77,13 +78,14 @@ def list_command(
             "is running" if info.is_running else "is planned and not committed: it runs again"
         )
         click.echo(f"batch {info.uncommitted_batch} {is_running}")
-    columns = ["version", "batch", "kind", "partitions", "rows", "added", "full", "snapshots",
-               "committed", "took"]  # fmt: skip
+    columns = ["version", "batch", "kind", "made by", "partitions", "rows", "added", "full",
+               "snapshots", "committed", "took"]  # fmt: skip
     rows: list[list[object]] = [
         [
             version.version,
             version.batch,
             version.kind,
+            version.made_by,
             version.num_partitions,
             version.num_rows,
             format_bytes(version.incremental_bytes) if version.num_stores else None,
@@ -109,6 +111,48 @@ def list_command(
             for found in retained
         ]
         console().print(table(["version", "form", "rows", "bytes", "savepoint"], rows))
+
+
+@click.command()
+@checkpoint_argument()
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Newest ones only."
+)
+@storage_option
+@output_option
+def history(checkpoint: str, limit: int, storage_options: dict[str, str], output: str) -> None:
+    """List the operations that changed a checkpoint where it is, newest first.
+
+    Each says when it began, by which user and on which machine, the newest version before it, and
+    the version that it made or went back to. An operation that is begun and not done is under way,
+    failed, or was killed: done again, it goes on. The certificate of a forget is in the JSON. Keys
+    and values of rows are not. A line that somebody damaged is shown as it is.
+
+    \b
+    Examples:
+      statestore history /data/checkpoint
+      statestore history /data/checkpoint --limit 100 --output json
+    """  # noqa: D301 (click reads the backspace)
+    from statestore.api.checkpoint import Checkpoint
+
+    entries = Checkpoint(checkpoint, storage_options=storage_options).history(limit=limit)
+    if output == "json":
+        print_json({"entries": [asdict(entry) for entry in entries]})
+        return
+    columns = ["begun", "operation", "status", "from", "to", "by", "details"]
+    rows: list[list[object]] = [
+        [
+            None if entry.begun_ms is None else format_time(entry.begun_ms),
+            entry.operation,
+            f"taken back by {entry.taken_back_by}" if entry.taken_back_by else entry.status,
+            entry.from_version,
+            entry.to_version,
+            None if entry.is_damaged else f"{entry.user or 'unknown'}@{entry.host}",
+            entry.details or None,
+        ]
+        for entry in entries
+    ]
+    console().print(table(columns, rows))
 
 
 def _savepoint(found: Savepoint) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from statestore.core.text import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from statestore.checkpoint.history import HistoryEntry
     from statestore.codec.commit_times import MemoryUse
     from statestore.operations.new_directory import BranchOrigin
     from statestore.operations.upkeep.listing import FoundBranch, FoundSavepoint, VersionInfo
@@ -171,6 +172,8 @@ class Facts:
         savepoints, branches: Those found where it was said to look.
         advice: What to do, the most urgent first.
         is_running: As `CheckpointInfo`.
+        history: Operations that changed the checkpoint where it is, newest first, without the
+            certificates of forgotten keys.
     """
 
     schema_version: int
@@ -191,6 +194,7 @@ class Facts:
     branches: tuple[FoundBranch, ...] = ()
     advice: tuple[Advice, ...] = ()
     is_running: bool = False
+    history: tuple[HistoryEntry, ...] = ()
 
     def __repr__(self) -> str:
         return (

@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from statestore.checkpoint.history import read_history
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, folded
 from statestore.core.errors import StateStoreError
 from statestore.operations.reading.inspection import largest_keys
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from statestore.operations.upkeep.listing import CheckpointInfo
 
 NUM_VERSIONS = 100
+NUM_OPERATIONS = 100
 NUM_HEAVIEST = 10
 READ_BYTES = 64 << 20
 """State up to this size is read for its heaviest keys without being asked to."""
@@ -92,6 +94,7 @@ def _facts(
     deep: bool,
 ) -> Facts:
     findings = verify(source, deep=deep).findings if info.newest_version else ()
+    history = read_history(source.io, source.path)
     return Facts(
         schema_version=SCHEMA_VERSION,
         uri=info.uri,
@@ -108,6 +111,7 @@ def _facts(
         findings=findings,
         is_deep=deep,
         is_running=info.is_running,
+        history=tuple(entry.brief() for entry in history[::-1][:NUM_OPERATIONS]),
     )
 
 

@@ -53,6 +53,7 @@ def facts(*partitions, key_groups=None, max_parallelism=128, rescalable=True, **
         version=7,
         batch=6,
         kind="incremental",
+        made_by=None,
         num_partitions=len(partitions),
         num_stores=len(partitions),
         num_rows=sum(rows),

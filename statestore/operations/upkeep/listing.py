@@ -26,6 +26,7 @@ from statestore.core.errors import (
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.core.text import format_bytes, to_time
 from statestore.io.storage import absolute_uri
+from statestore.operations.batches import read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint
 from statestore.operations.in_use import is_query_running
 from statestore.operations.new_directory import (
@@ -57,6 +58,8 @@ class VersionInfo:
         kind: How it is kept; expired where retention took it, or a savepoint or restore never took
             it along; damaged where its files are wrong or lost; unreadable where they cannot be
             reached.
+        made_by: The operation that made it: rescale, edit or forget; None where the query did, or
+            its batch has left the offset log.
         num_partitions: State partitions; None where its batch has left the offset log.
         num_stores: Stores that have it, each of one state partition.
         num_rows: Rows in all of them; None where only reading them tells.
@@ -74,6 +77,7 @@ class VersionInfo:
     version: int
     batch: int
     kind: VersionKind | Literal["expired", "damaged", "unreadable"]
+    made_by: Literal["rescale", "edit", "forget"] | None
     num_partitions: int | None
     num_stores: int
     num_rows: int | None
@@ -292,6 +296,7 @@ def _describe(
         version=batch + 1,
         batch=batch,
         kind=failure.kind if failure else _kind(states),
+        made_by=_maker(checkpoint, batch),
         num_partitions=num_partitions,
         num_stores=len(states),
         num_rows=None if failure else add_counts(state.num_keys for state in states.values()),
@@ -305,6 +310,15 @@ def _describe(
         commit=None,
         problem=failure.problem if failure and failure.kind != "expired" else None,
     )
+
+
+def _maker(checkpoint: OpenCheckpoint, batch: int) -> Literal["rescale", "edit", "forget"] | None:
+    """Return the operation whose batch it is, None where it is the query's or nobody knows."""
+    with suppress(StateStoreError):
+        found = read_own_batch(checkpoint, batch)
+        if found is not None:
+            return "forget" if found.kind == "forgotten" else found.kind
+    return None
 
 
 def _added_bytes(state: StoreState, before: StoreState | None) -> int:
