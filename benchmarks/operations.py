@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 from benchmarks.query_runs import run_from_start, start_query, start_warm_session
 from benchmarks.workloads import OUR_ROCKSDB, OURS, QueryWorkload, find_provider
 from statestore import Checkpoint, Savepoint
-from statestore.operations.savepoint.plans import SavepointForm
+from statestore.operations.savepoint.savepoint import SavepointForm
 
 PARTITIONS = 4
 BACKENDS = {"filesystem": OURS, "rocksdb": OUR_ROCKSDB, "spark-rocksdb": "rocksdb"}

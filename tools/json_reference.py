@@ -11,12 +11,12 @@ from statestore.cli.diagnosis import Check
 from statestore.cli.output import SCHEMA_VERSION
 from statestore.codec.commit_times import CommitTimes
 from statestore.codec.references import StoreName
+from statestore.operations.copy_plan import CopyPlan
 from statestore.operations.forget.certificate import Certificate, FileRecord, Fingerprints
 from statestore.operations.forget.plans import ForgetPlan
 from statestore.operations.forget.search import Hit, KeySearch, Outcome
 from statestore.operations.reading.inspection import FamilyDescription, StoreDescription
 from statestore.operations.rescale.plan import RescalePlan, StoreRescale, UndoPlan
-from statestore.operations.savepoint.plans import BranchPlan, RestorePlan
 from statestore.operations.savepoint.savepoint import SavepointInfo
 from statestore.operations.upkeep.compact import CompactPlan, StoreCompact
 from statestore.operations.upkeep.expire import ExpirePlan, StoreExpire, StoreStay
@@ -33,7 +33,7 @@ _ROWS = {
 }
 
 COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
-    "branch": (_DONE, (BranchPlan,)),
+    "branch": (_DONE, (CopyPlan,)),
     "compact": (_DONE | _SUMS, (CompactPlan, StoreCompact)),
     "convert": (
         _DONE
@@ -80,7 +80,7 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
     "repair": (_DONE | {"is_needed": "whether anything is to repair"}, (RepairPlan,)),
     "report": ({}, (Facts, StoreFacts, PartitionFacts, Spread, HeavyKey, Advice)),
     "rescale": (_DONE, (RescalePlan, StoreRescale, UndoPlan)),
-    "restore": (_DONE, (RestorePlan,)),
+    "restore": (_DONE, (CopyPlan,)),
     "savepoint": ({"destination": "the savepoint's directory"}, (SavepointInfo,)),
     "verify": (
         {"ok": "whether nothing is wrong", "to_fix": "what to do, null where nothing is wrong"},

@@ -13,10 +13,10 @@ from statestore.api.writing import Writing
 from statestore.operations.operator_map import OperatorMap
 from statestore.operations.plan import Report, no_report
 from statestore.operations.savepoint.branch import decide_branch
-from statestore.operations.savepoint.decide_restore import decide_restore
+from statestore.operations.savepoint.restore import decide_restore
 from statestore.operations.savepoint.savepoint import (
+    decide_savepoint,
     open_savepoint,
-    plan_savepoint,
     take_savepoint,
 )
 from statestore.operations.upkeep.listing import find_savepoints
@@ -27,15 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from statestore.api.directory import DirectoryLike
+    from statestore.operations.copy_plan import CopyPlan
+    from statestore.operations.copying import Copy
     from statestore.operations.savepoint.conversion import ConvertPlan
-    from statestore.operations.savepoint.plans import (
-        BranchPlan,
-        RestorePlan,
-        SavepointForm,
-        SavepointPlan,
-    )
-    from statestore.operations.savepoint.restore import Restore
-    from statestore.operations.savepoint.savepoint import SavepointInfo
+    from statestore.operations.savepoint.savepoint import SavepointForm, SavepointInfo
     from statestore.spark.convert import Conversion
 
 
@@ -78,11 +73,11 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
         *,
         version: int | None = None,
         form: SavepointForm = "canonical",
-    ) -> SavepointPlan:
+    ) -> CopyPlan:
         """Return what `savepoint` would do; arguments and errors as there."""
         to = self._beside(destination)
         with self._opened() as checkpoint:
-            plan = plan_savepoint(checkpoint, to.place, version=version, form=form)
+            plan = decide_savepoint(checkpoint, to.place, version=version, form=form).plan
         return plan.run_by(
             lambda report: self.savepoint(destination, version=version, form=form, report=report)
         )
@@ -126,7 +121,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
             )
         return self._savepoint(destination, info)
 
-    def plan_branch(self, new: DirectoryLike, *, version: int | None = None) -> BranchPlan:
+    def plan_branch(self, new: DirectoryLike, *, version: int | None = None) -> CopyPlan:
         """Return what `branch` would do; arguments and errors as there."""
         with self._opened() as checkpoint:
             plan = decide_branch(checkpoint, self._beside(new).place, version).plan
@@ -269,7 +264,7 @@ class Savepoint(Writing["Savepoint"]):
         add_operators: Mapping[int, str] | None = None,
         new_query_id: bool = False,
         claim: bool = False,
-    ) -> RestorePlan:
+    ) -> CopyPlan:
         """Return what `restore` would do; arguments and errors as there."""
         how = _how(
             backend,
@@ -342,7 +337,7 @@ class Savepoint(Writing["Savepoint"]):
         return Checkpoint._at(self._beside(checkpoint))
 
     @contextmanager
-    def _decided(self, checkpoint: DirectoryLike, how: Mapping[str, Any]) -> Iterator[Restore]:
+    def _decided(self, checkpoint: DirectoryLike, how: Mapping[str, Any]) -> Iterator[Copy[None]]:
         """Decide a restore within the open savepoint."""
         with (
             self._reach.using(),

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from statestore.api.directory import DirectoryLike
-    from statestore.operations.writing.plans import WritePlan
-    from statestore.operations.writing.savepoint_of_rows import SavepointOfRows
+    from statestore.operations.copy_plan import CopyPlan
+    from statestore.operations.copying import Copy
+    from statestore.operations.savepoint.savepoint import SavepointInfo
 
 
 def plan_write_savepoint(
@@ -30,7 +31,7 @@ def plan_write_savepoint(
     change_schema: bool = False,
     offsets: Sequence[str] | None = None,
     watermark_ms: int = 0,
-) -> WritePlan:
+) -> CopyPlan:
     """Return what `write_savepoint` would do; arguments and errors as there.
 
     Files are read now, and `run` writes what was in them; a stream is read by `run`, once.
@@ -110,7 +111,7 @@ def _deciding_rows(
     change_schema: bool,
     offsets: Sequence[str] | None,
     watermark_ms: int,
-) -> Iterator[SavepointOfRows]:
+) -> Iterator[Copy[SavepointInfo]]:
     of = _directory(like)
     if not isinstance(like, CapturedQuery):
         if offsets is not None or watermark_ms:

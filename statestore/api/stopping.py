@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from statestore.api.checkpoint import Savepoint
     from statestore.api.directory import DirectoryLike
-    from statestore.operations.savepoint.plans import SavepointForm
+    from statestore.operations.savepoint.savepoint import SavepointForm
 
 POLL_S = 0.05
 

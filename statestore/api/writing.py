@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from statestore.api.directory import DirectoryLike
-    from statestore.operations.writing.plans import WritePlan
-    from statestore.operations.writing.savepoint_of_rows import SavepointOfRows
+    from statestore.operations.copy_plan import CopyPlan
+    from statestore.operations.copying import Copy
+    from statestore.operations.savepoint.savepoint import SavepointInfo
 
 Written = TypeVar("Written")
 """Savepoint, which stands on this module."""
@@ -39,7 +40,7 @@ class Writing(State, Generic[Written]):
         *,
         version: int | None = None,
         change_schema: bool = False,
-    ) -> WritePlan:
+    ) -> CopyPlan:
         """Return what `transform` would do; arguments and errors as there.
 
         Functions are called with a table without rows, for the columns that they return.
@@ -104,7 +105,7 @@ class Writing(State, Generic[Written]):
         upsert: Any = None,
         version: int | None = None,
         all_rows: bool = False,
-    ) -> WritePlan:
+    ) -> CopyPlan:
         """Return what `edit` would do; arguments and errors as there.
 
         A stream or file of rows is read for the plan and kept: `run` does what the plan says.
@@ -172,7 +173,7 @@ class Writing(State, Generic[Written]):
     @contextmanager
     def _deciding(
         self, operation: str, destination: DirectoryLike, operators: Mapping[int, Any], **how: Any
-    ) -> Iterator[SavepointOfRows]:
+    ) -> Iterator[Copy[SavepointInfo]]:
         to = self._beside(destination).place
         with self._opened() as checkpoint:
             yield decide_rows(operation, checkpoint, to, operators, **how)
@@ -180,7 +181,7 @@ class Writing(State, Generic[Written]):
     @contextmanager
     def _editing(
         self, destination: DirectoryLike, how: Mapping[str, Any]
-    ) -> Iterator[SavepointOfRows]:
+    ) -> Iterator[Copy[SavepointInfo]]:
         to = self._beside(destination).place
         with self._opened() as checkpoint:
             yield decide_edit(checkpoint, to, **how)

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from statestore.io.file_io import FileIO
 
 FileBody = Literal["arrows", "sst"]
+BODIES: dict[str, FileBody] = {"heap": "arrows", "filesystem": "arrows", "rocksdb": "sst"}
+"""How state files keep rows, by state backend."""
 
 DEFAULT_STORE_NAME = "default"
 HEAP_MARKER = "heap-backend"

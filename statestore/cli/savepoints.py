@@ -21,7 +21,7 @@ from statestore.core.providers import PROVIDERS
 from statestore.core.text import format_fields
 
 if TYPE_CHECKING:
-    from statestore.operations.savepoint.plans import SavepointForm
+    from statestore.operations.savepoint.savepoint import SavepointForm
 
 
 @click.command()

@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from statestore.io.file_io import FileIO
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.new_directory import NewDirectory
-    from statestore.operations.plan import Report
 
 MAX_COPIES_AT_ONCE = 8
 _LOGS = ("offsets", "commits")
@@ -73,6 +72,7 @@ class CommittedVersion:
         heads: The delta of every store that has state.
         spark_files: Paths below the checkpoint directory of Spark's other files, but for the
             metadata of operators.
+        is_savepoint: Whether it is a savepoint's, which nothing expires and nothing is written to.
     """
 
     checkpoint: OpenCheckpoint
@@ -82,6 +82,7 @@ class CommittedVersion:
     commits: Mapping[int, CommitEntry]
     heads: Mapping[StoreName, PublishedFile]
     spark_files: tuple[str, ...]
+    is_savepoint: bool = False
 
     @property
     def batch(self) -> int:
@@ -97,6 +98,16 @@ class CommittedVersion:
     def has_checkpoint_ids(self) -> bool:
         """Whether the commit log names checkpoint IDs: checkpoint format v2."""
         return bool(self.commits[self.batch].checkpoint_ids)
+
+    @property
+    def checkpoint_format(self) -> int:
+        """1 or 2."""
+        return 2 if self.has_checkpoint_ids or self.commits[self.batch].version == "v2" else 1
+
+    @cached_property
+    def stores(self) -> tuple[tuple[int, str], ...]:
+        """Operator ID and name of every store."""
+        return tuple(dict.fromkeys((store.operator, store.name) for store in self.heads))
 
     def check_sources(self) -> None:
         """Check that a copy reads on where the version ends; errors as `check_sources`."""
@@ -152,9 +163,13 @@ class CommittedVersion:
     def pinned(self, ids: IdSource | None = None) -> AbstractContextManager[None]:
         """Hold the version's state files back from retention within a block, as `pins.pinned`.
 
+        A savepoint's are as they are: nothing of this package deletes them.
+
         Args:
             ids: Source of IDs, random when None.
         """
+        if self.is_savepoint:
+            return nullcontext()
         locations = [self.checkpoint.location(store) for store in self.heads]
         return pinned(locations, self.version, (ids or RandomIds()).new_id())
 
@@ -199,9 +214,9 @@ def find_version(checkpoint: OpenCheckpoint, version: int | None = None) -> Comm
             # One of another number of state partitions is what a rescale left that was not ended.
             if planned.conf.get(NUM_PARTITIONS_KEY) == num_partitions:
                 offsets[version] = planned
-    query_id = None
+    query_id, descriptor = None, None
     with suppress(NotFoundError):
-        query_id, _ = read_metadata(checkpoint.io, checkpoint.path)
+        query_id, descriptor = read_metadata(checkpoint.io, checkpoint.path)
     return CommittedVersion(
         checkpoint,
         version,
@@ -210,6 +225,7 @@ def find_version(checkpoint: OpenCheckpoint, version: int | None = None) -> Comm
         commits,
         checkpoint.heads(version),
         tuple(spark_files_of(checkpoint)),
+        is_savepoint=descriptor is not None,
     )
 
 
@@ -270,7 +286,7 @@ def copy_state(
     stores: Iterable[StoreName],
     target: NewDirectory,
     state_io_root: str,
-    report: Report,
+    add_done: Callable[[int], None],
     *,
     copy: Callable[[FileIO, str, NewDirectory, str], None] = copy_file,
 ) -> None:
@@ -281,7 +297,7 @@ def copy_state(
         stores: The stores.
         target: Where to.
         state_io_root: Directory of the operators' state there.
-        report: Told of the bytes copied.
+        add_done: Called with the bytes of each file that was copied.
         copy: How to copy a file.
 
     Raises:
@@ -296,7 +312,6 @@ def copy_state(
         found = [*version.state_files(store), *_references(version, store)]
         for path, size in found:
             files[posixpath.relpath(path, location.root)] = location.io, path, size
-    done, total = 0, sum(size for _, _, size in files.values())
     with ThreadPoolExecutor(MAX_COPIES_AT_ONCE) as pool:
 
         def copy_one(below: str) -> int:
@@ -305,8 +320,7 @@ def copy_state(
             return size
 
         for size in pool.map(copy_one, files):
-            done += size
-            report(done, total)
+            add_done(size)
 
 
 def _references(version: CommittedVersion, store: StoreName) -> Iterable[tuple[str, int]]:

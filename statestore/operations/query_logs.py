@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from statestore.checkpoint.layout import BODIES
 from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
     PROVIDER_KEY,
@@ -193,7 +194,7 @@ class QueryLogs:
     @property
     def body(self) -> FileBody:
         """How the state files keep rows."""
-        return "sst" if self.backend == "rocksdb" else "arrows"
+        return BODIES[self.backend]
 
     def num_partitions_at(self, version: int) -> int:
         """Return the number of state partitions of a committed version.

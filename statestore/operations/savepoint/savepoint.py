@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from statestore.checkpoint.layout import StoreLocation
-from statestore.checkpoint.query_log import PROVIDER_KEY
 from statestore.codec.joined_trailers import add_counts
 from statestore.core.errors import (
     CorruptionError,
@@ -30,40 +27,29 @@ from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.core.providers import PROVIDERS
 from statestore.core.text import format_bytes, format_fields, to_time
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.committed_version import (
-    copy_spark_files,
-    copy_state,
-    find_version,
-    write_logs,
-)
-from statestore.operations.full_state import MAX_STATES_AT_ONCE, Work, open_memory, write_states
+from statestore.operations.copying import Copy, Made, same_shape, source_of
 from statestore.operations.new_directory import (
     QUERY_ID,
-    begin_directory,
     check_finished,
-    check_target,
     metadata_fields,
     read_metadata,
 )
+from statestore.operations.passes import Copied, Dealt
 from statestore.operations.plan import no_report
-from statestore.operations.savepoint.plans import SavepointForm, SavepointPlan
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.references import StoreName
-    from statestore.core.options import StateStoreOptions
     from statestore.io.file_io import FileIO
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.committed_version import CommittedVersion
-    from statestore.operations.new_directory import NewDirectory
     from statestore.operations.plan import Report
 
 FORMAT_VERSION = 1
 CANONICAL_BACKEND = "filesystem"
 """State backend whose full-state deltas a canonical savepoint is made of: Arrow streams."""
+SavepointForm = Literal["canonical", "native"]
 _FIELD = "savepoint"
 _FORM = re.compile("canonical|native")
 _BACKEND = re.compile("|".join(PROVIDERS))
@@ -127,20 +113,48 @@ class SavepointInfo:
         return f"<pre>{html.escape(format_fields(self.fields_for_people()))}</pre>"
 
 
-def plan_savepoint(
+def decide_savepoint(
     checkpoint: OpenCheckpoint,
     destination: Place,
     *,
     version: int | None = None,
     form: SavepointForm = "canonical",
-) -> SavepointPlan:
-    """Say what `take_savepoint` would do; arguments and errors as there, nothing is written."""
-    _check_form(checkpoint, form)
-    check_target(destination, "savepoint", checkpoint.uri)
-    found = find_version(checkpoint, version)
-    found.check_sources()
-    state_bytes = found.state_bytes()
-    return SavepointPlan(checkpoint.uri, destination.uri, found.version, form, state_bytes)
+) -> Copy[SavepointInfo]:
+    """Decide how a committed version becomes a savepoint; nothing is written.
+
+    The query may run meanwhile.
+
+    Args:
+        checkpoint: The checkpoint.
+        destination: The savepoint, which must not be there; of any storage. Its options say the
+            form of the files.
+        version: State version, None for the newest committed one.
+        form: canonical can be restored on every state backend; native is copied faster.
+
+    Raises:
+        InvalidArgumentError: The state is in a driver's memory and the form is native; or as
+            `source_of`.
+        NotFoundError, CorruptionError, IncompatibleError, FencedError, StorageError: As
+            `source_of`.
+    """
+    if checkpoint.backend == "heap" and form == "native":
+        raise InvalidArgumentError(
+            "a checkpoint of the heap backend has no files of its own to copy",
+            checkpoint=checkpoint.uri,
+            to_fix="take a canonical savepoint",
+        )
+    found = source_of("savepoint", checkpoint, destination, version)
+    becomes = savepoint_of(found, destination, form)
+    passing = Copied() if form == "native" else Dealt()
+    return same_shape(
+        "savepoint",
+        found,
+        destination,
+        passing,
+        becomes,
+        backend=checkpoint.backend if form == "native" else CANONICAL_BACKEND,
+        query_id=found.query_id or "",
+    )
 
 
 def take_savepoint(
@@ -151,39 +165,27 @@ def take_savepoint(
     form: SavepointForm = "canonical",
     report: Report = no_report,
 ) -> SavepointInfo:
-    """Copy a committed version of a query, with all that a restart needs, to a new directory.
+    """Take a savepoint, as `decide_savepoint` decides and `Copy.run` makes it.
 
-    The query may run meanwhile. Where its retention deletes a file that is being copied, a newer
-    version is copied instead, unless one was asked for.
+    Where the query's retention deletes a file that is being copied, a newer version is copied
+    instead, unless one was asked for.
 
     Args:
         place: The checkpoint.
-        destination: The savepoint, which must not be there; of any storage. Its options say the
-            form of the files.
-        version: State version, None for the newest committed one.
-        form: canonical can be restored on every state backend; native is copied faster.
-        report: Called with bytes done and the total.
-
-    Guarantee: on return the savepoint is whole and durable, and refers to nothing outside of it.
-    After a raise, or when the process is killed, the destination is not taken for a savepoint, and
-    the same call may be repeated; the checkpoint is as it was, but for pins that expire.
+        destination: As `decide_savepoint`.
+        version: As `decide_savepoint`.
+        form: As `decide_savepoint`.
+        report: As `Copy.run`.
 
     Raises:
-        InvalidArgumentError: The destination has files (kind checkpoint-exists).
-        NotFoundError: The version was not committed, or is being expired faster than it is copied.
-        IncompatibleError: Another provider wrote the checkpoint, or a newer version of this.
-        CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
+        NotFoundError: The version is being expired faster than it is copied; or as `Copy.run`.
+        InvalidArgumentError, IncompatibleError, CorruptionError, FencedError, StorageError: As
+            `decide_savepoint` and `Copy.run`.
     """
     for attempt in range(_ATTEMPTS):
         try:
             with open_checkpoint(place) as source:
-                _check_form(source, form)
-                found = find_version(source, version)
-                with (
-                    found.pinned(destination.ids),
-                    begin_directory(destination, "savepoint", source.uri) as target,
-                ):
-                    return _copy(found, target, form, destination.options, report)
+                return decide_savepoint(source, destination, version=version, form=form).run(report)
         except NotFoundError as error:
             is_expiring = error.kind in ("file-not-found", "version-not-found")
             if version is not None or not is_expiring or attempt == _ATTEMPTS - 1:
@@ -191,88 +193,41 @@ def take_savepoint(
     raise AssertionError("unreachable")
 
 
-def _check_form(checkpoint: OpenCheckpoint, form: SavepointForm) -> None:
-    if checkpoint.backend == "heap" and form == "native":
-        raise InvalidArgumentError(
-            "a checkpoint of the heap backend has no files of its own to copy",
-            checkpoint=checkpoint.uri,
-            to_fix="take a canonical savepoint",
-        )
-
-
-def _copy(
+def savepoint_of(
     version: CommittedVersion,
-    target: NewDirectory,
+    destination: Place,
     form: SavepointForm,
-    options: StateStoreOptions,
-    report: Report,
-) -> SavepointInfo:
-    checkpoint = version.checkpoint
-    offsets = version.offsets
-    copy_spark_files(version, target)  # first: nothing pins those
-    if form == "native":
-        copy_state(version, version.heads, target, f"{target.path}/state", report)
-        num_rows = add_counts(head.trailer.num_keys for head in version.heads.values())
-        state_bytes = version.state_bytes()
-    else:
-        num_rows, state_bytes = _write_canonical(version, target, options, report)
-        provider = {PROVIDER_KEY: PROVIDERS[CANONICAL_BACKEND]}
-        offsets = {batch: entry.with_conf(provider) for batch, entry in offsets.items()}
-    version.copy_operators(target)
-    write_logs(target, offsets, version.commits)
-    savepoint = SavepointInfo(
-        form=form,
-        backend=checkpoint.backend,
-        query_id=version.query_id or "",
-        version=version.version,
-        num_partitions=version.num_partitions,
-        checkpoint_format=2 if version.has_checkpoint_ids else 1,
-        created_ms=target.clock.now_ms(),
-        num_stores=len(version.heads),
-        num_rows=num_rows,
-        state_bytes=state_bytes,
-        operators=tuple(operator.name for operator in checkpoint.operators),
-    )
-    finish_savepoint(target, savepoint)
-    return savepoint
+    *,
+    query_id: str | None = None,
+) -> Callable[[Made], tuple[str, SavepointInfo]]:
+    """Return what makes a copy of a version a savepoint: `Copy.becomes`.
 
+    Args:
+        version: The version.
+        destination: The savepoint.
+        form: Its form.
+        query_id: ID of the query, empty for none; that of the version when None.
+    """
 
-def finish_savepoint(target: NewDirectory, savepoint: SavepointInfo) -> None:
-    """Make a directory a savepoint that says this about itself; as `NewDirectory.finish`."""
-    fields = {"format_version": FORMAT_VERSION, **asdict(savepoint)}
-    target.finish(metadata_fields(**{_FIELD: fields}))
-
-
-def _write_canonical(
-    version: CommittedVersion, target: NewDirectory, options: StateStoreOptions, report: Report
-) -> tuple[int, int]:
-    """Write the full state of every store; return the rows and the bytes of all."""
-    checkpoint = version.checkpoint
-    memory = open_memory(options) if checkpoint.body == "sst" else None
-    work = Work(target.scratch_directory, options, target.clock, memory)
-
-    def write(store: StoreName) -> PublishedFile:
-        head = version.heads[store]
-        # The checkpoint ID stays: it is the same version, and the commit log names it.
-        taker = StoreLocation(target.io, f"{target.path}/state", store)
-        written = write_states(
-            [(checkpoint.location(store), head)],
-            {taker: head.trailer.checkpoint_id},
-            head.trailer.num_partitions,
-            CANONICAL_BACKEND,
-            work,
+    def becomes(made: Made) -> tuple[str, SavepointInfo]:
+        sizes = [file.ref.size for file in made.values()]
+        savepoint = SavepointInfo(
+            form=form,
+            backend=version.checkpoint.backend,
+            query_id=(version.query_id or "") if query_id is None else query_id,
+            version=version.version,
+            num_partitions=version.num_partitions,
+            checkpoint_format=version.checkpoint_format,
+            created_ms=destination.clock.now_ms(),
+            num_stores=len(made),
+            num_rows=add_counts(file.trailer.num_keys for file in made.values()),
+            state_bytes=version.state_bytes() if form == "native" else sum(sizes),
+            operators=tuple(operator.name for operator in version.checkpoint.operators),
         )
-        return written[taker]
+        fields = {"format_version": FORMAT_VERSION, **asdict(savepoint)}
+        return metadata_fields(**{_FIELD: fields}), savepoint
 
-    num_rows = num_bytes = done = 0
-    total = version.state_bytes()
-    with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
-        for store, file in zip(version.heads, pool.map(write, version.heads), strict=True):
-            num_rows += file.trailer.rows.put
-            num_bytes += file.ref.size
-            done += version.state_bytes([store])
-            report(min(done, total), total)
-    return num_rows, num_bytes
+    return becomes
 
 
 def read_savepoint(io: FileIO, directory: str, uri: str) -> SavepointInfo:

@@ -11,23 +11,33 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from statestore.backends.spark.schemas import replace_schemas
+from statestore.checkpoint.query_log import read_bytes
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.text import format_count
 from statestore.operations.batches import find_edit
 from statestore.operations.committed_version import find_version
+from statestore.operations.copying import same_shape
 from statestore.operations.key_set import KeySet
+from statestore.operations.new_directory import check_target
+from statestore.operations.passes import Dealt
 from statestore.operations.reading.condition import Condition
 from statestore.operations.reading.read import read_batches
-from statestore.operations.savepoint.savepoint import read_savepoint
+from statestore.operations.savepoint.conversion import schemas_of
+from statestore.operations.savepoint.savepoint import (
+    CANONICAL_BACKEND,
+    read_savepoint,
+    savepoint_of,
+)
 from statestore.operations.writing.captured import find_captured
 from statestore.operations.writing.columns import FamilyColumns, decide_family
 from statestore.operations.writing.expiry import expiry_condition
 from statestore.operations.writing.family_rows import FamilyRows
 from statestore.operations.writing.found import check_found, deleted_in_words, find_rows
 from statestore.operations.writing.given import read_given, rows_of
+from statestore.operations.writing.given_pass import Given
 from statestore.operations.writing.in_place import EditInPlace
 from statestore.operations.writing.row_files import RowsFile
-from statestore.operations.writing.savepoint_of_rows import SavepointOfRows
 from statestore.operations.writing.shape import find_shape, shapes_of
 
 if TYPE_CHECKING:
@@ -37,10 +47,13 @@ if TYPE_CHECKING:
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.committed_version import CommittedVersion
+    from statestore.operations.copying import Copy
+    from statestore.operations.passes import Pass, Store
+    from statestore.operations.savepoint.savepoint import SavepointInfo
     from statestore.operations.writing.captured import CapturedBatch
     from statestore.operations.writing.shape import StoreShape
 
-Given = Mapping[int, Any]
+ByOperator = Mapping[int, Any]
 """Rows by operator; of an operator with several stores or state variables a mapping by name."""
 
 
@@ -48,12 +61,12 @@ def decide_rows(
     operation: str,
     checkpoint: OpenCheckpoint,
     destination: Place,
-    operators: Given,
+    operators: ByOperator,
     *,
     version: int | None = None,
     change_schema: bool = False,
     makes: bool,
-) -> SavepointOfRows:
+) -> Copy[SavepointInfo]:
     """Decide a savepoint of a checkpoint's version, with other rows.
 
     Args:
@@ -84,8 +97,8 @@ def decide_rows(
 
 
 def decide_bootstrap(
-    checkpoint: OpenCheckpoint, batch: CapturedBatch, destination: Place, operators: Given
-) -> SavepointOfRows:
+    checkpoint: OpenCheckpoint, batch: CapturedBatch, destination: Place, operators: ByOperator
+) -> Copy[SavepointInfo]:
     """Decide the savepoint of a query that was captured and has never run.
 
     Args:
@@ -98,10 +111,9 @@ def decide_bootstrap(
         As `decide_rows` and `find_captured`.
     """
     found, shapes = find_captured(checkpoint, batch)
-    decided = _of_rows(
+    return _of_rows(
         "write", found, shapes, destination, operators, change_schema=False, makes=False
     )
-    return replace(decided, checkpoint_format=batch.checkpoint_format)
 
 
 def _of_rows(
@@ -109,11 +121,11 @@ def _of_rows(
     found: CommittedVersion,
     shapes: tuple[StoreShape, ...],
     destination: Place,
-    operators: Given,
+    operators: ByOperator,
     *,
     change_schema: bool,
     makes: bool,
-) -> SavepointOfRows:
+) -> Copy[SavepointInfo]:
     rows = []
     for operator, name, given in _named(operators):
         shape, family = find_shape(shapes, operator, name)
@@ -138,7 +150,7 @@ def decide_edit(
     upsert: Any,
     version: int | None,
     all_rows: bool = False,
-) -> SavepointOfRows:
+) -> Copy[SavepointInfo]:
     """Decide a savepoint without some keys, and with some rows.
 
     Args:
@@ -294,18 +306,52 @@ def _decided(
     shapes: tuple[StoreShape, ...],
     rows: list[FamilyRows],
     destination: Place,
-) -> SavepointOfRows:
-    decided = SavepointOfRows(
-        operation=operation,
-        version=version,
-        query_id=version.query_id or _id_in_savepoint(version.checkpoint),
-        checkpoint_format=2 if version.has_checkpoint_ids else 1,
-        shapes=shapes,
-        rows=tuple(rows),
-        destination=destination,
+) -> Copy[SavepointInfo]:
+    """Return the savepoint of a version with other rows; of what is not named with those it has.
+
+    Raises:
+        InvalidArgumentError: As `check_target`.
+        IncompatibleError: Rows cannot be routed by their keys.
+    """
+    check_target(destination, operation, version.checkpoint.uri)
+    passes: dict[Store, Pass] = {}
+    for shape in shapes:
+        own = tuple(of for of in rows if of.shape == shape)
+        if own:
+            shape.require_by_key()
+        # A query that was captured has no rows to deal out.
+        passes[shape.operator, shape.name] = (
+            Given(shape, own) if own or not shape.heads else Dealt()
+        )
+    query_id = version.query_id or _id_in_savepoint(version.checkpoint)
+    becomes = savepoint_of(version, destination, "canonical", query_id=query_id)
+    copy = same_shape(
+        operation,
+        version,
+        destination,
+        Dealt(),
+        becomes,
+        backend=CANONICAL_BACKEND,
+        query_id=query_id,
     )
-    decided.check()
-    return decided
+    return replace(copy, passes=passes, files=_schema_files(version, rows))
+
+
+def _schema_files(version: CommittedVersion, rows: list[FamilyRows]) -> dict[str, bytes]:
+    """Return Spark's files of state schemas that change, by their path."""
+    changed: dict[str, dict[str, ColumnFamily]] = {}
+    for of in rows:
+        if of.plan.key_schema is None and of.plan.value_schema is None:
+            continue
+        operator = version.checkpoint.operator(of.shape.operator)
+        store = next(store for store in operator.stores if store.name == of.shape.name)
+        path = f"state/{operator.id}/{schemas_of(store)[-1]}"
+        changed.setdefault(path, {})[of.family.name] = of.family
+    source = version.checkpoint
+    return {
+        path: replace_schemas(read_bytes(source.io, f"{source.path}/{path}"), path, families)
+        for path, families in changed.items()
+    }
 
 
 def _id_in_savepoint(checkpoint: OpenCheckpoint) -> str:
@@ -314,7 +360,7 @@ def _id_in_savepoint(checkpoint: OpenCheckpoint) -> str:
     return ""
 
 
-def _named(operators: Given) -> Iterator[tuple[int, str | None, Any]]:
+def _named(operators: ByOperator) -> Iterator[tuple[int, str | None, Any]]:
     for operator, given in operators.items():
         if isinstance(given, Mapping):
             for name, of_name in given.items():

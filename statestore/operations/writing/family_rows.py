@@ -14,10 +14,10 @@ import pyarrow.ipc as ipc
 
 from statestore.codec.key_bytes import split_values
 from statestore.codec.rows import SCHEMA, from_numpy, to_numpy
+from statestore.operations.copy_plan import FamilyPlan
 from statestore.operations.reading.condition import Condition
 from statestore.operations.reading.read import decode_batch
 from statestore.operations.writing.columns import FamilyColumns
-from statestore.operations.writing.plans import FamilyPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -1,0 +1,310 @@
+"""Copy: a new directory made of a version; savepoint, branch, restore, transform and write are one.
+
+What is true of each of them is written here, once: the version is held back from retention, the
+directory is nobody's before it is whole, Spark's files come before the state and the logs after it,
+and `metadata`, which makes it count, is last. How the rows of a store pass is a `Pass`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from statestore.checkpoint.layout import BODIES, StoreLocation
+from statestore.checkpoint.placement import make_placement
+from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY, write_bytes
+from statestore.codec.references import StoreName
+from statestore.core.providers import PROVIDERS
+from statestore.operations.committed_version import copy_spark_files, find_version, write_logs
+from statestore.operations.copy_plan import CopyPlan
+from statestore.operations.full_state import Work, open_memory
+from statestore.operations.new_directory import METADATA_NAME, begin_directory, check_target
+from statestore.operations.operator_map import OperatorMap, ResolvedOperators, store_names_of
+from statestore.operations.passes import NewState, Progress, write_added
+from statestore.operations.plan import no_report
+
+if TYPE_CHECKING:
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.io.place import Place
+    from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.committed_version import CommittedVersion
+    from statestore.operations.new_directory import NewDirectory
+    from statestore.operations.passes import Pass, Store
+    from statestore.operations.plan import Report
+
+Result = TypeVar("Result")
+Made = Mapping["StoreName", "PublishedFile"]
+"""The delta of every store of the new directory."""
+
+_OF_OPERATOR = re.compile(r"state/([0-9]+)/(.*)")
+
+
+@dataclass(frozen=True)
+class Copy(Generic[Result]):
+    """A new directory that was decided and is not yet made.
+
+    Attributes:
+        operation: The command that makes it: what the directory says is under way.
+        version: What it is made of.
+        target: The directory, which must not be there.
+        passes: How the rows of each store pass, by operator ID and name; the others stay behind.
+        becomes: Returns, of all that was made, the text of `metadata` and what `run` returns.
+        backend: State backend of its state files.
+        num_partitions: Number of its state partitions.
+        checkpoint_format: 1 or 2.
+        operators: Which operators become which.
+        query_id: ID that the query goes on under; empty for one that is new.
+        state_uri: Where its state is kept, where that is not the directory itself; else empty.
+        claims: Whether what it is made of is deleted when it is whole.
+        files: Spark's files that are other than those of the version, by path below the directory.
+    """
+
+    operation: str
+    version: CommittedVersion
+    target: Place
+    passes: Mapping[Store, Pass]
+    becomes: Callable[[Made], tuple[str, Result]]
+    backend: str
+    num_partitions: int
+    checkpoint_format: int
+    operators: ResolvedOperators
+    query_id: str = ""
+    state_uri: str = ""
+    claims: bool = False
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def source(self) -> OpenCheckpoint:
+        """The checkpoint or savepoint that the version is of."""
+        return self.version.checkpoint
+
+    @cached_property
+    def stores(self) -> tuple[StoreName, ...]:
+        """The version's stores that pass."""
+        heads = self.version.heads
+        return tuple(store for store in heads if (store.operator, store.name) in self.passes)
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of the state files that are read."""
+        return self.version.state_bytes(self.stores)
+
+    @property
+    def plan(self) -> CopyPlan:
+        """What it makes, for people."""
+        by_pass = self._by_pass()
+        read = [
+            store for store in self.stores if not self.passes[store.operator, store.name].is_free
+        ]
+        return CopyPlan(
+            operation=self.operation,
+            source=self.source.uri,
+            target=self.target.uri,
+            version=self.version.version,
+            query_id=self.query_id or None,
+            backend=self.backend,
+            num_partitions=self.num_partitions,
+            operators=dict(self.operators.kept),
+            dropped_operators=tuple(
+                operator.id
+                for operator in self.source.operators
+                if operator.id not in self.operators.kept
+            ),
+            added_operators=dict(self.operators.added),
+            families=tuple(family for passing in by_pass for family in passing.families),
+            state_files=", ".join(dict.fromkeys(passing.words for passing in by_pass)),
+            state_bytes=self.state_bytes,
+            copied_bytes=self.version.state_bytes(read),
+            claim=self.claims,
+        )
+
+    def run(self, report: Report = no_report) -> Result:
+        """Make it.
+
+        Args:
+            report: Called with bytes of state done and the total.
+
+        Guarantee: on return the directory is whole and durable. After a raise, or when the process
+        is killed, no query starts from it and nothing takes it for a savepoint; the same operation
+        may be repeated. What it is made of is as it was, but for pins that expire; what is claimed
+        is whole until the directory is, and is then no longer one, whatever is left of it.
+
+        Raises:
+            InvalidArgumentError: The target has files meanwhile (kind checkpoint-exists); or as the
+                passes.
+            NotFoundError: The query expired a file meanwhile.
+            CorruptionError, IncompatibleError, FencedError, StorageError: What is there cannot be
+                read, or a storage failed.
+        """
+        with (
+            self.version.pinned(self.target.ids),
+            begin_directory(self.target, self.operation, self.source.uri) as target,
+        ):
+            # First, since nothing pins them.
+            copy_spark_files(self.version, target, self._rename)
+            for path, data in self.files.items():
+                write_bytes(target.io, f"{target.path}/{path}", data, overwrite=True)
+            state = self._begin_state(target, report)
+            made: dict[StoreName, PublishedFile] = {}
+            for passing, stores in self._by_pass().items():
+                made |= passing.write(stores, state)
+            made |= write_added(state)
+            # The names of what follows are the same for whoever else might write the directory.
+            target.check_mine()
+            # With an operator that is new, Spark writes the metadata of all in its first batch.
+            if not self.operators.added:
+                self.version.copy_operators(target, self.operators.kept, self.num_partitions)
+            self._write_logs(target, made)
+            metadata, result = self.becomes(made)
+            target.finish(metadata)
+        if self.claims:
+            io, directory = self.source.io, self.source.path
+            # First, so that what a kill leaves of it is nobody's.
+            io.delete(f"{directory}/{METADATA_NAME}")
+            io.delete_tree(directory)
+        return result
+
+    def _begin_state(self, target: NewDirectory, report: Report) -> NewState:
+        """Return the state of a directory that was begun, on the storage that is to have it."""
+        place = self.target
+        io = target.io
+        root = f"{target.path}/state"
+        in_memory = place.memory() if self.backend == "heap" and place.memory else None
+        if self.state_uri and in_memory is None:
+            fetched = f"{target.scratch_directory}/fetched"
+            Path(fetched).mkdir()
+            tree, path = place.open_other(self.state_uri, fetched)
+            home = StoreLocation(target.io, root, StoreName(0, 0))
+            sync = place.options.fsync_enabled
+            made = make_placement(home, tree, path, self.state_uri, sync=sync)
+            io, root = tree, f"{path}/{made.id}"
+        bodies = BODIES[self.backend], BODIES[self.source.backend]
+        memory = open_memory(place.options) if "sst" in bodies else None
+        return NewState(
+            version=self.version,
+            operators=self.operators,
+            target=target,
+            io=io,
+            root=root,
+            backend=self.backend,
+            num_partitions=self.num_partitions,
+            checkpoint_format=self.checkpoint_format,
+            memory=in_memory,
+            work=Work(target.scratch_directory, place.options, target.clock, memory),
+            progress=Progress(report, self.state_bytes),
+        )
+
+    def _by_pass(self) -> dict[Pass, list[Store]]:
+        """Return the stores that pass in the same way: files that several name are copied once."""
+        found: dict[Pass, list[Store]] = {}
+        for store, passing in self.passes.items():
+            found.setdefault(passing, []).append(store)
+        return found
+
+    def _rename(self, path: str) -> str | None:
+        """Return the new path of one of Spark's files; None for one that is written, or left."""
+        found = _OF_OPERATOR.fullmatch(path)
+        if path in self.files:
+            return None
+        if found is None:
+            return path
+        operator, rest = int(found[1]), found[2]
+        if operator not in self.operators.kept:
+            return None
+        return f"state/{self.operators.new_id(operator)}/{rest}"
+
+    def _write_logs(self, target: NewDirectory, made: Made) -> None:
+        conf = {
+            PROVIDER_KEY: PROVIDERS[self.backend],
+            NUM_PARTITIONS_KEY: str(self.num_partitions),
+        }
+        offsets = {batch: entry.with_conf(conf) for batch, entry in self.version.offsets.items()}
+        commits = dict(self.version.commits)
+        if self.checkpoint_format >= 2:
+            batch = self.version.batch
+            commits[batch] = commits[batch].with_checkpoint_ids(self._checkpoint_ids(made))
+        write_logs(target, offsets, commits)
+
+    def _checkpoint_ids(self, made: Made) -> dict[str, list[list[str]]]:
+        """Return checkpoint IDs as the commit log has them: by operator, partition and store."""
+        names = {
+            self.operators.new_id(operator.id): [store.name for store in operator.stores]
+            for operator in self.source.operators
+            if operator.id in self.operators.kept
+        }
+        names |= {new: list(store_names_of(name)) for new, name in self.operators.added.items()}
+        ids: dict[str, list[list[str]]] = {}
+        for operator, of_operator in sorted(names.items()):
+            partitions = sorted({one.partition for one in made if one.operator == operator})
+            found = {
+                (one.partition, one.name): file.trailer.checkpoint_id
+                for one, file in made.items()
+                if one.operator == operator
+            }
+            ids[str(operator)] = [
+                [found[partition, name] for name in of_operator] for partition in partitions
+            ]
+        return ids
+
+
+def source_of(
+    operation: str, checkpoint: OpenCheckpoint, target: Place, version: int | None = None
+) -> CommittedVersion:
+    """Return what a new directory is to be made of; nothing is written.
+
+    Args:
+        operation: The command that is to make it.
+        checkpoint: The checkpoint or savepoint.
+        target: The new directory.
+        version: State version, None for the newest committed one.
+
+    Raises:
+        InvalidArgumentError: There are files at the target (kind checkpoint-exists); or as
+            `check_target`.
+        NotFoundError: The version was not committed, or was expired; or as `check_sources`.
+        CorruptionError, IncompatibleError, FencedError, StorageError: As `find_version`.
+    """
+    check_target(target, operation, checkpoint.uri)
+    found = find_version(checkpoint, version)
+    found.check_sources()
+    return found
+
+
+def same_shape(
+    operation: str,
+    version: CommittedVersion,
+    target: Place,
+    passing: Pass,
+    becomes: Callable[[Made], tuple[str, Result]],
+    *,
+    backend: str | None = None,
+    query_id: str = "",
+) -> Copy[Result]:
+    """Return the copy of a version whose stores all pass in one way, into as many state partitions.
+
+    Args:
+        operation: As of `Copy`, and likewise what is not named here.
+        version: As of `Copy`.
+        target: As of `Copy`.
+        passing: How the rows of every store pass.
+        becomes: As of `Copy`.
+        backend: State backend of the files; the version's when None.
+        query_id: As of `Copy`.
+    """
+    operators = [operator.id for operator in version.checkpoint.operators]
+    return Copy(
+        operation=operation,
+        version=version,
+        target=target,
+        passes=dict.fromkeys(version.stores, passing),
+        becomes=becomes,
+        backend=backend or version.checkpoint.backend,
+        num_partitions=version.num_partitions,
+        checkpoint_format=version.checkpoint_format,
+        operators=OperatorMap().resolve(operators),
+        query_id=query_id,
+    )

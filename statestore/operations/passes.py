@@ -1,0 +1,320 @@
+"""Passes: how the rows of a store come from a version into a new directory."""
+
+from __future__ import annotations
+
+import tempfile
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.commit import NewVersion
+from statestore.checkpoint.layout import BODIES, StoreLocation
+from statestore.checkpoint.placement import mark_home
+from statestore.codec.references import StoreName
+from statestore.codec.trailer import RowCounts
+from statestore.core.key_groups import default_max_parallelism
+from statestore.operations.committed_version import copy_file, copy_state, link_file
+from statestore.operations.full_state import (
+    MAX_STATES_AT_ONCE,
+    StateWriter,
+    Work,
+    deal_out,
+    write_states,
+)
+from statestore.operations.operator_map import store_names_of
+from statestore.operations.rehashing import rehash_effort, rehashed_version, write_rehashed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.io.file_io import FileIO, TreeFileIO
+    from statestore.io.place import Place
+    from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.committed_version import CommittedVersion
+    from statestore.operations.copy_plan import FamilyPlan
+    from statestore.operations.new_directory import NewDirectory
+    from statestore.operations.operator_map import ResolvedOperators
+    from statestore.operations.plan import Report
+
+Store = tuple[int, str]
+"""A store in all its state partitions: its operator's ID and its name."""
+
+
+class Progress:
+    """What several threads have done of one total.
+
+    Args:
+        report: Called with bytes done and the total, by one thread at a time.
+        total: Bytes of state files; a file that several stores name counts once.
+    """
+
+    def __init__(self, report: Report, total: int) -> None:
+        self._report = report
+        self._total = total
+        self._lock = Lock()
+        self._done = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Say that more bytes are done."""
+        with self._lock:
+            self._done += num_bytes
+            self._report(min(self._done, self._total), self._total)
+
+
+@dataclass(frozen=True)
+class NewState:
+    """The state of a new directory while it is written.
+
+    Attributes:
+        version: The version that it is made of.
+        operators: Which operators of that become which.
+        target: The directory.
+        io: Storage of its state files.
+        root: Their directory there.
+        backend: Its state backend.
+        num_partitions: Number of its state partitions.
+        checkpoint_format: 1 or 2.
+        memory: The driver's memory where its state files are there, of the heap backend.
+        work: What writing state needs.
+        progress: Told what is done.
+    """
+
+    version: CommittedVersion
+    operators: ResolvedOperators
+    target: NewDirectory
+    io: TreeFileIO
+    root: str
+    backend: str
+    num_partitions: int
+    checkpoint_format: int
+    memory: FileIO | None
+    work: Work
+    progress: Progress
+
+    @property
+    def source(self) -> OpenCheckpoint:
+        """The checkpoint or savepoint that the version is of."""
+        return self.version.checkpoint
+
+    def location(self, store: StoreName) -> StoreLocation:
+        """Return where a store is to be; where that is elsewhere, the directory says so."""
+        location = StoreLocation(self.memory or self.io, self.root, store, BODIES[self.backend])
+        home = StoreLocation(self.target.io, f"{self.target.path}/state", store)
+        mark_home(location, home, self.backend)
+        return location
+
+
+class Pass(ABC):
+    """How the rows of some stores come into a new directory."""
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """What becomes of their files."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no byte of them is copied or written."""
+        return False
+
+    @property
+    def families(self) -> tuple[FamilyPlan, ...]:
+        """Column families whose rows are given, in words."""
+        return ()
+
+    @abstractmethod
+    def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
+        """Write the state of some stores.
+
+        Args:
+            stores: Those of the version that pass in this way.
+            state: Where to.
+
+        Returns:
+            The delta of every new state partition.
+
+        Guarantee: what is returned is durable; after a raise some of it may be published.
+
+        Raises:
+            As `Copy.run`.
+        """
+
+
+@dataclass(frozen=True)
+class Copied(Pass):
+    """Files as they are: for the same state backend, state partitions and operators."""
+
+    @property
+    def words(self) -> str:
+        """What becomes of the files."""
+        return "copied"
+
+    def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
+        """Copy them."""
+        own = [store for store in state.version.heads if (store.operator, store.name) in stores]
+        for store in own:
+            state.location(store)
+        target = replace(state.target, io=state.io)
+        copy_state(state.version, own, target, state.root, state.progress.add, copy=self._copy_file)
+        return {store: state.version.heads[store] for store in own}
+
+    def _copy_file(self, source: FileIO, path: str, target: NewDirectory, new_path: str) -> None:
+        copy_file(source, path, target, new_path)
+
+
+@dataclass(frozen=True)
+class Linked(Copied):
+    """Files that both directories share where their storage can; else as `Copied`.
+
+    Attributes:
+        is_shared: Whether it can.
+        is_moved: Whether the directory they come from is deleted afterwards.
+    """
+
+    is_shared: bool
+    is_moved: bool = False
+
+    @classmethod
+    def between(cls, source: OpenCheckpoint, target: Place, *, is_moved: bool = False) -> Linked:
+        """Return the pass from a checkpoint's state to a new directory; nothing is written.
+
+        Raises:
+            InvalidArgumentError, StorageError: As `Place.open`.
+        """
+        with tempfile.TemporaryDirectory(dir=source.scratch_directory) as work:
+            return cls(target.open(work)[0].shares(source.state_io), is_moved)
+
+    @property
+    def words(self) -> str:
+        """What becomes of the files."""
+        return "moved" if self.is_moved else "shared" if self.is_shared else "copied"
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the storage has no byte more."""
+        return self.is_shared
+
+    def _copy_file(self, source: FileIO, path: str, target: NewDirectory, new_path: str) -> None:
+        link_file(source, path, target, new_path)
+
+
+@dataclass(frozen=True)
+class Dealt(Pass):
+    """Rows written anew as full states, each into the state partition of its key group."""
+
+    @property
+    def words(self) -> str:
+        """What becomes of the files."""
+        return "written anew"
+
+    def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
+        """Write them: of each pair of givers and takers by itself."""
+
+        def write(pair: tuple[list[StoreName], list[StoreName]]) -> dict[StoreName, PublishedFile]:
+            givers, takers = pair
+            heads = [state.version.heads[store] for store in givers]
+            places = {
+                state.location(store): self._new_id(state, givers, takers) for store in takers
+            }
+            rows = list(zip(map(state.version.checkpoint.location, givers), heads, strict=True))
+            made = write_states(rows, places, state.num_partitions, state.backend, state.work)
+            state.progress.add(state.version.state_bytes(givers))
+            return {location.store: file for location, file in made.items()}
+
+        pairs = [pair for store in stores for pair in _pairs(state, store)]
+        with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
+            return {name: file for made in pool.map(write, pairs) for name, file in made.items()}
+
+    @staticmethod
+    def _new_id(state: NewState, givers: list[StoreName], takers: list[StoreName]) -> str:
+        if len(givers) == len(takers) == 1 and givers[0].partition == takers[0].partition:
+            # It is the same version, whatever its form.
+            return state.version.heads[givers[0]].trailer.checkpoint_id
+        return state.target.ids.new_id()
+
+
+def _pairs(state: NewState, store: Store) -> Iterator[tuple[list[StoreName], list[StoreName]]]:
+    """Yield state partitions of a store that give rows, and the new ones that take them."""
+    operator, name = store
+    pairs = [(range(1), range(1))]
+    if not state.version.is_single(operator, name):
+        pairs = deal_out(state.version.num_partitions, state.num_partitions)
+    new = state.operators.new_id(operator)
+    for givers, takers in pairs:
+        yield (
+            [StoreName(operator, partition, name) for partition in givers],
+            [StoreName(new, partition, name) for partition in takers],
+        )
+
+
+@dataclass(frozen=True)
+class Rehashed(Pass):
+    """Rows written anew, each hashed again: the number of key groups changes."""
+
+    @property
+    def words(self) -> str:
+        """What becomes of the files."""
+        return "hashed anew"
+
+    def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
+        """Write them, a store at a time."""
+        made: dict[StoreName, PublishedFile] = {}
+        for operator, name in stores:
+            before = range(state.version.num_partitions)
+            givers = [StoreName(operator, partition, name) for partition in before]
+            heads = [state.version.heads[store] for store in givers]
+            new_id = state.operators.new_id(operator)
+            takers = (
+                StoreName(new_id, partition, name) for partition in range(state.num_partitions)
+            )
+            version = rehashed_version([head.trailer for head in heads], state.num_partitions)
+            version = replace(version, backend=state.backend)
+            places = ((state.location(store), state.target.ids.new_id()) for store in takers)
+            total, effort, done = state.version.state_bytes(givers), rehash_effort(heads), 0
+
+            def report_rows(num_rows: int, total: int = total, effort: int = effort) -> None:
+                nonlocal done
+                now = total * num_rows // effort
+                state.progress.add(now - done)
+                done = now
+
+            files = write_rehashed(
+                state.version.checkpoint, heads, version, places, state.work, report_rows
+            )
+            made |= {file.trailer.store: file for file in files}
+        return made
+
+
+def write_added(state: NewState) -> dict[StoreName, PublishedFile]:
+    """Write state without a row for every operator that is added; errors as `StateWriter`.
+
+    Returns:
+        The delta of every state partition.
+    """
+    num_partitions = state.num_partitions
+    parallelisms = [head.trailer.max_parallelism for head in state.version.heads.values()]
+    known = [number for number in parallelisms if number % num_partitions == 0]
+    new = NewVersion(
+        version=state.version.version,
+        parent=None,
+        checkpoint_id="",
+        checkpoint_format=state.checkpoint_format,
+        rows=RowCounts(),
+        num_keys=0,
+        max_parallelism=max(known, default=default_max_parallelism(num_partitions)),
+        num_partitions=num_partitions,
+        rescalable=True,
+        column_families=(),
+        backend=state.backend,
+    )
+    made: dict[StoreName, PublishedFile] = {}
+    for operator, short_name in state.operators.added.items():
+        for name in store_names_of(short_name):
+            for partition in range(num_partitions):
+                store = StoreName(operator, partition, name)
+                of = replace(new, checkpoint_id=state.target.ids.new_id())
+                made[store] = StateWriter(state.location(store), of, state.work).finish()
+    return made
