@@ -32,21 +32,19 @@ if TYPE_CHECKING:
     DirectoryLike: TypeAlias = "str | os.PathLike[str] | Directory"
 
 _SHOWN_VERSIONS = 5
-_HISTORY = pa.schema(
-    [
-        ("begun_ms", pa.int64()),
-        ("done_ms", pa.int64()),
-        ("status", pa.string()),
-        ("operation", pa.string()),
-        ("from_version", pa.int64()),
-        ("to_version", pa.int64()),
-        ("taken_back_by", pa.string()),
-        ("user", pa.string()),
-        ("host", pa.string()),
-        ("writer", pa.string()),
-        ("details", pa.string()),
-    ]
-)
+_HISTORY: dict[str, pa.DataType] = {
+    "begun_ms": pa.int64(),
+    "done_ms": pa.int64(),
+    "status": pa.string(),
+    "operation": pa.string(),
+    "from_version": pa.int64(),
+    "to_version": pa.int64(),
+    "taken_back_by": pa.string(),
+    "user": pa.string(),
+    "host": pa.string(),
+    "writer": pa.string(),
+    "details": pa.string(),
+}
 
 
 class Directory:
@@ -183,7 +181,7 @@ class Directory:
         """
         with self._opened() as checkpoint:
             found = read_history(checkpoint.io, checkpoint.path)[::-1][:limit]
-        return Listing(found, _HISTORY, _history_fields)
+        return Listing(found, pa.schema(_HISTORY), _history_fields)
 
     def _beside(self, directory: DirectoryLike) -> Reach:
         """Return how another directory is reached: as it says, or else as this one."""
@@ -193,7 +191,7 @@ class Directory:
 
 
 def _history_fields(entry: HistoryEntry) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in _HISTORY.names}
+    return {name: getattr(entry, name) for name in _HISTORY}
 
 
 def _versions(info: CheckpointInfo) -> Listing[VersionInfo]:

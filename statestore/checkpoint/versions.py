@@ -104,6 +104,14 @@ class VersionsBase(ABC):
         """Let go of what is kept on the local disk for readers, of whom there are none any more."""
 
     @abstractmethod
+    def forget_heads(self) -> None:
+        """Let go of what is remembered of versions, and of local files and databases of theirs."""
+
+    @abstractmethod
+    def has_snapshot_of(self, head: PublishedFile) -> bool:
+        """Return whether the version is made of one summary alone."""
+
+    @abstractmethod
     def take_snapshot(
         self, head: PublishedFile, scratch_directory: str, options: StateStoreOptions
     ) -> PublishedFile:

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from statestore.backends.forms import work_in
 from statestore.backends.spark.snapshot import SparkFiles
 from statestore.checkpoint.layout import StoreLocation, placement_path
 from statestore.checkpoint.operator_metadata import (
@@ -43,6 +44,7 @@ from statestore.operations.query_logs import QueryLogs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from statestore.backends.form import Work
     from statestore.core.clock import Clock
     from statestore.core.options import StateStoreOptions
     from statestore.io.file_io import FileIO, TreeFileIO
@@ -151,6 +153,11 @@ class OpenCheckpoint(QueryLogs):
     def clock(self) -> Clock:
         """Source of time."""
         return self.place.clock
+
+    @cached_property
+    def work(self) -> Work:
+        """What reading its state, and writing some, needs."""
+        return work_in(self.scratch_directory, self.options, self.clock)
 
     @cached_property
     def memory(self) -> FileIO | None:

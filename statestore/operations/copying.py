@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from statestore.backends.forms import work_in
 from statestore.checkpoint.layout import BODIES, StoreLocation
 from statestore.checkpoint.placement import make_placement
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY, write_bytes
@@ -21,7 +22,6 @@ from statestore.codec.references import StoreName
 from statestore.core.providers import PROVIDERS
 from statestore.operations.committed_version import copy_spark_files, find_version, write_logs
 from statestore.operations.copy_plan import CopyPlan
-from statestore.operations.full_state import Work, open_memory
 from statestore.operations.new_directory import METADATA_NAME, begin_directory, check_target
 from statestore.operations.operator_map import OperatorMap, ResolvedOperators, store_names_of
 from statestore.operations.passes import NewState, Progress, write_added
@@ -182,8 +182,8 @@ class Copy(Generic[Result]):
             sync = place.options.fsync_enabled
             made = make_placement(home, tree, path, self.state_uri, sync=sync)
             io, root = tree, f"{path}/{made.id}"
-        bodies = BODIES[self.backend], BODIES[self.source.backend]
-        memory = open_memory(place.options) if "sst" in bodies else None
+        work = work_in(target.scratch_directory, place.options, target.clock)
+        work.form(BODIES[self.backend])
         return NewState(
             version=self.version,
             operators=self.operators,
@@ -194,7 +194,7 @@ class Copy(Generic[Result]):
             num_partitions=self.num_partitions,
             checkpoint_format=self.checkpoint_format,
             memory=in_memory,
-            work=Work(target.scratch_directory, place.options, target.clock, memory),
+            work=work,
             progress=Progress(report, self.state_bytes),
         )
 

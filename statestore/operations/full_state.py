@@ -11,7 +11,7 @@ import math
 import os
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from statestore.backends.rocksdb.requirement import require_rocksdict
-from statestore.checkpoint.commit import Body, NewVersion, describe_delta, publish_delta
+from statestore.checkpoint.commit import NewVersion, publish_delta
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, count_classes
-from statestore.checkpoint.restore import restore_version
 from statestore.codec.joined_trailers import add_counts, join_families
 from statestore.codec.merge import merge_runs
 from statestore.codec.rows import (
@@ -33,8 +31,8 @@ from statestore.codec.rows import (
     to_numpy,
     write_options,
 )
-from statestore.codec.sorting import gather, join_batches, sort_into_runs
-from statestore.codec.trailer import RowCounts, compute_lineage
+from statestore.codec.sorting import join_batches
+from statestore.codec.trailer import RowCounts
 from statestore.core.errors import InternalError
 from statestore.io.local import named_errors
 
@@ -43,55 +41,14 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from statestore.backends.rocksdb.sst import Memory
+    from statestore.backends.form import Work
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
-    from statestore.codec.merge import SortedRun
     from statestore.codec.trailer import Trailer
-    from statestore.core.clock import Clock
-    from statestore.core.options import StateStoreOptions
 
 
 MAX_STATES_AT_ONCE = min(os.cpu_count() or 1, 8)
 """Stores read and written side by side; Arrow and RocksDB work outside of Python's lock."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What every step needs.
-
-    Attributes:
-        scratch_directory: Local directory.
-        options: Of the files written.
-        clock: Source of time.
-        memory: Shared by all of RocksDB's databases, None where neither side is of the rocksdb
-            backend.
-    """
-
-    scratch_directory: str
-    options: StateStoreOptions
-    clock: Clock
-    memory: Memory | None
-
-    @property
-    def rocksdb(self) -> Memory:
-        """The memory of RocksDB's databases, where there are any."""
-        if self.memory is None:
-            raise AssertionError("no memory for RocksDB's databases")
-        return self.memory
-
-
-def open_memory(options: StateStoreOptions) -> Memory:
-    """Return memory for RocksDB's databases.
-
-    Raises:
-        InvalidArgumentError: The package it needs is not installed.
-    """
-    require_rocksdict()
-    # Imported here because it needs a package that is an extra.
-    from statestore.backends.rocksdb.sst import Memory
-
-    return Memory(options.rocksdb_memory_bytes)
 
 
 def deal_out(num_before: int, num_after: int) -> list[tuple[range, range]]:
@@ -104,38 +61,8 @@ def deal_out(num_before: int, num_after: int) -> list[tuple[range, range]]:
     return [(range(r, num_before, step), range(r, num_after, step)) for r in range(step)]
 
 
-def open_runs(location: StoreLocation, head: PublishedFile, work: Work) -> Sequence[SortedRun]:
-    """Open the rows of a version as runs in file order, oldest first.
-
-    Raises:
-        NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError: As
-            `restore_version`.
-    """
-    trailer = head.trailer
-    if location.body == "arrows":
-        checkpoint_id = trailer.checkpoint_id if trailer.checkpoint_format >= 2 else None
-        return restore_version(location, trailer.version, checkpoint_id).files
-    # Known to be there: it made the memory.
-    from statestore.backends.rocksdb.full_state import read_full_state
-
-    batches = read_full_state(
-        location, head, work.scratch_directory, work.options, work.clock, work.rocksdb
-    )
-    return _sort(batches, trailer.max_parallelism, work)
-
-
-def _sort(
-    batches: Iterable[pa.RecordBatch], max_parallelism: int, work: Work
-) -> Sequence[SortedRun]:
-    directory = tempfile.mkdtemp(prefix="runs-", dir=work.scratch_directory)
-    with named_errors("sort rows in the scratch directory", directory):
-        return sort_into_runs(batches, max_parallelism, directory)
-
-
 class StateWriter:
-    """Writes the full state of one store at one version, row batches in file order.
-
-    For an sst body they may come in any order.
+    """Writes the full state of one store at one version, row batches as `sorted_rows` of its form.
 
     Args:
         location: Where to.
@@ -148,7 +75,8 @@ class StateWriter:
         self._new = new
         self._work = work
         self._path = f"{work.scratch_directory}/new-{new.checkpoint_id}"
-        compression = "none" if location.body == "sst" else work.options.file_compression
+        self._form = work.form(location.body)
+        compression = self._form.stream_compression(work.options)
         self._stream = ipc.new_stream(self._path, SCHEMA, options=write_options(compression))
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
@@ -194,22 +122,12 @@ class StateWriter:
             new,
             None,
             (),
-            self._body(new),
+            self._form.full_body(new, self._path, self._work),
             sync=self._work.options.fsync_enabled,
             clock=self._work.clock,
         )
         Path(self._path).unlink(missing_ok=True)
         return published
-
-    def _body(self, new: NewVersion) -> Body:
-        if self._location.body == "arrows":
-            blocks = describe_delta(new, self._path, Path(self._path).stat().st_size)
-            return Body(self._path, blocks, new.rows, compute_lineage(None, blocks))
-        from statestore.backends.rocksdb.full_state import write_full_body
-
-        directory = tempfile.mkdtemp(prefix="sst-", dir=self._work.scratch_directory)
-        with ipc.open_stream(pa.memory_map(self._path)) as rows:
-            return write_full_body(gather(rows), directory, self._work.options, self._work.rocksdb)
 
     def _flush(self) -> None:
         if not self._held:
@@ -238,9 +156,8 @@ def write_full_state(
     """
     with _own_scratch(work) as own:
         writer = StateWriter(location, new, own)
-        if location.body == "arrows":
-            batches = merge_runs(_sort(batches, new.max_parallelism, own), new.max_parallelism)
-        for batch in batches:
+        rows = own.form(location.body).sorted_rows(iter(batches), new.max_parallelism, own)
+        for batch in rows:
             writer.add(batch)
         return writer.finish()
 
@@ -312,7 +229,11 @@ def write_states(
     new = dealt_anew(trailers, num_partitions, trailers[0].max_parallelism)
     new = replace(new, backend=backend)
     with _own_scratch(work) as own:
-        runs = [run for location, head in givers for run in open_runs(location, head, own)]
+        runs = [
+            run
+            for location, head in givers
+            for run in own.form(location.body).runs(location, head, own)
+        ]
         writers = {
             location: StateWriter(location, replace(new, checkpoint_id=checkpoint_id), own)
             for location, checkpoint_id in takers.items()

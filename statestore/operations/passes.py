@@ -19,7 +19,6 @@ from statestore.operations.committed_version import copy_file, copy_state, link_
 from statestore.operations.full_state import (
     MAX_STATES_AT_ONCE,
     StateWriter,
-    Work,
     deal_out,
     write_states,
 )
@@ -29,6 +28,7 @@ from statestore.operations.rehashing import rehash_effort, rehashed_version, wri
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from statestore.backends.form import Work
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.io.file_io import FileIO, TreeFileIO
     from statestore.io.place import Place

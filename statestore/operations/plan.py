@@ -58,7 +58,7 @@ class Plan(ABC, Generic[Result]):
     @property
     @abstractmethod
     def changes(self) -> tuple[Change, ...]:
-        """Everything that it changes, in the order in which it does."""
+        """Everything that it changes, in the order in which it does, but for lease and history."""
 
     def run(self, report: Report | None = None) -> Result:
         """Do it. What has to be known for that is read again: the plan may be old.

@@ -25,12 +25,13 @@ from statestore.codec.sorting import gather
 from statestore.core.errors import IncompatibleError
 from statestore.core.key_groups import default_max_parallelism
 from statestore.io.local import named_errors
-from statestore.operations.full_state import Work, dealt_anew, open_memory, write_full_state
+from statestore.operations.full_state import dealt_anew, write_full_state
 from statestore.operations.rows import most_rows, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from statestore.backends.form import Work
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import StoreName
@@ -75,9 +76,7 @@ def rehash_store(
         (_prepare(checkpoint, store, new, len(heads)), _digest(f"{store} {identity}"))
         for store in stores
     )
-    options = replace(checkpoint.options, fsync_enabled=True)
-    memory = open_memory(options) if checkpoint.body == "sst" else None
-    work = Work(checkpoint.scratch_directory, options, checkpoint.clock, memory)
+    work = replace(checkpoint.work, options=replace(checkpoint.options, fsync_enabled=True))
     made = write_rehashed(checkpoint, list(heads.values()), new, takers, work, report)
     return dict(zip(stores, made, strict=True))
 

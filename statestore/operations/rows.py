@@ -10,18 +10,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
-from statestore.checkpoint.restore import restore_version
 from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.codec.joined_trailers import join_schemas
-from statestore.codec.merge import merge_runs
-from statestore.codec.rows import from_numpy, to_numpy
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.operations import spark_states
-from statestore.operations.full_state import open_memory
 from statestore.operations.store_state import StoreState
 
 if TYPE_CHECKING:
@@ -79,7 +74,7 @@ def state_of(checkpoint: OpenCheckpoint, head: PublishedFile) -> StoreState:
         num_files=1 + len(trailer.files),
         deltas=tuple(ref for ref in trailer.files if ref.kind == "delta"),
         contents=(trailer.lineage, trailer.files),
-        is_by_key=checkpoint.body == "sst",
+        is_by_key=checkpoint.work.form(checkpoint.body).is_by_key,
         rows=partial(read_rows, checkpoint, head),
         key_group_rows=trailer.key_group_rows,
         parent_commit=trailer.parent_commit,
@@ -226,24 +221,5 @@ def read_rows(
     if family is None and column_family is not None:
         return
     location = checkpoint.location(of.store)
-    if location.body == "sst":
-        options = checkpoint.options
-        memory = open_memory(options)
-        # Known to be there: it made the memory.
-        from statestore.backends.rocksdb.full_state import read_full_state
-
-        yield from read_full_state(
-            location, head, checkpoint.scratch_directory, options, checkpoint.clock, memory, family
-        )
-        return
-    checkpoint_id = checkpoint.checkpoint_id(of.store, of.version)
-    restored = restore_version(location, of.version, checkpoint_id)
-    for batch in merge_runs(restored.files, of.max_parallelism):
-        yield batch if family is None else _of_family(batch, family)
-
-
-def _of_family(batch: pa.RecordBatch, column_family: int) -> pa.RecordBatch:
-    is_wanted = to_numpy(batch.column(1), np.uint16) == column_family
-    if is_wanted.all():
-        return batch
-    return batch.take(from_numpy(np.flatnonzero(is_wanted), pa.int64()))
+    work = checkpoint.work
+    yield from work.form(location.body).rows(location, head, work, family)

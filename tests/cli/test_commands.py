@@ -209,6 +209,7 @@ def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
         ["compact", path],
         ["rescale", path, "--num-partitions", "4", "--yes"],
         ["rescale", path, "--undo"],
+        ["history", path],
         ["savepoint", path, saved],
         ["restore", saved, new],
         ["branch", path, new],

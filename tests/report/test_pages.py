@@ -85,9 +85,9 @@ def test_numbers_are_those_of_list(made, tmp_path):
     rows = [row for row in Cells(page.read_text()).rows["versions"] if row]
     assert [row[0] for row in rows] == [str(of["version"]) for of in listed["versions"]]
     for row, of in zip(rows, listed["versions"], strict=True):
-        assert row[4] == f"{of['num_rows']:,}"
-        assert row[5:7] == [format_bytes(of["incremental_bytes"]), format_bytes(of["full_bytes"])]
-        assert (row[9] == "-") == (of["commit"] is None)
+        assert row[5] == f"{of['num_rows']:,}"
+        assert row[6:8] == [format_bytes(of["incremental_bytes"]), format_bytes(of["full_bytes"])]
+        assert (row[10] == "-") == (of["commit"] is None)
 
 
 def test_state_partitions_add_up_to_the_version(made):

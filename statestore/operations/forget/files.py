@@ -12,11 +12,7 @@ from statestore.checkpoint.layout import (
     parse_state_file_name,
 )
 from statestore.codec.references import StoreName
-from statestore.codec.sealed_file import SealedFile
-from statestore.codec.state_file import StateFile
 from statestore.core.errors import IncompatibleError
-from statestore.io.local import named_errors
-from statestore.operations.full_state import open_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,18 +103,6 @@ def rows_of_file(
         CorruptionError, IncompatibleError: It is damaged, or of a newer format.
         StorageError: The local disk failed.
     """
-    if path.endswith(".arrows"):
-        with named_errors("open a file", local_path):
-            file = StateFile(local_path, name=path)
-        for index in range(file.num_batches):
-            yield file.trailer, file.batch(index)
-        return
-    memory = open_memory(checkpoint.options)
-    # Known to be there: it made the memory.
-    from statestore.backends.rocksdb.full_state import read_file
-
-    with named_errors("open a file", local_path):
-        sealed = SealedFile(local_path, path)
-    sealed.verify()
-    for batch in read_file(sealed, checkpoint.scratch_directory, checkpoint.options, memory):
-        yield sealed.trailer, batch
+    name = parse_state_file_name(path.rpartition("/")[2])
+    body = checkpoint.body if name is None else name.body
+    yield from checkpoint.work.form(body).rows_of_file(path, local_path, checkpoint.work)

@@ -48,7 +48,6 @@ from statestore.operations.forget.plans import ForgetPlan
 from statestore.operations.forget.search import find_rows, search
 from statestore.operations.full_state import (
     MAX_STATES_AT_ONCE,
-    Work,
     dealt_anew,
     write_full_state,
 )
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from statestore.backends.form import Work
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import StoreName
     from statestore.operations.checkpoint import OpenCheckpoint

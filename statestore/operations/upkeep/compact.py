@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 from statestore.core.text import format_bytes, format_count, format_table
 from statestore.operations.plan import Change, Plan, no_report
 from statestore.operations.step import step
-from statestore.operations.upkeep.store_versions import open_versions
 
 if TYPE_CHECKING:
-    from statestore.backends.filesystem.versions import StoreVersions
-    from statestore.backends.rocksdb.versions import RocksDBVersions
     from statestore.checkpoint.trailers import PublishedFile
+    from statestore.checkpoint.versions import VersionsBase
     from statestore.codec.references import StoreName
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.plan import Report
@@ -137,7 +135,9 @@ def _compact(checkpoint: OpenCheckpoint, report: Report, *, writes: bool) -> Com
     with tempfile.TemporaryDirectory(dir=checkpoint.scratch_directory) as directory:
         heads = checkpoint.heads(version) if version else {}
         for number, (store, head) in enumerate(heads.items(), 1):
-            versions = open_versions(checkpoint, checkpoint.location(store), directory)
+            location = checkpoint.location(store)
+            form = checkpoint.work.form(location.body)
+            versions = form.versions(location, checkpoint.clock, checkpoint.backend, directory)
             try:
                 found = _plan_store(versions, head)
                 if found is not None:
@@ -150,9 +150,7 @@ def _compact(checkpoint: OpenCheckpoint, report: Report, *, writes: bool) -> Com
     return CompactPlan(checkpoint.uri, version, tuple(stores))
 
 
-def _plan_store(
-    versions: StoreVersions | RocksDBVersions, head: PublishedFile
-) -> StoreCompact | None:
+def _plan_store(versions: VersionsBase, head: PublishedFile) -> StoreCompact | None:
     files = versions.files_of(head)
     if len(files) == 1:
         return None
@@ -164,7 +162,7 @@ def _plan_store(
 
 def _write(
     checkpoint: OpenCheckpoint,
-    versions: StoreVersions | RocksDBVersions,
+    versions: VersionsBase,
     head: PublishedFile,
     directory: str,
 ) -> None:

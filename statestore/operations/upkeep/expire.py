@@ -15,7 +15,6 @@ from statestore.core.text import format_bytes, format_count, format_table
 from statestore.io.deferred import DeferredDeletes
 from statestore.operations.plan import Change, Plan, no_report
 from statestore.operations.step import step
-from statestore.operations.upkeep.store_versions import open_versions
 
 if TYPE_CHECKING:
     from statestore.codec.references import StoreName
@@ -221,7 +220,10 @@ def _expire(checkpoint: OpenCheckpoint, keep: int, report: Report, *, deletes: b
         for number, (store, head) in enumerate(heads.items(), 1):
             location = checkpoint.location(store)
             io = DeferredDeletes(location.io, is_deferred=not deletes)
-            versions = open_versions(checkpoint, replace(location, io=io), directory)
+            form = checkpoint.work.form(location.body)
+            versions = form.versions(
+                replace(location, io=io), checkpoint.clock, checkpoint.backend, directory
+            )
             try:
                 cleaned = versions.clean_up(head, options)
                 is_compact = len(versions.files_of(head)) == 1

@@ -7,34 +7,25 @@ than what a user gave.
 
 from __future__ import annotations
 
-import heapq
-import operator
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
-import pyarrow.ipc as ipc
 
-from statestore.checkpoint.commit import Body, NewVersion, describe_delta, publish_delta
+from statestore.checkpoint.commit import NewVersion, publish_delta
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, count_classes
-from statestore.codec.merge import interleave, merge_runs
+from statestore.codec.merge import merge_runs
 from statestore.codec.rows import (
     DELETE,
-    MAX_BLOCK_BYTES,
     SCHEMA,
     from_numpy,
-    split_for_blocks,
     to_numpy,
-    write_options,
 )
-from statestore.codec.sorting import gather, sort_into_runs
-from statestore.codec.trailer import Block, RowCounts, compute_lineage
+from statestore.codec.sorting import sort_into_runs
+from statestore.codec.trailer import RowCounts
 from statestore.core.errors import InvalidArgumentError
 from statestore.io.local import named_errors
 from statestore.operations.key_set import KeySet
@@ -44,16 +35,14 @@ from statestore.operations.writing.family_rows import Gone
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from statestore.backends.form import Work
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.column_family import ColumnFamily
-    from statestore.codec.merge import SortedRun
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.full_state import Work
     from statestore.operations.writing.family_rows import FamilyRows
     from statestore.operations.writing.shape import StoreShape
 
-EncodedRow = tuple[bytes, bytes | None]
 IsGone = Callable[[pa.RecordBatch], "npt.NDArray[np.bool_]"]
 
 
@@ -177,7 +166,7 @@ def write_changes(
         head: Its version.
         changes: What becomes other.
         new_id: Checkpoint ID of the new one.
-        work: Options, clock, scratch directory and RocksDB's memory.
+        work: What it needs.
 
     Guarantee: as `publish_delta`; the version before stays readable.
 
@@ -192,10 +181,9 @@ def write_changes(
         counted = _Counted(of.num_partitions, [one.id for one in families if one.internal])
         path = f"{own}/rows"
         with named_errors("write to the scratch directory", path):
-            body_of = _write_rows(
-                location,
-                changes,
-                counted,
+            body_of = work.form(location.body).write_changes(
+                changes.puts,
+                _deletes(changes, counted),
                 path,
                 of.max_parallelism,
                 replace(work, scratch_directory=own),
@@ -252,60 +240,6 @@ class _Counted:
         self.by_class += sign * count_classes(groups, self.num_partitions)
 
 
-def _write_rows(
-    location: StoreLocation,
-    changes: Changes,
-    counted: _Counted,
-    path: str,
-    max_parallelism: int,
-    work: Work,
-) -> Callable[[NewVersion], Body]:
-    """Write puts and deletes as the form of file wants them; return what makes a body of them."""
-    deletes = _deletes(changes, counted)
-    if location.body == "arrows":
-        options = write_options(work.options.file_compression)
-        with (
-            tempfile.TemporaryDirectory(prefix="deletes-", dir=work.scratch_directory) as own,
-            ipc.new_stream(path, SCHEMA, options=options) as stream,
-        ):
-            rows = deletes
-            if changes.puts:
-                runs: list[SortedRun] = [*sort_into_runs(deletes, max_parallelism, own)]
-                rows = interleave([*runs, _Held(changes.puts)], max_parallelism)
-            # Rows that go pass in file order, as they are read.
-            for batch in gather(rows, MAX_BLOCK_BYTES):
-                for block in split_for_blocks(batch):
-                    stream.write_batch(block)
-        return partial(_body_of_stream, path)
-    # Known to be there: it made the memory.
-    from statestore.backends.rocksdb import sst
-
-    checksum = 0
-
-    def summed(rows: Iterable[EncodedRow]) -> Iterator[EncodedRow]:
-        nonlocal checksum
-        for key, value in rows:
-            checksum = google_crc32c.extend(checksum, b"%d %d " % (len(key), value is None) + key)
-            checksum = google_crc32c.extend(checksum, value or b"")
-            yield key, value
-
-    # Rows that go pass in the order of their keys, as the database has them.
-    gone = (row for batch in deletes for row in sst.encode_rows(batch))
-    puts = sorted(row for batch in changes.puts for row in sst.encode_rows(batch))
-    encoded = heapq.merge(gone, puts, key=operator.itemgetter(0))
-    made = sst.write_body(summed(encoded), path, work.rocksdb.options(work.options))
-    # Of the rows, not of the file: an SST tells when and where it was written.
-    of_rows = Block(0, made.rows.total, 0, checksum, -1, -1)
-    return lambda new: Body(
-        made.path, made.blocks, made.rows, compute_lineage(new.parent, (of_rows,))
-    )
-
-
-def _body_of_stream(path: str, new: NewVersion) -> Body:
-    blocks = describe_delta(new, path, Path(path).stat().st_size)
-    return Body(path, blocks, new.rows, compute_lineage(new.parent, blocks))
-
-
 def _deletes(changes: Changes, counted: _Counted) -> Iterator[pa.RecordBatch]:
     """Yield a delete for each row that goes and does not come again; count all that change."""
     put: dict[int, list[pa.Array[Any]]] = {}
@@ -346,18 +280,6 @@ def _as_deletes(rows: pa.RecordBatch) -> pa.RecordBatch:
         pa.nulls(count, pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-
-class _Held:
-    """Rows in file order that are in memory, as a run."""
-
-    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
-        self._batches = [batch for batch in batches if batch.num_rows]
-        self.num_batches = len(self._batches)
-
-    def batch(self, index: int) -> pa.RecordBatch:
-        """Return one record batch."""
-        return self._batches[index]
 
 
 def _grown(before: int | None, growth: int) -> int | None:

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from statestore.backends.form import Work
     from statestore.checkpoint.commit import NewVersion
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.copy_plan import FamilyPlan
-    from statestore.operations.full_state import Work
     from statestore.operations.passes import NewState, Store
     from statestore.operations.writing.family_rows import FamilyRows
     from statestore.operations.writing.shape import StoreShape
@@ -140,6 +140,7 @@ class Given(Pass):
         num_single = 0
         with tempfile.TemporaryDirectory(dir=work.scratch_directory) as own:
             writer = StateWriter(location, new, replace(work, scratch_directory=own))
+            # Merged, a key that is there twice is one row.
             runs = sort_into_runs(batches, new.max_parallelism, own)
             for batch in merge_runs(runs, new.max_parallelism):
                 num_single += self._num_single(batch)

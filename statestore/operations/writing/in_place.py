@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import store_directory
 from statestore.core.ids import RandomIds
-from statestore.operations.full_state import MAX_STATES_AT_ONCE, Work, open_memory
+from statestore.operations.full_state import MAX_STATES_AT_ONCE
 from statestore.operations.plan import no_report
 from statestore.operations.step import step
 from statestore.operations.writing.changes import changes_of, write_changes
 from statestore.operations.writing.plans import EditPlan
 
 if TYPE_CHECKING:
+    from statestore.backends.form import Work
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import StoreName
     from statestore.operations.batches import EditBatch
@@ -36,9 +37,8 @@ def work_on(checkpoint: OpenCheckpoint) -> Work:
     Raises:
         InvalidArgumentError: The package that its state backend needs is not installed.
     """
-    options = replace(checkpoint.options, fsync_enabled=True)
-    memory = open_memory(options) if checkpoint.body == "sst" else None
-    return Work(checkpoint.scratch_directory, options, checkpoint.clock, memory)
+    checkpoint.work.form(checkpoint.body)
+    return replace(checkpoint.work, options=replace(checkpoint.options, fsync_enabled=True))
 
 
 @dataclass(frozen=True)

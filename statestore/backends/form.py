@@ -1,0 +1,151 @@
+"""FileForm: how a state backend keeps rows in files, for what works on checkpoints from outside.
+
+One object for each body, so that nobody else asks which one it is. `forms.py` finds it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from statestore.checkpoint.commit import Body, NewVersion
+    from statestore.checkpoint.layout import FileBody, StoreLocation
+    from statestore.checkpoint.trailers import PublishedFile
+    from statestore.checkpoint.versions import VersionsBase
+    from statestore.codec.merge import SortedRun
+    from statestore.codec.trailer import Trailer
+    from statestore.core.clock import Clock
+    from statestore.core.options import StateStoreOptions
+
+
+@dataclass(frozen=True)
+class Work:
+    """What reading and writing state needs; `forms.work_in` makes it.
+
+    Attributes:
+        scratch_directory: Local directory.
+        options: Of the files that are written.
+        clock: Source of time.
+        form: Returns the form of a body: the same object each time, so that all of RocksDB's
+            databases share its memory.
+    """
+
+    scratch_directory: str
+    options: StateStoreOptions
+    clock: Clock
+    form: Callable[[FileBody], FileForm]
+
+
+class FileForm(ABC):
+    """How files of one body keep the rows of a version.
+
+    Attributes:
+        is_by_key: Whether rows come in order of column family and key, and not in file order.
+    """
+
+    is_by_key: ClassVar[bool]
+
+    @abstractmethod
+    def rows(
+        self, location: StoreLocation, head: PublishedFile, work: Work, family: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a version.
+
+        Args:
+            location: The store.
+            head: The delta of the version.
+            work: What it needs; the scratch directory is as before after the last row.
+            family: ID of a column family whose rows alone are wanted, None for all.
+
+        Yields:
+            Record batches of SCHEMA, puts only, each key once and only keys of the store's own
+            state partition.
+
+        Raises:
+            NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError: As the
+                backend's load.
+        """
+
+    @abstractmethod
+    def runs(self, location: StoreLocation, head: PublishedFile, work: Work) -> Sequence[SortedRun]:
+        """Return the rows of a version as runs in file order, oldest first; errors as `rows`."""
+
+    @abstractmethod
+    def rows_of_file(
+        self, path: str, local_path: str, work: Work
+    ) -> Iterator[tuple[Trailer, pa.RecordBatch]]:
+        """Yield every row that a state file has, also deletes and those that a clip leaves out.
+
+        Args:
+            path: The file, for errors.
+            local_path: A local copy of it.
+            work: What it needs.
+
+        Raises:
+            CorruptionError, IncompatibleError: It is damaged, or of a newer format.
+            StorageError: The local disk failed.
+        """
+
+    @abstractmethod
+    def sorted_rows(
+        self, rows: Iterator[pa.RecordBatch], max_parallelism: int, work: Work
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield rows in the order in which `full_body` wants them; given ones are in any."""
+
+    @abstractmethod
+    def stream_compression(self, options: StateStoreOptions) -> str:
+        """Return how the stream is compressed from which `full_body` makes a body."""
+
+    @abstractmethod
+    def full_body(self, new: NewVersion, path: str, work: Work) -> Body:
+        """Return the body of a version that is all its rows.
+
+        Args:
+            new: The version.
+            path: A local Arrow stream of its rows, as `sorted_rows` yields them; it may become the
+                body itself.
+            work: What it needs.
+
+        Raises:
+            StorageError: The local disk failed.
+        """
+
+    @abstractmethod
+    def write_changes(
+        self,
+        puts: Sequence[pa.RecordBatch],
+        deletes: Iterable[pa.RecordBatch],
+        path: str,
+        max_parallelism: int,
+        work: Work,
+    ) -> Callable[[NewVersion], Body]:
+        """Write puts and deletes; return what makes the body of a version of them.
+
+        Args:
+            puts: In file order.
+            deletes: As the rows they delete pass by `rows`.
+            path: Local path of the body.
+            max_parallelism: Number of key groups.
+            work: What it needs.
+
+        Raises:
+            StorageError: The local disk failed.
+        """
+
+    @abstractmethod
+    def versions(
+        self, location: StoreLocation, clock: Clock, backend: str, scratch_directory: str
+    ) -> VersionsBase:
+        """Return the versions of a store, which are let go of by `forget_heads`.
+
+        Args:
+            location: The store.
+            clock: Source of time.
+            backend: State backend.
+            scratch_directory: Local directory for a database, deleted by the caller.
+        """
