@@ -283,6 +283,7 @@ class Life:
     def _repeated(self, step: Step, disturbance: str) -> None:
         """Require that a step that ended half way left all of before or all of after; repeat it."""
         before, after = step.source.state, step.apply(step.source.state)
+        version = step.source.version
         if step.must_be_refused:
             after = before
         if step.target is None:
@@ -307,6 +308,8 @@ class Life:
             is_right = found == after or step.may_be_refused or self._has_to_wait(step, outcome)
             require(is_right, "the repetition was refused", outcome.text)
             self._read_partitions(step.source)
+            if step.note is not None and step.source.version > version:
+                step.note(step.source)  # it was made before the kill, also where no row changed
             if step.name == "undo":
                 step.source.before_rescale, step.source.was_undone = None, True
             return
