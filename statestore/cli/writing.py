@@ -284,10 +284,12 @@ def forget(
     ctx.exit(0 if done is None or done.is_forgotten else 1)
 
 
-def _verify(
-    it: Checkpoint, keys: Path | None, operator: int, certificate: str | None, output: str
-) -> int:
+def _verify(it: Checkpoint, keys: Any, operator: int, certificate: str | None, output: str) -> int:
     """Search for keys, print what was found, and return the exit status."""
+    from statestore.operations.writing.given import kept
+
+    # The search and the comparison are of the same keys, whatever becomes of the file.
+    keys = kept(keys)
     found = it.search_keys(keys, operator=operator)
     is_of_keys = None
     if certificate is not None:

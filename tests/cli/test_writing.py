@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -19,6 +23,21 @@ def checkpoint(tmp_path: Path) -> str:
     made = MadeCheckpoint(str(tmp_path / "query"), tmp_path / "scratch", operators=OPERATORS[:2])
     made.run_batch({number: number for number in range(10)})
     return made.path
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[list[str]]:
+    """Collect each time that this process opens a file."""
+    found: list[str] = []
+    is_over = False
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and not is_over and str(arguments[0]) == str(path):
+            found.append(event)
+
+    sys.addaudithook(note)  # there for as long as the process is
+    yield found
+    is_over = True
 
 
 def test_transform_shows_its_plan_and_does_it_with_yes(checkpoint: str, tmp_path: Path) -> None:
@@ -93,8 +112,10 @@ def test_edit_in_place_and_forget_show_their_plans_and_do_it_with_yes(
     assert done.exit_code == 0, done.output
     verify = [*forget, "--verify", "--certificate", str(certificate)]
     assert CliRunner().invoke(cli, [*forget, "--verify"]).exit_code == 0
-    verified = CliRunner().invoke(cli, verify)
+    with _opened(tmp_path / "keys.csv") as opened:
+        verified = CliRunner().invoke(cli, verify)
     assert verified.exit_code == 0, verified.output
+    assert len(opened) == 1
     assert "The certificate is of these keys." in verified.output
     found = Checkpoint(checkpoint).read(flatten=True)
     assert sorted(found["key.k"].to_pylist()) == [0, 1, 2, 5, 6, 7, 8, 9]

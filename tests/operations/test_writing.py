@@ -226,6 +226,23 @@ def test_rows_that_do_not_fit_are_refused_by_name(tmp_path: Path, rows: Any, mat
         _ = Savepoint(tmp_path / "savepoint").info
 
 
+def test_rows_that_are_not_given_by_operator_are_refused(tmp_path: Path) -> None:
+    """Catches a bare AttributeError where somebody gives the rows of the only operator."""
+    made = make(tmp_path)
+    rows = pa.table({"key.k": [1], "value.value": [1]})
+    of, to = Checkpoint(made.path), tmp_path / "savepoint"
+    for write in (
+        lambda wrong: write_savepoint(to, like=of, operators=wrong),
+        lambda wrong: plan_write_savepoint(to, like=of, operators=wrong),
+        lambda wrong: of.transform(to, wrong),
+        lambda wrong: of.plan_transform(to, wrong),
+    ):
+        for wrong, name in ((rows, "Table"), (None, "NoneType"), ([rows], "list")):
+            with pytest.raises(InvalidArgumentError, match=f"operators='{name}'.*by operator ID"):
+                write(wrong)
+    assert not to.exists()
+
+
 def test_a_savepoint_is_planned_before_it_is_written(tmp_path: Path) -> None:
     """Catches a plan that writes, and one that cannot be run."""
     made = make(tmp_path)

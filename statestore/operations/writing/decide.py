@@ -34,7 +34,7 @@ from statestore.operations.writing.columns import FamilyColumns, decide_family
 from statestore.operations.writing.expiry import expiry_condition
 from statestore.operations.writing.family_rows import FamilyRows
 from statestore.operations.writing.found import check_found, deleted_in_words, find_rows
-from statestore.operations.writing.given import read_given, rows_of
+from statestore.operations.writing.given import by_operator, read_given, rows_of
 from statestore.operations.writing.given_pass import Given
 from statestore.operations.writing.in_place import EditInPlace
 from statestore.operations.writing.row_files import RowsFile
@@ -361,7 +361,7 @@ def _id_in_savepoint(checkpoint: OpenCheckpoint) -> str:
 
 
 def _named(operators: ByOperator) -> Iterator[tuple[int, str | None, Any]]:
-    for operator, given in operators.items():
+    for operator, given in by_operator(operators).items():
         if isinstance(given, Mapping):
             for name, of_name in given.items():
                 yield operator, name, of_name

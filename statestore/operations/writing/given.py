@@ -128,14 +128,32 @@ def kept_files(operators: Mapping[int, Any]) -> dict[Any, Any]:
     """Return what is given for operators with its files as they are now: `kept` of paths alone.
 
     Streams stay, which may be of more rows than memory holds.
+
+    Raises:
+        InvalidArgumentError: As `by_operator`; or as `RowsFile`.
     """
 
     def of(given: Any) -> Any:
         if isinstance(given, Mapping):
-            return kept_files(given)
+            return {name: of(one) for name, one in given.items()}
         return kept(given) if isinstance(given, Path) else given
 
-    return {name: of(given) for name, given in operators.items()}
+    return {operator: of(given) for operator, given in by_operator(operators).items()}
+
+
+def by_operator(operators: Any) -> Mapping[int, Any]:
+    """Return what is given for operators.
+
+    Raises:
+        InvalidArgumentError: It is no mapping by operator ID.
+    """
+    if isinstance(operators, Mapping):
+        return operators
+    raise InvalidArgumentError(
+        "rows are not given by operator",
+        operators=type(operators).__name__,
+        to_fix="give a mapping by operator ID, such as {0: rows}",
+    )
 
 
 def read_given(
