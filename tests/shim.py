@@ -37,12 +37,12 @@ class Engine(EngineService):
     def settle(self):
         """Wait for what goes on beside the calls."""
         done = threading.Event()
-        self._pool.submit(done.set)
+        self._sessions._pool.submit(done.set)
         assert done.wait(60)
 
     def end(self):
         """End when what goes on beside the calls has ended."""
-        self._pool.shutdown(wait=True)
+        self._sessions._pool.shutdown(wait=True)
         super().end()
 
     def request(self, op, **fields):

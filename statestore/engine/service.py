@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import threading
 import traceback
-from collections import Counter, OrderedDict
+from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from statestore.backends.filesystem.versions import StoreVersions
-from statestore.backends.rocksdb.requirement import require_rocksdict
 from statestore.codec.commit_times import CommitTimes
 from statestore.core.clock import Clock, SystemClock
-from statestore.core.errors import (
-    InternalError,
-    NotFoundError,
-    ProtocolError,
-    StateStoreError,
-)
-from statestore.core.options import BY_KEY
+from statestore.core.errors import InternalError, NotFoundError, ProtocolError, StateStoreError
 from statestore.core.progress import Progress, watched
 from statestore.core.version import __version__
 from statestore.engine.memory import EngineMemory, resident_bytes
 from statestore.engine.query_leases import QueryLeases
 from statestore.engine.requests import Request
 from statestore.engine.scratch import EngineDirectory
-from statestore.engine.session import Session, Versions, snapshot_pool
+from statestore.engine.session import Session, snapshot_pool
+from statestore.engine.sessions import Sessions
 from statestore.engine.storages import Storages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from statestore.backends.rocksdb.sst import Memory
-    from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.snapshot import SnapshotStatus
     from statestore.codec.column_family import ColumnFamily
     from statestore.codec.state_file import StateFile
@@ -46,15 +37,8 @@ logger = logging.getLogger(__name__)
 
 Reply = dict[str, Any]
 
-BACKENDS = ("filesystem", "heap", "rocksdb")
-
 _LAST_WRITES_S = 0.5
 """How long writes may go on when the JVM is gone; operations wait so long for an engine's end."""
-
-_MAX_GONE = 10_000
-"""Provider instances that are remembered after they closed, longer than any task outlives one."""
-MAX_CLOSED_STORES = 32
-"""Stores closed last that keep what they have on the local disk, for when they come back."""
 
 
 class EngineService:
@@ -83,23 +67,15 @@ class EngineService:
         self._memory = EngineMemory(self._clock.elapsed_ms)
         own = EngineDirectory(scratch_directory, name)
         own.begin()
-        self._work_directory = own.unfinished
         self._storages = Storages(own.fetched, self._clock, io, hadoop)
         self._hadoop = hadoop
         self._leases = QueryLeases(self._storages, self._clock)
-        self._scratch_directory = scratch_directory
-        self._pool = snapshot_pool()
+        self._sessions = Sessions(
+            self._storages, self._clock, scratch_directory, own.unfinished, snapshot_pool()
+        )
         self._lock = threading.Lock()
-        self._open: dict[tuple[str, StoreLocation], Session] = {}
-        self._closed: dict[tuple[str, StoreLocation], Session] = {}
-        """Sessions that nobody uses, in the order in which they were closed."""
-        self._gone: OrderedDict[str, None] = OrderedDict()
-        """Provider instances that have closed, the last ones: of none a new session may wait."""
         self._running: dict[int, Progress] = {}
         """Calls under way, by the number that the shim gave them."""
-        self._rocksdb_memory: Memory | None = None
-        self._rocksdb_memory_asked: set[int] = set()
-        self._rocksdb_names: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
         self._operations = {
             "load": self._load,
@@ -182,84 +158,6 @@ class EngineService:
             self._hadoop.listens_at(offer.get("port", int), offer.get("token", str))
         return operation(read)
 
-    def _session(self, request: Request, *, opens: bool = True, is_reader: bool = False) -> Session:
-        """Return the session of a call's store.
-
-        Args:
-            request: The call.
-            opens: Whether its provider uses the session from now on, until it closes the store.
-            is_reader: Whether no query runs for it.
-        """
-        # By place and not by name: a restarted query may name another storage for the same store.
-        location = self._storages.locate(request)
-        key = request.backend(BACKENDS), location
-        with self._lock:
-            known = self._open.get(key) or self._closed.get(key)
-        made = known or Session(
-            self._open_versions(request, location), self._pool, self._work_directory
-        )
-        with self._lock:
-            session = self._open.get(key) or self._closed.pop(key, made)
-            # A task that outlives its provider calls once more: nobody would close what it opens.
-            if opens and request.provider() not in self._gone:
-                session.providers.add(request.provider())
-                if is_reader:
-                    session.readers.add(request.provider())
-            (self._open if session.providers else self._closed)[key] = session
-        return session
-
-    def _open_versions(self, request: Request, location: StoreLocation) -> Versions:
-        match request.backend(BACKENDS):
-            case "heap":
-                # Imported here, as below, because it needs what no other backend does.
-                from statestore.backends.heap.versions import HeapVersions
-
-                return HeapVersions(location, self._storages.home(request), self._clock)
-            case "rocksdb":
-                return self._open_rocksdb(request, location)
-            case backend:
-                return StoreVersions(location, self._clock, backend)
-
-    def _open_rocksdb(self, request: Request, location: StoreLocation) -> Versions:
-        require_rocksdict()
-        from statestore.backends.rocksdb.sst import Memory
-        from statestore.backends.rocksdb.versions import RocksDBVersions
-
-        asked_bytes = request.options().rocksdb_memory_bytes
-        with self._lock:
-            memory = self._rocksdb_memory = self._rocksdb_memory or Memory(asked_bytes)
-            is_news = asked_bytes not in {memory.budget_bytes, *self._rocksdb_memory_asked}
-            self._rocksdb_memory_asked.add(asked_bytes)
-        if is_news:
-            logger.warning(
-                "option is not followed, an engine has one memory for all queries: key=%s, "
-                "value=%d, in_force=%d. To fix: set it the same for all queries of the application",
-                BY_KEY["rocksdb.memoryBytes"].full_key,
-                asked_bytes,
-                memory.budget_bytes,
-            )
-        place = f"{request.options().checkpoint_storage} {request.root()} {location.directory}"
-        name = hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
-        with self._lock:
-            # The same store by other credentials is another session, with a database of its own.
-            self._rocksdb_names[name] += 1
-            name = f"{name}-{self._rocksdb_names[name]}"
-        directory = f"{self._scratch_directory}/rocksdb/{name}"
-        return RocksDBVersions(location, self._clock, directory, memory)
-
-    def _keys_to_close(self, request: Request) -> list[tuple[str, StoreLocation]]:
-        backend = request.backend(BACKENDS)
-        # Whoever closes a store of the heap backend does not ask where the driver's memory is.
-        if backend != "heap":
-            return [(backend, self._storages.locate(request))]
-        home = self._storages.home(request)
-        with self._lock:
-            return [
-                (kind, location)
-                for kind, location in self._open
-                if kind == "heap" and (location.root, location.store) == (home.root, home.store)
-            ]
-
     def _requests(self, session: Session) -> dict[str, int]:
         return self._storages.take_requests(session.versions.location)
 
@@ -268,7 +166,7 @@ class EngineService:
         options = request.options()
         version = request.get("version", int)
         num_partitions = request.get_optional("num_partitions", int)
-        session = self._session(request, is_reader=num_partitions is None)
+        session = self._sessions.of(request, is_reader=num_partitions is None)
         if version == 0:
             max_parallelism = session.load_empty(num_partitions or 1, options)
             load_ms = self._clock.elapsed_ms() - start_ms
@@ -322,7 +220,7 @@ class EngineService:
         delta = request.child("delta")
         if request.get_optional("parent", dict) is None:
             self._storages.claim(request)
-        session = self._session(request)
+        session = self._sessions.of(request)
         published, snapshot = session.commit(
             request.new_version(self._memory.use()),
             delta.get("path", str),
@@ -345,7 +243,7 @@ class EngineService:
         }
 
     def _view(self, request: Request) -> Reply:
-        local = self._session(request).view(
+        local = self._sessions.of(request).view(
             request.version_ref("version"),
             request.get("checkpoint_format", int),
             request.options(),
@@ -357,19 +255,18 @@ class EngineService:
         }
 
     def _same(self, request: Request) -> Reply:
-        return {"same": self._session(request).has_lineage(request.version_ref("version"))}
+        return {"same": self._sessions.of(request).has_lineage(request.version_ref("version"))}
 
     def _memory_shares(self) -> Reply:
         """Return this process's memory by the stores it serves: their sum is the whole."""
-        num_stores = max(1, len(self._open))
-        rocksdb = self._rocksdb_memory
+        num_stores = max(1, self._sessions.num_open)
         return {
             "rss_share_bytes": self._memory.use().engine_bytes // num_stores,
-            "rocksdb_share_bytes": 0 if rocksdb is None else rocksdb.used_bytes // num_stores,
+            "rocksdb_share_bytes": self._sessions.rocksdb_bytes // num_stores,
         }
 
     def _maintain(self, request: Request) -> Reply:
-        session = self._session(request, opens=False)
+        session = self._sessions.of(request, opens=False)
         wait_ms = request.get_optional("wait_ms", int)
         cleanup = session.maintain(
             request.get("version", int),
@@ -387,7 +284,7 @@ class EngineService:
         }
 
     def _changes(self, request: Request) -> Reply:
-        versions = self._session(request).versions
+        versions = self._sessions.of(request).versions
         wanted = (
             request.get("start_version", int),
             request.get("end_version", int),
@@ -410,39 +307,8 @@ class EngineService:
         }
 
     def _close(self, request: Request) -> Reply:
-        provider = request.provider()
-        if provider:
-            with self._lock:
-                self._gone[provider] = None
-                while len(self._gone) > _MAX_GONE:
-                    self._gone.popitem(last=False)
-        for key in self._keys_to_close(request):
-            with self._lock:
-                session = self._open.get(key)
-                if session is None:
-                    continue
-                session.providers.discard(provider)
-                is_unused = not session.providers
-                if is_unused:
-                    self._closed[key] = self._open.pop(key)
-            session.end_reading(provider)
-            if is_unused:
-                session.close()
-        self._forget_closed()
+        self._sessions.close(request)
         return {}
-
-    def _forget_closed(self) -> None:
-        """Forget the stores that were closed longest ago."""
-        with self._lock:
-            oldest = list(self._closed)[: max(0, len(self._closed) - MAX_CLOSED_STORES)]
-            sessions = [(key, self._closed.pop(key)) for key in oldest]
-        for key, session in sessions:
-            if session.forget_local():
-                self._storages.forget(key[1])
-            else:
-                with self._lock:
-                    if key not in self._open:
-                        self._closed.setdefault(key, session)
 
     def _lease(self, request: Request) -> Reply:
         self._leases.serve(request)
@@ -455,18 +321,16 @@ class EngineService:
 
     def _status(self, _request: Request) -> Reply:
         with self._lock:
-            sessions = [*self._open.values(), *self._closed.values()]
-            num_open = len(self._open)
             calls = dict(self._calls)
         return {
             "pid": os.getpid(),
             "version": __version__,
             "rss_bytes": resident_bytes(),
-            "stores": num_open,
+            "stores": self._sessions.num_open,
             "calls": calls,
             "requests": self._storages.requests.total(),
             "lease_requests": self._storages.lease_requests.total(),
-            "snapshots_in_flight": sum(session.is_snapshot_in_flight for session in sessions),
+            "snapshots_in_flight": self._sessions.num_snapshots_in_flight,
         }
 
     class Java:

@@ -37,6 +37,6 @@ def test_memory_that_a_later_query_asks_for_is_refused_in_the_log(
             assert "ok" in json.loads(service.call(json.dumps(request)))
 
     # A session of another test may still speak in the background.
-    (warning,) = (r.getMessage() for r in caplog.records if r.name == "statestore.engine.service")
+    (warning,) = (r.getMessage() for r in caplog.records if r.name == "statestore.engine.sessions")
     assert "key=spark.sql.streaming.stateStore.rocksdb.memoryBytes" in warning
     assert f"value={32 * MIB}, in_force={16 * MIB}. To fix: " in warning

@@ -18,7 +18,7 @@ from statestore.codec.sealed_file import SealedFile
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
 from statestore.core.options import StateStoreOptions
-from statestore.engine.service import MAX_CLOSED_STORES
+from statestore.engine.sessions import MAX_CLOSED_STORES
 from statestore.io.local import LocalFileIO
 from statestore.testing.engine_process import EngineProcess
 from statestore.testing.fault_io import FaultFileIO

@@ -14,7 +14,7 @@ from statestore.backends.rocksdb.view import View
 from statestore.codec.rows import PUT, Row
 from statestore.core.errors import StorageError
 from statestore.core.options import StateStoreOptions
-from statestore.engine.service import MAX_CLOSED_STORES
+from statestore.engine.sessions import MAX_CLOSED_STORES
 from statestore.io.counting import CountingFileIO
 from statestore.io.local import LocalFileIO
 from statestore.testing.engine_process import EngineProcess

@@ -1,0 +1,202 @@
+"""Sessions: the stores that this engine serves, opened for providers and kept a while behind them.
+
+A store is found by the place of its files. It is open as long as a provider instance uses it; of
+those closed last some keep what they have on the local disk, for when they come back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING
+
+from statestore.backends.filesystem.versions import StoreVersions
+from statestore.backends.rocksdb.requirement import require_rocksdict
+from statestore.core.options import BY_KEY
+from statestore.engine.session import Session, Versions
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from statestore.backends.rocksdb.sst import Memory
+    from statestore.checkpoint.layout import StoreLocation
+    from statestore.core.clock import Clock
+    from statestore.engine.requests import Request
+    from statestore.engine.storages import Storages
+
+logger = logging.getLogger(__name__)
+
+BACKENDS = ("filesystem", "heap", "rocksdb")
+
+_MAX_GONE = 10_000
+"""Provider instances that are remembered after they closed, longer than any task outlives one."""
+MAX_CLOSED_STORES = 32
+"""Stores closed last that keep what they have on the local disk, for when they come back."""
+
+
+class Sessions:
+    """The stores of an engine; safe to use from several threads.
+
+    Args:
+        storages: Where the files of stores are.
+        clock: Source of time.
+        scratch_directory: Local databases go below it.
+        work_directory: Local directory for files that are not finished.
+        pool: Takes snapshots.
+    """
+
+    def __init__(
+        self,
+        storages: Storages,
+        clock: Clock,
+        scratch_directory: str,
+        work_directory: str,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self._storages = storages
+        self._clock = clock
+        self._scratch_directory = scratch_directory
+        self._work_directory = work_directory
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._open: dict[tuple[str, StoreLocation], Session] = {}
+        self._closed: dict[tuple[str, StoreLocation], Session] = {}
+        """Sessions that nobody uses, in the order in which they were closed."""
+        self._gone: OrderedDict[str, None] = OrderedDict()
+        """Provider instances that have closed, the last ones: of none a new session may wait."""
+        self._rocksdb_memory: Memory | None = None
+        self._rocksdb_memory_asked: set[int] = set()
+        self._rocksdb_names: Counter[str] = Counter()
+
+    @property
+    def num_open(self) -> int:
+        """Stores that a provider uses."""
+        return len(self._open)
+
+    @property
+    def num_snapshots_in_flight(self) -> int:
+        """Snapshots that are being written."""
+        with self._lock:
+            sessions = [*self._open.values(), *self._closed.values()]
+        return sum(session.is_snapshot_in_flight for session in sessions)
+
+    @property
+    def rocksdb_bytes(self) -> int:
+        """Bytes of memory that RocksDB uses for all stores."""
+        memory = self._rocksdb_memory
+        return 0 if memory is None else memory.used_bytes
+
+    def of(self, request: Request, *, opens: bool = True, is_reader: bool = False) -> Session:
+        """Return the session of a call's store.
+
+        Args:
+            request: The call.
+            opens: Whether its provider uses the session from now on, until it closes the store.
+            is_reader: Whether no query runs for it.
+        """
+        # By place and not by name: a restarted query may name another storage for the same store.
+        location = self._storages.locate(request)
+        key = request.backend(BACKENDS), location
+        with self._lock:
+            known = self._open.get(key) or self._closed.get(key)
+        made = known or Session(
+            self._open_versions(request, location), self._pool, self._work_directory
+        )
+        with self._lock:
+            session = self._open.get(key) or self._closed.pop(key, made)
+            # A task that outlives its provider calls once more: nobody would close what it opens.
+            if opens and request.provider() not in self._gone:
+                session.providers.add(request.provider())
+                if is_reader:
+                    session.readers.add(request.provider())
+            (self._open if session.providers else self._closed)[key] = session
+        return session
+
+    def close(self, request: Request) -> None:
+        """Note that a provider instance uses a store no more; it is closed where none does."""
+        provider = request.provider()
+        if provider:
+            with self._lock:
+                self._gone[provider] = None
+                while len(self._gone) > _MAX_GONE:
+                    self._gone.popitem(last=False)
+        for key in self._keys_to_close(request):
+            with self._lock:
+                session = self._open.get(key)
+                if session is None:
+                    continue
+                session.providers.discard(provider)
+                is_unused = not session.providers
+                if is_unused:
+                    self._closed[key] = self._open.pop(key)
+            session.end_reading(provider)
+            if is_unused:
+                session.close()
+        self._forget_closed()
+
+    def _open_versions(self, request: Request, location: StoreLocation) -> Versions:
+        match request.backend(BACKENDS):
+            case "heap":
+                # Imported here, as below, because it needs what no other backend does.
+                from statestore.backends.heap.versions import HeapVersions
+
+                return HeapVersions(location, self._storages.home(request), self._clock)
+            case "rocksdb":
+                return self._open_rocksdb(request, location)
+            case backend:
+                return StoreVersions(location, self._clock, backend)
+
+    def _open_rocksdb(self, request: Request, location: StoreLocation) -> Versions:
+        require_rocksdict()
+        from statestore.backends.rocksdb.sst import Memory
+        from statestore.backends.rocksdb.versions import RocksDBVersions
+
+        asked_bytes = request.options().rocksdb_memory_bytes
+        with self._lock:
+            memory = self._rocksdb_memory = self._rocksdb_memory or Memory(asked_bytes)
+            is_news = asked_bytes not in {memory.budget_bytes, *self._rocksdb_memory_asked}
+            self._rocksdb_memory_asked.add(asked_bytes)
+        if is_news:
+            logger.warning(
+                "option is not followed, an engine has one memory for all queries: key=%s, "
+                "value=%d, in_force=%d. To fix: set it the same for all queries of the application",
+                BY_KEY["rocksdb.memoryBytes"].full_key,
+                asked_bytes,
+                memory.budget_bytes,
+            )
+        place = f"{request.options().checkpoint_storage} {request.root()} {location.directory}"
+        name = hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
+        with self._lock:
+            # The same store by other credentials is another session, with a database of its own.
+            self._rocksdb_names[name] += 1
+            name = f"{name}-{self._rocksdb_names[name]}"
+        directory = f"{self._scratch_directory}/rocksdb/{name}"
+        return RocksDBVersions(location, self._clock, directory, memory)
+
+    def _keys_to_close(self, request: Request) -> list[tuple[str, StoreLocation]]:
+        backend = request.backend(BACKENDS)
+        # Whoever closes a store of the heap backend does not ask where the driver's memory is.
+        if backend != "heap":
+            return [(backend, self._storages.locate(request))]
+        home = self._storages.home(request)
+        with self._lock:
+            return [
+                (kind, location)
+                for kind, location in self._open
+                if kind == "heap" and (location.root, location.store) == (home.root, home.store)
+            ]
+
+    def _forget_closed(self) -> None:
+        """Forget the stores that were closed longest ago."""
+        with self._lock:
+            oldest = list(self._closed)[: max(0, len(self._closed) - MAX_CLOSED_STORES)]
+            sessions = [(key, self._closed.pop(key)) for key in oldest]
+        for key, session in sessions:
+            if session.forget_local():
+                self._storages.forget(key[1])
+            else:
+                with self._lock:
+                    if key not in self._open:
+                        self._closed.setdefault(key, session)
