@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from statestore.api.state import State
 from statestore.operations.forget.certificate import CertificateFile
 from statestore.operations.forget.forget import Forget
-from statestore.operations.forget.search import KeySearch, prepare, search
+from statestore.operations.forget.search import KeySearch, search
 from statestore.operations.forget.wanted import Wanted
 from statestore.operations.plan import Report, no_report
 from statestore.operations.writing.decide import decide_edit_in_place
@@ -212,7 +212,9 @@ class Editing(State):
         with self._opened() as checkpoint:
             yield Forget(checkpoint, operator, wanted, all_rows, file)
 
-    def search_keys(self, keys: Any, *, operator: int = 0) -> KeySearch:
+    def search_keys(
+        self, keys: Any, *, operator: int = 0, certificate: str | PathLike[str] | None = None
+    ) -> KeySearch:
         """Look for keys in every file of the checkpoint; the query may run, if files stay.
 
         Rows of every state file are decoded, whatever version names them, deleted ones too, and
@@ -223,24 +225,15 @@ class Editing(State):
             keys: Grouping keys as `forget` takes them. There is no condition: it would find nothing
                 after the rows are gone.
             operator: Operator ID, of which these are keys.
+            certificate: Local file with a certificate, to be compared with the keys.
 
         Returns:
-            What was found of each operator. Errors as `forget`; nothing is changed.
-        """
-        with self._opened() as checkpoint:
-            return search(checkpoint, operator, Wanted(keys=keys))
-
-    def is_certificate_of(
-        self, certificate: str | PathLike[str], keys: Any, *, operator: int = 0
-    ) -> bool:
-        """Return whether a certificate is of these very keys, by its fingerprints.
-
-        Arguments as `search_keys`.
+            What was found of each operator, and whether the certificate is of these very keys.
+            Nothing is changed.
 
         Raises:
-            InvalidArgumentError: The file is no certificate; or as `search_keys`.
+            InvalidArgumentError: The file is no certificate; or as `forget`, like all others.
         """
-        wanted = Wanted(keys=keys)
+        is_of = None if certificate is None else CertificateFile(certificate).is_of
         with self._opened() as checkpoint:
-            prepare(checkpoint, operator, wanted)
-            return CertificateFile(certificate).is_of(wanted)
+            return search(checkpoint, operator, Wanted(keys=keys), is_of)

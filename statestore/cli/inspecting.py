@@ -16,7 +16,6 @@ from click.core import ParameterSource
 from rich.text import Text
 
 from statestore.cli.output import (
-    Command,
     checkpoint_argument,
     console,
     output_option,
@@ -46,30 +45,22 @@ _VARIABLES: dict[str | None, str] = {
 }
 
 
-def _store_options(command: Command) -> Command:
-    """Add the options that name a column family of a store."""
-    for option in (
-        click.option(
-            "--column-family",
-            default="default",
-            show_default=True,
-            help="Column family; of transformWithState the name of a state variable.",
-            metavar="NAME",
-        ),
-        click.option(
-            "--store", default="default", show_default=True, help="A join has four.", metavar="NAME"
-        ),
-        click.option("--operator", default=0, show_default=True, metavar="ID"),
-    ):
-        command = option(command)
-    return command
-
-
+_operator_option = click.option("--operator", default=0, show_default=True, metavar="ID")
+_store_option = click.option(
+    "--store", default="default", show_default=True, help="A join has four.", metavar="NAME"
+)
 _version_option = click.option(
     "--version",
     type=int,
     metavar="V",
     help="State version, batch + 1.  [default: newest committed]",
+)
+_family_option = click.option(
+    "--column-family",
+    default="default",
+    show_default=True,
+    help="Column family; of transformWithState the name of a state variable.",
+    metavar="NAME",
 )
 _where_option = click.option(
     "--where",
@@ -87,8 +78,10 @@ _limit_option = click.option(
 
 @click.command()
 @checkpoint_argument()
-@_store_options
+@_operator_option
+@_store_option
 @_version_option
+@_family_option
 @click.option("--partition", "partitions", type=int, multiple=True, help="Only these partitions.")
 @click.option(
     "--column",
@@ -165,8 +158,6 @@ def read(
 
 @click.command()
 @checkpoint_argument()
-@_store_options
-@_version_option
 @click.option(
     "--key",
     "--find",
@@ -177,6 +168,10 @@ def read(
 @_where_option
 @click.option("--largest", metavar="N", type=click.IntRange(1), help="The N keys of most bytes.")
 @click.option("--key-groups", is_flag=True, help="How rows and bytes spread over key groups.")
+@_operator_option
+@_store_option
+@_version_option
+@_family_option
 @_limit_option
 @storage_option
 @output_option
@@ -244,9 +239,11 @@ def inspect(
 @click.command()
 @checkpoint_argument("old")
 @click.argument("new", required=False)
-@_store_options
 @click.option("--old-version", type=int, metavar="V", help="[default: newest committed]")
 @click.option("--new-version", type=int, metavar="V", help="[default: newest committed]")
+@_operator_option
+@_store_option
+@_family_option
 @click.option("--counts", is_flag=True, help="Only how many rows differ.")
 @_limit_option
 @storage_option

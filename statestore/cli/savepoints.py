@@ -80,10 +80,6 @@ def savepoint(
     "groups every row is hashed anew.  [default: as it was]",
 )
 @click.option(
-    "--claim/--no-claim",
-    help="Move the savepoint, which is gone then, or copy it.  [default: no-claim]",
-)
-@click.option(
     "--map-operator",
     "map_operators",
     metavar="OLD:NEW",
@@ -108,6 +104,10 @@ def savepoint(
     help="Operator that begins with empty state, by Spark's short name. May be repeated.",
 )
 @click.option("--new-query-id", is_flag=True, help="A query beside the one that was, for sinks.")
+@click.option(
+    "--claim/--no-claim",
+    help="Move the savepoint, which is gone then, or copy it.  [default: no-claim]",
+)
 @yes_option
 @storage_option
 @output_option

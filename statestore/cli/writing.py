@@ -48,12 +48,12 @@ def _version_option(command: Callable[..., Any]) -> Callable[..., Any]:
     help="What makes the rows of an operator: DuckDB's SQL over the table state. NAME is the store "
     "of a join, or a state variable. May be repeated.",
 )
+@_version_option
 @click.option(
     "--change-schema",
     is_flag=True,
     help="The columns selected are the schemas of keys and values from now on.",
 )
-@_version_option
 @yes_option
 @storage_option
 @output_option
@@ -117,6 +117,9 @@ def _operator_option(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--delete", metavar="FILE", help="Keys whose rows go.")
 @click.option("--where", metavar="SQL", help="In place of --delete: rows that fulfil this go.")
 @click.option("--upsert", metavar="FILE", help="Rows, in place of those of their keys.")
+@click.option(
+    "--watermark-ms", type=int, help="With --in-place: watermark from now on, of the Unix epoch."
+)
 @click.option("--expire", metavar="COLUMN", help="With --in-place: rows go by this time of theirs.")
 @click.option(
     "--older-than",
@@ -124,11 +127,8 @@ def _operator_option(command: Callable[..., Any]) -> Callable[..., Any]:
     callback=lambda *given: _age(given[2]),
     help="With --expire: how old, such as 90m, 36h or 7d.",
 )
-@click.option("--all", "all_rows", is_flag=True, help="Even where no row of the store is left.")
-@click.option(
-    "--watermark-ms", type=int, help="With --in-place: watermark from now on, of the Unix epoch."
-)
 @_version_option
+@click.option("--all", "all_rows", is_flag=True, help="Even where no row of the store is left.")
 @yes_option
 @storage_option
 @output_option
@@ -206,9 +206,9 @@ def edit(
 
 @click.command()
 @checkpoint_argument()
-@_operator_option
 @click.option("--where", metavar="SQL", help="Keys: a condition over columns of the grouping key.")
 @click.option("--keys", metavar="FILE", help="Keys, in place of --where: columns key.NAME.")
+@_operator_option
 @click.option("--all", "all_rows", is_flag=True, help="Even where no other row is left.")
 @click.option(
     "--certificate",
@@ -284,23 +284,17 @@ def forget(
     ctx.exit(0 if done is None or done.is_forgotten else 1)
 
 
-def _verify(it: Checkpoint, keys: Any, operator: int, certificate: str | None, output: str) -> int:
+def _verify(
+    it: Checkpoint, keys: Path | None, operator: int, certificate: str | None, output: str
+) -> int:
     """Search for keys, print what was found, and return the exit status."""
-    from statestore.operations.writing.given import kept
-
-    # The search and the comparison are of the same keys, whatever becomes of the file.
-    keys = kept(keys)
-    found = it.search_keys(keys, operator=operator)
-    is_of_keys = None
-    if certificate is not None:
-        is_of_keys = it.is_certificate_of(certificate, keys, operator=operator)
+    found = it.search_keys(keys, operator=operator, certificate=certificate)
+    is_of_keys = found.certificate_is_of_keys
     if output == "json":
         fields = {"is_forgotten": found.is_forgotten, "certificate_is_of_keys": is_of_keys}
         print_json({**fields, "search": found.fields()})
     else:
         click.echo(found.describe())
-        if is_of_keys is not None:
-            click.echo(f"The certificate is {'of' if is_of_keys else 'not of'} these keys.")
     return 0 if found.is_forgotten and is_of_keys is not False else 1
 
 

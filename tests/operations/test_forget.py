@@ -239,8 +239,9 @@ def test_the_certificate_is_begun_before_anything_changes_and_completed_after(
     text = json.dumps([str(KEYS[3])]).encode()
     told = hmac.new(bytes.fromhex(prints["salt"]), text, "sha256").hexdigest()
     assert prints["of_keys"] == [told]
-    assert Checkpoint(made.path).is_certificate_of(file, keys)
-    assert not Checkpoint(made.path).is_certificate_of(file, pa.table({"key.k": [KEYS[4]]}))
+    for of, is_of_keys in ((keys, True), (pa.table({"key.k": [KEYS[4]]}), False)):
+        found = Checkpoint(made.path).search_keys(of.to_reader(), certificate=file)
+        assert found.certificate_is_of_keys is is_of_keys
     with pytest.raises(NotFoundError, match="keys-not-found"):
         Checkpoint(made.path).forget(keys=keys)
 

@@ -181,7 +181,9 @@ class Certificate:
 
     def fields(self) -> dict[str, Any]:
         """Return the document: its attributes by name, and the version of its form."""
-        return {"schema_version": CERTIFICATE_VERSION, "operation": "forget", **asdict(self)}
+        search = self.search and self.search.fields()
+        head = {"schema_version": CERTIFICATE_VERSION, "operation": "forget"}
+        return {**head, **asdict(self), "search": search}
 
     def to_json(self) -> str:
         """Return the document as text."""

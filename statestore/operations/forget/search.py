@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
@@ -33,6 +33,8 @@ from statestore.operations.plan import no_report
 from statestore.operations.reading.read import decode_by_key
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from statestore.codec.column_family import ColumnFamily
     from statestore.codec.trailer import Trailer
     from statestore.operations.checkpoint import OpenCheckpoint
@@ -108,6 +110,8 @@ class KeySearch:
         num_rows: Rows of state files that were read, in whatever version.
         num_row_bytes: Bytes of those rows' keys and values, decompressed.
         outcomes: What it says of each operator, and of Spark's files.
+        certificate_is_of_keys: Whether the certificate that was named is of these very keys, by its
+            fingerprints; None where none was.
     """
 
     num_keys: int
@@ -116,6 +120,7 @@ class KeySearch:
     num_rows: int
     num_row_bytes: int
     outcomes: tuple[Outcome, ...]
+    certificate_is_of_keys: bool | None = None
 
     @property
     def hits(self) -> tuple[Hit, ...]:
@@ -135,40 +140,47 @@ class KeySearch:
             f"{format_bytes(self.num_bytes)}, and {self.num_rows:,} rows of them, "
             f"{format_bytes(self.num_row_bytes)}"
         )
-        return "\n".join([searched, *(outcome.describe() for outcome in self.outcomes)])
+        lines = [searched, *(outcome.describe() for outcome in self.outcomes)]
+        if self.certificate_is_of_keys is not None:
+            lines.append(
+                f"The certificate is{'' if self.certificate_is_of_keys else ' not'} of these keys."
+            )
+        return "\n".join(lines)
 
     def fields(self) -> dict[str, Any]:
-        """Return the attributes by name: for JSON."""
-        return asdict(self)
+        """Return what was found by name, for JSON and for a certificate."""
+        found = asdict(self)
+        del found["certificate_is_of_keys"]
+        return found
 
 
-def search(checkpoint: OpenCheckpoint, operator: int, wanted: Wanted) -> KeySearch:
+def search(
+    checkpoint: OpenCheckpoint,
+    operator: int,
+    wanted: Wanted,
+    certificate: Callable[[Wanted], bool] | None = None,
+) -> KeySearch:
     """Look for keys in every file of a checkpoint; nothing is changed.
 
     Args:
         checkpoint: The checkpoint.
         operator: Operator ID.
         wanted: The keys, as given.
+        certificate: Tells whether a certificate is of the keys; None where there is none.
 
     Raises:
-        InvalidArgumentError: There is no such operator, or what is given is no key of it.
+        InvalidArgumentError: There is no such operator, what is given is no key of it, or the file
+            is no certificate.
         NotFoundError, StorageError: A file that is there cannot be read. What is damaged or of a
             newer format is not searched, and the outcome says so.
-    """
-    prepare(checkpoint, operator, wanted)
-    return _Search(checkpoint, operator, wanted).run()
-
-
-def prepare(checkpoint: OpenCheckpoint, operator: int, wanted: Wanted) -> None:
-    """Note the bytes of keys that are given, by the schemas of an operator's files.
-
-    Raises:
-        InvalidArgumentError, CorruptionError, StorageError: As `search`.
     """
     for file in files_of_operator(checkpoint, operator):
         if file.is_state:
             trailer = read_trailer(file.location, file.info.name).trailer
             wanted.prepare(file.location.store.name, trailer)
+    is_of_keys = None if certificate is None else certificate(wanted)
+    found = _Search(checkpoint, operator, wanted).run()
+    return replace(found, certificate_is_of_keys=is_of_keys)
 
 
 def find_rows(

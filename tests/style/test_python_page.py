@@ -1,0 +1,148 @@
+"""docs/python.md names what the classes have; the shell says the same words in the same order."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import NamedTuple
+
+import click
+
+from statestore import Checkpoint, Savepoint
+from statestore.cli.commands import cli
+
+from .test_repo_style import ROOT
+
+ROW = re.compile(r"^\|(?P<methods>[^|]*)\|(?P<commands>[^|]*)\|[^|]*\|$", re.MULTILINE)
+CODE = re.compile(r"`([^`]+)`")
+CALL = re.compile(r"(?:(?P<of>\w+)\(…\)\.)?(?P<name>\w+)(?:\((?P<parameters>.*)\))?")
+SPELLED = {
+    "all": "all_rows",
+    "find": "key",
+    "largest": "num_keys",
+    "savepoints": "directory",
+    "sql": "operators",
+}
+"""Parameters of methods, by the option that says the same in another word."""
+CONDITIONS = {"read": "filter", "edit": "delete", "forget": "where"}
+"""What the option --where is to a method: a condition may stand where keys may."""
+
+
+class Named(NamedTuple):
+    """What a row of the page names."""
+
+    of: tuple[type, ...]
+    name: str
+    parameters: list[str]
+    has_more: bool
+    command: list[str]
+    is_changed: bool
+
+
+def named_on_the_page() -> list[Named]:
+    """Return the methods and attributes of the page's tables of what is read and changed."""
+    _, _, rest = (ROOT / "docs" / "python.md").read_text().partition("\n## What is read\n")
+    read, _, rest = rest.partition("\n## What is changed\n")
+    changed, _, _ = rest.partition("\nEvery plan has")
+    found = []
+    for text, is_changed in ((read, False), (changed, True)):
+        of: tuple[type, ...] = ()
+        for row in ROW.finditer(text):
+            if "of a" in row["methods"]:
+                of = (Checkpoint, Savepoint) if "or a" in row["methods"] else (Checkpoint,)
+                continue
+            command = CODE.search(row["commands"])
+            for code in CODE.findall(row["methods"]):
+                call = CALL.fullmatch(code)
+                assert call is not None, code
+                parameters = [
+                    each.strip().removesuffix("=…")
+                    for each in (call["parameters"] or "").split(",")
+                    if each.strip()
+                ]
+                found.append(
+                    Named(
+                        ({"Checkpoint": Checkpoint, "Savepoint": Savepoint}[call["of"]],)
+                        if call["of"]
+                        else of,
+                        call["name"],
+                        [each for each in parameters if each != "…"],
+                        "…" in parameters,
+                        command[1].split() if command else [],
+                        is_changed,
+                    )
+                )
+    return found
+
+
+def parameters_of(method: object) -> list[str]:
+    """Return the parameters of a method."""
+    assert callable(method)
+    return [name for name in inspect.signature(method).parameters if name != "self"]
+
+
+def options_of(command: list[str], parameters: list[str]) -> list[str]:
+    """Return which parameters of a method a command's arguments and options are, in their order."""
+    found = []
+    of = cli.get_command(click.Context(cli), command[0])
+    assert of is not None, command
+    for one in of.params:
+        word = (one.name or "") if isinstance(one, click.Argument) else one.opts[0].strip("-")
+        other = CONDITIONS.get(command[0]) if word == "where" else SPELLED.get(word)
+        words = {word.replace("-", "_"), f"{word.replace('-', '_')}s", other}
+        found += [each for each in parameters if each in words]
+    return list(dict.fromkeys(found))
+
+
+def is_in_order(part: list[str], whole: list[str]) -> bool:
+    """Whether a list has the order of another one, of which it is a part."""
+    return part == [each for each in whole if each in part]
+
+
+def test_the_page_names_all_that_the_classes_have() -> None:
+    """Catches an operation that the page lacks, and one that is gone or is not in two."""
+    named = named_on_the_page()
+
+    for of in (Checkpoint, Savepoint):
+        public = {name for name in dir(of) if not name.startswith(("_", "plan_"))}
+        assert {one.name for one in named if of in one.of} == public
+        planned = {name.removeprefix("plan_") for name in dir(of) if name.startswith("plan_")}
+        assert {one.name for one in named if of in one.of and one.is_changed} == planned
+
+
+def test_the_page_names_the_arguments_that_methods_take() -> None:
+    """Catches an argument that was renamed, is missing, or stands in another place."""
+    for one in named_on_the_page():
+        method = inspect.getattr_static(one.of[0], one.name)
+        if not inspect.isfunction(method):
+            assert not one.parameters
+            continue
+        parameters = parameters_of(method)
+        assert is_in_order(one.parameters, parameters), one
+        assert one.has_more or set(parameters) - set(one.parameters) <= {"report"}, one
+        if one.is_changed:
+            of_plan = parameters_of(getattr(one.of[0], f"plan_{one.name}"))
+            assert is_in_order(one.parameters, of_plan), one
+
+
+def test_the_shell_says_the_same_words_in_the_same_order() -> None:
+    """Catches an operation that the shell lacks, and an option that Python calls otherwise."""
+    named = [one for one in named_on_the_page() if one.command]
+
+    for one in named:
+        command = cli.get_command(click.Context(cli), one.command[0])
+        assert command is not None, one
+        flags = {option for each in command.params for option in each.opts}
+        assert {*one.command[1:]} <= flags, one
+        method = inspect.getattr_static(one.of[0], one.name)
+        if inspect.isfunction(method):
+            parameters = parameters_of(method)
+            assert is_in_order(options_of(one.command, parameters), parameters), one
+            assert {*parameters} - {*options_of(one.command, parameters)} <= {"report"}, one
+    on_a_checkpoint = {
+        name
+        for name in cli.list_commands(click.Context(cli))
+        for command in [cli.get_command(click.Context(cli), name)]
+        if command and {"checkpoint", "old", "savepoint"} & {each.name for each in command.params}
+    }
+    assert {one.command[0] for one in named} == on_a_checkpoint
