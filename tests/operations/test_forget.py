@@ -29,10 +29,12 @@ from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.testing.checkpoints import read_checkpoint, unsafe_row
 from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.checkpoints import write_checkpoint
 from tests.seams import at, place_of
 
 from .checkpoints import files_below
 from .test_edit_in_place import KEYS, make
+from .test_given_in_operations import family
 
 
 def verdicts(search: Any) -> list[str]:
@@ -187,6 +189,58 @@ def test_a_key_in_logs_of_the_query_is_found(tmp_path: Path) -> None:
     of_spark = found.outcomes[-1]
     assert (of_spark.operator, of_spark.verdict) == (None, "found")
     assert [Path(hit.file).name for hit in of_spark.hits] == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("urn:user:1", "in/user=urn%253Auser%253A1/a.parquet"),
+        ("ann@example.org", "the%20files/ann@example.org.csv"),
+        ("ann@example.org", "ann%40example.org"),
+        ("Zoë Ω", "in/user=Zo%C3%AB%20%ce%a9"),
+        ("Zoë Ω", "Zo\\u00EB \\u03a9"),
+        ('say "hi"', 'as it was: say \\"hi\\"'),
+        ("🙂 smile", "\\ud83d\\ude42 smile"),
+        ("ann@example.org", "first\\nann@example.org"),
+        ("100%user", "100%user"),
+    ],
+)
+def test_a_key_in_a_log_is_found_as_a_uri_or_json_spells_it(
+    tmp_path: Path, key: str, named: str
+) -> None:
+    """Catches a file source's log that has the key in its paths, which are quoted twice."""
+    root = write_checkpoint(
+        tmp_path / "query",
+        [{"default": {(key,): (1,), ("else",): (2,)}}],
+        families=(family({"user": "string"}, {"count": "long"}),),
+    )
+    log = tmp_path / "query/sources/0/0"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(f'v1\n{{"path":"file:///{named}","batchId":0}}')
+
+    found = Checkpoint(root).search_keys(pa.table({"key.user": [key]})).outcomes[-1]
+    other = Checkpoint(root).search_keys(pa.table({"key.user": ["user:"]})).outcomes[-1]
+
+    assert [hit.file for hit in found.hits] == [str(log)]
+    assert other.verdict == "forgotten"
+
+
+@pytest.mark.parametrize("key", [b"\xff" * 4, bytes(8), b"\0\0\0\1"])
+def test_bytes_that_are_in_every_file_can_be_forgotten(tmp_path: Path, key: bytes) -> None:
+    """Catches keys of numbers as bytes, whose users are never certified."""
+    root = write_checkpoint(
+        tmp_path / "query",
+        [{"default": {("else",): (2,)}}],
+        families=(family({"id": "binary"}, {"count": "long"}),),
+    )
+    keys = pa.table({"key.id": pa.array([key], pa.binary())})
+    Checkpoint(root).edit_in_place(upsert=keys.append_column("value.count", [[1]]))
+    before = Checkpoint(root).search_keys(keys)
+
+    done = Checkpoint(root).forget(keys=keys)
+
+    assert verdicts(before) == ["found", "forgotten"]
+    assert done.is_forgotten, done.describe()
 
 
 def test_what_cannot_be_read_is_told_as_not_searched(tmp_path: Path) -> None:

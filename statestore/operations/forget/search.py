@@ -8,11 +8,12 @@ own files are searched as text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import quote
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +49,8 @@ SPARKS_FILES = "Spark's files"
 _MOST_LINES = 20
 _MIN_DISTINCT = 3
 """Different bytes, beside those that are padding anywhere, of a key that is looked for as bytes."""
+_QUOTE = re.compile(rb"[\\%]")
+_ESCAPES = re.compile(rb'(?:\\u[0-9a-fA-F]{4}|\\["\\/bfnrt])+')
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +247,9 @@ class _Search:
         self._names = {column.name for column in self._columns}
         self._values = ValueSearch(self._columns)
         telling = {text for column in self._columns for text in column.telling}
-        self._words = Needles(_spelled(telling), are_words=True)
-        self._texts = Needles(
-            {text for column in self._columns if column.is_binary for text in column.telling}
-        )
+        self._words = Needles(telling, are_words=True)
+        texts = {text for column in self._columns if column.is_binary for text in column.telling}
+        self._texts = Needles(filter(_is_text_or_distinct, texts))
         self._rows = Needles(filter(_is_distinct, wanted.encoded) if telling else ())
         self._num_rows = self._num_row_bytes = 0
 
@@ -274,7 +276,9 @@ class _Search:
                 self._search_rows(file, local_path, data, of)
             elif parse_state_file_name(path.rpartition("/")[2]) is not None:
                 of_spark.reasons[f"a state file of no operator that is known: {path}"] = None
-            elif self._words.is_in(data) or self._words.is_in(memoryview(path.encode())):
+            elif any(
+                map(self._words.is_in, (*_readings(data), *_readings(memoryview(path.encode()))))
+            ):
                 of_spark.hits[Hit(path, "bytes", "found")] = None
         outcomes = [of.outcome(operator, names[operator]) for operator, of in found.items()]
         return KeySearch(
@@ -296,7 +300,8 @@ class _Search:
                 self._search_batch(file, trailer, batch, own, found)
         except (CorruptionError, IncompatibleError, NotFoundError) as error:
             found.reasons[f"{error.problem}: {file.path}"] = None
-        if not own and (self._rows.is_in(data) or self._texts.is_in(data)):
+        is_found = any(hit.certainty == "found" for hit in own)
+        if not is_found and (self._rows.is_in(data) or (not own and self._texts.is_in(data))):
             own[Hit(file.path, "bytes", "found")] = None
         found.hits |= own
 
@@ -370,17 +375,32 @@ def _is_distinct(key: bytes) -> bool:
     return len(key) >= MIN_BYTES and len({*key} - {0, 255}) >= _MIN_DISTINCT
 
 
-def _spelled(texts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield texts as JSON and URIs have them as well."""
-    for text in texts:
-        yield text
-        yield quote(text, safe="").encode()
-        try:
-            decoded = text.decode()
-        except UnicodeDecodeError:
-            continue
-        yield json.dumps(decoded)[1:-1].encode()
-        yield json.dumps(decoded, ensure_ascii=False)[1:-1].encode()
+def _is_text_or_distinct(value: bytes) -> bool:
+    """Whether a value of text or bytes is not what is in every file, such as four bytes of ones."""
+    try:
+        return value.decode().isprintable() or _is_distinct(value)
+    except UnicodeDecodeError:
+        return _is_distinct(value)
+
+
+def _readings(data: memoryview) -> Iterator[memoryview]:
+    """Yield the bytes of a log as they are, and as JSON and URIs mean them.
+
+    A directory's name quotes what a name cannot have, and the URI of its path quotes that again.
+    """
+    yield data
+    if _QUOTE.search(data) is None:
+        return
+    read = _ESCAPES.sub(_unescaped, bytes(data))
+    yield memoryview(read)
+    for _ in range(2):
+        read = unquote_to_bytes(read)
+        yield memoryview(read)
+
+
+def _unescaped(escapes: re.Match[bytes]) -> bytes:
+    text: str = json.loads(b'"' + escapes[0] + b'"')
+    return text.encode(errors="surrogatepass")
 
 
 def _mapped(local_path: str) -> memoryview:
