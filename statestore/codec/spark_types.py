@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -64,12 +64,14 @@ class SparkType:
         fields: Name and type of each field of a struct; one nameless element of an array; key and
             value of a map.
         precision, scale: Of a decimal.
+        never_null: Ordinals of the fields in which Spark has no null, and does not look for one.
     """
 
     kind: str
     fields: tuple[tuple[str, SparkType], ...] = ()
     precision: int = 0
     scale: int = 0
+    never_null: frozenset[int] = field(default=frozenset(), compare=False)
 
     @cached_property
     def arrow(self) -> pa.DataType:
@@ -217,11 +219,16 @@ def _parse(described: Any, depth: int) -> SparkType:
     fields = Fields(described)
     kind = fields.text("type")
     if kind == "struct":
-        columns = map(Fields, fields.items("fields"))
+        columns = list(map(Fields, fields.items("fields")))
         return SparkType(
             "struct",
             tuple(
                 (column.text("name"), _parse(column.value("type"), depth - 1)) for column in columns
+            ),
+            never_null=frozenset(
+                ordinal
+                for ordinal, column in enumerate(columns)
+                if column.all.get("nullable") is False
             ),
         )
     parts = {"array": ("elementType",), "map": ("keyType", "valueType"), "udt": ("sqlType",)}
@@ -230,8 +237,12 @@ def _parse(described: Any, depth: int) -> SparkType:
     types = [_parse(fields.value(part), depth - 1) for part in parts[kind]]
     if kind == "udt":
         return types[0]
-    names = ("element",) if kind == "array" else ("key", "value")
-    return SparkType(kind, tuple(zip(names, types, strict=True)))
+    if kind == "array":
+        never_null = {0} if fields.all.get("containsNull") is False else set()
+        return SparkType(kind, (("element", types[0]),), never_null=frozenset(never_null))
+    never_null = {0, 1} if fields.all.get("valueContainsNull") is False else {0}
+    named = tuple(zip(("key", "value"), types, strict=True))
+    return SparkType(kind, named, never_null=frozenset(never_null))
 
 
 def _parse_name(name: str) -> SparkType:

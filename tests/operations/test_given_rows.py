@@ -132,6 +132,64 @@ def test_value_that_would_lose_something_is_refused_by_row_and_value(
         keys(given, kind)
 
 
+def full(kind: Any) -> dict[str, Any]:
+    """Return a struct with one field `a`, which is never null."""
+    field = {"name": "a", "type": kind, "nullable": False, "metadata": {}}
+    return {"type": "struct", "fields": [field]}
+
+
+STRUCTS = pa.struct([("a", pa.int64())])
+PAIRS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.int64())]))
+LONGS = {**map_of("string", "long"), "valueContainsNull": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "at"),
+    [
+        (column({"a": 1}, {"a": None}), full("long"), r"key\.k\.a"),
+        (column(None, {"a": None}, type=STRUCTS), full("long"), r"key\.k\.a"),
+        (column([1], [2, None]), {**array("long"), "containsNull": False}, r"key\.k\[\]"),
+        (column([{"a": 1}], [None, {"a": None}], type=pa.list_(STRUCTS)), array(full("long")),
+         r"key\.k\[\]\.a"),
+        (column([("a", 1)], [("b", None)], type=pa.map_(pa.string(), pa.int64())), LONGS,
+         r"key\.k\[\]\.value"),
+        (column([("a", 1)], [(None, 1)], type=PAIRS), map_of("string", "long"),
+         r"key\.k\[\]\.key"),
+    ],
+)  # fmt: skip
+def test_null_is_refused_where_the_schema_has_none(given: pa.Table, kind: Any, at: str) -> None:
+    """Catches a null that Spark reads as 0, since it does not look for one."""
+    assert keys(given.slice(0, 1), kind)
+    with pytest.raises(InvalidArgumentError, match=rf"null.*column='{at}', row=[0-9]+, num_nulls="):
+        keys(given, kind)
+
+
+def test_null_of_a_column_is_refused_where_the_schema_has_none(tmp_path: Path) -> None:
+    """Catches a count that is none in a file, and 0 to the query."""
+    of = ColumnFamily(0, "default", schema_of({"k": "string"}), json.dumps(full("long")))
+    (tmp_path / "rows.json").write_text('{"key": {"k": "x"}, "value": {"a": null}}\n')
+    with pytest.raises(InvalidArgumentError, match=r"column='value\.a', row=0"):
+        read_given(tmp_path / "rows.json", "default", of, has_values=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "twice"),
+    [
+        ("string", [("a", 1), ("b", 2), ("a", 3)]),
+        ("double", [(math.nan, 1), (0.0, 2), (math.nan, 3)]),
+        (struct(x="long"), [({"x": 1}, 1), ({"x": 1}, 2)]),
+    ],
+)
+def test_map_with_a_key_twice_is_refused(key: Any, twice: Any) -> None:
+    """Catches an entry that Spark, which has each key once, passes over."""
+    kind = map_of(key, "long")
+    type_ = parse_schema(schema_of({"k": kind})).types[0].arrow
+    table = column(twice[:1], None, twice[:2][::-1][:1], type=type_)
+    assert len(keys(table, kind)) == len(table)
+    with pytest.raises(InvalidArgumentError, match=r"a map has a key twice: column='key\.k.*row=1"):
+        keys(column(twice[:1], twice, type=type_), kind)
+
+
 NUMBERS = st.one_of(
     st.tuples(st.sampled_from([pa.int8(), pa.int64(), pa.uint64()]), st.integers(-(2**64), 2**64)),
     st.tuples(

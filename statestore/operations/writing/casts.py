@@ -16,8 +16,9 @@ becomes one with a zone.
 | interval, interval year to month | an interval; of months alone |
 | interval day to second | a duration, or an interval without months, of whole microseconds |
 | struct, array, map | the same of these; fields of structs by name, all of them |
-| any | nulls |
+| any | nulls, where the schema has them |
 
+A map has each key once, and none that is null.
 The same values in another layout of Arrow (dictionary, runs, views, large offsets) are as good.
 """
 
@@ -34,7 +35,7 @@ from statestore.codec.spark_types import SparkType
 from statestore.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _BINARY = SparkType("binary")
 _VARIANT = SparkType("struct", (("value", _BINARY), ("metadata", _BINARY)))
@@ -184,6 +185,7 @@ def _struct(column: Any, kind: SparkType, name: str) -> Any:
     ]
     if not children:
         return column
+    refuse_nulls(children, kind, name, within=column)
     return pa.StructArray.from_arrays(children, fields=list(wanted), mask=column.is_null())
 
 
@@ -202,9 +204,62 @@ def _elements(column: Any, kind: SparkType, name: str) -> pa.Array[Any]:
     mask = column.is_null()
     if kind.kind == "array":
         values = conform(column.flatten(), kind.types[0], f"{name}[]")
+        refuse_nulls([values], kind, f"{name}[]")
         return _made(pa.ListArray, kind.arrow, mask, offsets, values)
-    entries: Any = conform(column.flatten(), SparkType("struct", kind.fields), f"{name}[]")
+    of_entry = SparkType("struct", kind.fields, never_null=kind.never_null)
+    entries: Any = conform(column.flatten(), of_entry, f"{name}[]")
+    _refuse_doubles(entries.field(0), counts, f"{name}[].key")
     return _made(pa.MapArray, kind.arrow, mask, offsets, *entries.flatten())
+
+
+def refuse_nulls(columns: Sequence[Any], kind: SparkType, name: str, within: Any = None) -> None:
+    """Check that there is no null where the schema says that there is none: Spark reads a zero.
+
+    Args:
+        columns: Fields of a struct, or the elements of an array.
+        kind: The type of what has them.
+        name: What that is called, for errors.
+        within: Structs that have them, of which null ones have no fields; None where none is null.
+
+    Raises:
+        InvalidArgumentError: There is one.
+    """
+    for ordinal in sorted(kind.never_null):
+        column = columns[ordinal]
+        if not column.null_count:
+            continue
+        is_null = unpack(column.is_null())
+        if within is not None:
+            is_null = is_null & ~unpack(within.is_null())
+        if is_null.any():
+            raise InvalidArgumentError(
+                "a value is null, and the state has no nulls there",
+                column=f"{name}.{kind.names[ordinal]}" if kind.kind == "struct" else name,
+                row=int(np.argmax(is_null)),
+                num_nulls=int(is_null.sum()),
+                to_fix="give a value: Spark does not look for a null there, and would read 0",
+            )
+
+
+def _refuse_doubles(keys: Any, counts: Any, name: str) -> None:
+    """Check that no map has a key twice, of which Spark would keep one."""
+    known: dict[Any, int] = {}
+    if pa.types.is_nested(keys.type):
+        codes = np.array([known.setdefault(repr(key), len(known)) for key in keys.to_pylist()], int)
+    else:
+        codes = np.asarray(keys.dictionary_encode().indices)
+    of_map = np.repeat(np.arange(len(counts)), counts)
+    order = np.lexsort((codes, of_map))
+    is_same = (np.diff(of_map[order]) == 0) & (np.diff(codes[order]) == 0)
+    if is_same.any():
+        row = int(order[1:][is_same].min())
+        raise InvalidArgumentError(
+            "a map has a key twice",
+            column=name,
+            row=int(of_map[row]),
+            key=_shown(keys[row]),
+            to_fix="give each key once",
+        )
 
 
 def _made(array: Any, kind: Any, mask: Any, *parts: Any) -> pa.Array[Any]:

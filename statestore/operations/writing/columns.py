@@ -15,7 +15,7 @@ from statestore.codec.partition_key import key_groups_of
 from statestore.codec.rows import MERGE, PUT, SCHEMA, from_numpy, split_for_blocks
 from statestore.codec.spark_types import describe_field, parse_schema
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
-from statestore.operations.writing.casts import conform, normalized
+from statestore.operations.writing.casts import conform, normalized, refuse_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -124,6 +124,7 @@ class FamilyColumns:
             else pa.nulls(batch.num_rows)
             for name, part in zip(names, kind.types, strict=True)
         ]
+        refuse_nulls(children, kind, side)
         made = pa.Array.from_buffers(kind.arrow, batch.num_rows, [None], children=children)
         return normalized(made, kind, zeros=self.merges_zeros) if side == "key" else made
 
