@@ -50,7 +50,8 @@ class Verification:
         checkpoint: URI of the checkpoint or savepoint.
         is_repairable: Whether `repair` takes it: it is a query's, on a provider of this package.
         versions: The versions, newest first, without those that were expired.
-        expired: Versions that were left out, since a store keeps later ones only; newest first.
+        expired: Versions of which a store keeps later ones only, newest first. That is a finding
+            where they were asked for by number.
         is_deep: Whether every row was read.
         num_files, num_bytes: Files they are made of, each counted once.
         num_rows: Rows read, 0 unless deep.
@@ -92,6 +93,8 @@ class Verification:
         if not self.is_repairable:
             return "put the files back from a copy, or go on from another copy"
         uri = shlex.quote(self.checkpoint)
+        if all(finding.version in self.expired for finding in self.findings):
+            return f"ask for a version that is kept: statestore list {uri} shows them"
         if all(finding.is_recoverable for finding in self.findings):
             return (
                 "every row can be read and the query starts; a later snapshot takes the place of a "

@@ -229,7 +229,7 @@ class _Verifier:
             findings=tuple(
                 finding
                 for finding in sorted(found.findings, key=_order)
-                if finding.version not in found.expired
+                if not self._skips_expired or finding.version not in found.expired
             ),
         )
 
@@ -293,7 +293,7 @@ class _Verifier:
             self._find(version, found.files.store, error)
 
     def _may_expire(self, version: int) -> bool:
-        return self._skips_expired and version < self._checkpoint.newest_version
+        return version < self._checkpoint.newest_version
 
     def _is_let_go(self, store: StoreName, ref: FileRef) -> bool:
         location = self._checkpoint.location(store_of_path(store, ref.path))
@@ -313,7 +313,8 @@ class _Verifier:
         ):
             with self._lock:
                 self.found.expired.add(version)
-            return
+            if self._skips_expired:
+                return
         # Nothing stands for a delta: its rows would only raise the same again.
         has_deltas = all(ref.kind != "delta" for ref in errors)
         damage = None
