@@ -109,6 +109,9 @@ def test_the_plan_says_what_was_found_and_its_run_forgets_just_that(tmp_path: Pa
     assert (by_condition.num_keys, by_condition.num_keys_found) == (2, 2)
     by_condition.run()
     assert checkpoint.read().num_rows == 36
+    of_one = checkpoint.plan_forget(f"k = {KEYS[5]}")
+    assert "1 of 1 key has rows: 1 row of 36 in version 4; 1 row in 1 file" in of_one.describe()
+    assert "1 key, 1 row of 36, " in of_one.run().describe()
 
 
 @pytest.mark.parametrize(

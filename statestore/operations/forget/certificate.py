@@ -24,7 +24,7 @@ import pyarrow as pa
 from statestore.checkpoint.history import user_name
 from statestore.core.errors import InvalidArgumentError, StorageError
 from statestore.core.json_fields import MalformedError, parse_fields
-from statestore.core.text import format_time
+from statestore.core.text import format_count, format_time
 from statestore.core.version import __version__
 from statestore.operations.forget.values import texts_of
 
@@ -192,9 +192,10 @@ class Certificate:
     def describe(self) -> str:
         """Return it in words."""
         lines = [
-            f"{self.num_keys:,} keys, {self.num_rows:,} rows of {self.num_rows_before:,}, "
-            f"{len(self.written)} files written, {len(self.removed)} removed, of "
-            f"{len(self.versions_removed)} versions."
+            f"{format_count(self.num_keys, 'key')}, {format_count(self.num_rows, 'row')} of "
+            f"{self.num_rows_before:,}, {format_count(len(self.written), 'file')} written, "
+            f"{len(self.removed):,} removed, of "
+            f"{format_count(len(self.versions_removed), 'version')}."
         ]
         if self.search is not None:
             lines.append(self.search.describe())

@@ -128,8 +128,7 @@ class Forget:
                 kind="keys-not-found",
                 checkpoint=checkpoint.uri,
                 operator=self.operator,
-                where=wanted.where,
-                num_keys=None if wanted.where is not None else len(wanted.encoded),
+                **wanted.words,
                 to_fix="see how `statestore read` shows the keys; where they were forgotten "
                 "before, `statestore forget --verify --keys FILE` searches every file",
             )
@@ -137,8 +136,7 @@ class Forget:
             raise InvalidArgumentError(
                 "every row of the operator is of the keys",
                 operator=self.operator,
-                where=wanted.where,
-                num_keys=len(wanted.encoded),
+                **wanted.words,
                 num_rows=f"{self._num_rows:,} of {self._num_rows_before:,}",
                 to_fix="say so, where that is meant: --all, all_rows=True",
             )

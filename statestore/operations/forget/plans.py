@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statestore.core.text import format_bytes, format_fields
+from statestore.core.text import format_bytes, format_count, format_fields
 from statestore.operations.forget.certificate import NOT_REACHED, Certificate
 from statestore.operations.plan import Change, Plan
 
@@ -66,6 +66,7 @@ class ForgetPlan(Plan[Certificate]):
 
     def describe(self) -> str:
         """Return what was found and goes, and what keeps the keys all the same."""
+        has = "has" if self.num_keys_found == 1 else "have"
         more = self.num_keys_found - len(self.keys)
         shared = []
         if self.damaged:
@@ -78,18 +79,19 @@ class ForgetPlan(Plan[Certificate]):
                 ("operator", self.operator),
                 (
                     "found",
-                    f"{self.num_keys_found:,} of {self.num_keys:,} keys have rows: "
-                    f"{self.num_rows:,} rows of {self.num_rows_before:,} in version "
-                    f"{self.version - 1}; {self.num_rows_of_files:,} rows in {len(self.files):,} "
-                    "files of all versions",
+                    f"{self.num_keys_found:,} of {format_count(self.num_keys, 'key')} {has} rows: "
+                    f"{format_count(self.num_rows, 'row')} of {self.num_rows_before:,} in version "
+                    f"{self.version - 1}; {format_count(self.num_rows_of_files, 'row')} in "
+                    f"{format_count(len(self.files), 'file')} of all versions",
                 ),
                 *(("key" if number == 0 else "", key) for number, key in enumerate(self.keys)),
                 *([("", f"and {more:,} more")] if more else []),
                 ("new version", f"{self.version}, batch {self.batch} of the query, written whole"),
                 (
                     "deleted",
-                    f"{len(self.removed)} files, {format_bytes(self.removed_bytes)}: every older "
-                    "version of the operator; this is not undone",
+                    f"{format_count(len(self.removed), 'file')}, "
+                    f"{format_bytes(self.removed_bytes)}: every older version of the operator; "
+                    "this is not undone",
                 ),
                 *shared,
                 *(("not reached" if n == 0 else "", line) for n, line in enumerate(NOT_REACHED)),

@@ -139,8 +139,9 @@ class KeySearch:
     def describe(self) -> str:
         """Return it in words."""
         searched = (
-            f"{self.num_keys:,} keys searched in {self.num_files:,} files, "
-            f"{format_bytes(self.num_bytes)}, and {self.num_rows:,} rows of them, "
+            f"{format_count(self.num_keys, 'key')} searched in "
+            f"{format_count(self.num_files, 'file')}, {format_bytes(self.num_bytes)}, and "
+            f"{format_count(self.num_rows, 'row')} of them, "
             f"{format_bytes(self.num_row_bytes)}"
         )
         lines = [searched, *(outcome.describe() for outcome in self.outcomes)]

@@ -133,6 +133,11 @@ class Wanted:
             self._known = KeySet([pa.array(sorted(self.encoded), pa.binary())])
             self._num_known = len(self.encoded)
 
+    @property
+    def words(self) -> dict[str, Any]:
+        """What an error says of them: the condition, or how many are given."""
+        return {"num_keys": len(self.encoded)} if self.where is None else {"where": self.where}
+
     def as_found(self) -> Wanted:
         """Return the keys as they were given or found, which reads and decides nothing anew."""
         made = copy(self)
