@@ -64,8 +64,8 @@ def write_checkpoint(
     Args:
         root: Directory to make.
         versions: For each version what it changes: {family name: {key: value}}, where a key is
-            (word, number), and a value (total, note), a list of those in a multi-value family, or
-            None to delete the key.
+            (word, number), or its bytes, and a value (total, note), a list of those in a
+            multi-value family, or None to delete the key.
         families_of: Column families of a state partition, where they are not the same in all; no
             row is of one that is not there.
     """
@@ -94,7 +94,7 @@ def _stage(batch, family, rows, partition, num_partitions):
     if not rows:
         return
     max_parallelism = resolve_max_parallelism(batch._store.max_parallelism, num_partitions)
-    keys = [encode_row(*key) for key in rows]
+    keys = [key if isinstance(key, bytes) else encode_row(*key) for key in rows]
     groups = compute_key_groups(pa.array(keys, pa.binary()), "default", family, max_parallelism)
     for key, group, value in zip(keys, groups.tolist(), rows.values(), strict=True):
         if group % num_partitions != partition:
