@@ -59,7 +59,7 @@ class Hit:
 
     Attributes:
         file: Path of the file.
-        path: `row` for a row of the key, a column such as `key.user` or `value.seen[]`, or `bytes`.
+        path: `row` for a row of the key, a column such as `key.user_id` or `value.seen[]`, or `bytes`.
         certainty: found, or maybe: an equal value that may be something else.
     """
 
