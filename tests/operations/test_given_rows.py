@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from statestore.codec.column_family import ColumnFamily
 from statestore.codec.key_bytes import decode_keys
+from statestore.codec.spark_types import parse_schema
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.writing.columns import FamilyColumns
 from statestore.operations.writing.given import read_given
-from tests.operations.given import TIME, array, column, family_of, keys, map_of, struct
+from tests.operations.given import (
+    TIME,
+    array,
+    column,
+    family_of,
+    keys,
+    map_of,
+    schema_of,
+    struct,
+)
 
 MONTHS = pa.month_day_nano_interval()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -59,7 +59,8 @@ class Hit:
 
     Attributes:
         file: Path of the file.
-        path: `row` for a row of the key, a column such as `key.user_id` or `value.seen[]`, or `bytes`.
+        path: `row` for a row of the key, a column such as `key.user_id` or `value.seen[]`, or
+            `bytes`.
         certainty: found, or maybe: an equal value that may be something else.
     """
 
