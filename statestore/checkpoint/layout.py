@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 FileBody = Literal["arrows", "sst"]
 BODIES: dict[str, FileBody] = {"heap": "arrows", "filesystem": "arrows", "rocksdb": "sst"}
 """How state files keep rows, by state backend."""
+REPLAYED: frozenset[FileBody] = frozenset({"arrows"})
+"""Bodies whose snapshot the files before it stand in for, where it is lost."""
 
 DEFAULT_STORE_NAME = "default"
 HEAP_MARKER = "heap-backend"

@@ -21,6 +21,7 @@ from statestore.checkpoint.layout import (
 from statestore.core.errors import CorruptionError, FencedError, IncompatibleError, NotFoundError
 from statestore.core.ids import RandomIds, is_checkpoint_id
 from statestore.core.json_fields import MalformedError, parse_fields
+from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.core.version import WRITER
 
 if TYPE_CHECKING:
@@ -129,9 +130,9 @@ def mark_home(location: StoreLocation, home: StoreLocation | None, backend: str)
     if home is None:
         return
     path, text = placeholder_path(home.root, home.store), b""
-    if backend == "heap":
+    if backend in IN_DRIVER_MEMORY:
         path, text = home.path(HEAP_MARKER), HEAP_MARKER_TEXT
-    if backend == "heap" or home.root != location.root:
+    if backend in IN_DRIVER_MEMORY or home.root != location.root:
         home.io.make_directory(posixpath.dirname(path))
         home.io.write(path, text, sync=False, overwrite=True)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.commit import Body, NewVersion, find_committed, publish_delta
 from statestore.checkpoint.key_group_rows import rescaled
 from statestore.checkpoint.layout import (
+    FileBody,
     RescaleRefName,
     StoreLocation,
     parse_state_file_name,
@@ -54,6 +55,12 @@ if TYPE_CHECKING:
 
 Heads = Mapping[int, PublishedFile]
 """The delta of one version of a store, by state partition."""
+
+_EMPTY: dict[FileBody, Callable[[], tuple[bytes, tuple[Block, ...]]]] = {
+    "arrows": empty_stream,
+    "sst": lambda: (b"", (Block(0, 0, 0, 0, -1, -1),)),
+}
+"""What a file without rows holds, and its blocks, by body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,10 +352,7 @@ def write_rescaled_version(
         IncompatibleError: Another store's file is in its place (kind other-store).
         StorageError: The storage or the local disk failed.
     """
-    blocks: tuple[Block, ...] = (Block(0, 0, 0, 0, -1, -1),)
-    data = b""
-    if location.body == "arrows":
-        data, blocks = empty_stream()
+    data, blocks = _EMPTY[location.body]()
     lineage = compute_lineage(None, blocks, store.files)
     existing = _find(location, store.new)
     write_refs(location, store.new.version, store.sources, sync=sync)

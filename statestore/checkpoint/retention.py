@@ -23,7 +23,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import is_temporary, parse_state_file_name
+from statestore.checkpoint.layout import REPLAYED, is_temporary, parse_state_file_name
 from statestore.checkpoint.lineage import check_parent, check_ref
 from statestore.checkpoint.pins import oldest_to_retain
 from statestore.checkpoint.rescale_refs import find_refs, plan_release
@@ -153,7 +153,8 @@ def _retained(
             return _Retained(known, frozenset(files), has_hole=True)
     base = at.trailer.files
     files.update(base)
-    if base and base[0].kind == "snapshot" and not base[0].is_foreign and location.body == "arrows":
+    is_own_snapshot = base and base[0].kind == "snapshot" and not base[0].is_foreign
+    if is_own_snapshot and location.body in REPLAYED:
         try:
             files.update(summaries.files_before((*base, at.ref), 0))
         except (NotFoundError, FencedError) as error:

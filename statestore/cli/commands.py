@@ -17,7 +17,7 @@ import click
 
 from statestore.cli.output import output_option, print_json, storage_option
 from statestore.core.errors import StateStoreError
-from statestore.core.providers import PROVIDERS
+from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.core.version import SPARK_MINORS, __version__
 from statestore.io.shim_jar import find_jar
 
@@ -182,9 +182,11 @@ def doctor(
     if found is not None:
         backend, path = found
         click.echo(f"state backend {backend}, of {path}", err=True)
-    if backend == "heap" and storage:
-        raise click.UsageError("--backend heap keeps state in the driver's memory: no --storage")
-    if storage is None and backend != "heap":
+    if backend in IN_DRIVER_MEMORY and storage:
+        raise click.UsageError(
+            f"--backend {backend} keeps state in the driver's memory: no --storage"
+        )
+    if storage is None and backend not in IN_DRIVER_MEMORY:
         storage = tempfile.gettempdir()
     checks = []
     reach = Reach(storage or "", storage_options, None)

@@ -25,7 +25,7 @@ from statestore.core.errors import (
     StateStoreError,
 )
 from statestore.core.options import PREFIX, StateStoreOptions
-from statestore.core.providers import PROVIDERS
+from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDERS
 from statestore.core.version import SPARK_MINORS, __version__
 from statestore.engine.client import EngineGoneError, EngineProcess, EngineRefusedError
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar
@@ -103,7 +103,7 @@ class Diagnosis:
         self._python, self._python_from = _choose_python(python)
         self._packages = dict(_PACKAGES)
         self._is_backend_known = backend is not None
-        if backend == "rocksdb":
+        if backend in IN_LOCAL_DATABASE:
             self._packages["rocksdict"] = "rocksdict"
         if storage is not None and scheme_of(storage) == "s3":
             self._packages["boto3"] = "boto3"

@@ -17,7 +17,7 @@ from statestore.cli.output import (
     yes_option,
 )
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
-from statestore.core.providers import PROVIDERS
+from statestore.core.providers import PROVIDERS, TARGETS
 from statestore.core.text import format_fields
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def savepoint(
 @checkpoint_argument()
 @click.option(
     "--backend",
-    type=click.Choice([name for name in PROVIDERS if name != "heap"]),
+    type=click.Choice([name for name in PROVIDERS if name in TARGETS]),
     help="State backend.  [default: the one the savepoint was taken of]",
 )
 @click.option(

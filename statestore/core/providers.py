@@ -14,8 +14,12 @@ SPARK_PROVIDERS = {
     "spark-rocksdb": f"{_STATE_PACKAGE}.RocksDBStateStoreProvider",
 }
 """Provider class by name, of Spark's own providers."""
+IN_DRIVER_MEMORY = frozenset({"heap"})
+"""Names of providers whose state files are in the memory of the query's driver."""
+IN_LOCAL_DATABASE = frozenset({"rocksdb", "spark-rocksdb"})
+"""Names of providers that keep rows in RocksDB on the local disk of executors."""
 TARGETS = {
-    **{name: provider for name, provider in PROVIDERS.items() if name != "heap"},
+    **{name: provider for name, provider in PROVIDERS.items() if name not in IN_DRIVER_MEMORY},
     **SPARK_PROVIDERS,
 }
 """Provider class by the name that a checkpoint is converted to."""

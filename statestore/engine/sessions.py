@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from statestore.backends.filesystem.versions import StoreVersions
 from statestore.backends.rocksdb.requirement import require_rocksdict
 from statestore.core.options import BY_KEY
+from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.engine.session import Session, Versions
 
 if TYPE_CHECKING:
@@ -178,14 +179,15 @@ class Sessions:
     def _keys_to_close(self, request: Request) -> list[tuple[str, StoreLocation]]:
         backend = request.backend(BACKENDS)
         # Whoever closes a store of the heap backend does not ask where the driver's memory is.
-        if backend != "heap":
+        if backend not in IN_DRIVER_MEMORY:
             return [(backend, self._storages.locate(request))]
         home = self._storages.home(request)
         with self._lock:
             return [
                 (kind, location)
                 for kind, location in self._open
-                if kind == "heap" and (location.root, location.store) == (home.root, home.store)
+                if kind in IN_DRIVER_MEMORY
+                and (location.root, location.store) == (home.root, home.store)
             ]
 
     def _forget_closed(self) -> None:

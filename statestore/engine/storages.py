@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import FileBody, StoreLocation, placeholder_path
+from statestore.checkpoint.layout import BODIES, StoreLocation, placeholder_path
 from statestore.checkpoint.placement import Placement, make_placement, read_placement
 from statestore.checkpoint.query_log import QueryLog
 from statestore.core.errors import IncompatibleError, InvalidArgumentError, ProtocolError
+from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.engine.write_gate import WriteGate
 from statestore.io.counting import CountingFileIO, RequestCounts
 from statestore.io.fetch_cache import FetchCache
@@ -170,7 +171,7 @@ class Storages:
     def _home(self, request: Request, options: StateStoreOptions) -> StoreLocation:
         # Spark hands its providers what Hadoop's Path.toString returns, which is not encoded.
         io, root = self._open(request.root(), request, options, is_encoded=False)
-        body: FileBody = "sst" if request.get_or("backend", str, "") == "rocksdb" else "arrows"
+        body = BODIES.get(request.get_or("backend", str, ""), "arrows")
         return self._counted(StoreLocation(io, root, request.store_name(), body))
 
     def _locate_in_memory(self, request: Request, home: StoreLocation) -> StoreLocation:
@@ -276,7 +277,7 @@ class Storages:
 
 
 def _is_in_memory(request: Request) -> bool:
-    return request.get_or("backend", str, "") == "heap"
+    return request.get_or("backend", str, "") in IN_DRIVER_MEMORY
 
 
 def _is_at_home(home: StoreLocation, options: StateStoreOptions) -> IncompatibleError:

@@ -30,7 +30,7 @@ from statestore.core.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from statestore.core.providers import PROVIDERS
+from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.io.guarded import Guard
 from statestore.io.local import named_disk_errors
 from statestore.io.storage import absolute_uri
@@ -305,7 +305,7 @@ class OpenCheckpoint(QueryLogs):
             NotFoundError: They are in the driver's memory, which cannot be reached from here (kind
                 driver-lost).
         """
-        if self.backend != "heap":
+        if self.backend not in IN_DRIVER_MEMORY:
             return StoreLocation(self.guard.over(self.state_io), self.state_root, store, self.body)
         if self.memory is None:
             raise NotFoundError(

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from statestore.backends.forms import work_in
+from statestore.checkpoint.history import Event, append
 from statestore.checkpoint.layout import BODIES, StoreLocation
 from statestore.checkpoint.placement import make_placement
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY, write_bytes
 from statestore.codec.references import StoreName
-from statestore.core.providers import PROVIDERS
+from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.operations.committed_version import copy_spark_files, find_version, write_logs
 from statestore.operations.copy_plan import CopyPlan
 from statestore.operations.new_directory import METADATA_NAME, begin_directory, check_target
@@ -159,6 +160,7 @@ class Copy(Generic[Result]):
             if not self.operators.added:
                 self.version.copy_operators(target, self.operators.kept, self.num_partitions)
             self._write_logs(target, made)
+            self._write_history(target)
             metadata, result = self.becomes(made)
             target.finish(metadata)
         if self.claims:
@@ -173,7 +175,7 @@ class Copy(Generic[Result]):
         place = self.target
         io = target.io
         root = f"{target.path}/state"
-        in_memory = place.memory() if self.backend == "heap" and place.memory else None
+        in_memory = place.memory() if self.backend in IN_DRIVER_MEMORY and place.memory else None
         if self.state_uri and in_memory is None:
             fetched = f"{target.scratch_directory}/fetched"
             Path(fetched).mkdir()
@@ -197,6 +199,21 @@ class Copy(Generic[Result]):
             work=work,
             progress=Progress(report, self.state_bytes),
         )
+
+    def _write_history(self, target: NewDirectory) -> None:
+        """Begin the history of the new directory with what makes it."""
+        version = self.version.version
+        made = Event(
+            target.ids.new_id(),
+            self.operation,
+            int(target.clock.now_ms()),
+            version,
+            version,
+            event="done",
+            options={"of": self.source.uri},
+            result={"state_files": self.plan.state_files},
+        )
+        append(target.io, target.path, made)
 
     def _by_pass(self) -> dict[Pass, list[Store]]:
         """Return the stores that pass in the same way: files that several name are copied once."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from statestore.core.errors import StorageError
+from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.io.hadoop import HadoopFileIO
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def place_for_processes(checkpoint: OpenCheckpoint, num_rows: int, num_stores: i
     """
     place = checkpoint.place
     ours = (checkpoint.io, checkpoint.state_io)
-    if checkpoint.backend == "heap" or any(isinstance(io, HadoopFileIO) for io in ours):
+    if checkpoint.backend in IN_DRIVER_MEMORY or any(isinstance(io, HadoopFileIO) for io in ours):
         return None
     if place.io is not None:  # of this process, whatever it is
         return None

@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from statestore.core.options import StateStoreOptions
-from statestore.core.providers import SPARK_PROVIDERS
+from statestore.core.providers import IN_DRIVER_MEMORY, IN_LOCAL_DATABASE, SPARK_PROVIDERS
 from statestore.core.text import format_count
 from statestore.report.facts import Advice
 
@@ -159,7 +159,7 @@ def _chains(facts: Facts) -> Iterator[Advice]:
 
 def _retention(facts: Facts) -> Iterator[Advice]:
     newest = facts.newest
-    if newest is None or facts.backend in SPARK_PROVIDERS or facts.backend == "heap":
+    if newest is None or facts.backend in {*SPARK_PROVIDERS, *IN_DRIVER_MEMORY}:
         return
     if newest.full_bytes and facts.stored_bytes > RETAINED_SHARE * newest.full_bytes:
         yield Advice(
@@ -196,7 +196,7 @@ def _memory(facts: Facts) -> Iterator[Advice]:
         f"may hold were taken at a commit, {memory.engine_bytes:,} of them by the engine. "
     )
     is_engine = memory.engine_bytes > memory.taken_bytes / 2
-    if is_engine and facts.backend == "rocksdb":
+    if is_engine and facts.backend in IN_LOCAL_DATABASE:
         less = "Set spark.sql.streaming.stateStore.rocksdb.memoryBytes lower, or give"
     else:
         less = "Give"
@@ -210,7 +210,7 @@ def _memory(facts: Facts) -> Iterator[Advice]:
 
 def _changeable(facts: Facts) -> Iterator[StoreFacts]:
     """Yield the stores that a rescale can change: those of this package, in a file."""
-    if facts.backend not in SPARK_PROVIDERS and facts.backend != "heap":
+    if facts.backend not in {*SPARK_PROVIDERS, *IN_DRIVER_MEMORY}:
         yield from (store for store in facts.stores if len(store.partitions) > 1)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from statestore.checkpoint.history import read_history
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, folded
 from statestore.core.errors import StateStoreError
+from statestore.core.providers import IN_LOCAL_DATABASE
 from statestore.operations.reading.inspection import largest_keys
 from statestore.operations.upkeep.listing import find_branches, find_savepoints, survey
 from statestore.operations.upkeep.verify import verify
@@ -173,7 +174,7 @@ def _partition_facts(
         field: median(getattr(commit, field) for commit in commits) if commits else None
         for field in ("write_ms", "checksum_ms", "publish_ms", "sync_ms", "total_ms")
     }
-    is_local = kept_by in ("rocksdb", "spark-rocksdb")
+    is_local = kept_by in IN_LOCAL_DATABASE
     seconds = state.full_bytes / _BYTES_A_SECOND if is_local else state.most_rows / _ROWS_A_SECOND
     return PartitionFacts(
         partition=state.store.partition,

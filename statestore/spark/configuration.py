@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from statestore.backends.rocksdb.requirement import require_rocksdict
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.options import PREFIX, spark_conf
-from statestore.core.providers import PROVIDERS
+from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDERS
 from statestore.io.shim_jar import find_jar
 from statestore.spark.connect import is_served_elsewhere
 
@@ -97,7 +97,7 @@ def configure(
     conf = spark_conf(options)
     # The builder has no public way to be asked what it holds.
     before = builder._options  # noqa: SLF001
-    if backend == "rocksdb" and _runs_engines_here(before):
+    if backend in IN_LOCAL_DATABASE and _runs_engines_here(before):
         require_rocksdict()
     if not is_served_elsewhere(before):
         jars = str(before.get(_JARS, "")).split(",")

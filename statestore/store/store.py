@@ -16,16 +16,20 @@ import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 import pyarrow.ipc as ipc
 
-from statestore.backends.filesystem.versions import StoreVersions
-from statestore.backends.rocksdb.requirement import require_rocksdict
+from statestore.backends.forms import work_in
 from statestore.checkpoint.cleanup import Cleanup
 from statestore.checkpoint.commit import NewVersion
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, class_of
-from statestore.checkpoint.layout import StateFileName, StoreLocation, parse_state_file_name
+from statestore.checkpoint.layout import (
+    BODIES,
+    StateFileName,
+    StoreLocation,
+    parse_state_file_name,
+)
 from statestore.checkpoint.lease import Leases
 from statestore.checkpoint.lease_watch import await_end
 from statestore.checkpoint.placement import read_placement
@@ -50,6 +54,7 @@ from statestore.store.table import MAX_RUNS, ArrowRun, Table, ViewRun
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from statestore.backends.filesystem.versions import StoreVersions
     from statestore.backends.rocksdb.versions import RocksDBVersions
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.rows import Row
@@ -59,6 +64,7 @@ if TYPE_CHECKING:
     from statestore.io.place import Place
 
 Backend = Literal["filesystem", "rocksdb"]
+_BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 _DEFAULT_FAMILY = ColumnFamily(0, "default")
 
@@ -119,11 +125,12 @@ def open_store(
         files = [parse_state_file_name(info.name) for info in io.list(location.directory)]
         deltas = [file for file in files if file is not None and file.kind == "delta"]
         found = _find_version(deltas, version, checkpoint_id)
-        if backend is None:
-            backend = "rocksdb" if any(delta.body == "sst" for delta in deltas) else "filesystem"
+        bodies = {delta.body for delta in deltas}
+        written: list[Backend] = [name for name in _BACKENDS if BODIES[name] in bodies]
+        kept_by = backend or [*written, _BACKENDS[0]][0]
         opened = Store(
-            backend,
-            _open_versions(backend, location, clock, options, scratch_directory),
+            kept_by,
+            _open_versions(kept_by, location, clock, options, scratch_directory),
             options,
             place.ids,
             num_partitions,
@@ -146,16 +153,10 @@ def _open_versions(
     options: StateStoreOptions,
     scratch_directory: str,
 ) -> StoreVersions | RocksDBVersions:
-    if backend == "filesystem":
-        return StoreVersions(location, clock)
-    require_rocksdict()
-    # Imported here because they need a package that is an extra.
-    from statestore.backends.rocksdb.sst import Memory
-    from statestore.backends.rocksdb.versions import RocksDBVersions
-
-    memory = Memory(options.rocksdb_memory_bytes)
-    location = replace(location, body="sst")
-    return RocksDBVersions(location, clock, f"{scratch_directory}/rocksdb", memory)
+    body = BODIES[backend]
+    form = work_in(scratch_directory, options, clock).form(body)
+    made = form.versions(replace(location, body=body), clock, backend, scratch_directory)
+    return cast("StoreVersions | RocksDBVersions", made)
 
 
 def _find_version(

@@ -76,6 +76,31 @@ def test_history_says_who_did_what_when(made):
     assert len(Checkpoint(made.path).history(limit=1)) == 1
 
 
+def test_directories_that_operations_make_begin_with_what_made_them(made, tmp_path):
+    """Catches a savepoint or checkpoint that does not say what it is a copy of."""
+    Checkpoint(made.path).compact()
+    checkpoint = Checkpoint(made.path)
+    savepoint = checkpoint.savepoint(tmp_path / "savepoint")
+    checkpoint.branch(tmp_path / "branch")
+    checkpoint.transform(tmp_path / "transformed", {0: "SELECT * FROM state"})
+    restored = savepoint.restore(tmp_path / "restored", num_partitions=4)
+    restored.rescale(2)
+
+    def found(name):
+        return [
+            (entry.operation, entry.status, entry.to_version, entry.options.get("of"))
+            for entry in Checkpoint(tmp_path / name).history()
+        ]
+
+    assert found("savepoint") == [("savepoint", "done", 3, made.path)]
+    assert found("branch") == [("branch", "done", 3, made.path)]
+    assert found("transformed") == [("transform", "done", 3, made.path)]
+    assert found("restored") == [
+        ("rescale", "done", 4, None),
+        ("restore", "done", 3, str(tmp_path / "savepoint")),
+    ]
+
+
 def test_operations_that_change_files_alone_are_in_it(tmp_path):
     """Catches a delete that nobody has answered for."""
     options = replace(OPTIONS, snapshot_max_chain_length=2, rocksdb_merge_min_files=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from statestore import __version__
+from statestore.checkpoint.layout import BODIES
 from statestore.core import errors
+from statestore.core.providers import PROVIDERS
 from tools import cli_reference, option_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +79,22 @@ def test_shim_keeps_to_the_rules(pattern: str, reason: str) -> None:
     if pattern == EXIT:
         shim = [path for path in shim if path.stem != "HadoopProcess"]  # whose JVM is its own
     assert matches(shim, re.compile(pattern)) == [], reason
+
+
+def test_only_backends_ask_which_state_backend_it_is() -> None:
+    """Catches a decision about a state backend outside of `FileForm` and the tables of backends."""
+    names = {*PROVIDERS, *BODIES.values()}
+    found = []
+    for path in committed_files(".py"):
+        package = path.relative_to(ROOT).parts
+        if package[0] != "statestore" or package[1] == "backends":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                if any(isinstance(side, ast.Constant) and side.value in names for side in sides):
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert found == []
 
 
 def test_no_machine_paths() -> None:

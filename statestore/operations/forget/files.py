@@ -13,6 +13,7 @@ from statestore.checkpoint.layout import (
 )
 from statestore.codec.references import StoreName
 from statestore.core.errors import IncompatibleError
+from statestore.core.providers import IN_DRIVER_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,11 +56,11 @@ def files_of_operator(checkpoint: OpenCheckpoint, operator: int) -> list[StoreFi
         IncompatibleError: The state is in a driver's memory, or of another provider.
         StorageError: The storage failed.
     """
-    if checkpoint.backend == "heap":
+    if checkpoint.backend in IN_DRIVER_MEMORY:
         raise IncompatibleError(
             "the state is in the memory of the query's driver, and goes with it",
             checkpoint=checkpoint.uri,
-            backend="heap",
+            backend=checkpoint.backend,
             to_fix="stop the driver; files of the checkpoint hold no row",
         )
     info = checkpoint.operator(operator)

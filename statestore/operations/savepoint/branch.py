@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from statestore.core.errors import InvalidArgumentError
+from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.operations.copying import Copy, same_shape, source_of
 from statestore.operations.new_directory import BranchOrigin, new_query_id, query_metadata
 from statestore.operations.passes import Linked
@@ -35,7 +36,7 @@ def decide_branch(
         NotFoundError, CorruptionError, IncompatibleError, FencedError, StorageError: As
             `source_of`.
     """
-    if checkpoint.backend == "heap":
+    if checkpoint.backend in IN_DRIVER_MEMORY:
         raise InvalidArgumentError(
             "a checkpoint of the heap backend has no files to share",
             checkpoint=checkpoint.uri,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from statestore.codec.references import StoreName
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
-from statestore.core.providers import PROVIDERS
+from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.io.storage import is_within
 from statestore.operations.copying import Copy, source_of
 from statestore.operations.new_directory import new_query_id, not_apart, query_metadata
@@ -107,7 +107,7 @@ def _check_backend(backend: str, target: Place) -> None:
         raise InvalidArgumentError(
             "unknown state backend", backend=backend, to_fix=f"use one of {', '.join(PROVIDERS)}"
         )
-    if backend == "heap" and target.memory is None:
+    if backend in IN_DRIVER_MEMORY and target.memory is None:
         raise InvalidArgumentError(
             "the heap backend keeps state in the memory of the query's driver",
             backend=backend,

@@ -24,7 +24,7 @@ from statestore.core.errors import (
 )
 from statestore.core.json_fields import Fields, MalformedError, to_text
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
-from statestore.core.providers import PROVIDERS
+from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.core.text import format_bytes, format_fields, to_time
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.copying import Copy, Made, same_shape, source_of
@@ -137,7 +137,7 @@ def decide_savepoint(
         NotFoundError, CorruptionError, IncompatibleError, FencedError, StorageError: As
             `source_of`.
     """
-    if checkpoint.backend == "heap" and form == "native":
+    if checkpoint.backend in IN_DRIVER_MEMORY and form == "native":
         raise InvalidArgumentError(
             "a checkpoint of the heap backend has no files of its own to copy",
             checkpoint=checkpoint.uri,

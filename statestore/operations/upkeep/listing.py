@@ -23,7 +23,7 @@ from statestore.core.errors import (
     NotFoundError,
     StateStoreError,
 )
-from statestore.core.providers import SPARK_PROVIDERS
+from statestore.core.providers import IN_DRIVER_MEMORY, SPARK_PROVIDERS
 from statestore.core.text import format_bytes, to_time
 from statestore.io.storage import absolute_uri
 from statestore.operations.batches import read_own_batch
@@ -431,7 +431,7 @@ def store_locations(checkpoint: OpenCheckpoint) -> list[StoreLocation]:
 
 def _list_files(checkpoint: OpenCheckpoint) -> list[tuple[str, str, int]]:
     """Return directory, name and size of all files, also of state partitions there were before."""
-    if checkpoint.kept_by == "heap":
+    if checkpoint.kept_by in IN_DRIVER_MEMORY:
         locations = store_locations(checkpoint)
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             listings = pool.map(lambda location: location.io.list(location.directory), locations)
