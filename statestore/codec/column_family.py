@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -84,3 +85,13 @@ def _schemas(fields: Fields) -> dict[int, str]:
         return {to_integer(int(number), 0, _I16): fields.text(number) for number in fields.all}
     except ValueError as error:
         raise MalformedError("a value schema without the number it goes by") from error
+
+
+def _one_binary(name: str) -> str:
+    fields = [{"name": name, "type": "binary", "nullable": True, "metadata": {}}]
+    return json.dumps({"type": "struct", "fields": fields}, separators=(",", ":"))
+
+
+NO_DEFAULT = ColumnFamily(0, DEFAULT_FAMILY, _one_binary("key"), _one_binary("value"))
+"""The default column family where Spark's schemas name none: a query takes its own schemas for it,
+and has no row in it."""

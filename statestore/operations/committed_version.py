@@ -179,8 +179,15 @@ class CommittedVersion:
         return sum(dict(file for store in wanted for file in self.state_files(store)).values())
 
 
-def find_version(checkpoint: OpenCheckpoint, version: int | None = None) -> CommittedVersion:
-    """Find what makes a committed version; the newest when None. Nothing is copied yet.
+def find_version(
+    checkpoint: OpenCheckpoint, version: int | None = None, *, has_heads: bool = True
+) -> CommittedVersion:
+    """Find what makes a committed version; nothing is copied yet.
+
+    Args:
+        checkpoint: The checkpoint.
+        version: State version, None for the newest committed one.
+        has_heads: Whether its state is of this package's; else there are none.
 
     Raises:
         NotFoundError: The version was not committed, or was expired.
@@ -223,7 +230,7 @@ def find_version(checkpoint: OpenCheckpoint, version: int | None = None) -> Comm
         query_id,
         offsets,
         commits,
-        checkpoint.heads(version),
+        checkpoint.heads(version) if has_heads else {},
         tuple(spark_files_of(checkpoint)),
         is_savepoint=descriptor is not None,
     )

@@ -92,7 +92,8 @@ class Copy(Generic[Result]):
     @cached_property
     def state_bytes(self) -> int:
         """Bytes of the state files that are read."""
-        return self.version.state_bytes(self.stores)
+        own_bytes = sum(passing.own_bytes for passing in self.passes.values())
+        return self.version.state_bytes(self.stores) + own_bytes
 
     @property
     def plan(self) -> CopyPlan:
@@ -119,7 +120,8 @@ class Copy(Generic[Result]):
             families=tuple(family for passing in by_pass for family in passing.families),
             state_files=", ".join(dict.fromkeys(passing.words for passing in by_pass)),
             state_bytes=self.state_bytes,
-            copied_bytes=self.version.state_bytes(read),
+            copied_bytes=self.version.state_bytes(read)
+            + sum(passing.own_bytes for passing in by_pass),
             claim=self.claims,
         )
 

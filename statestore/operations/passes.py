@@ -121,6 +121,11 @@ class Pass(ABC):
         return False
 
     @property
+    def own_bytes(self) -> int:
+        """Bytes of files that are read beside the state files of the version."""
+        return 0
+
+    @property
     def families(self) -> tuple[FamilyPlan, ...]:
         """Column families whose rows are given, in words."""
         return ()

@@ -22,7 +22,7 @@ from statestore.checkpoint.query_log import (
 )
 from statestore.core.errors import IncompatibleError, InternalError, StorageError
 from statestore.core.options import PREFIX, spark_conf
-from statestore.core.providers import TARGETS
+from statestore.core.providers import PROVIDERS, TARGETS
 from statestore.io.hadoop_process import use
 from statestore.io.shim_jar import find_jar
 from statestore.io.storage import hadoop_uri
@@ -37,6 +37,7 @@ from statestore.operations.savepoint.conversion import (
     plan_convert,
     schemas_of,
 )
+from statestore.operations.savepoint.from_spark import decide_from_spark
 from statestore.spark.connect import require_driver
 from statestore.spark.driver_files import DriverFiles
 
@@ -131,6 +132,15 @@ class Conversion:
         """
         source = self._checkpoint
         require_not_in_use(source)
+        if self.plan.target in PROVIDERS:
+            with require_same_batches(source):
+                made = decide_from_spark(source, self._new, self.plan.target).run(report)
+            rows: dict[tuple[int, str], int] = {}
+            for file in made.values():
+                of = file.trailer.store
+                key = of.operator, of.name
+                rows[key] = rows.get(key, 0) + file.trailer.rows.put
+            return rows
         metadata = read_text(source.io, f"{source.path}/{METADATA_NAME}")
         spark = self._sessions.get()
         _require_spark(self.plan, spark.version)
@@ -142,7 +152,7 @@ class Conversion:
                 self._copy_metadata(target)
                 self._write_logs(target, [store["checkpoint_id"] for store in copied])
             target.finish(metadata)
-        rows: dict[tuple[int, str], int] = {}
+        rows = {}
         for (operator, _, name), store in zip(self._stores(), copied, strict=True):
             rows[operator, name] = rows.get((operator, name), 0) + int(store["rows"])
         return rows

@@ -21,8 +21,9 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from statestore.io.shim_jar import find_jar
 from tests.chaos.disk import enter_namespace, own_disk
+
+from statestore.io.shim_jar import find_jar
 from tests.chaos.report import read_lines
 from tests.spark.application import start_application
 from tests.spark.helper_jar import compile_test_jar

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from statestore.backends.spark.schemas import read_schemas
 from statestore.checkpoint.commit import NewVersion
 from statestore.checkpoint.query_log import CommitEntry, read_bytes
-from statestore.codec.column_family import DEFAULT_FAMILY, ColumnFamily
+from statestore.codec.column_family import DEFAULT_FAMILY, NO_DEFAULT, ColumnFamily
 from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import InvalidArgumentError
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 _BATCH = 0
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
-_BINARY = (
-    '{{"type":"struct","fields":[{{"name":"{}","type":"binary","nullable":true,"metadata":{{}}}}]}}'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +136,7 @@ def _families(
     lists = {variable.name for variable in operator.variables if variable.kind == "ListState"}
     named = (family for family in found if family.name != DEFAULT_FAMILY)
     return (
-        # No operator that has others uses it, and a query takes its own schema for it.
-        ColumnFamily(0, DEFAULT_FAMILY, _BINARY.format("key"), _BINARY.format("value")),
+        NO_DEFAULT,
         *(
             replace(
                 family,
