@@ -174,19 +174,20 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
         session_conf: Mapping[str, str] | None = None,
         report: Report | None = None,
     ) -> Converted:
-        """Make a new checkpoint from which the query goes on with another provider; runs Spark.
+        """Make a new checkpoint from which the query goes on with another provider.
 
         Args:
             new: Where the new checkpoint is to be: a path or URI that Spark's Hadoop can open, as
                 this one's.
-            to: filesystem, rocksdb, spark-hdfs or spark-rocksdb.
-            session_conf: Configuration of the session that is started, where this object has none,
-                and none is active; it is stopped at the end.
-            report: Called with the stores that are copied and compared, and their number.
+            to: filesystem, rocksdb, spark-hdfs or spark-rocksdb; the latter two run Spark.
+            session_conf: Configuration of the session that is started for Spark, where this object
+                has none, and none is active; it is stopped at the end.
+            report: Called with bytes of state done and the total; where Spark runs, with the stores
+                that are copied and compared, and their number.
 
-        Guarantee: on return the query starts from the new checkpoint, on the provider `to`, and
-        every row was read again and compared by checksum. After a raise, or a crash, no query
-        starts from it, and the conversion can be run again. This checkpoint is not changed.
+        Guarantee: on return the query starts from the new checkpoint, on the provider `to`; where
+        Spark ran, every row was read again and compared by checksum. After a raise, or a crash, no
+        query starts from it, and the conversion can be run again. This checkpoint is not changed.
 
         Raises:
             InUseError: A query is writing this checkpoint, or wrote it meanwhile.
@@ -224,7 +225,7 @@ class Converted:
 
     Attributes:
         checkpoint: The new checkpoint.
-        rows: Rows by operator ID and store name, of all state partitions; each was compared.
+        rows: Rows by operator ID and store name, of all state partitions.
     """
 
     checkpoint: Checkpoint

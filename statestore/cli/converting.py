@@ -48,10 +48,10 @@ def convert(
     """Make a checkpoint from which a query goes on with another provider.
 
     CHECKPOINT is that of a query on one of Spark's own providers, to go on with this package's
-    state stores, or the other way round; the query must not run. It is not changed: NEW is made
-    from it, with the newest committed state, every row of which is compared. Runs Spark on this
-    machine, with a task for each state partition of each store. A conversion that was interrupted
-    leaves a NEW that no query starts from; the same command does it again.
+    state stores, or the other way round; the query must not run. CHECKPOINT is not changed: NEW is
+    made from it, with the newest committed state. To a provider of Spark's this runs Spark on this
+    machine, which compares every row. A conversion that was interrupted leaves a NEW that no query
+    starts from; the same command does it again.
 
     \b
     Examples:
@@ -72,7 +72,7 @@ def convert(
         else:
             click.echo(NOTHING_CHANGED)
         return
-    with progress("stores", output=output) as report:
+    with progress("convert", output=output) as report:
         rows = plan.run(report).rows
     if output == "json":
         stores = [
@@ -81,7 +81,7 @@ def convert(
         ]
         print_json({"done": True, "plan": plan.fields(), "rows": stores})
         return
-    click.echo(f"{sum(rows.values()):,} rows are in {new}, each as it was in {checkpoint}.")
+    click.echo(f"{sum(rows.values()):,} rows of {checkpoint} are in {new}.")
     click.echo(f"Start the query with checkpointLocation {new}.")
     if to in PROVIDERS:
         click.echo("Its session needs the jar that `statestore jar` prints in spark.jars.")

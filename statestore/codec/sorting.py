@@ -51,12 +51,25 @@ def sort_into_runs(
     """
     runs: list[LocalRun] = []
     for piece in gather(batches):
-        path = f"{directory}/{len(runs)}.arrow"
-        with ipc.new_file(path, SCHEMA) as file:
-            for block in split_for_blocks(sort_rows(piece, max_parallelism)):
-                file.write_batch(block)
-        runs.append(LocalRun(path))
+        runs.append(write_run(piece, max_parallelism, f"{directory}/{len(runs)}.arrow"))
     return runs
+
+
+def write_run(piece: pa.RecordBatch, max_parallelism: int, path: str) -> LocalRun:
+    """Write rows as one run.
+
+    Args:
+        piece: Rows of SCHEMA in any order.
+        max_parallelism: Number of key groups.
+        path: Local path of the run; may be deleted when it is read.
+
+    Raises:
+        OSError: The local disk failed.
+    """
+    with ipc.new_file(path, SCHEMA) as file:
+        for block in split_for_blocks(sort_rows(piece, max_parallelism)):
+            file.write_batch(block)
+    return LocalRun(path)
 
 
 def gather(

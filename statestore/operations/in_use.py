@@ -23,7 +23,7 @@ from statestore.core.options import StateStoreOptions
 from statestore.core.process import find_process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from statestore.core.clock import Clock
     from statestore.io.file_io import FileIO
@@ -206,9 +206,15 @@ def require_same_batches(checkpoint: OpenCheckpoint) -> Iterator[None]:
         InUseError: There is another batch (kind checkpoint-in-use).
         StorageError: The storage failed.
     """
-    batches = checkpoint.planned_batches, checkpoint.committed_batches
+    require = same_batches(checkpoint)
     yield
-    _require_batches(checkpoint, *batches)
+    require()
+
+
+def same_batches(checkpoint: OpenCheckpoint) -> Callable[[], None]:
+    """Return what raises, as `require_same_batches`, if there is another batch than now."""
+    batches = checkpoint.planned_batches, checkpoint.committed_batches
+    return lambda: _require_batches(checkpoint, *batches)
 
 
 def _require_batches(

@@ -94,8 +94,7 @@ def find_states(
 ) -> States:
     """Return what `find_versions` finds as what reading stands on; arguments and errors as there.
 
-    The rows of a state partition are held in memory where the HDFS-backed provider wrote them; of
-    the RocksDB provider only those of changelogs.
+    Of the RocksDB provider the rows of changelogs are held in memory when they are read.
     """
     found = find_versions(checkpoint, version, operator=operator, name=name)
     return {store: state_of(checkpoint, version, one) for store, one in found.items()}
@@ -253,7 +252,7 @@ def state_of(checkpoint: OpenCheckpoint, version: int, found: SparkVersion) -> S
         full_bytes=sum(sizes.values()),
         num_files=len(sizes),
         contents=(checkpoint.uri, files.directory, version),
-        is_by_key=True,
+        is_by_key=found.form.is_rocksdb,
         rows=partial(found.batches, checkpoint.scratch_directory),
         files=sizes if own is None else None,
     )

@@ -1,8 +1,8 @@
-"""Converts a checkpoint between Spark's own providers and this package's; runs Spark jobs.
+"""Converts a checkpoint between Spark's own providers and this package's.
 
-The rows of the newest committed version are copied store by store and compared. What a query needs
-to go on with them is written afterwards, the file `metadata` last: until then it holds a text that
-no query starts from.
+To this package's it is a `Copy`. To Spark's, Spark jobs copy the rows of the newest committed
+version store by store and compare them. What a query needs to go on with them is written
+afterwards, the file `metadata` last: until then it holds a text that no query starts from.
 """
 
 from __future__ import annotations
@@ -133,8 +133,7 @@ class Conversion:
         source = self._checkpoint
         require_not_in_use(source)
         if self.plan.target in PROVIDERS:
-            with require_same_batches(source):
-                made = decide_from_spark(source, self._new, self.plan.target).run(report)
+            made = decide_from_spark(source, self._new, self.plan.target).run(report)
             rows: dict[tuple[int, str], int] = {}
             for file in made.values():
                 of = file.trailer.store

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from statestore import Checkpoint
+from statestore.backends.spark import rows
 from statestore.codec.evolution import decode_value_rows, decode_values
 from statestore.codec.key_bytes import decode_keys, split_values
 from statestore.codec.key_encoding import encode_keys, encode_values
@@ -67,6 +68,14 @@ def test_golden_checkpoint_is_read(name):
     assert read_all(path_of(name)) == {
         family: sorted(map(json.dumps, rows)) for family, rows in expected.items()
     }
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 700, 3000])
+def test_rows_are_the_same_when_few_of_them_fit_memory(monkeypatch, piece_bytes):
+    """Catches a key that is there twice, or again, where its records are sorted apart."""
+    whole = read_all(path_of("hdfs"))
+    monkeypatch.setattr(rows, "RUN_BYTES", piece_bytes)
+    assert read_all(path_of("hdfs")) == whole
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""The rows of a version of Spark's own state stores, in order of column family and key.
+"""The rows of a version of Spark's own state stores.
 
 Rows are turned into what this package's own backends keep: keys as their encoder makes them, values
 as UnsafeRow, several values of a key each with its length before it.
@@ -31,10 +31,12 @@ import pyarrow as pa
 from statestore.backends.database_rows import MOST_ROWS, to_columns
 from statestore.backends.spark.snapshot import FAMILY_BYTES, check_size, open_snapshot
 from statestore.codec.byte_ranges import ByteRanges
+from statestore.codec.merge import merge_runs
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import DELETE, MAX_BLOCK_BYTES, MERGE, PUT, SCHEMA, from_numpy
-from statestore.codec.sorting import gather
+from statestore.codec.sorting import RUN_BYTES, gather, join_batches, write_run
 from statestore.core.errors import CorruptionError
+from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -45,9 +47,12 @@ if TYPE_CHECKING:
     from statestore.backends.spark.records import Record
     from statestore.backends.spark.snapshot import Database, Snapshot
     from statestore.codec.column_family import ColumnFamily
+    from statestore.codec.sorting import LocalRun
 
 _ENCODING = b"\0"
 _CRC_BYTES = 4
+_ROW_BYTES = 200
+"""Bytes that a row takes in memory beside its key and value."""
 _LENGTH_BYTES = 4
 
 
@@ -109,11 +114,11 @@ class SparkVersion:
     def batches(self, scratch_directory: str, name: str | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows.
 
-        What snapshots of the RocksDB provider hold passes by; all other files are held in memory,
-        for the HDFS-backed provider that is the state partition.
+        What snapshots of the RocksDB provider hold passes by; its changelogs are held in memory.
+        Rows of the HDFS-backed provider are sorted on the local disk, and come in file order.
 
         Args:
-            scratch_directory: Local directory for RocksDB's files.
+            scratch_directory: Local directory for RocksDB's files, or for what is sorted.
             name: Of the only column family wanted, None for all.
 
         Yields:
@@ -125,6 +130,9 @@ class SparkVersion:
         """
         wanted = [family for family in self.families if name in (None, family.name)]
         if not wanted:
+            return
+        if not self.form.is_rocksdb:
+            yield from self._merged(wanted[0], scratch_directory)
             return
         changes = _Changes(self.form.delimiter)
         for path in self.chain.changes if self.snapshot else self.chain.paths:
@@ -143,6 +151,34 @@ class SparkVersion:
                 columns = (self._columns(piece, family) for piece in pieces)
                 for encoded in gather(chain.from_iterable(columns), MAX_BLOCK_BYTES):
                     yield self._batch(encoded, family)
+
+    def _merged(self, family: ColumnFamily, scratch_directory: str) -> Iterator[pa.RecordBatch]:
+        """Yield what deltas make of a snapshot: of each key the last put that no delete follows."""
+        with tempfile.TemporaryDirectory(prefix="spark-", dir=scratch_directory) as directory:
+            runs: list[LocalRun] = []
+            for changes in self._pieces():
+                put = [(key, value) for key, value in changes.items() if value is not None]
+                gone = [key for key, value in changes.items() if value is None]
+                batches = [self._batch(rows, family) for rows in self._columns(put, family)]
+                batches += [self._batch(rows, family, DELETE) for rows in to_columns(gone, gone)]
+                path = f"{directory}/{len(runs)}.arrow"
+                with named_errors("sort rows in the scratch directory", path):
+                    runs.append(write_run(join_batches(batches), self.max_parallelism, path))
+            yield from merge_runs(runs, self.max_parallelism)
+
+    def _pieces(self) -> Iterator[dict[bytes, bytes | None]]:
+        """Yield records of all files, oldest first, as much at a time as memory may hold."""
+        held: dict[bytes, bytes | None] = {}
+        num_bytes = 0
+        for path in self.chain.paths:
+            for _, key, value in self._records(path):
+                held[key] = value
+                num_bytes += len(key) + len(value or b"") + _ROW_BYTES
+                if num_bytes >= RUN_BYTES:
+                    yield held
+                    held, num_bytes = {}, 0
+        if held:
+            yield held
 
     def _records(self, path: str) -> Iterator[Record]:
         """Yield the records of a file, removed keys without their checksum, which is checked."""
@@ -172,7 +208,7 @@ class SparkVersion:
                 values = [value for _, value in rows]
         return to_columns([key for key, _ in rows], values)
 
-    def _batch(self, rows: pa.RecordBatch, family: ColumnFamily) -> pa.RecordBatch:
+    def _batch(self, rows: pa.RecordBatch, family: ColumnFamily, op: int = PUT) -> pa.RecordBatch:
         before_key, before_value = self._prefix(family), b""
         if self.form.is_rocksdb and family.encoder == "no-prefix":
             before_key += _ENCODING
@@ -186,9 +222,9 @@ class SparkVersion:
         columns = [
             from_numpy(groups, pa.uint16()),
             from_numpy(np.full(len(keys), family.id, np.uint16), pa.uint16()),
-            from_numpy(np.full(len(keys), PUT, np.uint8), pa.uint8()),
+            from_numpy(np.full(len(keys), op, np.uint8), pa.uint8()),
             keys,
-            values,
+            values if op == PUT else pa.nulls(len(keys), pa.binary()),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 

@@ -28,6 +28,7 @@ from statestore.io.local import named_errors
 from statestore.operations.committed_version import find_version
 from statestore.operations.copying import Copy
 from statestore.operations.full_state import MAX_STATES_AT_ONCE, write_full_state
+from statestore.operations.in_use import same_batches
 from statestore.operations.new_directory import check_target, query_metadata
 from statestore.operations.operator_map import OperatorMap
 from statestore.operations.passes import Pass
@@ -104,7 +105,8 @@ class FromSpark(Pass):
 def decide_from_spark(checkpoint: OpenCheckpoint, target: Place, backend: str) -> Copy[Made]:
     """Decide how the newest version of a checkpoint of Spark's becomes one of this package's.
 
-    Nothing is written. The query goes on under its ID, with as many state partitions.
+    Nothing is written. The query goes on under its ID, with as many state partitions. `Copy.run`
+    also raises InUseError where the query has run a batch meanwhile.
 
     Args:
         checkpoint: The checkpoint, of a query that does not run.
@@ -137,12 +139,19 @@ def decide_from_spark(checkpoint: OpenCheckpoint, target: Place, backend: str) -
         state = state_of(checkpoint, version.version, found)
         states.setdefault((store.operator, store.name), []).append(state)
     query_id = version.query_id or ""
+    require_same = same_batches(checkpoint)
+
+    def becomes(made: Made) -> tuple[str, Made]:
+        # A query over Spark's providers holds no lease: nothing kept it away.
+        require_same()
+        return query_metadata(query_id), made
+
     return Copy(
         operation="convert",
         version=version,
         target=target,
         passes={store: FromSpark(tuple(of)) for store, of in states.items()},
-        becomes=lambda made: (query_metadata(query_id), made),
+        becomes=becomes,
         backend=backend,
         num_partitions=version.num_partitions,
         checkpoint_format=version.checkpoint_format,
