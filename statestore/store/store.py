@@ -36,7 +36,7 @@ from statestore.checkpoint.placement import read_placement
 from statestore.checkpoint.query_log import QueryLog
 from statestore.checkpoint.restore import RestoredVersion
 from statestore.codec.column_family import ColumnFamily
-from statestore.codec.references import StoreName
+from statestore.codec.references import STORE_NAME, StoreName
 from statestore.codec.rows import (
     DELETE,
     MERGE,
@@ -102,10 +102,13 @@ def open_store(
 
     Raises:
         NotFoundError: The version is not there.
-        InvalidArgumentError: Several attempts made the version and none was named.
+        InvalidArgumentError: There can be no such store; or several attempts made the version and
+            none was named.
         IncompatibleError, FencedError, CorruptionError, StorageError: As StoreVersions.load.
     """
     clock, options = place.clock, place.options
+    store_name = StoreName(operator, partition, store)
+    _check(store_name, partition + 1)
     scratch_directory = tempfile.mkdtemp(prefix="statestore-store-")
     try:
         io, path = place.open(scratch_directory)
@@ -120,7 +123,6 @@ def open_store(
         if placement is not None:
             io, path = place.open_other(placement.storage, scratch_directory)
             root = f"{path}/{placement.id}"
-        store_name = StoreName(operator, partition, store)
         location = StoreLocation(io, root, store_name, commits=commits)
         files = [parse_state_file_name(info.name) for info in io.list(location.directory)]
         deltas = [file for file in files if file is not None and file.kind == "delta"]
@@ -140,10 +142,23 @@ def open_store(
             clock,
         )
         opened.load(*found)
+        _check(store_name, opened.num_partitions)
     except BaseException:
         shutil.rmtree(scratch_directory, ignore_errors=True)
         raise
     return opened
+
+
+def _check(store: StoreName, num_partitions: int) -> None:
+    is_number = store.operator >= 0 and 0 <= store.partition < num_partitions
+    if not is_number or STORE_NAME.fullmatch(store.name) is None:
+        raise InvalidArgumentError(
+            "there is no such state store",
+            store=str(store),
+            num_partitions=num_partitions,
+            to_fix="number operators and state partitions from 0, and give a new checkpoint's "
+            "num_partitions; a name has no slash",
+        )
 
 
 def _open_versions(

@@ -4,7 +4,7 @@ import pytest
 
 from statestore.checkpoint.lease import Holder, Lease
 from statestore.core.clock import SystemClock
-from statestore.core.errors import InUseError
+from statestore.core.errors import InUseError, InvalidArgumentError
 from statestore.core.process import find_process
 from statestore.io.local import LocalFileIO
 from tests.seams import at
@@ -34,6 +34,26 @@ def test_store_is_empty_when_the_first_batch_is_not_committed(tmp_path):
 
     with at(query.path, options=OPTIONS).open_store() as store:
         assert store.version == 0
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"operator": -1},
+        {"partition": 1},
+        {"partition": -1},
+        {"partition": 4, "num_partitions": 4},
+        {"store": ".."},
+        {"store": "left/right"},
+        {"store": ""},
+    ],
+)
+def test_store_that_cannot_be_is_refused_when_it_is_opened(tmp_path, how):
+    """Catches a commit that fails on the file it wrote, and a store in another's directory."""
+    with pytest.raises(InvalidArgumentError, match="no such state store"):
+        at(tmp_path / "new", options=OPTIONS).open_store(**how)
+    assert files_below(tmp_path) == {}
+    at(tmp_path / "new", options=OPTIONS).open_store(partition=3, num_partitions=4).close()
 
 
 def test_store_is_not_changed_when_a_query_runs(tmp_path):
