@@ -37,6 +37,7 @@ from statestore.core.ids import RandomIds
 from statestore.io.local import named_errors
 from statestore.io.storage import hadoop_uri
 from statestore.operations.new_directory import METADATA_NAME, read_metadata
+from statestore.operations.rows import check_committed
 from statestore.operations.source_logs import check_sources
 
 if TYPE_CHECKING:
@@ -195,6 +196,7 @@ def find_version(
     """
     if version is None:
         version = checkpoint.newest_version
+        check_committed(checkpoint, version)
     batch = version - 1
     if batch not in checkpoint.done_batches:
         raise NotFoundError(

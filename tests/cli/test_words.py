@@ -103,9 +103,16 @@ def test_first_batch_that_is_not_committed_is_said_so(tmp_path):
     query = make_query(tmp_path / "query", num_batches=0)
     query.plan()
 
-    with pytest.raises(NotFoundError, match="no batch of the query is committed yet") as refused:
-        Checkpoint(query.path).verify(versions=[1])
-    assert "from 1 to the newest" not in str(refused.value)
+    checkpoint = Checkpoint(query.path)
+    for ask in (
+        lambda: checkpoint.verify(versions=[1]),
+        lambda: checkpoint.savepoint(tmp_path / "savepoint"),
+        lambda: checkpoint.branch(tmp_path / "branch"),
+        checkpoint.repair,
+    ):
+        with pytest.raises(NotFoundError, match="no batch of the query is committed yet") as said:
+            ask()
+        assert "from 1 to the newest" not in str(said.value)
 
 
 def test_state_without_metadata_of_its_operators_is_not_shown_as_none(made):

@@ -18,6 +18,7 @@ from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.operations.batches import read_own_batch
 from statestore.operations.plan import Change, Plan, no_report
+from statestore.operations.rows import check_committed
 from statestore.operations.step import step
 from statestore.operations.upkeep.verify import verify
 
@@ -154,6 +155,8 @@ def plan_repair(
                 to_fix="restore a savepoint that was taken after that batch, or one without the "
                 "keys; or start the query with a new checkpoint directory",
             )
+    if checkpoint.newest_planned == 0:
+        check_committed(checkpoint, 1)
     raise NotFoundError(
         "no version of the checkpoint can be read",
         kind="version-not-found",
