@@ -341,6 +341,24 @@ def test_sql_runs_in_utc_and_reaches_no_file(users: str, tmp_path: Path) -> None
             Checkpoint(users).transform(tmp_path / "other", {0: other})
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT key, value FROM state; SELECT key, value FROM state WHERE false",
+        "CREATE TABLE other AS FROM state; SELECT key, value FROM other",
+        "PRAGMA version",
+        "",
+    ],
+)
+def test_sql_is_one_select(users: str, tmp_path: Path, sql: str) -> None:
+    """Catches statements of which the last decides, and the rows of the first are passed over."""
+    with pytest.raises(InvalidArgumentError, match="one SELECT"):
+        Checkpoint(users).transform(tmp_path / "to", {0: sql})
+    assert not (tmp_path / "to").exists()
+    rows = Checkpoint(users).transform(tmp_path / "to", {0: "SELECT key, value FROM state;"}).read()
+    assert rows.num_rows == 10
+
+
 def test_intervals_go_through_sql_unchanged(tmp_path: Path) -> None:
     """Catches a state with durations that SQL cannot write, or writes as others."""
     of = family({"user": "string"}, {"of": "interval day to second"})

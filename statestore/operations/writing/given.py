@@ -273,6 +273,9 @@ class _Sql(GivenRows):
         import duckdb
 
         try:
+            kinds = [statement.type for statement in connection.extract_statements(self.sql)]
+            if kinds not in ([duckdb.StatementType.SELECT], [duckdb.StatementType.MULTI]):
+                raise self._refused("it is not one SELECT", schema)
             # A table of its own: SQL may look at its rows more than once.
             connection.register("given", pa.RecordBatchReader.from_batches(schema, batches))
             connection.table("given").create(TABLE)
@@ -281,8 +284,8 @@ class _Sql(GivenRows):
         except duckdb.Error as error:
             raise self._refused(error, schema) from error
 
-    def _refused(self, error: Exception, schema: pa.Schema) -> InvalidArgumentError:
-        if is_disk_full(error):
+    def _refused(self, error: Exception | str, schema: pa.Schema) -> InvalidArgumentError:
+        if isinstance(error, Exception) and is_disk_full(error):
             raise error
         return InvalidArgumentError(
             "the SQL cannot be run",
