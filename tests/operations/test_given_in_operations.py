@@ -255,6 +255,21 @@ def test_frame_that_changes_after_the_plan_is_done_as_planned(users: str) -> Non
     assert found == [{"count": 70}]
 
 
+def test_key_that_is_put_twice_is_refused_by_the_plan(users: str, tmp_path: Path) -> None:
+    """Catches a plan that says it puts two rows, and whose run puts none."""
+    checkpoint = Checkpoint(users)
+    twice = pa.table({"key.user": ["007", "new", "007"], "value.count": [1, 2, 3]})
+    for edit in (
+        lambda: checkpoint.plan_edit_in_place(upsert=twice),
+        lambda: checkpoint.edit_in_place(upsert=twice),
+        lambda: checkpoint.plan_edit(tmp_path / "to", upsert=twice),
+    ):
+        with pytest.raises(InvalidArgumentError, match="num_rows_too_many=1") as refused:
+            edit()
+        assert refused.value.kind == "duplicate-key"
+    assert checkpoint.newest_version == 1
+
+
 def test_rows_that_are_none_are_refused(users: str, tmp_path: Path) -> None:
     """Catches a stream that a call that failed has used up: again, it would put nothing."""
     checkpoint = Checkpoint(users)

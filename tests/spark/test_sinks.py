@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import IllegalArgumentException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import IllegalArgumentException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from statestore import Checkpoint, capture_query, write_savepoint
@@ -291,3 +292,33 @@ def test_rescale_is_undone_after_a_start_without_a_batch(
     lane.run_batches(2)
 
     assert lane.rows() == lane.expected
+
+
+@EXTENDED
+@pytest.mark.parametrize("waits", [True, False], ids=["with-a-batch-between", "at-once"])
+def test_conversion_to_spark_after_an_operation_is_what_its_plan_says(
+    spark: SparkSession, tmp_path: Path, *, waits: bool
+) -> None:
+    """Catches output that is lost without a word, a way out that is none, and a false alarm."""
+    lane = FileSunk(spark, tmp_path)
+    lane.run_batches(3)
+    _rescale(lane)
+    if waits:
+        lane.run_batches(1)
+    new = tmp_path / "converted"
+    conversion = Checkpoint(lane.checkpoint, spark=spark).plan_convert(new, "spark-hdfs")
+    conversion.run()
+    lane.checkpoint = new
+
+    if waits:
+        assert conversion.unseen == ()
+        lane.run_batches(3)
+        assert lane.rows() == lane.expected
+        return
+    assert conversion.unseen == (3,)
+    assert "no sink was given batch 3" in conversion.describe()
+    lane.run_batches(1)
+    with pytest.raises(Py4JJavaError, match=f"{LOG}/3"):
+        lane.rows()
+    with pytest.raises(StreamingQueryException, match="BATCH_METADATA_NOT_FOUND"):
+        lane.run_batches(1)

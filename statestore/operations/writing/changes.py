@@ -26,7 +26,6 @@ from statestore.codec.rows import (
 )
 from statestore.codec.sorting import sort_into_runs
 from statestore.codec.trailer import RowCounts
-from statestore.core.errors import InvalidArgumentError
 from statestore.io.local import named_errors
 from statestore.operations.key_set import KeySet
 from statestore.operations.rows import read_rows
@@ -87,7 +86,7 @@ def changes_of(
         scratch_directory: Local directory.
 
     Raises:
-        InvalidArgumentError: Rows do not fit, or a key is given twice (kind duplicate-key).
+        InvalidArgumentError: Rows do not fit.
     """
     rows = list(rows)
     if not rows:
@@ -122,34 +121,19 @@ def _partitions(batch: pa.RecordBatch, shape: StoreShape) -> npt.NDArray[np.uint
 def _puts(
     shape: StoreShape, rows: Iterable[FamilyRows], scratch_directory: str
 ) -> list[pa.RecordBatch]:
-    """Return the rows that a store gets, in file order; elements of a list become its value."""
+    """Return the rows that a store gets, each key once, in file order.
+
+    Elements of a list become its value.
+    """
     max_parallelism = shape.new.max_parallelism
-    lists = [one.id for one in shape.new.column_families if one.multi_values]
-    num_given = 0
 
     def given(scratch: str) -> Iterator[pa.RecordBatch]:
-        nonlocal num_given
         for of in rows:
             if of.given is not None:
-                for batch in of.columns.encode(of.given.batches(scratch), max_parallelism):
-                    num_given += 0 if of.family.id in lists else batch.num_rows
-                    yield batch
+                yield from of.columns.encode(of.given.batches(scratch), max_parallelism)
 
     with tempfile.TemporaryDirectory(prefix="puts-", dir=scratch_directory) as own:
-        merged = list(merge_runs(sort_into_runs(given(own), max_parallelism, own), max_parallelism))
-    num_found = sum(
-        int((~np.isin(to_numpy(batch.column(1), np.uint16), lists)).sum()) for batch in merged
-    )
-    if num_found != num_given:
-        raise InvalidArgumentError(
-            "a key is there more than once",
-            kind="duplicate-key",
-            operator=shape.operator,
-            store=shape.name,
-            num_rows_too_many=num_given - num_found,
-            to_fix="give one row a key, such as by GROUP BY key",
-        )
-    return merged
+        return list(merge_runs(sort_into_runs(given(own), max_parallelism, own), max_parallelism))
 
 
 def write_changes(

@@ -266,6 +266,7 @@ def _edited(
     if upsert is not None:
         table = _some(read(upsert, has_values=True), "upsert")
         put = list(columns.keys(table.to_batches()))
+        _check_once(put, shape, family)
         given = rows_of(table, None)
     rows = FamilyRows(
         shape, family, family, None, "", replaced=False, without=KeySet(deleted or ()), where=where
@@ -275,9 +276,7 @@ def _edited(
     if delete is not None:
         words.append(deleted_in_words(counted, num_given, delete))
         may_be_none = may_be_none or upsert is not None
-        check_found(
-            counted, words[0], num_given=num_given, may_be_none=may_be_none, all_rows=all_rows
-        )
+        check_found(counted, words[0], may_be_none=may_be_none, all_rows=all_rows)
     if given is not None:
         words.append(
             f"{format_count(table.num_rows, 'row')} put, in place of those of "
@@ -285,6 +284,25 @@ def _edited(
         )
     without = KeySet([*(deleted or ()), *put])
     return replace(rows, given=given, words="; ".join(words), without=without, keys=counted.keys)
+
+
+def _check_once(keys: list[pa.Array[Any]], shape: StoreShape, family: ColumnFamily) -> None:
+    """Check that rows are put of each key once, but for the elements of lists.
+
+    Raises:
+        InvalidArgumentError: One is there more than once (kind duplicate-key).
+    """
+    of_all: Any = pa.chunked_array(keys, pa.binary())
+    num_doubles = 0 if family.multi_values else len(of_all) - len(of_all.unique())
+    if num_doubles:
+        raise InvalidArgumentError(
+            "a key is there more than once",
+            kind="duplicate-key",
+            operator=shape.operator,
+            store=shape.name,
+            num_rows_too_many=num_doubles,
+            to_fix="give one row a key, such as by GROUP BY key",
+        )
 
 
 def _some(given: pa.Table, argument: str) -> pa.Table:

@@ -147,15 +147,12 @@ def _plain(value: Any) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def check_found(
-    found: Found, deleted: str, *, num_given: int | None, may_be_none: bool, all_rows: bool
-) -> None:
+def check_found(found: Found, deleted: str, *, may_be_none: bool, all_rows: bool) -> None:
     """Check that an edit deletes something, and not everything unless that was said.
 
     Args:
         found: What it finds.
         deleted: What it deletes, in words.
-        num_given: Keys that are given; None for a condition.
         may_be_none: Whether nothing to delete is fine.
         all_rows: Whether all rows may go.
 
@@ -168,8 +165,7 @@ def check_found(
             "no row is there to delete",
             kind="keys-not-found",
             deleted=deleted,
-            num_keys=num_given,
-            keys="; ".join(found.keys) or None,
+            **({"keys": "; ".join(found.keys)} if found.keys else {}),
             num_rows_there=found.num_rows,
             to_fix="see how `statestore read` shows the keys",
         )
