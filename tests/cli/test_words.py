@@ -115,6 +115,17 @@ def test_first_batch_that_is_not_committed_is_said_so(tmp_path):
         assert "from 1 to the newest" not in str(said.value)
 
 
+def test_verify_of_a_query_without_its_id_says_what_helps(made):
+    """Catches the advice to compact, which brings no file of the query's back."""
+    Path(made.path, "metadata").unlink()
+
+    found = Checkpoint(made.path).verify()
+
+    assert [finding.is_recoverable for finding in found.findings] == [True]
+    assert "from a copy" in found.to_fix
+    assert "compact" not in found.to_fix
+
+
 def test_state_without_metadata_of_its_operators_is_not_shown_as_none(made):
     """Catches a state of many rows of which inspect prints nothing, and exits 0."""
     for metadata in Path(made.path).glob("state/*/_metadata/**/*"):

@@ -96,6 +96,11 @@ class Verification:
         if all(finding.version in self.expired for finding in self.findings):
             return f"ask for a version that is kept: statestore list {uri} shows them"
         if all(finding.is_recoverable for finding in self.findings):
+            if all(finding.file == f"{self.checkpoint}/metadata" for finding in self.findings):
+                return (
+                    "put the file back from a copy; without it the query starts under a new ID, "
+                    "and its sinks take it for another query"
+                )
             return (
                 "every row can be read and the query starts; a later snapshot takes the place of a "
                 f"damaged file: statestore compact {uri} --yes takes one now"
