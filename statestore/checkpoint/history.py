@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import math
 import socket
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from statestore.io.file_io import FileIO
 
 FORMAT_VERSION = 1
+_LAST_MS = 253_402_300_799_999
+"""The end of the year 9999."""
+_MOST_LEVELS = 20
 
 
 def user_name() -> str | None:
@@ -78,6 +82,7 @@ class Event:
             MalformedError: It is none, or of a newer format.
         """
         fields = parse_fields(line)
+        _check_plain(fields.all)
         fields.integer("format_version", 1, FORMAT_VERSION)
         event = fields.text("event")
         if event not in ("begun", "done"):
@@ -85,7 +90,7 @@ class Event:
         return cls(
             fields.text("id", CHECKPOINT_ID),
             fields.text("operation"),
-            fields.integer("at_ms"),
+            fields.integer("at_ms", 0, _LAST_MS),
             fields.integer("from_version"),
             fields.integer("to_version"),
             cast("Literal['begun', 'done']", event),
@@ -100,6 +105,17 @@ class Event:
         """Return the line, with its end."""
         fields = {"format_version": FORMAT_VERSION, **asdict(self)}
         return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+
+
+def _check_plain(value: Any, level: int = 0) -> None:
+    """Check that whoever shows a value can: its numbers are finite, and it is not nested deep."""
+    if level > _MOST_LEVELS:
+        raise MalformedError("nested too deep")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise MalformedError("a number that JSON does not have")
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_plain(inner, level + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +227,13 @@ def read_history(io: FileIO, directory: str) -> tuple[HistoryEntry, ...]:
     Raises:
         StorageError: The storage failed. A line that cannot be read is an entry.
     """
+    return entries_of(_read_bytes(io, directory))
+
+
+def entries_of(data: bytes) -> tuple[HistoryEntry, ...]:
+    """Return the entries of a history's bytes, whatever they are, as `read_history`."""
     found: dict[str, HistoryEntry] = {}
-    for number, line in enumerate(_read_bytes(io, directory).splitlines()):
+    for number, line in enumerate(data.splitlines()):
         try:
             event = Event.parse(line)
         except MalformedError:

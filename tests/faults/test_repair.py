@@ -1,8 +1,6 @@
 """Repair: the newest version that is whole, by name, and however often it is stopped."""
 
 import json
-import shutil
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from statestore import Checkpoint
-from statestore.checkpoint.layout import lease_directory
 from statestore.cli.commands import cli
 from statestore.core.clock import ManualClock
 from statestore.core.errors import InUseError, NotFoundError, StorageError
@@ -100,50 +97,6 @@ def logs_of(path):
     }
 
 
-def stop_repair(path, fault):
-    """Repair until a call of the storage fails; whether one did."""
-    io = FaultFileIO(LocalFileIO())
-    with open_checkpoint(place_of(path, io=io)) as checkpoint:
-        io.arm(fault)
-        with suppress(StorageError):
-            repair(checkpoint)
-    shutil.rmtree(lease_directory(f"{path}/state"), ignore_errors=True)
-    return io.has_failed
-
-
-@pytest.mark.parametrize("happens", [False, True], ids=["before", "after"])
-def test_repair_that_was_stopped_is_finished_by_the_next(tmp_path, happens):
-    """Catches a batch that runs as it was planned on the version that it was not planned for."""
-    made = make_small(tmp_path, 5, num_partitions=1)
-    flip(deltas(made, 3, partition=0)[0])
-    before = logs_of(made.path)
-    kept = {f"offsets/{batch}" for batch in range(3)} | {f"commits/{batch}" for batch in range(2)}
-    copy = tmp_path / "copy"
-    for step in range(40):
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(made.path, copy)
-        has_failed = stop_repair(copy, Fault(step, happens, ("write", "delete")))
-        left = logs_of(copy)
-        assert left.items() <= before.items()
-        for name in ("offsets", "commits"):
-            batches = sorted(int(key.split("/")[1]) for key in left if key.startswith(name))
-            assert batches == list(range(len(batches)))
-
-        plan = Checkpoint(copy).repair()
-
-        assert (plan.version, plan.replayed_batch) == (2, 2)
-        assert logs_of(copy).keys() == kept
-        assert (
-            logs_of(plan.aside).items()
-            == {key: text for key, text in before.items() if key not in kept}.items()
-        )
-        assert not Checkpoint(copy).plan_repair(deep=False).is_needed
-        if not has_failed:
-            break
-    assert step > 10
-    assert not has_failed
-
-
 def make_rescaled(tmp_path, checkpoint_format, num_batches):
     """A checkpoint rescaled from 2 to 4, whose rescaled version, 3, is damaged afterwards."""
     made = make_small(tmp_path, 2, num_partitions=2, checkpoint_format=checkpoint_format)
@@ -176,27 +129,6 @@ def test_repair_takes_a_rescale_back(tmp_path, checkpoint_format, num_batches):
     made.numbers = numbers
     made.run_batch({5: 55})
     assert read_checkpoint(made.path) == made.expected()
-
-
-@pytest.mark.parametrize("happens", [False, True], ids=["before", "after"])
-def test_repair_that_took_a_rescale_back_half_way_is_finished_by_the_next(tmp_path, happens):
-    """Catches a number of state partitions that neither log has."""
-    made, (logs, rows, _) = make_rescaled(tmp_path, 1, 1)
-    copy = tmp_path / "copy"
-    for step in range(40):
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(made.path, copy)
-        has_failed = stop_repair(copy, Fault(step, happens, ("write", "delete")))
-
-        assert Checkpoint(copy).repair().version == 2
-
-        assert logs_of(copy) == logs
-        assert '"numPartitions":2' in (copy / "state/0/_metadata/metadata").read_text()
-        assert read_checkpoint(str(copy)) == rows
-        if not has_failed:
-            break
-    assert step > 10
-    assert not has_failed
 
 
 def test_rescale_that_was_damaged_before_it_ended_is_finished(tmp_path):

@@ -6,12 +6,14 @@ Checksums are put right first: they keep accidents out, not what somebody wrote 
 import json
 import struct
 from contextlib import suppress
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
 import google_crc32c
 import pyarrow as pa
 
+from statestore.checkpoint.history import entries_of
 from statestore.checkpoint.layout import StoreLocation, store_of_path
 from statestore.checkpoint.lease import Leases
 from statestore.checkpoint.operator_metadata import (
@@ -191,6 +193,9 @@ def fuzz_json(data):
         read_savepoint(io, "/ck", "/ck")
     with _Named():
         check_of_query(io, "/ck", "/ck")
+    for entry in entries_of(data):
+        assert entry.is_damaged or entry.begun_at or entry.done_ms is not None
+        json.dumps({**asdict(entry), "details": entry.details}, allow_nan=False)
     for path in _SPARKS:
         _use_checkpoint({**_SPARKS, path: data})
 

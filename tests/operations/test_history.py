@@ -139,6 +139,9 @@ DAMAGES = {
     "no JSON": lambda data: data + b"who was that\n",
     "another form": lambda data: data + b'{"format_version":2}\n',
     "nested": lambda data: data + b"[" * 100_000 + b"\n",
+    "too late": lambda data: data.replace(b'"at_ms":1', b'"at_ms":99991'),
+    "deep options": lambda data: data.replace(b"{}", b'{"a":' + b"[" * 500 + b"]" * 500 + b"}"),
+    "no number": lambda data: data.replace(b"{}", b'{"a":NaN}'),
     "empty": lambda data: b"",
     "blank lines": lambda data: b"\n" + data + b"\n\n",
 }
