@@ -164,15 +164,20 @@ def read_flights() -> bytes:
         return opened.read("flights.csv")
 
 
-def write_input(flights: bytes, directory: Path) -> None:
-    """Split the flights into files; Spark reads them in the order of their times."""
+def write_input(flights: bytes, directory: Path, num_files: int) -> bytes:
+    """Split the flights into files, which Spark reads in the order of their times.
+
+    Returns:
+        The flights of the first `num_files` of them, which were written.
+    """
     directory.mkdir(parents=True)
     header, *rows = flights.splitlines(keepends=True)
     per_file = -(-len(rows) // NUM_FILES)
-    for number in range(NUM_FILES):
+    for number in range(num_files):
         path = directory / f"flights-{number:02d}.csv"
         path.write_bytes(b"".join([header, *rows[number * per_file : (number + 1) * per_file]]))
         os.utime(path, (FIRST_FILE_TIME_S + number,) * 2)
+    return b"".join([header, *rows[: num_files * per_file]])
 
 
 def read_progress(output: Path, query: str) -> list[dict[str, Any]]:
@@ -325,12 +330,13 @@ def run_killed(backend: str, work: Path) -> Path:
     """
     run = work / "first"
     output = run / "output"
+    num_files = len(list((work / "input").iterdir()))
     first = Attempt(work / "attempt-1.log", backend, work / "input", run)
     try:
-        first.wait_until(lambda: last_batch(output) >= NUM_FILES // 3, "a third of the batches")
+        first.wait_until(lambda: last_batch(output) >= num_files // 3, "a third of the batches")
         kill_engine(first, output)
         first.wait_until(
-            lambda: last_batch(output) >= NUM_FILES * 2 // 3, "two thirds of the batches"
+            lambda: last_batch(output) >= num_files * 2 // 3, "two thirds of the batches"
         )
         kill_query(first, output)
     finally:
@@ -393,11 +399,10 @@ def compare_stores(expected: dict[str, Counter[Any]], stores: list[str], work: P
     return num_different
 
 
-def run(backend: str, stores: list[str], work: Path) -> int:
+def run(backend: str, stores: list[str], num_files: int, work: Path) -> int:
     """Run the demo in an empty directory; return the number of rows that differ."""
-    flights = read_flights()
-    write_input(flights, work / "input")
-    say(f"{flights.count(NEWLINE) - 1:,} flights in {NUM_FILES} files, one a batch, in {work}")
+    flights = write_input(read_flights(), work / "input", num_files)
+    say(f"{flights.count(NEWLINE) - 1:,} flights in {num_files} files, one a batch, in {work}")
     expected = compute(flights)
     finished = run_killed(backend, work)
     rows = compare(expected, finished / "output")
@@ -413,12 +418,15 @@ def main() -> int:
     parser.add_argument(
         "--compare", nargs="+", default=[], help="stores to run side by side, by their titles"
     )
+    parser.add_argument(
+        "--files", type=int, default=NUM_FILES, help="how many of the 20 files are read"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the directory it works in")
     arguments = parser.parse_args()
     start = time.monotonic()
     work = Path(tempfile.mkdtemp(prefix="statestore-demo-"))
     try:
-        num_different = run(arguments.backend, arguments.compare, work)
+        num_different = run(arguments.backend, arguments.compare, arguments.files, work)
     except DemoError as error:
         print(f"demo failed: {error}", file=sys.stderr)
         return 1
