@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from statestore import Checkpoint, StateStoreError
+from tests.lives import ProblemError
 
 from .bytes_search import find_bytes, needles_of
 from .families import WrongRowsError, difference
@@ -16,31 +17,27 @@ if TYPE_CHECKING:
     from .world import Directory, World
 
 
-class AttackError(Exception):
-    """What the lane looks for: something is wrong; the second argument has the details."""
-
-
 def require(is_so: object, problem: str, details: str) -> None:
     """Raise unless something is so.
 
     Raises:
-        AttackError: It is not.
+        ProblemError: It is not.
     """
     if not is_so:
-        raise AttackError(problem, details)
+        raise ProblemError(problem, details)
 
 
 def read_state(world: World, directory: Directory, version: int | None = None) -> State:
     """Return all rows of a directory, through the package.
 
     Raises:
-        AttackError: A key is there twice.
+        ProblemError: A key is there twice.
         StateStoreError: It cannot be read.
     """
     try:
         return {one.name: one.read(directory.path, version) for one in world.operator.families}
     except WrongRowsError as error:
-        raise AttackError("rows are doubled", str(error)) from error
+        raise ProblemError("rows are doubled", str(error)) from error
 
 
 def audit(world: World, directory: Directory, rng: Generator | None = None) -> int:
@@ -55,7 +52,7 @@ def audit(world: World, directory: Directory, rng: Generator | None = None) -> i
         Rows that were compared.
 
     Raises:
-        AttackError: Something is wrong.
+        ProblemError: Something is wrong.
     """
     chance = rng.random(3) if rng is not None else [1.0] * 3
     num_rows = _compare(world, directory, directory.state, None)
@@ -82,7 +79,7 @@ def _compare(world: World, directory: Directory, state: State, version: int | No
         found = read_state(world, directory, version)
     except StateStoreError as error:
         what = f"version {version} of {directory.path}"
-        raise AttackError("state cannot be read", f"{what}: {error}") from error
+        raise ProblemError("state cannot be read", f"{what}: {error}") from error
     for name, rows in state.items():
         wrong = difference(found[name], rows)
         require(

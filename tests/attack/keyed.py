@@ -359,9 +359,10 @@ def _compare_stored(lane: Lane, plan: Plan, plain: model.Plain, tried: Counter[s
 
 
 def run(
+    spark: SparkSession,
     seed: int,
     minutes: float,
-    directory: str,
+    directory: Path,
     *,
     first: int = 0,
     programs: int = 10**6,
@@ -370,6 +371,7 @@ def run(
     """Try programs, and return what was tried and how often.
 
     Args:
+        spark: Runs them.
         seed: What programs are planned by.
         minutes: No program begins after so many.
         directory: An empty one.
@@ -381,28 +383,22 @@ def run(
         DiffersError: A program returned what the model did not; it is named.
     """
     tried: Counter[str] = Counter()
-    begun, root = time.monotonic(), Path(directory)
-    # On a busy machine it takes long until a worker of Python answers.
-    patient = {"spark.python.authenticate.socketTimeout": "120s"}
-    spark = start_application(root / "application", [find_jar()], conf=patient)
-    try:
-        for number in range(first, first + programs):
-            if number > first and time.monotonic() - begun > minutes * 60:
-                break
-            plan = plan_of(Random(f"{seed}-{number}"))
-            try:
-                try_program(spark, plan, root / str(number), tried, bug)
-            except Exception as error:
-                error.add_note(f"--seed {seed} --program {number}, {plan.provider}")
-                raise
-            tried["program"] += 1
-            tried[plan.provider.rpartition(".")[2]] += 1
-            tried[f"time mode {plan.time_mode}"] += 1
-            for state in plan.states:
-                ttl = "" if state.ttl is None else f" with TTL {state.ttl.update_type}"
-                tried[f"{state.what} state{ttl}"] += 1
-    finally:
-        spark.stop()
+    begun = time.monotonic()
+    for number in range(first, first + programs):
+        if number > first and time.monotonic() - begun > minutes * 60:
+            break
+        plan = plan_of(Random(f"{seed}-{number}"))
+        try:
+            try_program(spark, plan, directory / str(number), tried, bug)
+        except Exception as error:
+            error.add_note(f"--seed {seed} --program {number}, {plan.provider}")
+            raise
+        tried["program"] += 1
+        tried[plan.provider.rpartition(".")[2]] += 1
+        tried[f"time mode {plan.time_mode}"] += 1
+        for state in plan.states:
+            ttl = "" if state.ttl is None else f" with TTL {state.ttl.update_type}"
+            tried[f"{state.what} state{ttl}"] += 1
     return tried
 
 
@@ -415,14 +411,18 @@ def main() -> int:
     parser.add_argument("--bug", choices=list(BUGS), help="plant it: the run has to find it")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="statestore-keyed-") as directory:
+        root = Path(directory)
         only = {} if arguments.program is None else {"first": arguments.program, "programs": 1}
+        spark = start_application(root / "application", [find_jar()])
         try:
-            tried = run(arguments.seed, arguments.minutes, directory, bug=arguments.bug, **only)
+            tried = run(spark, arguments.seed, arguments.minutes, root, bug=arguments.bug, **only)
         except DiffersError as error:
             if arguments.bug is None:
                 raise
             sys.stdout.write(f"{arguments.bug}: found in {error.__notes__}: {error}\n"[:2000])
             return 0
+        finally:
+            spark.stop()
     for name, times in sorted(tried.items()):
         sys.stdout.write(f"{times:8,}  {name}\n")
     return int(arguments.bug is not None)

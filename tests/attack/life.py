@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from statestore import Checkpoint, StateStoreError
+from tests.lives import ProblemError
 
 from .all_operators import make_operator
-from .audit import AttackError, audit, forgotten_bytes, read_state, require
+from .audit import audit, forgotten_bytes, read_state, require
 from .child import Child, Outcome, in_this_process, run
 from .operations import draw_step
 from .steps import Step, grouping_keys
@@ -97,7 +98,7 @@ class Life:
         """Live until all steps are done or the time is over.
 
         Raises:
-            AttackError: Something is wrong.
+            ProblemError: Something is wrong.
         """
         self._batches(int(self.rng.integers(1, 4)))
         self._audit()
@@ -121,7 +122,7 @@ class Life:
         try:
             self.world.run_query(self.world.current)
         except QueryFailedError as error:
-            raise AttackError("the query failed", str(error)) from error
+            raise ProblemError("the query failed", str(error)) from error
         self.tally.batches += self.world.current.batch - before
         self._audit_sink()
 
@@ -133,7 +134,7 @@ class Life:
         try:
             found = self.world.read_sink(current)
         except Exception as error:
-            raise AttackError("the sink cannot be read", str(error)[:1500]) from error
+            raise ProblemError("the sink cannot be read", str(error)[:1500]) from error
         lost, more = current.output - found, found - current.output
         require(not lost and not more, "the sink is wrong", f"lost: {lost}, not expected: {more}")
 
@@ -218,7 +219,7 @@ class Life:
             try:
                 step.check(before, value)
             except AssertionError as error:
-                raise AttackError("an operation answers wrong", str(error)) from error
+                raise ProblemError("an operation answers wrong", str(error)) from error
         if step.target is not None:
             self._made(step, after)
         else:
@@ -260,7 +261,7 @@ class Life:
         except StateStoreError:
             shutil.rmtree(step.target.path, ignore_errors=True)
             return
-        raise AttackError("what was refused was made", str(step.target.path))
+        raise ProblemError("what was refused was made", str(step.target.path))
 
     def _killed(self, step: Step) -> None:
         """Kill it at some moment, look, and do it again."""
@@ -335,7 +336,7 @@ class Life:
         for state in states:
             if found == state:
                 return state
-        raise AttackError("rows are neither of before nor of after", f"{found}")
+        raise ProblemError("rows are neither of before nor of after", f"{found}")
 
     def _beside_another(self, step: Step) -> None:
         """Let it stand still at some moment, while another one begins and ends."""

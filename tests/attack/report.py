@@ -1,16 +1,13 @@
-"""The record of runs, a line a life, and the tables that are made of it."""
+"""What a life is in the record of runs, and the tables that are made of it."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tests.chaos.report import RESULTS, read_lines
+from tests.lives import Line, counted
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .life import Life
 
 HEAD = """# Attack on operations
@@ -31,24 +28,19 @@ looked for in every file.
 DISTURBANCES = ("", "killed", "full disk", "beside another", "beside the query")
 
 
-def write_line(record: Path, life: Life, failure: str) -> None:
-    """Add a life to a record, which may hold those of other seeds."""
+def line_of(life: Life) -> Line:
+    """Return what a life did."""
     tally, plan = life.tally, life.plan
-    line = {
-        "seed": plan.seed[0],
-        "life": plan.seed[1],
-        "failure": failure,
+    return {
         "steps": [[*key, number] for key, number in tally.steps.items()],
         "on": f"{plan.operator}, {plan.backend}, v{plan.checkpoint_format}",
         "types": [column.type_name for column in life.operator.keys],
         **{name: getattr(tally, name) for name in ("audits", "batches", "rows", "searches")},
     }
-    with record.open("a") as file:
-        file.write(json.dumps(line) + "\n")
 
 
-def make_table(lives: list[dict[str, Any]]) -> str:
-    """Return what happened as Markdown."""
+def table(lives: list[Line]) -> list[str]:
+    """Return the lines of the tables of what happened; the last one sums it up."""
     steps: Counter[tuple[str, str]] = Counter()
     refused: Counter[str] = Counter()
     places: Counter[str] = Counter()
@@ -69,34 +61,13 @@ def make_table(lives: list[dict[str, Any]]) -> str:
     sums = [sum(steps[name, disturbance] for name in names) for disturbance in DISTURBANCES]
     cells = [*sums, sum(sums), sum(refused.values())]
     lines.append(f"| all | {' | '.join(map(str, cells))} |")
-    lines += _counted("query, state backend, format", places) + _counted("type of a key", types)
-    failures = [life for life in lives if life["failure"]]
-    lines += [
-        "",
-        f"Seeds {', '.join(map(str, _seeds(lives)))}; {len(lives)} lives, "
+    lines += counted("query, state backend, format", places.items())
+    lines += counted("type of a key", types.items())
+    return [
+        *lines,
+        f"{len(lives)} lives, "
         f"{sum(life['batches'] for life in lives):,} batches of queries, "
         f"{sum(life['audits'] for life in lives):,} audits, "
         f"{sum(life['rows'] for life in lives):,} rows compared, "
-        f"{sum(life['searches'] for life in lives):,} searches for forgotten keys.",
-        "",
-        f"Failures: {len(failures)}.",
+        f"{sum(life['searches'] for life in lives):,} searches for forgotten keys",
     ]
-    for life in failures:
-        lines.append(f"- seed {life['seed']}, life {life['life']}: {life['failure']}")
-    return "\n".join(lines) + "\n"
-
-
-def _counted(title: str, counts: Counter[str]) -> list[str]:
-    rows = [f"| {name} | {number} |" for name, number in sorted(counts.items())]
-    return ["", f"| {title} | times |", "|---|---:|", *rows]
-
-
-def write_table(record: Path) -> None:
-    """Write the tables of a record where results are kept."""
-    lives = read_lines(record)
-    commands = "\n".join(f"./build.sh attack --seed {seed}" for seed in _seeds(lives))
-    (RESULTS / "attack.md").write_text(f"{HEAD}\n```\n{commands}\n```\n\n{make_table(lives)}")
-
-
-def _seeds(lives: list[dict[str, Any]]) -> list[int]:
-    return sorted({life["seed"] for life in lives})

@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.lives import ProblemError
+
 from .inspection import offsets_of
 from .queries import QUERIES
 
@@ -16,10 +18,6 @@ if TYPE_CHECKING:
 
 MOST_FILES = 45
 """Files of a store that are older than a minute: those of ten versions and what these build on."""
-
-
-class NeedsAHandError(Exception):
-    """Something that must not happen; the second argument says all that is known of it."""
 
 
 def resident_bytes(pid: int) -> int:
@@ -46,7 +44,7 @@ def audit_lane(
         Number of events that were counted.
 
     Raises:
-        NeedsAHandError: A row is lost, doubled or wrong, a version is not whole, or a file of no
+        ProblemError: A row is lost, doubled or wrong, a version is not whole, or a file of no
             use stays.
     """
     query = QUERIES[spec.query]
@@ -61,18 +59,18 @@ def audit_lane(
     if expected.state is not None:
         _compare("state", spec, found["state"], expected.state)
     if found["findings"]:
-        raise NeedsAHandError("verify --deep has findings", f"{spec}: {found['findings']}")
+        raise ProblemError("verify --deep has findings", f"{spec}: {found['findings']}")
     if found["orphans"]:
-        raise NeedsAHandError("orphans stay", f"{spec}: {found['orphans']}")
+        raise ProblemError("orphans stay", f"{spec}: {found['orphans']}")
     if found["files"] > MOST_FILES:
-        raise NeedsAHandError("the files of a store grow", f"{spec}: {found['files']}")
+        raise ProblemError("the files of a store grow", f"{spec}: {found['files']}")
     return sum(map(len, sources))
 
 
 def _compare(what: str, spec: LaneSpec, rows: Counter[Any], expected: Counter[Any]) -> None:
     lost, more = expected - rows, rows - expected
     if lost or more:
-        raise NeedsAHandError(
+        raise ProblemError(
             f"rows of the {what} are lost or doubled",
             f"{spec}: lost={lost.total()}, more={more.total()}, of {expected.total()}, first lost="
             f"{list(lost.items())[:3]}, first more={list(more.items())[:3]}",

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.lives import ProblemError
 from tests.spark.processes import engines, scratch_directories
 
 from .application import Application, LostError
-from .audit import NeedsAHandError, audit_lane, resident_bytes
+from .audit import audit_lane, resident_bytes
 from .faults import FAULTS
 from .inspection import newest_commit, offsets_of
 from .lane import LaneSpec
@@ -134,7 +135,7 @@ class Life:
             kinds: Kinds of the faults, all that fit when empty.
 
         Raises:
-            NeedsAHandError: A row is lost or doubled, or the job does not go on by itself.
+            ProblemError: A row is lost or doubled, or the job does not go on by itself.
         """
         self._start_application()
         self._await_progress(self._marks())
@@ -153,7 +154,7 @@ class Life:
             for lane in self.lanes:
                 self.application.call("begin", lane.spec.to_json())
         except LostError as error:
-            raise NeedsAHandError("the application does not start", str(error)) from error
+            raise ProblemError("the application does not start", str(error)) from error
 
     def _marks(self) -> dict[str, int]:
         """Return the newest batch of every lane."""
@@ -218,7 +219,7 @@ class Life:
         """Wait until every lane has committed a batch after its mark.
 
         Raises:
-            NeedsAHandError: One does not, or ended for good.
+            ProblemError: One does not, or ended for good.
         """
         deadline = time.monotonic() + PROGRESS_TIMEOUT_S
         while True:
@@ -235,7 +236,7 @@ class Life:
                 lane.feed(self.root)
             self._look_for_obstacles()
             if time.monotonic() > deadline:
-                raise NeedsAHandError(
+                raise ProblemError(
                     f"no batch within {PROGRESS_TIMEOUT_S} s", str([lane.spec for lane in late])
                 )
             time.sleep(0.1)
@@ -254,7 +255,7 @@ class Life:
             return
         for name, lane in status.items():
             if lane["obstacle"]:
-                raise NeedsAHandError(f"the query of {name} ended", lane["obstacle"])
+                raise ProblemError(f"the query of {name} ended", lane["obstacle"])
 
     def _operate(self) -> None:
         """Have one lane's checkpoint operated on, and go on with more batches."""
@@ -276,14 +277,14 @@ class Life:
     def _finish(self, lane: LaneState) -> None:
         obstacle = self.application.call("finish", lane.spec.name)
         if obstacle:
-            raise NeedsAHandError(f"the query of {lane.spec.name} ended", obstacle)
+            raise ProblemError(f"the query of {lane.spec.name} ended", obstacle)
 
     def _change(self, lane: LaneState, operation: str) -> None:
         before = lane.spec
         try:
             lane.spec = LaneSpec(**self.application.call("operate", before.name, operation))
         except RuntimeError as error:
-            raise NeedsAHandError(f"operation failed: {operation}", str(error)) from error
+            raise ProblemError(f"operation failed: {operation}", str(error)) from error
         if lane.spec.checkpoint != before.checkpoint and before.has_files:
             lane.earlier.append(before)
         self.tally.operations[operation] += 1
@@ -292,12 +293,12 @@ class Life:
         """Compare every lane with its batch computation, and look at files and memory.
 
         Raises:
-            NeedsAHandError: Something is wrong.
+            ProblemError: Something is wrong.
         """
         memory = [resident_bytes(pid) for pid in engines(self.application.pids())]
         self.tally.engine_mib = max([self.tally.engine_mib, *(size >> 20 for size in memory)])
         if max(memory, default=0) > MAX_ENGINE_BYTES:
-            raise NeedsAHandError("an engine has grown", f"bytes={max(memory)}")
+            raise ProblemError("an engine has grown", f"bytes={max(memory)}")
         for lane in self.lanes:
             self._finish(lane)
             found = self.application.call("inspect", lane.spec.name)
@@ -314,15 +315,15 @@ class Life:
         """End the application; nothing of it may stay.
 
         Raises:
-            NeedsAHandError: A process or a scratch directory does.
+            ProblemError: A process or a scratch directory does.
         """
         self.application.call("end")
         try:
             self.application.await_end()
         except AssertionError as error:
-            raise NeedsAHandError("a process is left", str(self.application.pids())) from error
+            raise ProblemError("a process is left", str(self.application.pids())) from error
         if left := set(scratch_directories(self.root)) - self.abandoned:
-            raise NeedsAHandError("a scratch directory is left", str(left))
+            raise ProblemError("a scratch directory is left", str(left))
 
     def clean_up(self, keep: Path | None) -> None:
         """Kill what is left; keep a copy of the folder where it is asked for."""

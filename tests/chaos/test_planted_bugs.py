@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.audit import NeedsAHandError
 from tests.chaos.life import Life
 from tests.chaos.plan import LOCAL, make_plan
+from tests.lives import ProblemError
 
 pytestmark = [
     pytest.mark.extended,
@@ -58,7 +58,7 @@ def test_audit_finds_a_planted_bug(s3_server, tmp_path: Path, bug: str) -> None:
     """Catches an audit that would miss a commit that never came, a delta that was left out of a
     load, or a file that was deleted while a retained version needed it.
     """
-    with pytest.raises(NeedsAHandError) as found:
+    with pytest.raises(ProblemError) as found:
         _live(s3_server, tmp_path, bug)
 
     assert re.search(SHOWN_AS[bug], " ".join(found.value.args)), found.value.args

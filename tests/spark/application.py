@@ -63,6 +63,8 @@ def start_application(
         "spark.driver.host": "127.0.0.1",
         "spark.local.dir": str(root / "local"),
         "spark.pyspark.python": sys.executable,
+        # A worker of a machine that is busy takes long to begin.
+        "spark.python.authenticate.socketTimeout": "120s",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(NUM_PARTITIONS),
         "spark.sql.warehouse.dir": str(root / "warehouse"),
