@@ -1,64 +1,159 @@
-"""Whole checkpoints written without Spark: Spark's logs, and state rows as Spark would encode them.
+"""Queries whose checkpoints tests make: stores of texts and of words, and what is found in them."""
 
-The state is that of one operator: keys (word, number) with values (total, note), and in the column
-family `lists` the same keys with several values each.
-"""
+from __future__ import annotations
 
-import json
-import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
-
+from statestore import Savepoint
 from statestore.codec.column_family import ColumnFamily
-from statestore.codec.partition_key import compute_key_groups
-from statestore.core.key_groups import resolve_max_parallelism
 from statestore.core.options import StateStoreOptions
-from statestore.core.providers import PROVIDERS
-from tests.seams import at
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.testing.checkpoints import (
+    Changes,
+    MadeCheckpoint,
+    StoreOfQuery,
+    schema_of,
+    unsafe_row,
+)
+from tests.seams import at, place_of
 
-
-def _schema(**fields):
-    columns = [
-        {"name": name, "type": kind, "nullable": True, "metadata": {}}
-        for name, kind in fields.items()
-    ]
-    return json.dumps({"type": "struct", "fields": columns})
-
-
-KEY = _schema(word="string", number="long")
-VALUE = _schema(total="long", note="string")
+OPTIONS = StateStoreOptions(fsync_enabled=False)
+KEY = schema_of(word="string", number="long")
+VALUE = schema_of(total="long", note="string")
 DEFAULT = ColumnFamily(0, "default", KEY, VALUE)
 LISTS = ColumnFamily(1, "lists", KEY, VALUE, multi_values=True)
 
 
-def encode_row(*columns):
-    """Return an UnsafeRow of strings, numbers, nulls and tuples of those: structs."""
-    nulls, slots, rest = 0, b"", b""
-    at = 8 + 8 * len(columns)
-    for ordinal, column in enumerate(columns):
-        if column is None:
-            nulls |= 1 << ordinal
-            slots += bytes(8)
-        elif isinstance(column, int):
-            slots += struct.pack("<q", column)
-        else:
-            text = encode_row(*column) if isinstance(column, tuple) else column.encode()
-            slots += struct.pack("<q", (at + len(rest)) << 32 | len(text))
-            rest += text + bytes(-len(text) % 8)
-    return struct.pack("<Q", nulls) + slots + rest
+@dataclass(frozen=True)
+class TextStore(StoreOfQuery):
+    """A store of texts by text, which are its bytes: no schema says what they are."""
+
+    name: str = "default"
+    columns: tuple[str, ...] = ("key",)
+    key_schema: str | None = None
+
+    @property
+    def family(self) -> ColumnFamily:
+        """Its only column family."""
+        return ColumnFamily(0, "default", key_schema=self.key_schema)
+
+    @property
+    def schema_file(self) -> str:
+        """Something that is only copied."""
+        return f"schema of {self.name}"
+
+    def rows(self, changes: Mapping[str, Any]) -> Changes:
+        """Return its rows, each of which names the store."""
+        return {
+            key.encode(): None if value is None else f"{self.name} {value}".encode()
+            for key, value in changes.items()
+        }
+
+    def key_groups(
+        self, family: ColumnFamily, keys: Iterable[bytes], max_parallelism: int
+    ) -> list[int]:
+        """Return some key group of each key."""
+        del family
+        return [zlib.crc32(key) % max_parallelism for key in keys]
 
 
-def encode_values(*rows):
-    """Return the value of a multi-value key."""
-    encoded = [encode_row(*row) for row in rows]
+@dataclass(frozen=True)
+class WordStore(StoreOfQuery):
+    """A store of (total, note) by (word, number), and of lists of those in the family `lists`.
+
+    A batch is given them by (name of the family, key).
+    """
+
+    families: tuple[ColumnFamily, ...] = (DEFAULT, LISTS)
+    name: str = "default"
+    columns: tuple[str, ...] = ("word", "number")
+
+    @property
+    def family(self) -> ColumnFamily:
+        """The first column family."""
+        return self.families[0]
+
+    def rows_by_family(self, changes: Mapping[Any, Any]) -> dict[int, Changes]:
+        """Return the rows of each column family."""
+        return {
+            family.id: {
+                _key(key): None if value is None else _encoded(value, family)
+                for (name, key), value in changes.items()
+                if name == family.name
+            }
+            for family in self.families
+        }
+
+    def rows(self, changes: Mapping[Any, Any]) -> Changes:
+        """Return the rows of the first column family."""
+        return self.rows_by_family(changes)[self.family.id]
+
+
+def _key(key: Any) -> bytes:
+    return key if isinstance(key, bytes) else unsafe_row(*key)
+
+
+def _encoded(value: Any, family: ColumnFamily) -> bytes:
+    if not family.multi_values:
+        return unsafe_row(*value)
+    encoded = [unsafe_row(*row) for row in value]
     return b"".join(len(row).to_bytes(4) + row for row in encoded)
 
 
+NO_COLUMNS = schema_of()
+AGGREGATION = ("stateStoreSave", (TextStore(),))
+GLOBAL_AGGREGATION = ("stateStoreSave", (TextStore(columns=(), key_schema=NO_COLUMNS),))
+GLOBAL_LIMIT = ("globalLimit", (TextStore(columns=(), key_schema=schema_of(key="void")),))
+JOIN = (
+    "symmetricHashJoin",
+    tuple(
+        TextStore(f"{side}-{name}")
+        for side in ("left", "right")
+        for name in ("keyToNumValues", "keyWithIndexToValue")
+    ),
+)
+
+
+def query_of(
+    path: Any,
+    *,
+    operators: Sequence[tuple[str, Sequence[StoreOfQuery]]] = (AGGREGATION,),
+    options: StateStoreOptions = OPTIONS,
+    **how: Any,
+) -> MadeCheckpoint:
+    """Return a query of texts that has not run; arguments as of `MadeCheckpoint`."""
+    given = {
+        field.name: value
+        for field in fields(options)
+        if (value := getattr(options, field.name)) != field.default
+    }
+    return MadeCheckpoint(str(path), operators=operators, options=given, **how)
+
+
+def make_query(path: Any, num_batches: int = 3, **how: Any) -> MadeCheckpoint:
+    """Return a query of texts that ran some batches with puts, overwrites and deletes."""
+    query = query_of(path, **how)
+    for batch in range(num_batches):
+        rows = {f"key-{number}": f"{batch}/{number}" for number in range(batch, 30 + batch)}
+        query.run_batch(rows | ({"key-3": None, "key-9": None} if batch else {}))
+    return query
+
+
 def write_checkpoint(
-    root, versions, *, backend="filesystem", num_partitions=2, checkpoint_format=1,
-    max_parallelism=64, families=(DEFAULT, LISTS), compression="none", families_of=None,
-):  # fmt: skip
+    root: Any,
+    versions: Sequence[Mapping[str, Mapping[Any, Any]]],
+    *,
+    families: tuple[ColumnFamily, ...] = (DEFAULT, LISTS),
+    families_of: Mapping[int, tuple[ColumnFamily, ...]] | None = None,
+    num_partitions: int = 2,
+    max_parallelism: int = 64,
+    compression: str = "none",
+    **how: Any,
+) -> str:
     """Write a checkpoint of one operator and return its directory.
 
     Args:
@@ -66,68 +161,25 @@ def write_checkpoint(
         versions: For each version what it changes: {family name: {key: value}}, where a key is
             (word, number), or its bytes, and a value (total, note), a list of those in a
             multi-value family, or None to delete the key.
+        families: All column families.
         families_of: Column families of a state partition, where they are not the same in all; no
             row is of one that is not there.
+        num_partitions, max_parallelism, compression: As Spark's conf and the options.
+        how: As of `MadeCheckpoint`.
     """
-    options = StateStoreOptions(max_parallelism=max_parallelism, file_compression=compression)
-    ids = []
-    for partition in range(num_partitions):
-        ids.append([])
-        with at(root, options=options).open_store(
-            partition=partition,
-            num_partitions=num_partitions,
-            backend=backend,
-            checkpoint_format=checkpoint_format,
-        ) as store:
-            for changes in versions:
-                batch = store.begin()
-                batch.column_families = of_partition = (families_of or {}).get(partition, families)
-                for family in of_partition:
-                    _stage(batch, family, changes.get(family.name, {}), partition, num_partitions)
-                batch.commit()
-                ids[-1].append(store.checkpoint_id)
-    _write_logs(Path(root), ids, backend, checkpoint_format)
-    return str(root)
-
-
-def _stage(batch, family, rows, partition, num_partitions):
-    if not rows:
-        return
-    max_parallelism = resolve_max_parallelism(batch._store.max_parallelism, num_partitions)
-    keys = [key if isinstance(key, bytes) else encode_row(*key) for key in rows]
-    groups = compute_key_groups(pa.array(keys, pa.binary()), "default", family, max_parallelism)
-    for key, group, value in zip(keys, groups.tolist(), rows.values(), strict=True):
-        if group % num_partitions != partition:
-            continue
-        if value is None:
-            batch.delete(key, key_group=group, column_family=family.name)
-        else:
-            encoded = encode_values(*value) if family.multi_values else encode_row(*value)
-            batch.put(key, encoded, key_group=group, column_family=family.name)
-
-
-def _write_logs(root, ids, backend, checkpoint_format):
-    conf = {
-        "spark.sql.shuffle.partitions": str(len(ids)),
-        "spark.sql.streaming.stateStore.providerClass": PROVIDERS[backend],
-        "spark.sql.streaming.statefulOperator.useStrictDistribution": "true",
-    }
-    for name in ("offsets", "commits", "state/0/_metadata"):
-        (root / name).mkdir(parents=True, exist_ok=True)
-    for batch in range(len(ids[0])):
-        planned = {"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": conf}
-        (root / "offsets" / str(batch)).write_text(f"v1\n{json.dumps(planned)}\n{{}}")
-        done = {"nextBatchWatermarkMs": 0}
-        if checkpoint_format == 2:
-            done["stateUniqueIds"] = {"0": [[found[batch]] for found in ids]}
-        (root / "commits" / str(batch)).write_text(f"v{checkpoint_format}\n{json.dumps(done)}")
-    metadata = {
-        "operatorInfo": {"operatorId": 0, "operatorName": "stateStoreSave"},
-        "stateStoreInfo": [
-            {"storeName": "default", "numColsPrefixKey": 0, "numPartitions": len(ids)}
-        ],
-    }
-    (root / "state/0/_metadata/metadata").write_text(f"v1\n{json.dumps(metadata)}")
+    made = MadeCheckpoint(
+        str(root),
+        num_partitions=num_partitions,
+        operators=(("stateStoreSave", (WordStore(families),)),),
+        options={"max_parallelism": max_parallelism, "file_compression": compression},
+        families_of=families_of or {},
+        **how,
+    )
+    for changes in versions:
+        made.run_batch(
+            {(family, key): value for family, of in changes.items() for key, value in of.items()}
+        )
+    return made.path
 
 
 def contents(versions, family="default"):
@@ -143,4 +195,40 @@ def without_lists(versions):
     return [{"default": changes.get("default", {})} for changes in versions]
 
 
-__all__ = ["DEFAULT", "LISTS", "contents", "without_lists", "write_checkpoint"]
+def read_rows(path, io=None, options=OPTIONS):
+    """Return the rows of the newest version by (operator, store name), each where it belongs."""
+    rows = {}
+    with open_checkpoint(place_of(path, options=options, io=io)) as checkpoint:
+        version = checkpoint.newest_version
+        for store, head in checkpoint.heads(version).items():
+            family = head.trailer.column_families[0]
+            if GLOBAL_LIMIT[0] == checkpoint.operator(store.operator).name or family.key_schema:
+                assert store.partition == 0
+            found = rows.setdefault((store.operator, store.name), {})
+            with at(path, options=options, io=io).open_store(
+                store.operator, store.partition, store.name, version=version,
+                checkpoint_id=checkpoint.checkpoint_id(store, version),
+                num_partitions=checkpoint.num_partitions, backend=checkpoint.backend,
+            ) as opened:  # fmt: skip
+                before = len(found)
+                found |= dict(opened.scan())
+                assert len(found) == before + len(opened) == before + head.trailer.num_keys
+                for key in dict(opened.scan()):
+                    group = opened.table.key_group_of(0, key)
+                    is_dealt = head.trailer.rescalable
+                    assert not is_dealt or group % checkpoint.num_partitions == store.partition
+    return rows
+
+
+def files_below(path):
+    """Return the bytes of every file below a local directory."""
+    root = Path(path)
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def restore(savepoint, checkpoint, *, options=OPTIONS, io=None, target_io=None, **how):
+    """Restore a savepoint and return the plan that was carried out."""
+    source = at(savepoint, kind=Savepoint, options=options, io=io)
+    plan = source.plan_restore(at(checkpoint, options=options, io=target_io), **how)
+    plan.run()
+    return plan

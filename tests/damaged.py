@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from statestore.cli.commands import cli
 from statestore.core.options import StateStoreOptions
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint
-from tests.operations.checkpoints import QueryCheckpoint
+from tests.checkpoints import query_of
 
 NOW = StateStoreOptions(orphan_age_ms=0)
 
@@ -44,11 +44,11 @@ def run(*arguments):
 
 def make_with_snapshots(tmp_path, backend):
     """A checkpoint of four versions, the last two built on a snapshot; and the snapshots."""
-    query = QueryCheckpoint(tmp_path / "query", backend=backend, num_partitions=2)
-    query.run({"one": 1, "two": 2, "three": 3})
-    query.run({"four": 4, "two": 5})
-    query.run({"one": 6}, snapshot=True)
-    query.run({"five": 7})
+    query = query_of(tmp_path / "query", backend=backend, num_partitions=2)
+    query.run_batch({"one": 1, "two": 2, "three": 3})
+    query.run_batch({"four": 4, "two": 5})
+    query.run_batch({"one": 6}, snapshot=True)
+    query.run_batch({"five": 7})
     snapshots = list(Path(query.path).rglob("2_*.snapshot.*"))
     assert len(snapshots) == 2
     return query, snapshots

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
+import tempfile
+import time
+import weakref
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +27,9 @@ from statestore.codec.column_family import ColumnFamily
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.references import StoreName
 from statestore.codec.rows import DELETE, PUT, Row
-from statestore.core.ids import RandomIds
+from statestore.core.clock import Clock, SystemClock
+from statestore.core.ids import IdSource, RandomIds
+from statestore.core.options import StateStoreOptions
 from statestore.core.providers import PROVIDERS
 from statestore.engine.service import EngineService
 from statestore.io.local import LocalFileIO
@@ -33,37 +40,107 @@ from statestore.store.store import open_store
 from statestore.testing.deltas import write_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from statestore.io.file_io import TreeFileIO
 
 Rows = dict[bytes, bytes]
+Changes = dict[bytes, bytes | None]
 _STRICT_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
-_ID = "0f0e0d0c-0b0a-4908-8706-050403020100"
-_LONG = {"type": "long", "nullable": True, "metadata": {}}
-
-
-def _schema(*names: str) -> str:
-    return json.dumps({"type": "struct", "fields": [{"name": name, **_LONG} for name in names]})
+_NO_SUMMARIES = {
+    "snapshot_max_chain_length": 1000,
+    "snapshot_replay_ratio": 100.0,
+    "rocksdb_merge_min_files": 1000,
+}
+"""Options by which nothing is summarised in the background."""
+_SUMMARIES = {"snapshot_max_chain_length": 1, "rocksdb_merge_min_files": 2}
+"""Options by which what is summarised is looked for."""
+QUERY_ID = "0f0e0d0c-0b0a-4908-8706-050403020100"
 
 
 def _compact(fields: Mapping[str, Any]) -> str:
     return json.dumps(fields, separators=(",", ":"))
 
 
-def unsafe_row(*values: int) -> bytes:
-    """Return Spark's row of as many 64-bit numbers, none of them null."""
-    return struct.pack(f"<{len(values) + 1}q", 0, *values) if values else b""
+def schema_of(**types: Any) -> str:
+    """Return the schema of a struct as Spark writes it: types by the names of its fields."""
+    fields = [
+        {"name": name, "type": kind, "nullable": True, "metadata": {}}
+        for name, kind in types.items()
+    ]
+    return json.dumps({"type": "struct", "fields": fields})
 
 
-@dataclass(frozen=True, slots=True)
-class MadeStore:
-    """A store of the query.
+def unsafe_row(*columns: Any) -> bytes:
+    """Return Spark's row of numbers of 64 bits, strings, nulls, and tuples of those: structs."""
+    if not columns:
+        return b""
+    nulls, slots, rest = 0, b"", b""
+    at = 8 + 8 * len(columns)
+    for ordinal, column in enumerate(columns):
+        if column is None:
+            nulls |= 1 << ordinal
+            slots += bytes(8)
+        elif isinstance(column, int):
+            slots += struct.pack("<q", column)
+        else:
+            text = unsafe_row(*column) if isinstance(column, tuple) else column.encode()
+            slots += struct.pack("<q", (at + len(rest)) << 32 | len(text))
+            rest += text + bytes(-len(text) % 8)
+    return struct.pack("<Q", nulls) + slots + rest
+
+
+class StoreOfQuery(ABC):
+    """A store of a query that is made, and the rows it has of what batches are given.
 
     Attributes:
         name: Its name.
-        columns: Key columns; the first is the grouping key.
+        columns: Key columns; the first is the grouping key. Without any it has one state partition.
+        family: Its only column family.
     """
+
+    name: str
+    columns: tuple[str, ...]
+    if TYPE_CHECKING:  # a subclass has a field or a property
+
+        @property
+        def family(self) -> ColumnFamily: ...  # noqa: D102
+
+    @abstractmethod
+    def rows(self, changes: Mapping[Any, Any]) -> Changes:
+        """Return its rows for what a batch is given, by key; None for a row that is deleted."""
+
+    @property
+    def families(self) -> tuple[ColumnFamily, ...]:
+        """All its column families."""
+        return (self.family,)
+
+    @property
+    def schema_file(self) -> str | None:
+        """What Spark's file of its schemas holds, None where there is no such file."""
+        return None
+
+    def rows_by_family(self, changes: Mapping[Any, Any]) -> dict[int, Changes]:
+        """Return `rows` of every column family, by its ID."""
+        return {self.family.id: self.rows(changes)}
+
+    def changed(self, changes: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[int, Changes]:
+        """Return what a batch writes, by column family; `after` is all that is left by it."""
+        del after
+        return self.rows_by_family(changes)
+
+    def key_groups(
+        self, family: ColumnFamily, keys: Iterable[bytes], max_parallelism: int
+    ) -> list[int]:
+        """Return the key group of each key."""
+        of = pa.array(keys, pa.binary())
+        found: list[int] = compute_key_groups(of, self.name, family, max_parallelism).tolist()
+        return found
+
+
+@dataclass(frozen=True)
+class MadeStore(StoreOfQuery):
+    """A store of numbers by number."""
 
     name: str
     columns: tuple[str, ...]
@@ -71,10 +148,11 @@ class MadeStore:
     @property
     def family(self) -> ColumnFamily:
         """Its only column family."""
-        return ColumnFamily(0, "default", _schema(*self.columns), _schema("value"))
+        columns = dict.fromkeys(self.columns, "long")
+        return ColumnFamily(0, "default", schema_of(**columns), schema_of(value="long"))
 
-    def rows(self, numbers: Mapping[int, int | None]) -> dict[bytes, bytes | None]:
-        """Return the store's rows for numbers by key; None for a row that is deleted."""
+    def rows(self, numbers: Mapping[int, int | None]) -> Changes:
+        """Return its rows for numbers by number; without columns one of their sum."""
         if not self.columns:
             return {b"": unsafe_row(sum(value or 0 for value in numbers.values()))}
         rest = len(self.columns) - 1
@@ -82,6 +160,10 @@ class MadeStore:
             unsafe_row(key, *[0] * rest): None if value is None else unsafe_row(value)
             for key, value in numbers.items()
         }
+
+    def changed(self, changes: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[int, Changes]:
+        """Return what a batch writes: without columns the sum of all numbers."""
+        return self.rows_by_family(changes if self.columns else after)
 
 
 OPERATORS: tuple[tuple[str, tuple[MadeStore, ...]], ...] = (
@@ -104,34 +186,74 @@ class MadeCheckpoint:
 
     Attributes:
         path: The checkpoint directory.
-        scratch: Local directory for deltas and the engine, owned by the caller.
+        scratch: Local directory for deltas and the engine, owned by the caller; one that goes with
+            this object when left out.
         num_partitions: State partitions of a new checkpoint.
         backend: filesystem or rocksdb.
         checkpoint_format: 1 or 2.
         operators: Names and stores of the stateful operators.
         io: Storage of the path; the local disk when left out.
-        numbers: What the batches leave, by key.
-        options: Options of the query, by field.
+        numbers: What the batches leave of what they are given, by key.
+        options: Options of the query, by field; snapshots and merged files are made where a test
+            asks for them, and only then.
         block_rows: Most rows of a block of a delta.
+        families_of: Column families of state partitions that have not all; no row is of others.
+        ids: Source of checkpoint IDs.
+        clock: Source of time.
     """
 
     path: str
-    scratch: Path
+    scratch: Path | None = None
     num_partitions: int = 4
     backend: str = "filesystem"
     checkpoint_format: int = 1
-    operators: Sequence[tuple[str, tuple[MadeStore, ...]]] = OPERATORS
+    operators: Sequence[tuple[str, Sequence[StoreOfQuery]]] = OPERATORS
     io: TreeFileIO = field(default_factory=LocalFileIO)
-    numbers: dict[int, int] = field(default_factory=dict)
+    numbers: dict[Any, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     block_rows: int = 65_536
+    families_of: Mapping[int, tuple[ColumnFamily, ...]] = field(default_factory=dict)
+    ids: IdSource = field(default_factory=RandomIds)
+    clock: Clock = field(default_factory=SystemClock)
 
     def __post_init__(self) -> None:
-        self._engine = EngineService(str(self.scratch), self.io)
+        self.path = str(self.path)
+        if self.scratch is None:
+            self.scratch = Path(tempfile.mkdtemp(prefix="made-checkpoint-"))
+            weakref.finalize(self, shutil.rmtree, self.scratch, ignore_errors=True)
+        self._num_engines = 0
+        self.restart()
+        self._is_restarted = False
+        self._committed: dict[StoreName, dict[str, Any]] = {}
+        """The last commit of each store."""
+
+    def restart(self) -> None:
+        """Go on with an engine that knows nothing, and looks for snapshots, after `compact`."""
+        self._num_engines += 1
+        self._engine = EngineService(f"{self.scratch}/{self._num_engines}", self.io, self.clock)
+        self._is_restarted = True
+
+    @property
+    def _offsets(self) -> QueryLog:
+        return QueryLog(self.io, self.path, "offsets")
+
+    @property
+    def _commits(self) -> QueryLog:
+        return QueryLog(self.io, self.path, "commits")
+
+    @property
+    def version(self) -> int:
+        """The newest committed version, 0 before the first batch."""
+        return max(self._commits.batches(), default=-1) + 1
+
+    def write(self, name: str, text: str) -> None:
+        """Write one of Spark's files."""
+        write_text(self.io, f"{self.path}/{name}", text, overwrite=True)
 
     def take_snapshots(self) -> None:
         """Write the snapshot of the newest version of every store."""
-        place = Place(self.path, io=self.io)
+        options = StateStoreOptions(**self.options)
+        place = Place(self.path, options=options, io=self.io, clock=self.clock)
         with open_checkpoint(place) as checkpoint:
             version = checkpoint.newest_version
             for store in checkpoint.heads(version):
@@ -146,21 +268,19 @@ class MadeCheckpoint:
                 ) as opened:
                     opened.snapshot()
 
-    def run_batch(self, changes: Mapping[int, int | None]) -> None:
-        """Run one batch on the newest version: numbers by key, None for one that goes; no snapshot.
-
-        Raises:
-            AssertionError: The engine refused.
-        """
-        offsets, commits = (QueryLog(self.io, self.path, name) for name in ("offsets", "commits"))
-        newest = max(commits.batches(), default=-1)
-        if newest < 0:
-            write_text(self.io, f"{self.path}/metadata", _compact({"id": _ID}), overwrite=True)
-        conf = self._conf()
-        parents: dict[str, list[list[str]]] = {}
+    def plan(self) -> int:
+        """Plan the next batch, as Spark does before it runs it; return its number of partitions."""
+        newest = self.version - 1
+        conf = {
+            NUM_PARTITIONS_KEY: str(self.num_partitions),
+            PROVIDER_KEY: PROVIDERS[self.backend],
+            _STRICT_KEY: "true",
+        }
         log_offset = 0
-        if newest >= 0:
-            _, metadata, source = offsets.read(newest).split("\n")
+        if newest < 0:
+            self.write("metadata", _compact({"id": QUERY_ID}))
+        else:
+            _, metadata, source = self._offsets.read(newest).split("\n")
             # Spark takes over what it knows, and no mark of an operation.
             conf = {
                 key: value
@@ -168,72 +288,98 @@ class MadeCheckpoint:
                 if not key.startswith("statestore.")
             }
             log_offset = json.loads(source)["logOffset"] + 1
-            parents = json.loads(commits.read(newest).split("\n")[1]).get("stateUniqueIds", {})
-        num_partitions = int(conf[NUM_PARTITIONS_KEY])
-        metadata = _compact({"batchWatermarkMs": 0, "batchTimestampMs": 7, "conf": conf})
-        read = f"{self.path}/sources/0/{log_offset}"
-        write_text(self.io, read, f'v1\n{{"batchId":{log_offset}}}', overwrite=True)
-        offsets.add(newest + 1, f'v1\n{metadata}\n{{"logOffset":{log_offset}}}')
+        metadata = _compact({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": conf})
+        self.write(f"sources/0/{log_offset}", f'v1\n{{"batchId":{log_offset}}}')
+        self.write(f"offsets/{newest + 1}", f'v1\n{metadata}\n{{"logOffset":{log_offset}}}')
+        return int(conf[NUM_PARTITIONS_KEY])
+
+    def run_batch(self, changes: Mapping[Any, Any], *, snapshot: bool = False) -> None:
+        """Run one batch on the newest version.
+
+        Args:
+            changes: What is put, by key, in the words of the stores; None for what is deleted.
+            snapshot: Whether one of the version before, where a batch committed it, is taken first,
+                and the batch built on it.
+
+        Raises:
+            AssertionError: The engine refused.
+        """
+        newest = self.version - 1
+        parents: dict[str, list[list[str]]] = {}
+        if newest >= 0:
+            parents = json.loads(self._commits.read(newest).split("\n")[1]).get(
+                "stateUniqueIds", {}
+            )
+        num_partitions = self.plan()
         before = dict(self.numbers)
-        self.numbers |= {key: value for key, value in changes.items() if value is not None}
-        for key in changes.keys() - {key for key, value in changes.items() if value is not None}:
-            self.numbers.pop(key, None)
+        for key, value in changes.items():
+            if value is None:
+                self.numbers.pop(key, None)
+            else:
+                self.numbers[key] = value
         ids: dict[str, list[list[str]]] = {}
         for operator, (name, stores) in enumerate(self.operators):
-            self._write_metadata(operator, name, stores, num_partitions)
+            if newest < 0:
+                self._describe(operator, name, stores, num_partitions)
             is_whole = not stores[0].columns
             ids[str(operator)] = [
                 [
                     self._commit(
                         StoreName(operator, partition, store.name),
-                        store.rows(self.numbers if is_whole else changes),
-                        store.rows(before) if newest >= 0 else {},
-                        store.rows(self.numbers),
+                        store.changed(changes, self.numbers),
+                        store.rows_by_family(before) if newest >= 0 else {},
+                        store.rows_by_family(self.numbers),
                         newest + 1,
                         num_partitions,
                         parents[str(operator)][partition][number] if parents else None,
                         store,
+                        snapshot=snapshot,
                     )
                     for number, store in enumerate(stores)
                 ]
                 for partition in range(1 if is_whole else num_partitions)
             ]
-        fields: dict[str, Any] = {"nextBatchWatermarkMs": 0}
+        self.commit(ids)
+        self._is_restarted = False
+
+    def commit(self, ids: Mapping[str, list[list[str]]]) -> None:
+        """Commit the next batch, as Spark does after it ran it; with the IDs of its stores."""
+        batch = self.version
+        fields: dict[str, Any] = {"nextBatchWatermarkMs": batch}
         if self.checkpoint_format >= 2:
             fields["stateUniqueIds"] = ids
-        commits.add(newest + 1, f"v{self.checkpoint_format}\n{_compact(fields)}")
+        self._commits.add(batch, f"v{self.checkpoint_format}\n{_compact(fields)}")
 
-    def _conf(self) -> dict[str, str]:
-        return {
-            PROVIDER_KEY: PROVIDERS[self.backend],
-            NUM_PARTITIONS_KEY: str(self.num_partitions),
-            _STRICT_KEY: "true",
-        }
-
-    def _write_metadata(
-        self, operator: int, name: str, stores: Sequence[MadeStore], num_partitions: int
+    def _describe(
+        self, operator: int, name: str, stores: Sequence[StoreOfQuery], num_partitions: int
     ) -> None:
+        """Write what Spark writes of an operator with its first batch."""
         path = operator_metadata_path(f"{self.path}/state", operator)
-        infos = [
-            {"storeName": store.name, "numColsPrefixKey": 0, "numPartitions": num_partitions}
-            for store in stores
-        ]
         fields = {
             "operatorInfo": {"operatorId": operator, "operatorName": name},
-            "stateStoreInfo": infos,
+            "stateStoreInfo": [
+                {"storeName": store.name, "numColsPrefixKey": 0, "numPartitions": num_partitions}
+                for store in stores
+            ],
         }
         write_text(self.io, path, f"v1\n{_compact(fields)}", overwrite=True)
+        for store in stores:
+            if store.schema_file is not None:
+                inner = "" if store.name == "default" else f"{store.name}/"
+                self.write(f"state/{operator}/0/{inner}_metadata/schema", store.schema_file)
 
     def _commit(
         self,
         store: StoreName,
-        changes: Mapping[bytes, bytes | None],
-        rows_before: Mapping[bytes, bytes | None],
-        all_rows: Mapping[bytes, bytes | None],
+        changes: Mapping[int, Changes],
+        rows_before: Mapping[int, Changes],
+        all_rows: Mapping[int, Changes],
         version: int,
         num_partitions: int,
         checkpoint_id: str | None,
-        made: MadeStore,
+        made: StoreOfQuery,
+        *,
+        snapshot: bool,
     ) -> str:
         """Commit those changes that are a store's own on a version of it; return the new ID."""
         loaded = self._call(
@@ -242,44 +388,65 @@ class MadeCheckpoint:
             version=version,
             checkpoint_id=checkpoint_id,
             num_partitions=num_partitions,
+            options={**self.options, **(_SUMMARIES if self._is_restarted else _NO_SUMMARIES)},
         )
+        if snapshot and (committed := self._committed.get(store, {})).get("version") == version:
+            # The same commit again, for the snapshot of it.
+            again = {**committed, "force_snapshot": True, "options": dict(self.options)}
+            self._call("commit", store, **again)
+            while self._call("status", store)["snapshots_in_flight"]:
+                time.sleep(0.001)
         max_parallelism = loaded["max_parallelism"]
+        families = self.families_of.get(store.partition, made.families)
+
+        def own(rows: Mapping[int, Changes]) -> Iterator[tuple[int, int, bytes, bytes | None]]:
+            for family in families:
+                of = rows.get(family.id, {})
+                groups = made.key_groups(family, of, max_parallelism)
+                for group, (key, value) in zip(groups, of.items(), strict=True):
+                    if not made.columns or group % num_partitions == store.partition:
+                        yield group, family.id, key, value
+
         rows = [
-            Row(group, 0, DELETE if changes[key] is None else PUT, key, changes[key])
-            for key, group in _groups(changes, made, max_parallelism).items()
-            if group % num_partitions == store.partition
+            Row(group, family, DELETE if value is None else PUT, key, value)
+            for group, family, key, value in own(changes)
         ]
         growth, num_keys = [0] * NUM_CLASSES, 0
         for sign, those in ((-1, rows_before), (1, all_rows)):
-            for group in _groups(those, made, max_parallelism).values():
-                if group % num_partitions == store.partition:
-                    growth[class_of(group, num_partitions)] += sign
-                    num_keys += sign > 0
-        new_id = RandomIds().new_id()
+            for group, _, _, _ in own(those):
+                growth[class_of(group, num_partitions)] += sign
+                num_keys += sign > 0
+        new_id: str = self.ids.new_id()
         path = f"{self.scratch}/{new_id}.arrows"
-        length = write_stream(path, rows, max_parallelism, block_rows=self.block_rows)
+        length = write_stream(
+            path,
+            rows,
+            max_parallelism,
+            compression=StateStoreOptions(**self.options).file_compression,
+            block_rows=self.block_rows,
+        )
         ops = [row.op for row in rows]
         parent = {name: loaded[name] for name in ("version", "checkpoint_id", "lineage")}
-        self._call(
-            "commit",
-            store,
-            version=version + 1,
-            parent=parent if version else None,
-            checkpoint_id=new_id,
-            delta={
+        committed = self._committed[store] = {
+            "version": version + 1,
+            "parent": parent if version else None,
+            "checkpoint_id": new_id,
+            "delta": {
                 "path": path,
                 "length": length,
                 "put": ops.count(PUT),
                 "delete": ops.count(DELETE),
                 "merge": 0,
             },
-            num_keys=num_keys,
-            key_group_growth=growth,
-            max_parallelism=max_parallelism,
-            num_partitions=num_partitions,
-            rescalable=True,
-            column_families=[_family_json(made.family)],
-        )
+            "num_keys": num_keys,
+            "key_group_growth": growth,
+            "max_parallelism": max_parallelism,
+            "num_partitions": num_partitions,
+            "rescalable": loaded["rescalable"]
+            and all(row.key_group % num_partitions == store.partition for row in rows),
+            "column_families": [family.to_json() for family in families],
+        }
+        self._call("commit", store, **committed)
         return new_id
 
     def _call(self, op: str, store: StoreName, **fields: Any) -> Any:
@@ -293,7 +460,7 @@ class MadeCheckpoint:
             },
             "backend": self.backend,
             "checkpoint_format": self.checkpoint_format,
-            "options": {"snapshot_max_chain_length": 1000, **self.options},
+            "options": {**self.options, **_NO_SUMMARIES},
             **fields,
         }
         reply = json.loads(self._engine.call(json.dumps(request)))
@@ -301,7 +468,10 @@ class MadeCheckpoint:
         return reply["ok"]
 
     def expected(self) -> dict[tuple[int, str], Rows]:
-        """Return the rows of every store by (operator, name), as the batches leave them."""
+        """Return the rows of every store by (operator, name), as the batches leave them.
+
+        Of a store with several column families those of the default one.
+        """
         return {
             (operator, store.name): {
                 key: value for key, value in store.rows(self.numbers).items() if value is not None
@@ -333,21 +503,3 @@ def read_checkpoint(path: str, io: TreeFileIO | None = None) -> dict[tuple[int, 
             assert not rows.keys() & mine.keys(), store
             rows |= mine
     return found
-
-
-def _groups(
-    rows: Mapping[bytes, bytes | None], made: MadeStore, max_parallelism: int
-) -> dict[bytes, int]:
-    keys = pa.array(rows, pa.binary())
-    groups = compute_key_groups(keys, made.name, made.family, max_parallelism)
-    return dict(zip(rows, groups.tolist(), strict=True))
-
-
-def _family_json(family: ColumnFamily) -> dict[str, Any]:
-    return {
-        "id": family.id,
-        "name": family.name,
-        "key_schema": family.key_schema,
-        "value_schema": family.value_schema,
-        "encoder": family.encoder,
-    }

@@ -16,8 +16,7 @@ import statestore
 from statestore import Checkpoint, Savepoint
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.operations.plan import Change, Plan
-from tests.checkpoints import contents, write_checkpoint
-from tests.operations.checkpoints import files_below, make_query, read_rows
+from tests.checkpoints import contents, files_below, make_query, read_rows, write_checkpoint
 
 VERSIONS = [
     {"default": {("a", n): (n * 7, f"note {n}") for n in range(20)} | {(None, 1): (5, None)}},
@@ -253,12 +252,12 @@ def test_changes_of_a_plan_are_what_it_changes(query, tmp_path):
 def test_a_plan_is_run_later_and_once_more(query):
     """Catches a plan that holds on to what the query has changed since."""
     plan = Checkpoint(query.path).plan_rescale(4)
-    query.run({"key-1": "later"})
+    query.run_batch({"key-1": "later"})
 
     done = plan.run()
 
     assert (plan.batch, done.batch) == (3, 4)
-    assert read_rows(query.path) == query.model
+    assert read_rows(query.path) == query.expected()
     with pytest.raises(InvalidArgumentError, match="tells what was done already"):
         done.run()
     assert plan.run().is_done
@@ -274,6 +273,6 @@ def test_state_goes_round_by_the_objects_that_operations_return(query, tmp_path)
 
     assert (savepoint.info.version, savepoint.newest_version) == (3, 3)
     assert (restored.backend, restored.num_partitions) == ("rocksdb", 4)
-    assert read_rows(branch.uri) == read_rows(restored.uri) == query.model
+    assert read_rows(branch.uri) == read_rows(restored.uri) == query.expected()
     (found,) = checkpoint.savepoints(tmp_path / "savepoints")
     assert (found.uri, found.info) == (savepoint.uri, savepoint.info)

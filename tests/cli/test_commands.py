@@ -21,8 +21,7 @@ from statestore.core.errors import NotFoundError
 from statestore.core.version import SPARK_MINORS
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar
 from statestore.io.spark_home import find_spark_minor
-from tests.checkpoints import write_checkpoint
-from tests.operations.checkpoints import QueryCheckpoint
+from tests.checkpoints import query_of, write_checkpoint
 from tools.json_reference import COMMANDS, fields
 
 
@@ -154,8 +153,8 @@ def test_command_that_is_not_there_names_the_nearest(wrong: str, right: str | No
 
 def test_singular_and_plural_are_one_word(tmp_path: Path) -> None:
     """Catches an option that has to be looked up for its last letter."""
-    query = QueryCheckpoint(tmp_path / "query", num_partitions=2)
-    query.run({f"key-{number}": "value" for number in range(10)})
+    query = query_of(tmp_path / "query", num_partitions=2)
+    query.run_batch({f"key-{number}": "value" for number in range(10)})
 
     def run(*arguments: str) -> str:
         result = CliRunner().invoke(cli, [*arguments, "--output", "json"])
@@ -193,9 +192,9 @@ def test_shell_completes_every_command(typed: str, expected: set[str]) -> None:
 
 def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
     """Catches a field that a script can find and nobody described, and JSON of no version."""
-    query = QueryCheckpoint(tmp_path / "query", num_partitions=2)
+    query = query_of(tmp_path / "query", num_partitions=2)
     for number in range(3):
-        query.run({f"key-{key}": str(number) for key in range(10)})
+        query.run_batch({f"key-{key}": str(number) for key in range(10)})
     saved, new, path = str(tmp_path / "saved"), str(tmp_path / "new"), query.path
     rows = {"default": {("x", 1): (1, "note")}}
     typed = write_checkpoint(tmp_path / "typed", [rows, {"default": {("y", 2): (2, None)}}])

@@ -10,14 +10,15 @@ from click.testing import CliRunner
 
 from statestore import Checkpoint
 from statestore.cli.commands import cli
-from tests.operations.checkpoints import QueryCheckpoint, read_rows
+from statestore.testing.checkpoints import MadeCheckpoint
+from tests.checkpoints import query_of, read_rows
 
 
 @pytest.fixture
-def query(tmp_path: Path) -> QueryCheckpoint:
+def query(tmp_path: Path) -> MadeCheckpoint:
     """A query's checkpoint after one batch."""
-    made = QueryCheckpoint(tmp_path / "query", num_partitions=2)
-    made.run({f"key-{number}": "value" for number in range(10)})
+    made = query_of(tmp_path / "query", num_partitions=2)
+    made.run_batch({f"key-{number}": "value" for number in range(10)})
     return made
 
 
@@ -29,7 +30,7 @@ def run(*arguments: Any, exit_code: int = 0) -> str:
 
 
 def test_paths_may_be_relative_or_below_home(
-    tmp_path: Path, query: QueryCheckpoint, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, query: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches an operation that refuses what every shell completes, or makes it elsewhere."""
     (tmp_path / "work").mkdir()
@@ -43,15 +44,15 @@ def test_paths_may_be_relative_or_below_home(
     assert str(tmp_path / "work/saved") in run("list", "~/query", "--savepoints", ".")
     assert "nothing to repair" in run("repair", "./fork")
 
-    assert read_rows(tmp_path / "work/again") == query.model
-    assert read_rows(tmp_path / "work/fork") == query.model
+    assert read_rows(tmp_path / "work/again") == query.expected()
+    assert read_rows(tmp_path / "work/fork") == query.expected()
     with Checkpoint("../query").open_store(0, 1) as store:
         assert store.version == 1
     assert "not apart" in run("restore", "saved", "saved/in", "--yes", exit_code=1)
     assert not Path("~").exists()
 
 
-def test_storage_of_a_query_is_absolute(tmp_path: Path, query: QueryCheckpoint) -> None:
+def test_storage_of_a_query_is_absolute(tmp_path: Path, query: MadeCheckpoint) -> None:
     """Catches state put below the directory of a command, where no executor looks."""
     run("savepoint", query.path, tmp_path / "saved")
     conf = ("--storage-option", "spark.sql.streaming.stateStore.checkpointStorage=state", "--yes")

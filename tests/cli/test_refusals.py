@@ -15,19 +15,20 @@ from click.testing import CliRunner
 
 from statestore.cli.commands import cli
 from statestore.io.hadoop_process import find_spark_submit
-from tests.operations.checkpoints import QueryCheckpoint, read_rows
+from statestore.testing.checkpoints import MadeCheckpoint
+from tests.checkpoints import query_of, read_rows
 
 
 @pytest.fixture
-def query(tmp_path: Path) -> QueryCheckpoint:
+def query(tmp_path: Path) -> MadeCheckpoint:
     """A query's checkpoint after one batch."""
-    made = QueryCheckpoint(tmp_path / "query", num_partitions=2)
-    made.run({f"key-{number}": "value" for number in range(10)})
+    made = query_of(tmp_path / "query", num_partitions=2)
+    made.run_batch({f"key-{number}": "value" for number in range(10)})
     return made
 
 
 @pytest.fixture
-def savepoint(tmp_path: Path, query: QueryCheckpoint) -> Path:
+def savepoint(tmp_path: Path, query: MadeCheckpoint) -> Path:
     """A savepoint of it."""
     run("savepoint", query.path, tmp_path / "saved")
     return tmp_path / "saved"
@@ -40,7 +41,7 @@ def run(*arguments: Any, exit_code: int = 0) -> str:
     return result.output
 
 
-def test_a_file_is_no_checkpoint(tmp_path: Path, query: QueryCheckpoint) -> None:
+def test_a_file_is_no_checkpoint(tmp_path: Path, query: MadeCheckpoint) -> None:
     """Catches advice about a batch where a name was mistyped."""
     file = tmp_path / "file"
     file.write_text("x")
@@ -56,7 +57,7 @@ def test_a_file_is_no_checkpoint(tmp_path: Path, query: QueryCheckpoint) -> None
 
 @pytest.mark.parametrize("command", ["savepoint", "branch", "restore", "convert"])
 def test_place_where_nothing_can_be_made_is_refused_at_once(
-    tmp_path: Path, query: QueryCheckpoint, savepoint: Path, command: str
+    tmp_path: Path, query: MadeCheckpoint, savepoint: Path, command: str
 ) -> None:
     """Catches a plan that cannot be done, and blame for files that nobody deleted."""
     source = savepoint if command == "restore" else query.path
@@ -76,11 +77,11 @@ def test_place_where_nothing_can_be_made_is_refused_at_once(
 
 
 def test_place_in_another_checkpoint_is_refused(
-    tmp_path: Path, query: QueryCheckpoint, savepoint: Path
+    tmp_path: Path, query: MadeCheckpoint, savepoint: Path
 ) -> None:
     """Catches a checkpoint among the state files of another query's, deleted with them."""
-    other = QueryCheckpoint(tmp_path / "other", num_partitions=2)
-    other.run({"key": "value"})
+    other = query_of(tmp_path / "other", num_partitions=2)
+    other.run_batch({"key": "value"})
 
     for target in (tmp_path / "other/new", tmp_path / "other/state/0/new", savepoint / "new"):
         for command in (("restore", savepoint), ("branch", query.path), ("savepoint", query.path)):
@@ -119,7 +120,7 @@ def test_key_groups_that_nobody_makes_are_refused(tmp_path: Path, savepoint: Pat
 
 @pytest.mark.parametrize("partitions", [0, -1, 32769])
 def test_state_partitions_out_of_range_are_a_usage_error(
-    tmp_path: Path, query: QueryCheckpoint, savepoint: Path, partitions: int
+    tmp_path: Path, query: MadeCheckpoint, savepoint: Path, partitions: int
 ) -> None:
     """Catches two commands with two opinions on the same option."""
     run("rescale", query.path, "--num-partitions", partitions, exit_code=2)
@@ -127,7 +128,7 @@ def test_state_partitions_out_of_range_are_a_usage_error(
 
 
 def test_web_address_is_refused_without_a_jvm(
-    query: QueryCheckpoint, monkeypatch: pytest.MonkeyPatch
+    query: MadeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches a JVM that is started to learn what everybody knows."""
     monkeypatch.setenv("SPARK_HOME", "/nowhere")
@@ -138,7 +139,7 @@ def test_web_address_is_refused_without_a_jvm(
     assert "[unsupported-scheme]" in run("savepoint", query.path, "https://h/x", exit_code=1)
 
 
-def test_lost_query_id_is_a_finding(tmp_path: Path, query: QueryCheckpoint) -> None:
+def test_lost_query_id_is_a_finding(tmp_path: Path, query: MadeCheckpoint) -> None:
     """Catches a backup that is called well and starts as another query, or with no ID."""
     (tmp_path / "query/metadata").unlink()
 
@@ -147,12 +148,12 @@ def test_lost_query_id_is_a_finding(tmp_path: Path, query: QueryCheckpoint) -> N
     assert "/query/metadata" in text
     assert "query ID           -" in run("savepoint", query.path, tmp_path / "saved")
     assert "query ID          new" in run("restore", tmp_path / "saved", tmp_path / "new", "--yes")
-    assert read_rows(tmp_path / "new") == query.model
+    assert read_rows(tmp_path / "new") == query.expected()
     assert "all is well" in run("verify", tmp_path / "new")
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"id":7', '{"id":"7"}', "[]", "{}", "\x00\x01"])
-def test_damaged_query_id_is_named(tmp_path: Path, query: QueryCheckpoint, text: str) -> None:
+def test_damaged_query_id_is_named(tmp_path: Path, query: MadeCheckpoint, text: str) -> None:
     """Catches an operation that goes on from what Spark does not start from."""
     (tmp_path / "query/metadata").write_text(text)
 

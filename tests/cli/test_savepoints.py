@@ -10,14 +10,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from statestore.cli.commands import cli
-from tests.operations.checkpoints import QueryCheckpoint, files_below, read_rows
+from statestore.testing.checkpoints import MadeCheckpoint
+from tests.checkpoints import files_below, query_of, read_rows
 
 
 @pytest.fixture
-def query(tmp_path: Path) -> QueryCheckpoint:
+def query(tmp_path: Path) -> MadeCheckpoint:
     """A query's checkpoint after one batch."""
-    made = QueryCheckpoint(tmp_path / "query", num_partitions=2)
-    made.run({f"key-{number}": "value" for number in range(10)})
+    made = query_of(tmp_path / "query", num_partitions=2)
+    made.run_batch({f"key-{number}": "value" for number in range(10)})
     return made
 
 
@@ -27,7 +28,7 @@ def run(*arguments: Any) -> Result:
 
 
 def test_savepoint_restore_and_branch_do_what_they_show(
-    tmp_path: Path, query: QueryCheckpoint
+    tmp_path: Path, query: MadeCheckpoint
 ) -> None:
     """Catches a command that does it without --yes, or says that it did what it did not."""
     taken = run("savepoint", query.path, tmp_path / "savepoint", "--output", "json")
@@ -49,10 +50,10 @@ def test_savepoint_restore_and_branch_do_what_they_show(
         assert not Path(command[2]).exists()
         done = run(*command, "--yes", "--output", "json")
         assert json.loads(done.output)["done"] is True
-        assert read_rows(command[2]) == query.model
+        assert read_rows(command[2]) == query.expected()
 
 
-def test_restore_shows_what_becomes_of_operators(tmp_path: Path, query: QueryCheckpoint) -> None:
+def test_restore_shows_what_becomes_of_operators(tmp_path: Path, query: MadeCheckpoint) -> None:
     """Catches a plan from which nobody can tell whose state goes where."""
     run("savepoint", query.path, tmp_path / "savepoint")
     moved = ("--map-operator", "0:1", "--add-operator", "0:dedupe", "--claim", "--new-query-id")
@@ -73,7 +74,7 @@ def test_restore_shows_what_becomes_of_operators(tmp_path: Path, query: QueryChe
 
 
 def test_wrong_usage_and_refusals_have_a_status_of_their_own(
-    tmp_path: Path, query: QueryCheckpoint
+    tmp_path: Path, query: MadeCheckpoint
 ) -> None:
     """Catches a script that goes on after a restore which was not done."""
     before = files_below(query.path)

@@ -20,7 +20,7 @@ from statestore.core.process import find_process
 from statestore.io.local import LocalFileIO
 from statestore.operations.upkeep.verification import Finding
 from statestore.testing.checkpoints import MadeCheckpoint
-from tests.operations.checkpoints import make_query
+from tests.checkpoints import make_query
 
 
 def run(*arguments):

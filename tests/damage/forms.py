@@ -103,7 +103,7 @@ def _checkpoint(directory, backend, checkpoint_format, num_partitions=2, **optio
     made = MadeCheckpoint(
         str(directory), scratch, num_partitions, backend, checkpoint_format,
         OPERATORS[: 1 if options else 2],
-        options={"fsync_enabled": False, "rocksdb_merge_min_files": 100, **options},
+        options={"fsync_enabled": False, **options},
     )  # fmt: skip
     for batch in range(3):
         made.run_batch({key: 100 * batch + key for key in range(4 * batch, 4 * batch + 12)})

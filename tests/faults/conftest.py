@@ -28,7 +28,6 @@ def made(request, tmp_path):
         backend=backend,
         checkpoint_format=checkpoint_format,
         # Nothing is merged, and no snapshot taken, beside the test.
-        options={"rocksdb_merge_min_files": 100, "snapshot_replay_ratio": 100.0},
     )
     for batch in range(4):
         checkpoint.run_batch({key: batch * 100 + key for key in range(batch * 10, batch * 10 + 30)})

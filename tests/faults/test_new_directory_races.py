@@ -5,8 +5,8 @@ import pytest
 from statestore import Checkpoint, Savepoint
 from statestore.core.errors import FencedError
 from statestore.testing.checkpoints import read_checkpoint
+from tests.checkpoints import OPTIONS, make_query, read_rows, restore
 from tests.damaged import make_small
-from tests.operations.checkpoints import OPTIONS, make_query, read_rows, restore
 from tests.seams import at
 
 
@@ -44,7 +44,7 @@ def test_earlier_savepoint_is_fenced_when_another_begins_there(tmp_path, backend
 
     assert Checkpoint(target).verify(deep=True).findings == ()
     restore(target, tmp_path / "again")
-    assert read_rows(tmp_path / "again") == query.model
+    assert read_rows(tmp_path / "again") == query.expected()
 
 
 @pytest.mark.parametrize("num_partitions", [16, 8, 6], ids=["same", "by key groups", "rehashed"])
@@ -77,4 +77,4 @@ def test_earlier_branch_is_fenced_when_another_begins_there(tmp_path):
         branch(Meanwhile(lambda: branch(lambda *_: None)))
 
     assert Checkpoint(target).verify(deep=True).findings == ()
-    assert read_rows(target) == query.model
+    assert read_rows(target) == query.expected()

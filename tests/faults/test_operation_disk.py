@@ -10,8 +10,8 @@ import pytest
 from statestore import Checkpoint
 from statestore.backends.spark.schemas import write_schemas
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint
+from tests.checkpoints import make_query
 from tests.faults.full_disk import OPERATIONS
-from tests.operations.checkpoints import make_query
 
 ROOT = Path(__file__).parents[2]
 SMALL_DISK = """

@@ -32,7 +32,7 @@ from statestore.io.s3 import S3FileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint, unsafe_row
-from tests.operations.checkpoints import make_query
+from tests.checkpoints import make_query
 from tests.rescaled import KEYED, edit_conf, listing, make, newest
 from tests.seams import at, place_of
 

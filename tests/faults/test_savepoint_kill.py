@@ -15,7 +15,7 @@ from statestore.core.errors import StateStoreError
 from statestore.io.local import LocalFileIO
 from statestore.operations.savepoint.savepoint import open_savepoint
 from statestore.testing.fault_io import Fault, FaultFileIO
-from tests.operations.checkpoints import OPTIONS, QueryCheckpoint, files_below, read_rows
+from tests.checkpoints import OPTIONS, files_below, query_of, read_rows
 from tests.seams import at, place_of
 
 CHILD = """
@@ -55,9 +55,9 @@ OPERATIONS = {"savepoint": savepoint, "restore": restore}
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_either_side_is_whole_when_the_process_is_killed(tmp_path, name):
     """Catches what only an end without any cleaning up leaves: half a directory taken for whole."""
-    query = QueryCheckpoint(tmp_path / "query", num_partitions=2)
+    query = query_of(tmp_path / "query", num_partitions=2)
     for batch in range(2):
-        query.run({f"key-{number}": str(batch) for number in range(20)})
+        query.run_batch({f"key-{number}": str(batch) for number in range(20)})
     at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
     before = {part: files_below(tmp_path / part) for part in ("query", "savepoint")}
     counted = FaultFileIO(LocalFileIO())
@@ -87,7 +87,7 @@ def test_either_side_is_whole_when_the_process_is_killed(tmp_path, name):
             pass
 
     OPERATIONS[name](root, FaultFileIO(LocalFileIO()))
-    assert read_rows(root / "new") == query.model
+    assert read_rows(root / "new") == query.expected()
     assert not [name for name in files_below(root / "new") if "/.tmp-" in f"/{name}"]
     after = {part: files_below(tmp_path / part) for part in before}
     pins = [path for path in after["query"] if path.endswith(".pin")]

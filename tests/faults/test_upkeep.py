@@ -19,14 +19,8 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.upkeep import expired
 from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import read_checkpoint
+from tests.checkpoints import OPTIONS, files_below, make_query, query_of, read_rows
 from tests.damaged import NOW, deltas, flip, make_small, make_with_snapshots, run
-from tests.operations.checkpoints import (
-    OPTIONS,
-    QueryCheckpoint,
-    files_below,
-    make_query,
-    read_rows,
-)
 from tests.seams import at, place_of
 
 ONE, OTHER = (f"{number}-0000-4000-8000-000000000000" for number in ("0" * 8, "1" * 8))
@@ -175,7 +169,7 @@ def test_verify_of_all_versions_leaves_expired_ones_out(tmp_path, backend):
     """Catches a checkpoint that is damaged because it was cleaned up."""
     query, _ = make_with_snapshots(tmp_path, backend)
     for number in range(5):
-        query.run({f"more {number}": number}, snapshot=number == 2)
+        query.run_batch({f"more {number}": number}, snapshot=number == 2)
     at(query.path, options=NOW).expire(2)
 
     code, printed = run("verify", query.path, "--version", "all", "--deep")
@@ -218,10 +212,9 @@ def test_versions_of_a_rescaled_store_expire_oldest_first(tmp_path, backend):
     """
     query, _ = make_with_snapshots(tmp_path, backend)
     Checkpoint(query.path).rescale(4)
-    query.num_partitions, query.version = 4, 5
-    query.options = replace(query.options, rocksdb_merge_min_files=2)
+    query.options = {**query.options, "rocksdb_merge_min_files": 2}
     for number in range(9):
-        query.run({f"more {number}": number}, snapshot=number in (3, 6))
+        query.run_batch({f"more {number}": number}, snapshot=number in (3, 6))
 
     for _ in range(3):
         at(query.path, options=NOW).expire(2)
@@ -238,11 +231,13 @@ def test_versions_whose_base_was_expired_are_expired_everywhere(tmp_path, backen
     """Catches a healthy checkpoint that is damaged, after compact and expire, or says it may be."""
     query = make_query(tmp_path / "query", num_batches=5, backend=backend, num_partitions=2)
     Checkpoint(query.path).compact()
+    query.restart()
     for number in range(7):
-        query.run({"more": number}, snapshot=number == 5 and backend == "filesystem")
+        query.run_batch({"more": number}, snapshot=number == 5 and backend == "filesystem")
     Checkpoint(query.path).compact()
+    query.restart()
     for number in range(3):
-        query.run({"more": number})
+        query.run_batch({"more": number})
     at(query.path, options=NOW).expire(2)
 
     listed = Checkpoint(query.path).summary().versions
@@ -278,14 +273,15 @@ def test_list_and_verify_agree_on_what_random_upkeep_has_left(tmp_path, seed):
         step = random.choice(["batches", "snapshots", "compact", "expire", "rescale"])
         if step in ("batches", "snapshots"):
             for number in range(random.integers(1, 5)):
-                query.run({"more": number}, snapshot=step == "snapshots")
+                query.run_batch({"more": number}, snapshot=step == "snapshots")
         elif step == "compact":
             Checkpoint(query.path).compact()
+            query.restart()
         elif step == "expire":
             at(query.path, options=NOW).expire(int(random.integers(2, 4)))
         elif (num_partitions := int(2 ** random.integers(0, 4))) != query.num_partitions:
             Checkpoint(query.path).rescale(num_partitions)
-            query.num_partitions, query.version = num_partitions, query.version + 1
+            query.num_partitions = num_partitions
 
     listed = Checkpoint(query.path).summary().versions
     found = Checkpoint(query.path).verify(versions="all", deep=True)
@@ -321,7 +317,7 @@ def test_list_tells_expired_versions_from_damaged_ones(tmp_path, backend):
     """Catches a version that retention took shown as broken, and a lost one as expired."""
     query, _ = make_with_snapshots(tmp_path, backend)
     for number in range(5):
-        query.run({f"more {number}": number}, snapshot=number == 2)
+        query.run_batch({f"more {number}": number}, snapshot=number == 2)
     at(query.path, options=NOW).expire(2)
     expired = run("verify", query.path, "--version", "all")[1]["expired"]
     versions = run("list", query.path)[1]["versions"]
@@ -369,10 +365,10 @@ def test_list_shows_nothing_broken_when_a_savepoint_or_restore_is_fresh(made, tm
 def test_compact_lets_go_of_what_expire_says_stays(tmp_path, backend):
     """Catches versions that stay without a word, or whatever is done about it."""
     options = replace(OPTIONS, snapshot_max_chain_length=2, rocksdb_merge_min_files=2)
-    query = QueryCheckpoint(tmp_path / "query", backend=backend, num_partitions=2, options=options)
+    query = query_of(tmp_path / "query", backend=backend, num_partitions=2, options=options)
     rows = {f"key {number}": number for number in range(40)}
     for _ in range(6):
-        query.run(rows)
+        query.run_batch(rows)
     expired = at(query.path, options=NOW).expire(2)
 
     assert [(stay.reason, stay.is_compact, stay.oldest_version) for stay in expired.stays] == [
@@ -394,14 +390,15 @@ def test_compact_lets_go_of_what_expire_says_stays(tmp_path, backend):
         }
         assert Checkpoint(query.path).compact().stores == ()
         assert "newest is compact" in at(query.path, options=NOW).plan_expire(2).describe()
+        query.restart()
         for _ in range(2):
-            query.run(rows)
+            query.run_batch(rows)
         expired = at(query.path, options=NOW).expire(2)
         left = {stay.oldest_version for stay in expired.stays}
         assert left == ({oldest_left} if oldest_left else set())
 
     assert [file for file in deltas(query, "[1-6]") if ".delta." in file.name] == []
-    assert read_rows(query.path) == query.model
+    assert read_rows(query.path) == query.expected()
     assert Checkpoint(query.path).verify(versions="all", deep=True).findings == ()
 
 
@@ -409,7 +406,7 @@ def test_expire_says_that_a_pin_or_a_rescale_keeps_versions(tmp_path):
     """Catches advice to compact where a savepoint is being made."""
     query, _ = make_with_snapshots(tmp_path, "filesystem")
     for number in range(4):
-        query.run({f"more {number}": number})
+        query.run_batch({f"more {number}": number})
     pin = Path(query.path, "state/0/0", pin_name(3, ONE.replace("-", "")))
     pin.touch()
 

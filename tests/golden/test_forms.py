@@ -18,8 +18,8 @@ from statestore.core.errors import StateStoreError
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.upkeep.verify import verify
+from tests.checkpoints import read_rows
 from tests.golden import forms
-from tests.operations.checkpoints import read_rows
 from tests.seams import place_of
 
 GOLDEN = Path(__file__).parent

@@ -13,7 +13,8 @@ from statestore.codec.state_file import StateFile
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.savepoint.savepoint import open_savepoint
 from statestore.operations.upkeep.verify import verify
-from tests.operations.checkpoints import QUERY_ID, read_rows
+from statestore.testing.checkpoints import QUERY_ID
+from tests.checkpoints import read_rows
 from tests.seams import place_of
 
 CHECKPOINTS = sorted(Path(__file__).parent.glob("v*/filesystem/*"))

@@ -14,8 +14,8 @@ from pathlib import Path
 from statestore.core.clock import ManualClock
 from statestore.core.ids import CountingIds
 from statestore.core.options import StateStoreOptions
+from tests.checkpoints import AGGREGATION, GLOBAL_LIMIT, query_of
 from tests.golden.forms import write_forms
-from tests.operations.checkpoints import AGGREGATION, GLOBAL_LIMIT, QueryCheckpoint
 from tests.seams import at
 
 GOLDEN = Path(__file__).parent
@@ -76,16 +76,16 @@ def write_savepoint(root, form, checkpoint_format):
     """Take a savepoint of a query on RocksDB; return what it says and the rows that it holds."""
     fixed = {"ids": CountingIds(), "clock": ManualClock()}
     with tempfile.TemporaryDirectory() as work:
-        query = QueryCheckpoint(
+        query = query_of(
             f"{work}/query", backend="rocksdb", num_partitions=2,
             checkpoint_format=checkpoint_format, operators=(AGGREGATION, GLOBAL_LIMIT), **fixed,
         )  # fmt: skip
-        query.run({f"key-{number}": f"{number}" for number in range(12)})
-        query.run({"key-1": "changed", "key-2": None, "κλειδί": ""})
+        query.run_batch({f"key-{number}": f"{number}" for number in range(12)})
+        query.run_batch({"key-1": "changed", "key-2": None, "κλειδί": ""})
         taken = at(query.path, **fixed).savepoint(root, form=form).info
     rows = {
         f"{operator}/{name}": {key.hex(): value.hex() for key, value in sorted(found.items())}
-        for (operator, name), found in query.model.items()
+        for (operator, name), found in query.expected().items()
     }
     return {"savepoint": asdict(taken), "rows": rows}
 

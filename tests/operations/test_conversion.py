@@ -17,14 +17,8 @@ from statestore.io.memory import MemoryFileIO
 from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.operations.new_directory import metadata_fields
 from statestore.operations.savepoint.conversion import plan_convert
-from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint
-from tests.operations.checkpoints import (
-    AGGREGATION,
-    GLOBAL_LIMIT,
-    JOIN,
-    QUERY_ID,
-    QueryCheckpoint,
-)
+from statestore.testing.checkpoints import OPERATORS, QUERY_ID, MadeCheckpoint
+from tests.checkpoints import AGGREGATION, GLOBAL_LIMIT, JOIN, query_of
 from tests.seams import place_of
 
 NUM_PARTITIONS = 3
@@ -132,12 +126,12 @@ def test_key_is_known_whatever_the_lengths_in_the_file(files, length):
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
 def test_join_is_planned_whole_when_its_state_is_elsewhere(tmp_path, checkpoint_format):
     """Catches state partitions that have no directory of a store in the checkpoint itself."""
-    query = QueryCheckpoint(
+    query = query_of(
         tmp_path / "query", operators=(AGGREGATION, JOIN, GLOBAL_LIMIT), num_partitions=3,
         checkpoint_format=checkpoint_format,
     )  # fmt: skip
-    query.run({"one": 1})
-    for operator, names in ((0, ("",)), (1, JOIN[1]), (2, ("",))):
+    query.run_batch({"one": 1})
+    for operator, names in ((0, ("",)), (1, [store.name for store in JOIN[1]]), (2, ("",))):
         key = {"name": "k", "type": "void" if operator == 2 else "long"}
         for name in names:
             schema = {"type": "struct", "fields": [key]}

@@ -15,9 +15,8 @@ from statestore.core.clock import ManualClock
 from statestore.core.errors import InUseError, InvalidArgumentError
 from statestore.io.local import LocalFileIO
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint, unsafe_row
+from tests.checkpoints import files_below
 from tests.seams import at
-
-from .checkpoints import files_below
 
 KEYS = [0x1234_5678_9000 + number for number in range(40)]
 """Numbers whose bytes are nowhere else."""

@@ -29,10 +29,9 @@ from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.testing.checkpoints import read_checkpoint, unsafe_row
 from statestore.testing.fault_io import Fault, FaultFileIO
-from tests.checkpoints import write_checkpoint
+from tests.checkpoints import files_below, write_checkpoint
 from tests.seams import at, place_of
 
-from .checkpoints import files_below
 from .test_edit_in_place import KEYS, make
 from .test_given_in_operations import family
 

@@ -13,15 +13,8 @@ from statestore.io.local import LocalFileIO
 from statestore.io.s3 import S3FileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.savepoint.conversion import plan_convert
+from tests.checkpoints import AGGREGATION, JOIN, OPTIONS, files_below, make_query, restore
 from tests.hostile import edit_json, edit_trailer
-from tests.operations.checkpoints import (
-    AGGREGATION,
-    JOIN,
-    OPTIONS,
-    files_below,
-    make_query,
-    restore,
-)
 from tests.seams import at, place_of
 
 ID = "0123456789abcdef" * 2

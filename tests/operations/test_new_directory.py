@@ -18,9 +18,8 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.new_directory import begin_directory, metadata_fields
 from statestore.operations.savepoint.savepoint import open_savepoint
 from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.checkpoints import OPTIONS, files_below, make_query, read_rows, restore
 from tests.seams import at, place_of
-
-from .checkpoints import OPTIONS, files_below, make_query, read_rows, restore
 
 
 def test_destination_must_be_new(tmp_path):
@@ -209,7 +208,7 @@ def _is_whole(io, name, query):
                 return False
     except NotFoundError:
         return False
-    assert read_rows("/new", io) == query.model
+    assert read_rows("/new", io) == query.expected()
     return True
 
 
@@ -227,7 +226,7 @@ def test_second_writer_of_a_directory_is_fenced(tmp_path):
 
     with pytest.raises(FencedError, match="begun anew"):
         first.run(meanwhile)
-    assert read_rows(tmp_path / "again") == query.model
+    assert read_rows(tmp_path / "again") == query.expected()
     with open_checkpoint(place_of(tmp_path / "again")) as checkpoint:
         assert checkpoint.num_partitions == 4
         assert checkpoint.operators[0].stores[0].num_partitions == 4

@@ -7,9 +7,8 @@ from statestore.core.clock import SystemClock
 from statestore.core.errors import InUseError, InvalidArgumentError
 from statestore.core.process import find_process
 from statestore.io.local import LocalFileIO
+from tests.checkpoints import OPTIONS, files_below, make_query
 from tests.seams import at
-
-from .checkpoints import OPTIONS, files_below, make_query
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +16,8 @@ from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.committed_version import find_version
 from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.checkpoints import AGGREGATION, JOIN, OPTIONS, query_of, read_rows
 from tests.seams import at, place_of
-
-from .checkpoints import AGGREGATION, JOIN, OPTIONS, QueryCheckpoint, read_rows
 
 KEEP_ONE = replace(OPTIONS, min_versions_to_retain=1)
 VERSION = 2
@@ -27,18 +25,19 @@ VERSION = 2
 
 def clean_up(query):
     """Clean every store up as maintenance does, with one version to retain."""
-    for operator, name in query.model:
-        for partition in range(query.partitions(operator)):
+    with open_checkpoint(place_of(query.path)) as checkpoint:
+        version = query.version
+        for store in checkpoint.heads(version):
             with at(query.path, options=KEEP_ONE).open_store(
-                operator,
-                partition,
-                name,
-                version=query.version,
-                checkpoint_id=query.ids.get((operator, partition, name)),
-                num_partitions=query.num_partitions,
+                store.operator,
+                store.partition,
+                store.name,
+                version=version,
+                checkpoint_id=checkpoint.checkpoint_id(store, version),
+                num_partitions=checkpoint.num_partitions,
                 backend=query.backend,
-            ) as store:
-                store.clean_up()
+            ) as opened:
+                opened.clean_up()
 
 
 def versions_left(query):
@@ -72,21 +71,23 @@ class BusyFileIO(LocalFileIO):
             return
         self.has_gone_on = True
         for number in range(4):
-            self.query.run({"key-0": f"later {number}", f"key-{number}": None}, snapshot=True)
+            self.query.run_batch({"key-0": f"later {number}", f"key-{number}": None}, snapshot=True)
         clean_up(self.query)
 
 
 @pytest.fixture(params=["filesystem", "rocksdb"])
 def query(request, tmp_path):
     """A query of some versions, all of which are there."""
-    made = QueryCheckpoint(
+    made = query_of(
         tmp_path / "query", backend=request.param, checkpoint_format=2,
         operators=(AGGREGATION, JOIN), num_partitions=2,
     )  # fmt: skip
     made.models = {}
     for batch in range(VERSION + 1):
-        made.run({f"key-{number}": f"{batch}/{number}" for number in range(batch, 20 + batch)})
-        made.models[batch + 1] = deepcopy(made.model)
+        made.run_batch(
+            {f"key-{number}": f"{batch}/{number}" for number in range(batch, 20 + batch)}
+        )
+        made.models[batch + 1] = made.expected()
     return made
 
 
@@ -110,7 +111,7 @@ def test_pinned_version_outlives_the_querys_retention(query, tmp_path, taken):
     assert VERSION in versions_left(query)
     clean_up(query)
     assert VERSION not in versions_left(query)
-    assert read_rows(query.path) == query.model
+    assert read_rows(query.path) == query.expected()
 
 
 @contextmanager
@@ -130,7 +131,7 @@ def test_pin_of_a_process_that_died_holds_for_an_hour(query, is_expired):
     for path in held:
         os.utime(path, (time.time() - age_s,) * 2)
     for number in range(3):
-        query.run({"key-0": f"later {number}"}, snapshot=True)
+        query.run_batch({"key-0": f"later {number}"}, snapshot=True)
 
     clean_up(query)
 
@@ -146,13 +147,13 @@ def test_lost_call_about_a_pin_does_not_lose_the_savepoint(query, tmp_path, happ
     io.arm(Fault(10**9))
     at(query.path, options=OPTIONS, io=io).savepoint(tmp_path / "first")
     of_pins = [index for index, call in enumerate(io.trace) if call.endswith(".pin")]
-    assert len(of_pins) == 2 * len(query.model) * query.num_partitions
+    assert len(of_pins) == 2 * len(query.expected()) * query.num_partitions
 
     for index in of_pins[::4]:
         io.arm(Fault(index, happens=happens))
         at(query.path, options=OPTIONS, io=io).savepoint(tmp_path / str(index))
         assert io.has_failed
-        assert read_rows(str(tmp_path / str(index))) == query.model
+        assert read_rows(str(tmp_path / str(index))) == query.expected()
 
 
 def test_checkpoint_that_cannot_be_written_is_copied_without_pins(query, tmp_path, caplog):
@@ -166,5 +167,5 @@ def test_checkpoint_that_cannot_be_written_is_copied_without_pins(query, tmp_pat
 
     at(query.path, options=OPTIONS, io=ReadOnlyFileIO()).savepoint(tmp_path / "copy")
 
-    assert read_rows(str(tmp_path / "copy")) == query.model
+    assert read_rows(str(tmp_path / "copy")) == query.expected()
     assert "may be expired while it is read" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,21 +22,20 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.new_directory import metadata_fields
 from statestore.operations.savepoint.branch import decide_branch
 from statestore.operations.savepoint.savepoint import open_savepoint
-from tests.seams import at, place_of
-
-from .checkpoints import (
+from statestore.testing.checkpoints import QUERY_ID
+from tests.checkpoints import (
     AGGREGATION,
     GLOBAL_AGGREGATION,
     GLOBAL_LIMIT,
     JOIN,
     OPTIONS,
-    QUERY_ID,
-    QueryCheckpoint,
     files_below,
     make_query,
+    query_of,
     read_rows,
     restore,
 )
+from tests.seams import at, place_of
 
 FORMS = ("canonical", "native")
 
@@ -56,11 +56,11 @@ def test_query_goes_on_from_a_restored_savepoint(tmp_path, form, backend, checkp
 
     assert files_below(tmp_path / "query") == before
     assert (taken.version, taken.backend, taken.num_partitions) == (2, backend, 4)
-    assert taken.num_rows == sum(map(len, query.model.values()))
+    assert taken.num_rows == sum(map(len, query.expected().values()))
     for other, partitions in [("filesystem", 4), ("rocksdb", 8), ("filesystem", 2)]:
         name = tmp_path / f"{other}-{partitions}"
         restore(tmp_path / "savepoint", name, backend=other, num_partitions=partitions)
-        assert read_rows(name) == query.model
+        assert read_rows(name) == query.expected()
         with open_checkpoint(place_of(name)) as checkpoint:
             assert (checkpoint.backend, checkpoint.num_partitions) == (other, partitions)
             assert checkpoint.newest_version == 2
@@ -94,7 +94,7 @@ def test_savepoint_is_complete_and_can_be_moved(tmp_path, form):
     query = make_query(tmp_path / "query")
     query.write("_schema_log/0", "of another tool")
     at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint", form=form)
-    model = query.model
+    model = query.expected()
     shutil.rmtree(query.path)
     (tmp_path / "savepoint").rename(tmp_path / "moved")
 
@@ -136,8 +136,8 @@ def test_savepoint_stays_whole_whatever_queries_delete(tmp_path):
 def test_older_version_is_taken_when_asked_for(tmp_path):
     """Catches a savepoint of the newest version under another's number."""
     query = make_query(tmp_path / "query", num_batches=1)
-    model = {key: dict(rows) for key, rows in query.model.items()}
-    query.run({"key-1": "later"})
+    model = query.expected()
+    query.run_batch({"key-1": "later"})
 
     taken = at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint", version=1).info
     restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=2)
@@ -179,7 +179,7 @@ class ExpiringFileIO(LocalFileIO):
     def fetch(self, path):
         if path.endswith(".delta.arrows") and not self.has_expired:
             self.has_expired = True
-            self.query.run({"key-0": "new"}, snapshot=True)
+            self.query.run_batch({"key-0": "new"}, snapshot=True)
             for old in Path(self.query.path, "state").rglob("[12].delta.arrows"):
                 old.unlink()
         return super().fetch(path)
@@ -198,7 +198,7 @@ def test_newer_version_is_taken_when_files_are_expired_meanwhile(tmp_path, form)
     restore(tmp_path / "newer", tmp_path / "again")
 
     assert taken.version == 3
-    assert read_rows(tmp_path / "again") == query.model
+    assert read_rows(tmp_path / "again") == query.expected()
     with pytest.raises(NotFoundError) as raised:
         at(query.path, options=OPTIONS).savepoint(tmp_path / "asked", version=2, form=form)
     assert raised.value.kind == "version-not-found"
@@ -301,7 +301,7 @@ def test_claimed_savepoint_is_moved(tmp_path, partitions):
     restore(tmp_path / "savepoint", tmp_path / "again", claim=True, num_partitions=partitions)
 
     assert not (tmp_path / "savepoint").exists()
-    assert read_rows(tmp_path / "again") == query.model
+    assert read_rows(tmp_path / "again") == query.expected()
     found = {path.name: path.stat().st_ino for path in (tmp_path / "again").rglob("3.*")}
     assert (found == inodes) == (partitions == 4)
 
@@ -333,7 +333,7 @@ def test_operators_are_renumbered_dropped_and_added(tmp_path):
         with Checkpoint(tmp_path / "again").open_store(
             1, partition, version=3, checkpoint_id=checkpoint_id
         ) as store:
-            assert dict(store.scan()).items() <= query.model[0, "default"].items()
+            assert dict(store.scan()).items() <= query.expected()[0, "default"].items()
         with Checkpoint(tmp_path / "again").open_store(
             2, partition, version=3, checkpoint_id=empty_id
         ) as store:
@@ -345,9 +345,9 @@ def test_operators_are_renumbered_dropped_and_added(tmp_path):
         drop_operators=[1],
     )  # fmt: skip
     rows = read_rows(tmp_path / "fewer")
-    assert rows[1, "default"] == query.model[0, "default"]
-    assert rows[0, JOIN[1][0]] == query.model[2, JOIN[1][0]]
-    assert (tmp_path / "fewer/state/0/0" / JOIN[1][1] / "_metadata/schema").exists()
+    assert rows[1, "default"] == query.expected()[0, "default"]
+    assert rows[0, JOIN[1][0].name] == query.expected()[2, JOIN[1][0].name]
+    assert (tmp_path / "fewer/state/0/0" / JOIN[1][1].name / "_metadata/schema").exists()
     for wrong, message in (
         ({"map_operators": {0: 2}}, "operators 0, 1, 2"),
         ({"map_operators": {7: 0}}, "no such operator"),
@@ -359,16 +359,16 @@ def test_operators_are_renumbered_dropped_and_added(tmp_path):
 
 def test_what_has_no_key_stays_in_one_partition_from_one_to_many(tmp_path):
     """Catches a limit or a global aggregation dealt out where one partition does not tell."""
-    query = QueryCheckpoint(
+    query = query_of(
         tmp_path / "query", num_partitions=1, checkpoint_format=2,
         operators=(AGGREGATION, GLOBAL_LIMIT, GLOBAL_AGGREGATION),
     )  # fmt: skip
-    query.run({f"key-{number}": "value" for number in range(20)})
+    query.run_batch({f"key-{number}": "value" for number in range(20)})
     at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
 
     restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=4)
 
-    assert read_rows(tmp_path / "again") == query.model
+    assert read_rows(tmp_path / "again") == query.expected()
     entry = json.loads((tmp_path / "again" / "commits" / "0").read_text().split("\n")[1])
     assert [len(ids) for ids in entry["stateUniqueIds"].values()] == [4, 1, 1]
 
@@ -395,7 +395,7 @@ def test_rows_that_do_not_follow_their_keys_are_not_dealt_out(tmp_path, num_part
         with Checkpoint(query.path).open_store(0, partition) as store:
             store.begin().commit()
     query.plan()
-    query._commit({})
+    query.commit({})
     at(query.path, options=OPTIONS).savepoint(tmp_path / "foreign")
     with pytest.raises(IncompatibleError) as raised:
         restore(tmp_path / "foreign", tmp_path / "again", num_partitions=num_partitions)
@@ -415,7 +415,7 @@ def test_branch_shares_files_and_harms_nobody(tmp_path):
     query = make_query(tmp_path / "query", checkpoint_format=2)
     plan = at(query.path, options=OPTIONS).plan_branch(tmp_path / "branch")
     plan.run()
-    model = {key: dict(rows) for key, rows in query.model.items()}
+    numbers = dict(query.numbers)
     shared = list((tmp_path / "branch" / "state").rglob("*.arrows"))
     assert len(shared) == 12
     assert {path.stat().st_nlink for path in shared} == {2}
@@ -424,20 +424,14 @@ def test_branch_shares_files_and_harms_nobody(tmp_path):
     assert len(branch_id) == 36
 
     # Both write the same version, and the original expires what they share.
-    query.run({"key-1": "original"})
-    forked = QueryCheckpoint(tmp_path / "unused", checkpoint_format=2)
-    forked.path, forked.version, forked.model = str(tmp_path / "branch"), 3, model
-    with open_checkpoint(place_of(forked.path)) as checkpoint:
-        forked.ids = {
-            (store.operator, store.partition, store.name): head.trailer.checkpoint_id
-            for store, head in checkpoint.heads(3).items()
-        }
-    forked.run({"key-1": "branch"})
+    query.run_batch({"key-1": "original"})
+    forked = replace(query, path=tmp_path / "branch", scratch=None, numbers=numbers)
+    forked.run_batch({"key-1": "branch"})
     for path in (tmp_path / "query" / "state").rglob("[12]_*.arrows"):
         path.unlink()
 
-    assert read_rows(tmp_path / "branch") == forked.model
-    assert forked.model != query.model
+    assert read_rows(tmp_path / "branch") == forked.expected()
+    assert forked.expected() != query.expected()
     shutil.rmtree(tmp_path / "branch")
     with open_checkpoint(place_of(query.path)) as checkpoint:
         assert len(checkpoint.heads(4)) == 4
@@ -458,7 +452,7 @@ def test_every_storage_to_every_other(tmp_path, s3_server, bucket):
         at(query.path, options=options).savepoint(place, form=form)
         for to in (str(tmp_path / f"again-{form}"), f"{remote}/again-{form}"):
             restore(place, to, num_partitions=partitions, options=options)
-            assert read_rows(to, options=options) == query.model
+            assert read_rows(to, options=options) == query.expected()
 
     target = place_of(f"{remote}/branch", options=options)
     with open_checkpoint(place_of(f"{remote}/again-native", options=options)) as source:
@@ -470,11 +464,11 @@ def test_every_storage_to_every_other(tmp_path, s3_server, bucket):
     # and of what is above: the bucket.
     num_files = len(branch.version.spark_files)
     assert fetched == num_files + 8
-    assert read_rows(f"{remote}/branch", options=options) == query.model
+    assert read_rows(f"{remote}/branch", options=options) == query.expected()
     assert not list(tmp_path.glob("branch*"))
     restore(f"{remote}/savepoint", f"{remote}/claimed", claim=True, options=options)
     assert not [key for key in s3_server.keys(bucket) if key.startswith("savepoint/")]
-    assert read_rows(f"{remote}/claimed", options=options) == query.model
+    assert read_rows(f"{remote}/claimed", options=options) == query.expected()
 
 
 def test_state_kept_elsewhere_comes_home_and_goes_there_again(tmp_path):
@@ -493,7 +487,7 @@ def test_state_kept_elsewhere_comes_home_and_goes_there_again(tmp_path):
         assert not (tmp_path / form / "statestore.json").exists()
         elsewhere = StateStoreOptions(checkpoint_storage=str(tmp_path / f"elsewhere-{form}"))
         restore(tmp_path / form, tmp_path / f"again-{form}", options=elsewhere)
-        assert read_rows(tmp_path / f"again-{form}") == query.model
+        assert read_rows(tmp_path / f"again-{form}") == query.expected()
         assert not list((tmp_path / f"again-{form}" / "state").rglob("*.arrows"))
         assert list((tmp_path / f"elsewhere-{form}").rglob("*.arrows"))
         assert (tmp_path / f"again-{form}/state/0/3/.statestore").exists()

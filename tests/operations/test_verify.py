@@ -23,8 +23,8 @@ from statestore.operations import processes
 from statestore.operations.processes import map_in_processes
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, unsafe_row
 from statestore.testing.deltas import write_stream
+from tests.checkpoints import make_query
 from tests.damaged import flip, make_with_snapshots
-from tests.operations.checkpoints import make_query
 
 STORE = StoreName(0, 1)
 ((FAMILY_OF,),) = (stores for _, stores in OPERATORS[:1])

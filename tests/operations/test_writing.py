@@ -19,8 +19,7 @@ from statestore.codec import sorting
 from statestore.codec.spark_types import parse_schema
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint, unsafe_row
-
-from .checkpoints import files_below
+from tests.checkpoints import files_below
 
 
 def make(tmp_path: Path, **how: Any) -> MadeCheckpoint:

@@ -11,15 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from statestore import Savepoint
-from statestore.operations.checkpoint import open_checkpoint
-from tests.operations.checkpoints import (
-    AGGREGATION,
-    GLOBAL_LIMIT,
-    OPTIONS,
-    QueryCheckpoint,
-    read_rows,
-)
-from tests.seams import at, place_of
+from tests.checkpoints import AGGREGATION, GLOBAL_LIMIT, OPTIONS, query_of, read_rows
+from tests.seams import at
 
 ROWS = st.dictionaries(
     st.integers(0, 30).map(str), st.none() | st.text("ab", max_size=3), max_size=12
@@ -47,28 +40,25 @@ class SavepointMachine(RuleBasedStateMachine):
 
     @initialize(backend=BACKENDS, partitions=PARTITIONS, fmt=st.sampled_from([1, 2]), rows=ROWS)
     def begin(self, backend, partitions, fmt, rows):
-        self.query = QueryCheckpoint(
+        self.query = query_of(
             self.new(),
             backend=backend,
             num_partitions=partitions,
             checkpoint_format=fmt,
             operators=(AGGREGATION, GLOBAL_LIMIT),
         )
-        self.query.run(rows)
+        self.query.run_batch(rows)
 
     @rule(rows=ROWS)
     def run(self, rows):
-        self.query.run(rows)
+        self.query.run_batch(rows)
 
     @rule(form=st.sampled_from(["canonical", "native"]))
     def take(self, form):
         name = self.new()
         taken = at(self.query.path, options=OPTIONS).savepoint(name, form=form).info
         assert taken.version == self.query.version
-        self.savepoints[name] = (self.model(), self.query.version)
-
-    def model(self):
-        return {store: dict(rows) for store, rows in self.query.model.items()}
+        self.savepoints[name] = (self.query.expected(), dict(self.query.numbers))
 
     @precondition(lambda self: self.savepoints)
     @rule(data=st.data(), backend=BACKENDS, partitions=PARTITIONS, claims=st.booleans())
@@ -79,13 +69,10 @@ class SavepointMachine(RuleBasedStateMachine):
             checkpoint, backend=backend, num_partitions=partitions, claim=claims
         )
         plan.run()
-        self.query.model, self.query.version = (
-            self.savepoints.pop(name) if claims else self.savepoints[name]
-        )
+        _, numbers = self.savepoints.pop(name) if claims else self.savepoints[name]
         assert Path(name).exists() != claims
-        self.query.model = self.model()
-        self.query.backend, self.query.num_partitions = backend, partitions
-        self.move(checkpoint)
+        self.query.numbers, self.query.backend = dict(numbers), backend
+        self.query.path = checkpoint
 
     @rule()
     def branch(self):
@@ -93,19 +80,12 @@ class SavepointMachine(RuleBasedStateMachine):
         plan = at(self.query.path, options=OPTIONS).plan_branch(checkpoint)
         plan.run()
         shutil.rmtree(self.query.path)
-        self.move(checkpoint)
-
-    def move(self, checkpoint):
-        self.query.path, self.query.ids = checkpoint, {}
-        with open_checkpoint(place_of(checkpoint)) as opened:
-            for store in opened.heads(self.query.version):
-                key = store.operator, store.partition, store.name
-                self.query.ids[key] = opened.checkpoint_id(store, self.query.version)
+        self.query.path = checkpoint
 
     @invariant()
     def every_row_is_there(self):
         if self.query is not None:
-            assert read_rows(self.query.path) == self.query.model
+            assert read_rows(self.query.path) == self.query.expected()
 
     @precondition(lambda self: self.savepoints)
     @invariant()
