@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import PROVIDER
+from .conftest import EXTENDED, PROVIDER
 from .harness import FILESYSTEM
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "checkpoint.ipynb"
@@ -25,7 +25,7 @@ nbformat.write(notebook, sys.argv[2])
 """
 
 
-@pytest.mark.slow
+@EXTENDED
 @pytest.mark.timeout(720)  # before that of the lane
 @pytest.mark.skipif(PROVIDER != FILESYSTEM, reason="the notebook chooses its provider itself")
 def test_notebook_lists_reads_reports_and_rescales(tmp_path: Path) -> None:
