@@ -29,7 +29,8 @@ import pyarrow as pa
 
 from statestore import Checkpoint, write_savepoint
 from statestore.codec.column_family import ColumnFamily
-from statestore.testing.checkpoints import MadeCheckpoint, MadeStore
+from statestore.testing.checkpoints import MadeCheckpoint
+from statestore.testing.stores import MadeStore
 
 PARTITIONS = 4
 FIELD = '{{"name":"{}","type":"{}","nullable":true,"metadata":{{}}}}'

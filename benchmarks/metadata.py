@@ -29,7 +29,8 @@ from statestore.operations.savepoint.branch import decide_branch
 from statestore.operations.upkeep.expire import expire
 from statestore.operations.upkeep.listing import list_versions
 from statestore.operations.upkeep.verify import verify
-from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint
+from statestore.testing.checkpoints import MadeCheckpoint
+from statestore.testing.stores import OPERATORS
 
 KINDS = {
     "read_tail": "get",

@@ -12,13 +12,8 @@ from statestore import Savepoint
 from statestore.codec.column_family import ColumnFamily
 from statestore.core.options import StateStoreOptions
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.testing.checkpoints import (
-    Changes,
-    MadeCheckpoint,
-    StoreOfQuery,
-    schema_of,
-    unsafe_row,
-)
+from statestore.testing.checkpoints import MadeCheckpoint
+from statestore.testing.stores import Changes, StoreOfQuery, schema_of, unsafe_row
 from tests.seams import at, place_of
 
 OPTIONS = StateStoreOptions(fsync_enabled=False)

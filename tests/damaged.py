@@ -7,7 +7,8 @@ from click.testing import CliRunner
 
 from statestore.cli.commands import cli
 from statestore.core.options import StateStoreOptions
-from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint
+from statestore.testing.checkpoints import MadeCheckpoint
+from statestore.testing.stores import OPERATORS
 from tests.checkpoints import query_of
 
 NOW = StateStoreOptions(orphan_age_ms=0)

@@ -5,7 +5,8 @@ from pathlib import Path
 from statestore.checkpoint.layout import history_path, lease_directory
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, OffsetsEntry
 from statestore.io.local import LocalFileIO
-from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
+from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+from statestore.testing.stores import OPERATORS
 
 MUTATIONS = ("write", "publish", "delete")
 KEYED = OPERATORS[:1]

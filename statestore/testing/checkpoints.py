@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 import tempfile
 import time
 import weakref
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,14 +36,14 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.rows import read_rows
 from statestore.store.store import open_store
 from statestore.testing.deltas import write_stream
+from statestore.testing.stores import OPERATORS, Changes, StoreOfQuery
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from statestore.io.file_io import TreeFileIO
 
 Rows = dict[bytes, bytes]
-Changes = dict[bytes, bytes | None]
 _STRICT_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 _NO_SUMMARIES = {
     "snapshot_max_chain_length": 1000,
@@ -60,124 +58,6 @@ QUERY_ID = "0f0e0d0c-0b0a-4908-8706-050403020100"
 
 def _compact(fields: Mapping[str, Any]) -> str:
     return json.dumps(fields, separators=(",", ":"))
-
-
-def schema_of(**types: Any) -> str:
-    """Return the schema of a struct as Spark writes it: types by the names of its fields."""
-    fields = [
-        {"name": name, "type": kind, "nullable": True, "metadata": {}}
-        for name, kind in types.items()
-    ]
-    return json.dumps({"type": "struct", "fields": fields})
-
-
-def unsafe_row(*columns: Any) -> bytes:
-    """Return Spark's row of numbers of 64 bits, strings, nulls, and tuples of those: structs."""
-    if not columns:
-        return b""
-    nulls, slots, rest = 0, b"", b""
-    at = 8 + 8 * len(columns)
-    for ordinal, column in enumerate(columns):
-        if column is None:
-            nulls |= 1 << ordinal
-            slots += bytes(8)
-        elif isinstance(column, int):
-            slots += struct.pack("<q", column)
-        else:
-            text = unsafe_row(*column) if isinstance(column, tuple) else column.encode()
-            slots += struct.pack("<q", (at + len(rest)) << 32 | len(text))
-            rest += text + bytes(-len(text) % 8)
-    return struct.pack("<Q", nulls) + slots + rest
-
-
-class StoreOfQuery(ABC):
-    """A store of a query that is made, and the rows it has of what batches are given.
-
-    Attributes:
-        name: Its name.
-        columns: Key columns; the first is the grouping key. Without any it has one state partition.
-        family: Its only column family.
-    """
-
-    name: str
-    columns: tuple[str, ...]
-    if TYPE_CHECKING:  # a subclass has a field or a property
-
-        @property
-        def family(self) -> ColumnFamily: ...  # noqa: D102
-
-    @abstractmethod
-    def rows(self, changes: Mapping[Any, Any]) -> Changes:
-        """Return its rows for what a batch is given, by key; None for a row that is deleted."""
-
-    @property
-    def families(self) -> tuple[ColumnFamily, ...]:
-        """All its column families."""
-        return (self.family,)
-
-    @property
-    def schema_file(self) -> str | None:
-        """What Spark's file of its schemas holds, None where there is no such file."""
-        return None
-
-    def rows_by_family(self, changes: Mapping[Any, Any]) -> dict[int, Changes]:
-        """Return `rows` of every column family, by its ID."""
-        return {self.family.id: self.rows(changes)}
-
-    def changed(self, changes: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[int, Changes]:
-        """Return what a batch writes, by column family; `after` is all that is left by it."""
-        del after
-        return self.rows_by_family(changes)
-
-    def key_groups(
-        self, family: ColumnFamily, keys: Iterable[bytes], max_parallelism: int
-    ) -> list[int]:
-        """Return the key group of each key."""
-        of = pa.array(keys, pa.binary())
-        found: list[int] = compute_key_groups(of, self.name, family, max_parallelism).tolist()
-        return found
-
-
-@dataclass(frozen=True)
-class MadeStore(StoreOfQuery):
-    """A store of numbers by number."""
-
-    name: str
-    columns: tuple[str, ...]
-
-    @property
-    def family(self) -> ColumnFamily:
-        """Its only column family."""
-        columns = dict.fromkeys(self.columns, "long")
-        return ColumnFamily(0, "default", schema_of(**columns), schema_of(value="long"))
-
-    def rows(self, numbers: Mapping[int, int | None]) -> Changes:
-        """Return its rows for numbers by number; without columns one of their sum."""
-        if not self.columns:
-            return {b"": unsafe_row(sum(value or 0 for value in numbers.values()))}
-        rest = len(self.columns) - 1
-        return {
-            unsafe_row(key, *[0] * rest): None if value is None else unsafe_row(value)
-            for key, value in numbers.items()
-        }
-
-    def changed(self, changes: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[int, Changes]:
-        """Return what a batch writes: without columns the sum of all numbers."""
-        return self.rows_by_family(changes if self.columns else after)
-
-
-OPERATORS: tuple[tuple[str, tuple[MadeStore, ...]], ...] = (
-    ("stateStoreSave", (MadeStore("default", ("k",)),)),
-    (
-        "symmetricHashJoin",
-        (
-            MadeStore("left-keyToNumValues", ("field0",)),
-            MadeStore("left-keyWithIndexToValue", ("field0", "index")),
-        ),
-    ),
-    ("stateStoreSave", (MadeStore("default", ()),)),
-)
-"""An aggregation, a join and an aggregation without keys."""
 
 
 @dataclass

@@ -7,7 +7,8 @@ from click.testing import CliRunner
 
 from statestore.cli.commands import cli
 from statestore.cli.output import NOTHING_CHANGED
-from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
+from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+from statestore.testing.stores import OPERATORS
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 
 from statestore import Checkpoint, Savepoint
 from statestore.cli.commands import cli
-from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint
+from statestore.testing.checkpoints import MadeCheckpoint
+from statestore.testing.stores import OPERATORS
 
 
 @pytest.fixture

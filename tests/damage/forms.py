@@ -24,7 +24,8 @@ from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import require_not_in_use
 from statestore.operations.savepoint.savepoint import open_savepoint
-from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint
+from statestore.testing.checkpoints import MadeCheckpoint
+from statestore.testing.stores import OPERATORS
 from tests.damage.reads import (
     OPTIONS,
     branched,

@@ -19,8 +19,8 @@ from statestore.core.errors import StateStoreError
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.testing.checkpoints import read_checkpoint
+from tests.checkpoints import OPTIONS, query_of
 from tests.damaged import NOW, deltas, flip
-from tests.operations.checkpoints import OPTIONS, QueryCheckpoint
 from tests.rescaled import KEYED, MUTATIONS, make
 from tests.seams import at, place_of
 
@@ -108,7 +108,7 @@ def original_of(name, tmp_path):
     """Make the checkpoint on which an operation is tried; return its directory."""
     operation = OPERATIONS[name]
     if name == "expire":
-        query = QueryCheckpoint(tmp_path / "checkpoint", num_partitions=2, options=OPTIONS)
+        query = query_of(tmp_path / "checkpoint", num_partitions=2, options=OPTIONS)
         for number in range(7):
             query.run({f"key {key}": number for key in range(40)}, snapshot=number in (3, 5))
         return query.path

@@ -7,7 +7,8 @@ import pytest
 
 from statestore import Checkpoint
 from statestore.core.errors import CorruptionError, StateStoreError
-from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
+from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+from statestore.testing.stores import OPERATORS
 from tests.damaged import make_small, run
 from tests.hostile import edit_json
 

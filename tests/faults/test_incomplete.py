@@ -11,11 +11,8 @@ from statestore import Checkpoint, Savepoint
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
 from statestore.cli.commands import cli
 from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
-from statestore.testing.checkpoints import (
-    OPERATORS,
-    MadeCheckpoint,
-    read_checkpoint,
-)
+from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+from statestore.testing.stores import OPERATORS
 from tests.rescaled import edit_conf
 
 

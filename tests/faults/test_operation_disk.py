@@ -9,7 +9,8 @@ import pytest
 
 from statestore import Checkpoint
 from statestore.backends.spark.schemas import write_schemas
-from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint
+from statestore.testing.checkpoints import MadeCheckpoint
+from statestore.testing.stores import OPERATORS
 from tests.checkpoints import make_query
 from tests.faults.full_disk import OPERATIONS
 

@@ -31,7 +31,8 @@ from statestore.io.local import LocalFileIO
 from statestore.io.s3 import S3FileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
-from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint, unsafe_row
+from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+from statestore.testing.stores import OPERATORS, unsafe_row
 from tests.checkpoints import make_query
 from tests.rescaled import KEYED, edit_conf, listing, make, newest
 from tests.seams import at, place_of

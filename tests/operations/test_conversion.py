@@ -17,7 +17,8 @@ from statestore.io.memory import MemoryFileIO
 from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.operations.new_directory import metadata_fields
 from statestore.operations.savepoint.conversion import plan_convert
-from statestore.testing.checkpoints import OPERATORS, QUERY_ID, MadeCheckpoint
+from statestore.testing.checkpoints import QUERY_ID, MadeCheckpoint
+from statestore.testing.stores import OPERATORS
 from tests.checkpoints import AGGREGATION, GLOBAL_LIMIT, JOIN, query_of
 from tests.seams import place_of
 

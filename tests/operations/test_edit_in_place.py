@@ -14,7 +14,8 @@ from statestore.checkpoint.query_log import CommitEntry, OffsetsEntry
 from statestore.core.clock import ManualClock
 from statestore.core.errors import InUseError, InvalidArgumentError
 from statestore.io.local import LocalFileIO
-from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint, unsafe_row
+from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+from statestore.testing.stores import unsafe_row
 from tests.checkpoints import files_below
 from tests.seams import at
 

@@ -27,8 +27,9 @@ from statestore.core.errors import (
 )
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.testing.checkpoints import read_checkpoint, unsafe_row
+from statestore.testing.checkpoints import read_checkpoint
 from statestore.testing.fault_io import Fault, FaultFileIO
+from statestore.testing.stores import unsafe_row
 from tests.checkpoints import files_below, write_checkpoint
 from tests.seams import at, place_of
 

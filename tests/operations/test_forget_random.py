@@ -23,7 +23,8 @@ from statestore import Checkpoint
 from statestore.codec.column_family import ColumnFamily
 from statestore.codec.key_bytes import key_type, value_type
 from statestore.codec.key_encoding import encode_keys, encode_values
-from statestore.testing.checkpoints import MadeCheckpoint, StoreOfQuery, read_checkpoint
+from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+from statestore.testing.stores import StoreOfQuery
 from tests.checkpoints import write_checkpoint
 
 SST_END = bytes.fromhex("f7cff485b741e288")

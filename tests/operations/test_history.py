@@ -18,8 +18,8 @@ from statestore.core.clock import ManualClock
 from statestore.core.ids import RandomIds
 from statestore.core.version import WRITER
 from statestore.io.local import LocalFileIO
+from tests.checkpoints import OPTIONS, query_of
 from tests.damaged import NOW
-from tests.operations.checkpoints import OPTIONS, QueryCheckpoint
 from tests.rescaled import KEYED, listing, make
 from tests.seams import at
 
@@ -104,7 +104,7 @@ def test_directories_that_operations_make_begin_with_what_made_them(made, tmp_pa
 def test_operations_that_change_files_alone_are_in_it(tmp_path):
     """Catches a delete that nobody has answered for."""
     options = replace(OPTIONS, snapshot_max_chain_length=2, rocksdb_merge_min_files=2)
-    query = QueryCheckpoint(tmp_path / "query", backend="rocksdb", options=options)
+    query = query_of(tmp_path / "query", backend="rocksdb", options=options)
     for number in range(6):
         query.run({f"key {key}": number for key in range(40)})
         if number == 3:

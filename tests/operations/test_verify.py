@@ -21,8 +21,9 @@ from statestore.codec.rows import PUT, Row
 from statestore.core.errors import NotFoundError, StorageError
 from statestore.operations import processes
 from statestore.operations.processes import map_in_processes
-from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, unsafe_row
+from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.testing.deltas import write_stream
+from statestore.testing.stores import OPERATORS, unsafe_row
 from tests.checkpoints import make_query
 from tests.damaged import flip, make_with_snapshots
 

@@ -18,7 +18,8 @@ from statestore.backends.spark.schemas import read_schemas, write_schemas
 from statestore.codec import sorting
 from statestore.codec.spark_types import parse_schema
 from statestore.core.errors import InvalidArgumentError, NotFoundError
-from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint, unsafe_row
+from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
+from statestore.testing.stores import OPERATORS, unsafe_row
 from tests.checkpoints import files_below
 
 

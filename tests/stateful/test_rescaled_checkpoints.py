@@ -14,8 +14,9 @@ from statestore.checkpoint.layout import lease_directory
 from statestore.core.errors import InvalidArgumentError, StorageError
 from statestore.core.options import StateStoreOptions
 from statestore.io.local import LocalFileIO
-from statestore.testing.checkpoints import OPERATORS, MadeCheckpoint, read_checkpoint
+from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 from statestore.testing.fault_io import Fault, FaultFileIO
+from statestore.testing.stores import OPERATORS
 from tests.seams import at
 
 MUTATIONS = ("write", "publish", "delete")
