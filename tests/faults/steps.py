@@ -110,7 +110,7 @@ def original_of(name, tmp_path):
     if name == "expire":
         query = query_of(tmp_path / "checkpoint", num_partitions=2, options=OPTIONS)
         for number in range(7):
-            query.run({f"key {key}": number for key in range(40)}, snapshot=number in (3, 5))
+            query.run_batch({f"key {key}": number for key in range(40)}, snapshot=number in (3, 5))
         return query.path
     made = make(
         tmp_path,

@@ -106,7 +106,7 @@ def test_operations_that_change_files_alone_are_in_it(tmp_path):
     options = replace(OPTIONS, snapshot_max_chain_length=2, rocksdb_merge_min_files=2)
     query = query_of(tmp_path / "query", backend="rocksdb", options=options)
     for number in range(6):
-        query.run({f"key {key}": number for key in range(40)})
+        query.run_batch({f"key {key}": number for key in range(40)})
         if number == 3:
             Checkpoint(query.path).compact()
     done = at(query.path, options=NOW).expire(2)
