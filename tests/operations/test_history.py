@@ -109,6 +109,7 @@ def test_operations_that_change_files_alone_are_in_it(tmp_path):
         query.run_batch({f"key {key}": number for key in range(40)})
         if number == 3:
             Checkpoint(query.path).compact()
+            query.restart()
     done = at(query.path, options=NOW).expire(2)
     assert done.num_files
 
