@@ -99,10 +99,11 @@ class CopyPlan(Plan[Any]):
 
     def describe(self) -> str:
         """Return what is made of what, and how the state passes."""
-        moved = [
-            (f"operator {old}", f"becomes {new}")
+        is_other = self.dropped_operators or self.added_operators
+        is_other = is_other or any(old != new for old, new in self.operators.items())
+        kept = [
+            (f"operator {old}", "keeps its number" if old == new else f"becomes {new}")
             for old, new in self.operators.items()
-            if old != new
         ]
         return format_fields(
             [
@@ -111,14 +112,14 @@ class CopyPlan(Plan[Any]):
                 ("query ID", self.query_id or "new"),
                 ("backend", self.backend),
                 ("state partitions", self.num_partitions),
-                *moved,
+                *(kept if is_other else []),
                 *((f"operator {old}", "dropped") for old in self.dropped_operators),
                 *(
-                    (f"operator {new}", f"{name}, empty")
+                    (f"new operator {new}", f"{name}, empty")
                     for new, name in self.added_operators.items()
                 ),
                 *(field for family in self.families for field in family.fields()),
                 ("state", f"{format_bytes(self.state_bytes)}, {self.state_files}"),
-                *([("afterwards", f"{self.source} is deleted")] if self.claim else []),
+                *([("afterwards", "the savepoint is deleted")] if self.claim else []),
             ]
         )

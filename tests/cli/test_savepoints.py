@@ -62,11 +62,10 @@ def test_restore_shows_what_becomes_of_operators(tmp_path: Path, query: MadeChec
     dropped = run("restore", tmp_path / "savepoint", tmp_path / "again", "--drop-operator", 0)
 
     lines = [" ".join(line.split()) for line in planned.output.splitlines()]
-    assert {"operator 0 becomes 1", "new operator 0 dedupe, empty", "state files written anew"} <= {
-        *lines
-    }
+    assert {"operator 0 becomes 1", "new operator 0 dedupe, empty"} <= {*lines}
+    assert any(line.startswith("state ") and line.endswith(", written anew") for line in lines)
     assert "afterwards the savepoint is deleted" in lines
-    assert "afterwards        the savepoint stays" in dropped.output.splitlines()
+    assert "afterwards" not in dropped.output
     assert "operator 0        dropped" in dropped.output.splitlines()
     done = run("restore", tmp_path / "savepoint", tmp_path / "again", *moved, "--yes")
     assert done.output.splitlines()[-1] == "Done."

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from statestore.backends.forms import work_in
 from statestore.checkpoint import restore
 from statestore.checkpoint.layout import RescaleRefName, StoreLocation
 from statestore.checkpoint.rescaling import (
@@ -29,7 +30,7 @@ from statestore.core.errors import (
 from statestore.core.key_groups import KeyGroupSet
 from statestore.core.options import StateStoreOptions
 from statestore.io.memory import MemoryFileIO
-from statestore.operations.full_state import Work, dealt_anew, open_memory, write_full_state
+from statestore.operations.full_state import dealt_anew, write_full_state
 from statestore.operations.rehashing import rehashed_version
 from statestore.testing.deltas import new_version
 from tests.seams import at
@@ -239,7 +240,7 @@ def test_only_the_slices_of_a_large_file_are_fetched(tmp_path, monkeypatch):
     new = new_version(1, None, "0" * 32, rows, 0, max_parallelism=G)
     batch = batch_from_rows(rows, G)
     location = made.location(0)
-    write_full_state(location, new, [batch], Work(str(tmp_path), OPTIONS, SystemClock(), None))
+    write_full_state(location, new, [batch], work_in(str(tmp_path), OPTIONS, SystemClock()))
     plan = plan_rescale(made.heads(1, 1), 8)
     made.write(plan)
     asked = []
@@ -374,8 +375,7 @@ def test_full_state_is_sorted_and_counted(tmp_path, monkeypatch, backend):
         new_version(9, None, "0" * 32, [], 0, max_parallelism=G),
         backend=backend,
     )
-    memory = open_memory(OPTIONS) if backend == "rocksdb" else None
-    work = Work(str(tmp_path), OPTIONS, SystemClock(), memory)
+    work = work_in(str(tmp_path), OPTIONS, SystemClock())
 
     published = write_full_state(made.location(0), new, batches, work)
 
