@@ -99,8 +99,6 @@ class CopyPlan(Plan[Any]):
 
     def describe(self) -> str:
         """Return what is made of what, and how the state passes."""
-        is_other = self.dropped_operators or self.added_operators
-        is_other = is_other or any(old != new for old, new in self.operators.items())
         kept = [
             (f"operator {old}", "keeps its number" if old == new else f"becomes {new}")
             for old, new in self.operators.items()
@@ -112,7 +110,7 @@ class CopyPlan(Plan[Any]):
                 ("query ID", self.query_id or "new"),
                 ("backend", self.backend),
                 ("state partitions", self.num_partitions),
-                *(kept if is_other else []),
+                *(kept if self.operation == "restore" else []),
                 *((f"operator {old}", "dropped") for old in self.dropped_operators),
                 *(
                     (f"new operator {new}", f"{name}, empty")
