@@ -130,6 +130,14 @@ def test_step_that_a_fault_ends_is_true_and_can_be_repeated(undisturbed, tmp_pat
     undisturbed.check_sides(in_order=calls == CHANGES)
 
 
+OTHERS = ("rescale-to-one", "edit-v2", "repair-behind-a-rescale")
+KILLED = [
+    pytest.param(name, marks=pytest.mark.extended) if name in OTHERS else name
+    for name in OPERATIONS
+]
+
+
+@pytest.mark.parametrize("undisturbed", KILLED, indirect=True)
 def test_step_that_is_killed_is_true_and_can_be_repeated(undisturbed, tmp_path):
     """Catches a step that only an orderly end completes: the process dies by signal 9."""
     for step in count():
