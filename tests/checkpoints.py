@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from statestore import Savepoint
+from statestore import Savepoint, Store
 from statestore.codec.column_family import ColumnFamily
 from statestore.core.options import StateStoreOptions
 from statestore.operations.checkpoint import open_checkpoint
@@ -17,6 +18,7 @@ from statestore.testing.stores import Changes, StoreOfQuery, schema_of, unsafe_r
 from tests.seams import at, place_of
 
 OPTIONS = StateStoreOptions(fsync_enabled=False)
+NUM_VERSIONS = 6
 KEY = schema_of(word="string", number="long")
 VALUE = schema_of(total="long", note="string")
 DEFAULT = ColumnFamily(0, "default", KEY, VALUE)
@@ -175,6 +177,26 @@ def write_checkpoint(
             {(family, key): value for family, of in changes.items() for key, value in of.items()}
         )
     return made.path
+
+
+def run_versions(store: Store, random: Random, salt: bytes = b"") -> Iterator[int]:
+    """Commit versions 1 to 6 of an empty store, snapshots of 2 and 5; yield each behind it.
+
+    On RocksDB with files merged from three on, 3 to 5 are in a merged file.
+    """
+    for number in range(1, NUM_VERSIONS + 1):
+        batch = store.begin()
+        for key in range(12):
+            batch.put(b"%d" % key, b"%s%d %d" % (salt, key, number))
+        # The first is large and the others grow, so that 3 to 5 are merged by themselves.
+        if number == 1:
+            batch.put(b"large", random.randbytes(20_000))
+        batch.put(b"%d" % (100 + number), random.randbytes(100 * number))
+        batch.delete(b"%d" % (99 + number))
+        batch.commit()
+        if number in (2, 5):
+            store.snapshot()
+        yield number
 
 
 def contents(versions, family="default"):

@@ -4,12 +4,12 @@ All is made once, through the engine and the store; a trial writes one damaged f
 the whole one back.
 """
 
-import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 
 from statestore import Checkpoint
 from statestore.checkpoint.layout import StoreLocation, lease_directory, pin_name
@@ -26,6 +26,7 @@ from statestore.operations.in_use import require_not_in_use
 from statestore.operations.savepoint.savepoint import open_savepoint
 from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.testing.stores import OPERATORS
+from tests.checkpoints import NUM_VERSIONS, run_versions
 from tests.damage.reads import (
     OPTIONS,
     branched,
@@ -45,7 +46,6 @@ from tests.damage.reads import (
 from tests.seams import at, place_of
 
 ID = "0123456789abcdef" * 2
-NUM_VERSIONS = 6
 
 
 @dataclass
@@ -68,18 +68,8 @@ class Form:
 def _store(root, backend, salt):
     """A checkpoint of one store: versions 1 to 6, 2 in a snapshot, 3 to 5 in a merged file."""
     with at(root, options=OPTIONS).open_store(backend=backend) as store:
-        for number in range(1, NUM_VERSIONS + 1):
-            batch = store.begin()
-            for key in range(12):
-                batch.put(b"%d" % key, b"%s %d %d" % (salt, key, number))
-            # The first is large and the others grow, so that 3 to 5 are merged by themselves.
-            if number == 1:
-                batch.put(b"large", os.urandom(20_000))
-            batch.put(b"%d" % (100 + number), os.urandom(100 * number))
-            batch.delete(b"%d" % (99 + number))
-            batch.commit()
-            if number in (2, 5):
-                store.snapshot()
+        for _ in run_versions(store, SystemRandom(), salt + b" "):
+            pass
 
 
 def _of_store(directory, backend, pattern):

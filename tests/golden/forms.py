@@ -24,12 +24,11 @@ from statestore.core.ids import CountingIds
 from statestore.core.options import StateStoreOptions
 from statestore.core.process import Process
 from statestore.io.local import LocalFileIO
-from tests.checkpoints import query_of
+from tests.checkpoints import query_of, run_versions
 from tests.seams import at
 
 OPTIONS = StateStoreOptions(fsync_enabled=False, file_compression="none")
 IDS = [f"{number:032x}" for number in range(0xF0, 0xF3)]
-NUM_VERSIONS = 6
 PINNED = 2
 PARTITIONS = (2, 4)
 """Before and after the rescale."""
@@ -64,23 +63,12 @@ def write_merged(root):
     Returns:
         The rows of each version.
     """
-    random, found = Random(7), {}
+    found = {}
     options = replace(OPTIONS, rocksdb_merge_min_files=3)
     with at(root, options=options, **fixed()).open_store(
         backend="rocksdb", checkpoint_format=2
     ) as store:
-        for number in range(1, NUM_VERSIONS + 1):
-            batch = store.begin()
-            for key in range(12):
-                batch.put(b"%d" % key, b"%d %d" % (key, number))
-            # The first is large and the others grow, so that 3 to 5 are merged by themselves.
-            if number == 1:
-                batch.put(b"large", random.randbytes(20_000))
-            batch.put(b"%d" % (100 + number), random.randbytes(100 * number))
-            batch.delete(b"%d" % (99 + number))
-            batch.commit()
-            if number in (2, 5):
-                store.snapshot()
+        for number in run_versions(store, Random(7)):
             rows = {key.hex(): value.hex() for key, value in store.scan()}
             found[number] = {"checkpoint_id": store.checkpoint_id, "rows": rows}
     for holder, lease_id in zip(HOLDERS, IDS, strict=False):

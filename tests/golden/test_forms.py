@@ -18,7 +18,7 @@ from statestore.core.errors import StateStoreError
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.upkeep.verify import verify
-from tests.checkpoints import read_rows
+from tests.checkpoints import NUM_VERSIONS, read_rows
 from tests.golden import forms
 from tests.seams import place_of
 
@@ -165,7 +165,7 @@ def test_pin_holds_its_version(copied):
     """Catches a pin of an earlier release that holds nothing."""
     files = LocalFileIO().list(str(copied / "merged/state/0/0"))
 
-    oldest, expired = oldest_to_retain(forms.NUM_VERSIONS, 1, files, files[0].modified_ms)
+    oldest, expired = oldest_to_retain(NUM_VERSIONS, 1, files, files[0].modified_ms)
 
     assert (oldest, expired) == (forms.PINNED, [])
 
