@@ -271,10 +271,12 @@ def test_any_rows_typed_in_a_file_are_those_rows(data: Any) -> None:
         with table.open("w", encoding="utf-8", newline="") as file:
             cells = [[cell(one[name], kinds[name]) for name in kinds] for one in as_json]
             file.writelines(",".join(line) + "\n" for line in [[f"key.{n}" for n in kinds], *cells])
+        if len(kinds) == 1:
+            return  # a line of one null is empty, and no row
         if has_null:
             with pytest.raises(InvalidArgumentError, match="null or an empty text"):
                 read_given(table, "default", family, has_values=False)
-        elif len(kinds) > 1:
+        else:
             found = read_given(table, "default", family, has_values=False)
             assert found["key"].to_pylist() == rows
 
