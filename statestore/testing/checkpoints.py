@@ -200,7 +200,7 @@ class MadeCheckpoint:
         ids: dict[str, list[list[str]]] = {}
         for operator, (name, stores) in enumerate(self.operators):
             if newest < 0:
-                self._describe(operator, name, stores, num_partitions)
+                self.describe(operator, name, stores, num_partitions)
             is_whole = not stores[0].columns
             ids[str(operator)] = [
                 [
@@ -230,7 +230,7 @@ class MadeCheckpoint:
             fields["stateUniqueIds"] = ids
         self._commits.add(batch, f"v{self.checkpoint_format}\n{_compact(fields)}")
 
-    def _describe(
+    def describe(
         self, operator: int, name: str, stores: Sequence[StoreOfQuery], num_partitions: int
     ) -> None:
         """Write what Spark writes of an operator with its first batch."""

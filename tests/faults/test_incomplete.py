@@ -130,7 +130,7 @@ def test_restored_operators_wait_for_the_metadata_of_the_first_batch(made, tmp_p
     assert "run a batch of the query" in str(refusals(path, tmp_path / "more")[0])
     again = MadeCheckpoint(path, tmp_path / "scratch", num_partitions=2)
     for operator, (name, stores) in enumerate([*OPERATORS, ("dedupe", OPERATORS[0][1])]):
-        again._write_metadata(operator, name, stores, 2)
+        again.describe(operator, name, stores, 2)
     found = Checkpoint(path).verify(deep=True)
     assert (found.findings, found.num_rows) == ((), sum(map(len, made.expected().values())))
     assert Checkpoint(path).plan_rescale(4).stores[-1].way == "key-groups"

@@ -50,7 +50,7 @@ def test_diff_says_that_its_disk_is_full(tmp_path):
     """Catches an error of Arrow's that names neither the disk nor what to do."""
     old = make_query(tmp_path / "old", num_partitions=2)
     new = make_query(tmp_path / "new", num_partitions=4)
-    new.run({f"more-{number}": "x" * 1000 for number in range(1000)})
+    new.run_batch({f"more-{number}": "x" * 1000 for number in range(1000)})
 
     shown = on_a_small_disk(
         tmp_path / "disk", "256k", sys.executable, "-c", DIFF, old.path, new.path

@@ -198,7 +198,7 @@ def test_later_repair_to_the_same_version_keeps_its_own_entries(made):
         Path(made.path, "offsets", "3").unlink()
         made.run_batch({2: 2})
         commit = Path(made.path, "commits", "3")
-        commit.write_text(commit.read_text().replace('":0', '":1'))
+        commit.write_text(commit.read_text().replace('Ms":3', 'Ms":4'))
     assert entries[0] != entries[1]
     first = Path(made.path, "statestore-repair", "3", "commits", "3")
     assert first.read_text() == entries[0]

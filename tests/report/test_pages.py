@@ -217,7 +217,7 @@ def test_expired_versions_have_no_size(tmp_path):
     """Catches a version that is gone shown as one of 0 bytes, and joined to others by a line."""
     query, _ = make_with_snapshots(tmp_path, "filesystem")
     for number in range(5):
-        query.run({f"more {number}": number}, snapshot=number == 2)
+        query.run_batch({f"more {number}": number}, snapshot=number == 2)
     at(query.path, options=NOW).expire(2)
     page = tmp_path / "page.html"
     run("report", query.path, "-o", page)
