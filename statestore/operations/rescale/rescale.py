@@ -27,7 +27,7 @@ from statestore.codec.references import StoreName
 from statestore.codec.rows import to_numpy
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
-from statestore.operations.batches import find_rescale
+from statestore.operations.batches import find_rescale, read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.in_use import is_query_running
 from statestore.operations.plan import no_report
@@ -167,9 +167,13 @@ class _Rescale:
         self._is_running = is_running
         check_range("num_partitions", num_partitions)
         self._backend = checkpoint.backend
-        # The batch that a running query is at is none of a rescale's.
-        is_at_batch = is_running and checkpoint.newest_version in checkpoint.planned_batches
-        found = None if is_at_batch else find_rescale(checkpoint)
+        planned = checkpoint.newest_version
+        if is_running and planned in checkpoint.planned_batches:
+            # It is the query's, unless a rescale began it and the query is about to be refused.
+            own = read_own_batch(checkpoint, planned)
+            found = own if own is not None and own.kind == "rescale" else None
+        else:
+            found = find_rescale(checkpoint)
         check_rescalable(checkpoint)
         self._begun = None if found is None or found.is_committed else found
         if self._begun is not None and self._begun.num_partitions != num_partitions:
