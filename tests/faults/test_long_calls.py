@@ -98,17 +98,21 @@ def test_silent_load_gives_no_sign_of_life_while_others_do(shims, tmp_path, s3_s
     engine = Engine(f"{tmp_path}/second")
     small.view(engine)
     watch = Watch(engine)
-    blocked = threading.Event()
-    s3_server.fail("GET", blocked.wait)
+    asked, answered = threading.Event(), threading.Event()
+
+    def answer_late():
+        asked.set()
+        answered.wait()
+
+    s3_server.fail("GET", answer_late)
 
     with ThreadPoolExecutor(1) as pool:
         load = pool.submit(engine.call, "load", **large.load(), call=1)
-        while watch.steps(1) is None:
-            time.sleep(0.01)
+        assert asked.wait(20)  # or it would be a commit that is answered late
         for number in range(2, 6):
             small.commit(engine, rows(number))
         assert watch.steps(1) == 0
-        blocked.set()
+        answered.set()
         assert load.result()["num_keys"] == NUM_ROWS
 
 
