@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from statestore.backends.filesystem.form import ArrowForm
 from statestore.backends.form import FileForm, Work
 from statestore.backends.rocksdb.requirement import require_rocksdict
-from statestore.checkpoint.layout import BODIES
 
 if TYPE_CHECKING:
     from statestore.checkpoint.layout import FileBody
@@ -34,16 +33,6 @@ def work_in(scratch_directory: str, options: StateStoreOptions, clock: Clock) ->
             return forms[body]
 
     return Work(scratch_directory, options, clock, form)
-
-
-def require_backend(backend: str) -> None:
-    """Import what files of a state backend need.
-
-    Raises:
-        InvalidArgumentError: A package is not installed.
-    """
-    if BODIES[backend] == "sst":
-        require_rocksdict()
 
 
 def _open(body: FileBody, options: StateStoreOptions) -> FileForm:

@@ -23,7 +23,6 @@ from statestore.operations.in_use import require_not_in_use
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from statestore.checkpoint.operator_metadata import OperatorInfo
     from statestore.checkpoint.query_log import CommitEntry, OffsetsEntry
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.operations.checkpoint import OpenCheckpoint
@@ -197,23 +196,20 @@ def raise_unfinished(checkpoint: OpenCheckpoint) -> NoReturn:
 
 
 def checkpoint_ids_of(
-    operators: Iterable[OperatorInfo], made: Mapping[StoreName, PublishedFile]
+    stores: Mapping[int, Iterable[str]], made: Mapping[StoreName, PublishedFile]
 ) -> CheckpointIds:
     """Return the checkpoint IDs that an entry of the commit log has in format v2.
 
     Args:
-        operators: The stateful operators.
+        stores: Names of the stores of each operator, in the order of its metadata, by its ID.
         made: The version of every store in each of its state partitions.
     """
     return {
-        str(operator.id): [
-            [
-                made[StoreName(operator.id, partition, info.name)].trailer.checkpoint_id
-                for info in operator.stores
-            ]
-            for partition in sorted({one.partition for one in made if one.operator == operator.id})
+        str(operator): [
+            [made[StoreName(operator, partition, name)].trailer.checkpoint_id for name in names]
+            for partition in sorted({one.partition for one in made if one.operator == operator})
         ]
-        for operator in operators
+        for operator, names in stores.items()
     }
 
 

@@ -21,6 +21,7 @@ from statestore.checkpoint.placement import make_placement
 from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY, PROVIDER_KEY, write_bytes
 from statestore.codec.references import StoreName
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
+from statestore.operations.batches import checkpoint_ids_of
 from statestore.operations.committed_version import copy_spark_files, find_version, write_logs
 from statestore.operations.copy_plan import CopyPlan
 from statestore.operations.new_directory import METADATA_NAME, begin_directory, check_target
@@ -31,6 +32,7 @@ from statestore.operations.plan import no_report
 if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.io.place import Place
+    from statestore.operations.batches import CheckpointIds
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.new_directory import NewDirectory
@@ -96,6 +98,11 @@ class Copy(Generic[Result]):
         return self.version.state_bytes(self.stores) + own_bytes
 
     @property
+    def state_files(self) -> str:
+        """What becomes of the state files, in words."""
+        return ", ".join(dict.fromkeys(passing.words for passing in self.passes.values()))
+
+    @property
     def plan(self) -> CopyPlan:
         """What it makes, for people."""
         by_pass = self._by_pass()
@@ -118,7 +125,7 @@ class Copy(Generic[Result]):
             ),
             added_operators=dict(self.operators.added),
             families=tuple(family for passing in by_pass for family in passing.families),
-            state_files=", ".join(dict.fromkeys(passing.words for passing in by_pass)),
+            state_files=self.state_files,
             state_bytes=self.state_bytes,
             copied_bytes=self.version.state_bytes(read)
             + sum(passing.own_bytes for passing in by_pass),
@@ -213,7 +220,7 @@ class Copy(Generic[Result]):
             version,
             event="done",
             options={"of": self.source.uri},
-            result={"state_files": self.plan.state_files},
+            result={"state_files": self.state_files},
         )
         append(target.io, target.path, made)
 
@@ -248,7 +255,7 @@ class Copy(Generic[Result]):
             commits[batch] = commits[batch].with_checkpoint_ids(self._checkpoint_ids(made))
         write_logs(target, offsets, commits)
 
-    def _checkpoint_ids(self, made: Made) -> dict[str, list[list[str]]]:
+    def _checkpoint_ids(self, made: Made) -> CheckpointIds:
         """Return checkpoint IDs as the commit log has them: by operator, partition and store."""
         names = {
             self.operators.new_id(operator.id): [store.name for store in operator.stores]
@@ -256,18 +263,7 @@ class Copy(Generic[Result]):
             if operator.id in self.operators.kept
         }
         names |= {new: list(store_names_of(name)) for new, name in self.operators.added.items()}
-        ids: dict[str, list[list[str]]] = {}
-        for operator, of_operator in sorted(names.items()):
-            partitions = sorted({one.partition for one in made if one.operator == operator})
-            found = {
-                (one.partition, one.name): file.trailer.checkpoint_id
-                for one, file in made.items()
-                if one.operator == operator
-            }
-            ids[str(operator)] = [
-                [found[partition, name] for name in of_operator] for partition in partitions
-            ]
-        return ids
+        return checkpoint_ids_of(dict(sorted(names.items())), made)
 
 
 def source_of(

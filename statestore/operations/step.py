@@ -104,7 +104,8 @@ class Step:
             self.write_num_partitions(num_partitions, batch)
         done = checkpoint.commit_entry(batch - 1)
         if done.checkpoint_ids:
-            done = done.with_checkpoint_ids(checkpoint_ids_of(checkpoint.operators, made))
+            stores = {one.id: [store.name for store in one.stores] for one in checkpoint.operators}
+            done = done.with_checkpoint_ids(checkpoint_ids_of(stores, made))
         if watermark_ms is None:
             checkpoint.commits.add(batch, done.encode())
             return
