@@ -10,7 +10,7 @@ from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from .columns import NAMES, TYPES, Column, draw_columns, plain
+from .columns import NAMES, NAN, TYPES, Column, draw_columns, plain
 from .families import Family, Key, State
 from .operators import Batch, Operator
 
@@ -83,6 +83,7 @@ class Variables(Operator):
     key it makes nulls of the text, on Spark's own provider too."""
 
     def __init__(self, rng: Generator) -> None:
+        self._of_nan: set[Key] = set()
         self._ttl_ms = LONG_MS if rng.random() < 0.4 else None
         is_avro = bool(rng.random() < 0.25)
         if is_avro:
@@ -122,6 +123,19 @@ class Variables(Operator):
         made = Processor("number", self.inputs[-1].name, schemas, self._ttl_ms)  # type: ignore[arg-type]
         mode = "None" if self._ttl_ms is None else "ProcessingTime"
         return read().groupBy(*self.columns).transformWithState(made, "done INT", "Update", mode)
+
+    def draw_rows(self, rng: Generator) -> list[Key]:
+        rows = []
+        for row in super().draw_rows(rng):
+            key = row[: len(self.keys)]
+            # PySpark groups by Python's equality: rows of a NaN come one by one, in no order. So
+            # there is one of each such key, whatever files a batch has.
+            if NAN not in key:
+                rows.append(row)
+            elif key not in self._of_nan:
+                self._of_nan.add(key)
+                rows.append(row)
+        return rows
 
     def draw_values(self, rng: Generator) -> Key:
         # Rows of one number would come in no order.

@@ -133,8 +133,7 @@ def decide_from_spark(checkpoint: OpenCheckpoint, target: Place, backend: str) -
                 checkpoint=checkpoint.uri,
                 store=str(store),
                 column_families=", ".join(sorted(removed)),
-                to_fix="stay with the provider that it has, until the query has removed the state "
-                "variable with deleteIfExists",
+                to_fix="stay with the provider that it has: nothing tells what the rows are",
             )
         state = state_of(checkpoint, version.version, found)
         states.setdefault((store.operator, store.name), []).append(state)
