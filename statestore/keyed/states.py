@@ -46,11 +46,18 @@ class _Row:
 
     def _read(self) -> tuple[Any, ...] | None:
         if self._row is _UNREAD:
-            row = self._variable.get()
-            if self._writes_on_read and row is not None:
-                row, self._is_changed = self._again(row), True
-            self._row = row
+            self._row = self._stored()
+            if self._writes_on_read and self._row is not None:
+                self._is_changed = True
         return self._row
+
+    def _stored(self) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self._variable.get()
+        return self._again(row) if self._writes_on_read and row is not None else row
+
+    def _held(self) -> tuple[Any, ...] | None:
+        """Return the row for a write, which may be refused: no time to live begins anew."""
+        return self._stored() if self._row is _UNREAD else self._row
 
     def _write(self, row: tuple[Any, ...] | None) -> None:
         self._row = row
@@ -108,7 +115,7 @@ class ReducingState(_Row, Generic[T]):
 
     def add(self, value: T) -> None:
         """Reduce a value into the state."""
-        row, given = self._read(), self._to_row(value)
+        row, given = self._held(), self._to_row(value)
         if row is not None:
             given = self._to_row(self._reduce(self._from_row(row), self._from_row(given)))
         self._write(given)
@@ -130,7 +137,7 @@ class AggregatingState(_Row, Generic[IN, OUT]):
 
     def add(self, value: IN) -> None:
         """Aggregate a value into the state."""
-        row = self._read()
+        row = self._held()
         whole = self._aggregate.create_accumulator() if row is None else self._from_row(row)
         self._write(self._to_row(self._aggregate.add(value, whole)))
 

@@ -107,7 +107,9 @@ class Variable:
         return self
 
     def getValueState(self, name: str, ddl: str, ttl_ms: int | None) -> Any:
-        return SimpleNamespace(get=lambda: None)
+        return SimpleNamespace(
+            get=lambda: self.rows[-1] if self.rows else None, update=self.rows.append
+        )
 
 
 def list_of(*elements: int) -> tuple[Variable, keyed.ListState[int]]:
@@ -155,6 +157,24 @@ def test_list_is_as_it_was_when_an_element_is_refused(method: str) -> None:
 
     state.flush()
     assert variable.rows == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("refused", ["4", None])
+def test_time_to_live_does_not_begin_anew_when_an_addition_is_refused(refused: Any) -> None:
+    """Catches state that lives on because somebody tried to add what does not fit."""
+    variable = Variable()
+    variable.rows = [(3,)]
+    ttl = keyed.StateTtlConfig(timedelta(hours=1), "OnReadAndWrite")
+    state = RuntimeContext(variable, {}, "ProcessingTime").get_reducing_state(reducing(ttl=ttl))
+
+    with pytest.raises(InvalidArgumentError):
+        state.add(refused)
+    state.flush()
+
+    assert variable.rows == [(3,)]
+    assert state.get() == 3
+    state.flush()
+    assert variable.rows == [(3,), (3,)]
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ private[statestore] final class StoreHandle(
   private val byName = new LinkedHashMap[String, FamilyState]
   private val families = byName.asScala
   private val removed = mutable.HashMap.empty[String, ColumnFamily]
+  private val evictions = new Evictions
   private var nextFamilyId = 0
   private var writable = !readOnly
   private var forceSnapshot = false
@@ -201,6 +202,7 @@ private[statestore] final class StoreHandle(
     require(key != null, "Key cannot be null")
     require(value != null, "Cannot put a null value")
     counters.puts += 1
+    evictions.written()
     writing("put", colFamilyName).put(key, value)
   }
 
@@ -217,7 +219,8 @@ private[statestore] final class StoreHandle(
 
   override def remove(key: UnsafeRow, colFamilyName: String): Unit = {
     require(key != null, "Key cannot be null")
-    writing("remove", colFamilyName).remove(key)
+    val state = writing("remove", colFamilyName)
+    if (!evictions.isEarly(key, state)) state.remove(key)
   }
 
   override def deleteRange(beginKey: UnsafeRow, endKey: UnsafeRow, colFamilyName: String): Unit = {
@@ -351,6 +354,7 @@ private[statestore] final class StoreHandle(
       values != null && values.nonEmpty && values.forall(_ != null),
       s"Cannot $operation null")
     counters.puts += 1
+    evictions.written()
     multiValued(operation, writing(operation, colFamilyName))
       .putValues(key, values.iterator, append)
   }

@@ -35,6 +35,12 @@ private[statestore] final case class ColumnFamily(
   def schemaOf(id: Short): StructType =
     valueSchemas.getOrElse(id, throw ShimErrors.unknownSchema(name, id, valueSchemas.keySet))
 
+  /** The family whose rows this one lists by their expiry; null where it is no such index. */
+  val indexOf: String = name match {
+    case s"$$ttl_$state" if internal && spec.keySchema.length == 2 => state
+    case _ => null
+  }
+
   /** True when scans go by byte order of the encoded key; false when the key is the row itself. */
   def ordered: Boolean = !spec.isInstanceOf[NoPrefixKeyStateEncoderSpec]
 
