@@ -1,4 +1,4 @@
-"""Settings shared by every lane: hypothesis profiles, chosen by HYPOTHESIS_PROFILE."""
+"""Settings shared by every lane: of every JVM, and of hypothesis, chosen by HYPOTHESIS_PROFILE."""
 
 import os
 
@@ -16,6 +16,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+# Most JVMs of tests live for seconds: this halves the time that processors work for one.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.fixture(scope="session")
