@@ -2,18 +2,23 @@
 
 `merge_files` takes these steps:
 
-1. Each source is fetched and verified, and its SST is copied. Rows that do not count are left out
-   of the copy where another file tells them anew (`lay_out`).
-2. The copies are ingested into a database of its own, oldest first. RocksDB then shows the newest
-   row of each key, and no key whose newest row is a delete.
+1. Each source is fetched and verified, and its SST is copied, since ingesting moves a file. Rows
+   that do not count are left out of the copy where another file tells them anew (`lay_out`).
+2. The copies are ingested into a database of its own, oldest first: a file that comes later hides
+   what is there. RocksDB then shows the newest row of each key, and no key whose newest row is a
+   delete.
 3. Its rows are written as one body, in key order. A snapshot begins a chain, so it needs no
    deletes. A merged file stands in the middle of one, where files below may have the key: each key
-   that a source deletes and the database does not show becomes a delete of the merged file.
-4. The file is published. No version names it yet: the next commit does so in its trailer.
+   that a source deletes and the database does not show becomes a delete of the merged file. So
+   rows and deletes have no key in common. Files that a rescale took over delete keys of other
+   state partitions: they are merged as a snapshot only (`chain`).
+4. The file is published, last and in one call. No version names it yet: the next commit does so in
+   its trailer. Killed before, a merge leaves nothing but scratch.
 
 Commits and reads run beside all of it, since durable files never change and the database is not
 the store's. Another engine may merge the same files: the first to publish wins, and the second
-takes the file that is there. Retention must keep the sources as long as a version names them.
+takes the file that is there, unless that was made of others. Retention keeps the sources as long as
+a version names them.
 """
 
 from __future__ import annotations

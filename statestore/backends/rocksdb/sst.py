@@ -1,20 +1,20 @@
 """SSTs: rows as RocksDB keeps them, and the bodies of durable files made of them.
 
 key = column family u16 BE | key; value = key group u16 BE | value. The key group stands with the
-value so that scans go by key: a store that took over files of other state partitions skips what is
-not its own. The body of a durable file is the SST, then the keys that it deletes as an Arrow stream
+value so that scans go by key: a store that took over files of other state partitions skips foreign
+rows. The body of a durable file is the SST, then the keys that it deletes as an Arrow stream
 of one binary column: RocksDB shows no deletes to those who read, but a merge must pass them on.
 
-What must hold of every body:
+Invariants of every body:
 
-- Keys ascend, and each comes once: an SST takes no other order. `read_delta` sorts what the shim
-  hands over by key group, and callers that put several sources together merge them by key.
+- Keys ascend, and each comes once: an SST takes no other order. A stream of the shim goes by key
+  groups, so `read_delta` sorts it; callers that join several sources merge them by key.
 - The SST has its deletes too, as RocksDB's own: ingested over older files, it hides their rows. The
   second block lists the same keys, ascending.
-- A merge is none of the rows: whoever writes a body has put the whole value together before
-  (`resolve_merges`), so that a reader needs the newest row of a key only.
-- Each block has a checksum, which is computed from the file as it was written. A file without rows
-  has one empty block and no SST.
+- No row is a merge: the whole value is put together before, by the shim or by `resolve_merges`, so
+  that a reader needs the newest row of a key only.
+- The checksum of a block is computed from the file after it was written. A file without rows has
+  one empty block and no SST.
 
 `write_body` holds no more than one block of deletes in memory, however many rows there are.
 """

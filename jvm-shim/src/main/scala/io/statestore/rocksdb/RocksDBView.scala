@@ -7,19 +7,21 @@ import org.apache.spark.unsafe.Platform
 
 /**
  * The rows of one store at one version in RocksDB on the local disk, which the engine writes and
- * this JVM reads. A row is looked for in four places. The first that knows the key answers, also
- * where it knows that the row is absent:
+ * this JVM reads. A row is looked for in four places, the cheapest first. The first that knows the
+ * key answers, also where it knows that the row is absent:
  *  1. the family's `RowCache`: rows that were read or written lately;
  *  2. the recent rows of the `OpenView`: what was committed since RocksDB was opened;
  *  3. RocksDB of the `OpenView`, at this version or an older one;
  *  4. the engine, where no view is open: it names the directory of this version, a copy by hard
  *     links, which becomes place 3. Place 2 is empty then.
- * What 2 or 3 answered goes to 1. A scan merges 2 and 3 and passes 1 by.
+ * The answer of 2 or 3 is put into 1. A scan merges 2 and 3 and passes 1 by, which has no order.
  *
- * What must hold: 2 and 3 together are this version, and 1 says nothing else. So `advance` tells a
- * commit to 1 and to 2. Where 2 cannot take it in, the open view is closed, and the next reader
- * goes to 4; where the batch has read RocksDB, 4 is asked at once, between batches. `rollBack` can
- * take nothing back out of 1 and 2: it closes all three.
+ * Invariant: 2 laid over 3 is this version, and 1 never says otherwise. Hence
+ *  - 2 is asked before 3: where both know a key, 2 has the newer row or its delete;
+ *  - `advance` tells a commit to 1 and to 2. Where 2 cannot take it in, the open view is closed,
+ *    and the next reader goes to 4. Where the batch has read RocksDB, 4 is asked at once, between
+ *    batches: the next batch is likely to read it, too;
+ *  - `rollBack` closes all three: 1 and 2 do not keep the rows that a commit replaced.
  *
  * Tasks read beside each other, one at a time (`synchronized`). No task has a handle while
  * `advance` and `rollBack` run, so no row that was shown is overwritten in 1. `idle` may run beside

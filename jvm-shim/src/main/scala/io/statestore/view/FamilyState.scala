@@ -14,15 +14,15 @@ import org.apache.spark.sql.execution.streaming.state.{StateStoreIterator, Unsaf
  *
  * A scan takes three steps when it is created, and no write may come between them: it lists the
  * overlay's records of the family, it asks for their pages (`Overlay.showAll`), and it notes how
- * long each list is. From then on writes and spills may run between any two rows of the scan. What
- * makes it see none of them:
+ * long each list is. From then on writes and spills may run between any two rows of the scan. It
+ * sees none of them, because
  *  - a write appends a record, or overwrites one that is newer than all that was shown; the scan
  *    keeps to the addresses that it has, in the page table that it has;
  *  - a list grows behind the length that was noted, and a spill leaves readers its old array;
  *  - the view does not change while a handle is open on it.
- * The same rules keep a single row whole that `get` returned, so the record is marked as shown
- * before the row is made. `codec` and `ref` are those of the last call: two calls never overlap,
- * and a scan has references of its own.
+ * The same rules keep a row whole that `get` returned: it marks the record as shown before it makes
+ * the row. `codec` and `ref` are those of the last call: two calls never overlap, and a scan has
+ * references of its own.
  */
 private[statestore] final class FamilyState(
     val family: ColumnFamily,
@@ -266,7 +266,11 @@ private[statestore] final class FamilyState(
     protected def isDelete(address: Int): Boolean = (owns.pages.flags(address) & OpMask) == Delete
   }
 
-  /** First the handle's own records, then the committed rows without the keys in the overlay. */
+  /**
+   * First the handle's own records, then the committed rows without the keys in the overlay. The
+   * table is frozen with the list: a key that is written while the scan runs would else hide its
+   * committed row, and be shown by neither.
+   */
   private final class UnorderedCursor extends PairCursor {
     private val ownTable =
       if (written == null || written.isEmpty) null else written.table.frozen
@@ -309,7 +313,12 @@ private[statestore] final class FamilyState(
     private def hashOf(key: BytesRef): Int = RecordTable.hashKey(key.base, key.at, key.length)
   }
 
-  /** Merges the ordered index of the overlay and the committed rows. */
+  /**
+   * Merges the ordered index of the overlay and the committed rows. Between two calls of `advance`
+   * each side stands before its first key that was not shown, and `waiting` says whether `below`
+   * has one. On equal keys both go on, so that no key comes twice: a put or delete then hides the
+   * committed row, a merge goes on it.
+   */
   private final class OrderedCursor(from: Array[Byte], until: Array[Byte]) extends PairCursor {
     protected val owns = {
       val found = new scala.collection.mutable.ArrayBuilder.ofInt
