@@ -1,4 +1,4 @@
-"""Deleting files of a store directory: many a request, and no longer than a call may take."""
+"""Deletes files of a store directory, many a request, within the time that a call may take."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ class Cleanup:
     Attributes:
         num_files: Files deleted.
         num_bytes: Their bytes.
-        num_left: Files that may go and are there yet, since the time was up: the next cleanup goes
-            on with them.
+        num_left: Files that are still to be deleted, since the time was up: for the next cleanup.
     """
 
     num_files: int = 0
@@ -66,8 +65,8 @@ def delete_files(
 
     Args:
         location: The store.
-        files: Of the listing of its directory; one that is gone is no error.
-        deadline: After which no request is made but the first, so that every call gets on.
+        files: Of the listing of its directory; a file that is gone is no error.
+        deadline: After it no request but the first is made, so that every call makes progress.
 
     Raises:
         StorageError: The storage failed; some files may be deleted.

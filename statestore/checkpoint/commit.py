@@ -1,7 +1,7 @@
 """Commit: seal a finished body as the delta of a version and publish it.
 
-Publishing the delta *is* the commit. A commit that is repeated with the same checkpoint ID answers
-what the first one did, whatever happened in between.
+Publishing the delta *is* the commit. Repeated with the same checkpoint ID, a commit returns what
+the first one did, whatever happened in between.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SstRows:
-    """What a commit is told of rows that are handed over as an SST, which shows no deletes.
+    """Rows of a commit that come as an SST, which shows no deletes.
 
     Attributes:
         length, checksum: Bytes and CRC32C of the rows themselves; equal for equal rows.
@@ -53,27 +53,27 @@ class SstRows:
 
 @dataclass(frozen=True, slots=True)
 class NewVersion:
-    """What a commit is told about the version it makes.
+    """The version that a commit makes.
 
     Attributes:
         version: At least 1.
         parent: The version it is built on; None where the delta is the full state of its version,
-            as that of version 1 always is.
+            as in version 1.
         checkpoint_id: 32 hex digits, unique per attempt, the same when the attempt is repeated.
         checkpoint_format: 1 or 2, Spark's checkpointFormatVersion.
         rows: Row counts of the delta.
-        num_keys: Rows in the store at this version; None where only reading them would tell.
+        num_keys: Rows in the store at this version; None where they must be read to be counted.
         num_internal_keys: Those of them in internal column families; None as well.
         max_parallelism, num_partitions: Key groups G, state partitions N.
         rescalable: Whether every row's key group satisfied key_group mod N = partition.
         column_families: Every column family of the store at this version.
         backend: Name of the state backend.
-        key_group_growth: How many rows more than the parent it has by key-group class, as
-            `key_group_rows.grown` takes it; None where that is not known.
+        key_group_growth: Rows more than in the parent by key-group class, as `key_group_rows.grown`
+            takes them; None where unknown.
         sst: Where the delta is an SST; None where it is an Arrow stream.
-        state_bytes: Key and value bytes of the rows at this version; 0 where nobody limits them.
-        write_ms: What sorting and writing the delta took, milliseconds; 0 where nobody says.
-        memory: What memory the engine holds meanwhile.
+        state_bytes: Key and value bytes of the rows at this version; 0 where they have no limit.
+        write_ms: Milliseconds to sort and write the delta; 0 where unknown.
+        memory: Memory of the engine meanwhile.
     """
 
     version: int
@@ -128,7 +128,7 @@ class Body:
 
 
 def find_committed(location: StoreLocation, new: NewVersion) -> PublishedFile | None:
-    """Return the version's file when this very attempt published it before, else None.
+    """Return the version's file if this attempt published it before, else None.
 
     Raises:
         StorageError: The storage failed.
@@ -143,11 +143,11 @@ def find_committed(location: StoreLocation, new: NewVersion) -> PublishedFile | 
 def read_parent(
     location: StoreLocation, new: NewVersion, cached: PublishedFile | None
 ) -> PublishedFile | None:
-    """Return the parent's delta, checked to be the rows this commit is built on.
+    """Return the parent's delta, checked to have the rows this commit is built on.
 
     In checkpoint format v1 another attempt may have replaced the parent, so its trailer is read
-    anew, and not taken apart where its bytes are the cached one's; in v2 names are unique and a
-    cached trailer is as good.
+    anew, and parsed unless its bytes equal the cached one's. In v2 names are unique and a cached
+    trailer will do.
 
     Raises:
         FencedError: The parent was replaced (kind lineage-broken).
@@ -189,7 +189,7 @@ def read_parent(
 
 
 def describe_delta(new: NewVersion, local_path: str, arrow_length: int) -> tuple[Block, ...]:
-    """Return the blocks of the Arrow stream a version is handed over as, after checking it.
+    """Check the Arrow stream of a version, and return its blocks.
 
     Raises:
         InvalidArgumentError, InternalError: The stream is not what `new` says.
@@ -218,7 +218,7 @@ def check_rows(new: NewVersion, num_rows: int, local_path: str) -> None:
 
 
 def check_length(local_path: str, length: int) -> None:
-    """Check that a file handed over is as long as was said.
+    """Check that a file has the length it was announced with.
 
     Raises:
         InternalError: It is not.
@@ -250,17 +250,17 @@ def publish_delta(
 
     Args:
         location: The store.
-        new: What the version is.
+        new: The version.
         parent: The parent's delta, from `read_parent`.
-        files: What must be applied before the delta.
+        files: To be applied before the delta.
         body: The delta; its file is moved or deleted on success.
         sync: Whether to wait for the disk.
         clock: For the times.
         start_ms: When the work on the body began, of the clock's elapsed_ms; None for now.
 
-    Guarantee: on return the version is durable. After a raise it is either not there or wholly
-    there; `find_committed` tells, and the local file is left in the first case. A version whose
-    batch the query has committed keeps its rows.
+    Guarantee: on return the version is durable. After a raise it is either missing, and the local
+    file is left, or whole: `find_committed` tells. A version whose batch the query has committed
+    keeps its rows.
 
     Raises:
         FencedError: The version is there with other rows, and its batch is committed.
@@ -289,7 +289,7 @@ def publish_delta(
 
 
 def _publish(location: StoreLocation, new: NewVersion, body: Body, *, sync: bool) -> float:
-    """Publish a sealed delta; in checkpoint format v1 another attempt's may have the name."""
+    """Publish a sealed delta; in checkpoint format v1 another attempt's file may have the name."""
     name = new.file_name(location)
     path = location.path(name)
     if location.commits is not None and new.checkpoint_format < 2:

@@ -1,8 +1,8 @@
 """History: which operations changed a checkpoint, a file of JSON lines that only grows.
 
-An operation adds a line `begun` before it changes anything, and a line `done` after everything. So
-what was changed was begun, and what is done was done whole. An operation that was begun and is not
-done is under way, failed, or was killed. No line holds a key or a value of a row.
+An operation adds a line `begun` before its first change, and a line `done` after its last. So every
+change was begun, and whatever is done was done whole. An operation that was begun and is not done
+is running, failed, or was killed. No line holds a key or a value of a row.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class Event:
     """A line of the history.
 
     Attributes:
-        id: Of the operation, 32 hex digits; its lines have the same.
-        operation: Which one, as its lease names it.
+        id: Of the operation, 32 hex digits, the same in all its lines.
+        operation: Its name, as in its lease.
         at_ms: When, milliseconds since the Unix epoch, by the clock of the machine.
         from_version: Newest version before it, 0 for none.
         to_version: The version that it makes or goes back to; `from_version` where it changes none.
         event: begun or done.
-        options: What it was asked for; what JSON has, and no key or value of a row.
-        result: What it did, likewise; empty in a line `begun`.
-        user: Who, by the system's name; None where it knows none.
-        host: On which machine.
+        options: Its arguments; plain JSON, and no key or value of a row.
+        result: Its result, likewise; empty in a line `begun`.
+        user: User, by the system's name; None where it knows none.
+        host: Machine.
         writer: Release of the package.
     """
 
@@ -108,7 +108,7 @@ class Event:
 
 
 def _check_plain(value: Any, level: int = 0) -> None:
-    """Check that whoever shows a value can: its numbers are finite, and it is not nested deep."""
+    """Check that a value can be shown: its numbers are finite, and it is not nested deep."""
     if level > _MOST_LEVELS:
         raise MalformedError("nested too deep")
     if isinstance(value, float) and not math.isfinite(value):
@@ -123,20 +123,20 @@ class HistoryEntry:
     """An operation on a checkpoint, or a line of the history that cannot be read.
 
     Attributes:
-        status: begun: it is under way, failed or was killed; done; or damaged, a line that is none.
-        operation: Which one; None where damaged, as all that follows.
+        status: begun: it is running, failed or was killed; done; or damaged, a line that cannot be
+            read.
+        operation: Its name; None where damaged, as all that follows.
         from_version: Newest version before it, 0 for none.
         to_version: The version that it made or went back to; `from_version` where it changes none.
-        begun_ms: When it began, milliseconds since the Unix epoch; None also where that line is
+        begun_ms: When it began, milliseconds since the Unix epoch; None also where the line is
             lost.
         done_ms: When it was done; None where it is not.
-        user: Who, by the system's name; None also where it knows none.
-        host: On which machine.
-        writer: By which release of the package.
-        options: What it was asked for.
-        result: What it did; empty where it is not done. That of `forget` has the certificate.
-        taken_back_by: The later operation that went back behind the version that it made; None for
-            none.
+        user: User, by the system's name; None also where it knows none.
+        host: Machine.
+        writer: Release of the package.
+        options: Its arguments.
+        result: Its result; empty where it is not done. That of `forget` has the certificate.
+        taken_back_by: The later operation that went back behind its version, or None.
         text: The line, where it is damaged.
     """
 
@@ -161,7 +161,7 @@ class HistoryEntry:
 
     @property
     def begun_at(self) -> datetime | None:
-        """When it began, as a time in UTC; None where nobody knows."""
+        """When it began, as a time in UTC; None where unknown."""
         return None if self.begun_ms is None else to_time(self.begun_ms)
 
     @property
@@ -186,15 +186,15 @@ class HistoryEntry:
 
 
 def append(io: FileIO, directory: str, event: Event) -> None:
-    """Add a line to the history of a checkpoint; nobody else may do so meanwhile.
+    """Add a line to the history of a checkpoint; one process at a time may do so.
 
     Args:
         io: Storage of the checkpoint.
         directory: The checkpoint directory there, which exists.
         event: The line.
 
-    Guarantee: durable on return. After a raise the history is as before, or has the line. Lines
-    that are there stay as they are, also damaged ones.
+    Guarantee: durable on return. After a raise the history is as before, or has the line. Older
+    lines stay as they are, also damaged ones.
 
     Raises:
         StorageError: The storage failed.
@@ -249,7 +249,7 @@ def entries_of(data: bytes) -> tuple[HistoryEntry, ...]:
 
 
 def _with_takers(entries: list[HistoryEntry]) -> Iterator[HistoryEntry]:
-    """Yield entries, those whose version a later one went back behind with its operation."""
+    """Yield entries; if a later one went back behind an entry's version, with that operation."""
     for number, entry in enumerate(entries):
         to = entry.to_version
         takers = (

@@ -1,8 +1,8 @@
-"""How many rows the key groups of a state partition have, known without reading them.
+"""Counts of a state partition's rows by key group, known without reading rows.
 
-Every delta tells it of its version by key-group class: class i of C, a power of two up to 64, are
-the key groups g with g div N mod C = i, N being the number of state partitions. That is g modulo
-N * C, so the rows of a rescaled state partition are known where the new number divides N * C.
+Every delta has those of its version by key-group class: class i of C, a power of two up to 64, are
+the key groups g with g div N mod C = i, N being the number of state partitions. That is g modulo N
+* C, so the rows of a rescaled state partition are known where the new number divides N * C.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def class_of(key_group: int, num_partitions: int) -> int:
 
 
 def count_classes(key_groups: npt.NDArray[np.uint16], num_partitions: int) -> npt.NDArray[np.int64]:
-    """Return how many of some rows each of the NUM_CLASSES classes has, by their key groups."""
+    """Return the number of rows in each of the NUM_CLASSES classes, by their key groups."""
     classes = key_groups // num_partitions % NUM_CLASSES
     return np.bincount(classes, minlength=NUM_CLASSES)
 
@@ -38,12 +38,11 @@ def grown(before: Sequence[int] | None, growth: Sequence[int] | None) -> tuple[i
     """Return the rows of a version by those of its parent.
 
     Args:
-        before: The parent's by class, None where they are not known; empty for the empty state.
-        growth: How many rows more there are now, by as many classes or a multiple of them; None
-            where that is not known.
+        before: The parent's by class, None where unknown; empty for the empty state.
+        growth: Rows more than before, by as many classes or a multiple of them; None where unknown.
 
     Returns:
-        Rows by class, as many classes as the parent's; None where they are not known.
+        Rows by class, as many classes as the parent's; None where unknown.
     """
     if before is None or growth is None:
         return None
@@ -54,17 +53,17 @@ def grown(before: Sequence[int] | None, growth: Sequence[int] | None) -> tuple[i
 
 
 def folded(rows: Sequence[int], num_classes: int) -> tuple[int, ...]:
-    """Return rows by fewer classes, a divisor of how many there are."""
+    """Return rows by fewer classes, a divisor of their number."""
     return tuple(sum(rows[number::num_classes]) for number in range(num_classes))
 
 
 def rescaled(
     trailers: Sequence[Trailer], num_partitions: int, partition: int
 ) -> tuple[int, ...] | None:
-    """Return the rows of a state partition of another layout; None where they are not known.
+    """Return the rows of a state partition of another layout; None where unknown.
 
     Args:
-        trailers: The versions that it takes its key groups of, all of one layout.
+        trailers: The versions that its key groups come from, all of one layout.
         num_partitions: State partitions of the new layout, at least 1.
         partition: The state partition.
 

@@ -81,7 +81,7 @@ class StateFileName:
 
 @dataclass(frozen=True, order=True, slots=True)
 class RescaleRefName:
-    """Name of the file that says which rescaled version needs the files of a store directory.
+    """Name of the file that names a rescaled version which needs the files of a store directory.
 
     Attributes:
         version: The rescaled version.
@@ -97,15 +97,15 @@ class RescaleRefName:
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """Where a store's files are, and the storage through which they are read and written.
+    """The place of a store's files, and the storage through which they are read and written.
 
     Attributes:
         io: The storage.
         root: The `state` directory of the checkpoint, a path of that storage.
         store: The store.
         body: How its files keep rows.
-        commits: The commit log of the query that writes it, wherever the state is; None where
-            there is none, or nobody but the caller writes.
+        commits: The commit log of the query that writes it, wherever the state is; None where there
+            is none, or only the caller writes.
     """
 
     io: FileIO
@@ -123,7 +123,7 @@ class StoreLocation:
         """Return the path of a file by its name, or by the path of a file reference.
 
         Raises:
-            CorruptionError: It leads elsewhere than to the same store of any state partition.
+            CorruptionError: It leads out of the directories of this store.
         """
         if "/" not in name and name not in ("", ".", ".."):
             return f"{self.directory}/{name}"
@@ -173,7 +173,7 @@ def lease_name(kind: LeaseKind, lease_id: str) -> str:
 
 
 def parse_lease_name(name: str) -> LeaseKind | None:
-    """Return who holds the lease of a file name, None when it is not a lease's."""
+    """Return the kind of holder by a lease's file name, None for another file."""
     match = _LEASE_FILE.fullmatch(name)
     return None if match is None else cast("LeaseKind", match[1])
 
@@ -181,8 +181,8 @@ def parse_lease_name(name: str) -> LeaseKind | None:
 def placeholder_path(root: str, store: StoreName) -> str:
     """Return the path of the empty file that stands for a state partition kept elsewhere.
 
-    Spark's state reader takes the partitions from the directories there are, and an object store
-    has none that are empty.
+    Spark's state reader finds state partitions by their directories, and an object store has no
+    empty ones.
     """
     return f"{root}/{store.operator}/{store.partition}/{_PLACEHOLDER_NAME}"
 
@@ -231,7 +231,7 @@ def parse_pin_name(name: str) -> int | None:
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a file is one being written, or left behind by a writer that died.
+    """Return whether a file is being written, or was left behind by a writer that died.
 
     Hadoop's are Spark's own temporary files, `.<name>.<id>.tmp`.
     """
@@ -248,7 +248,7 @@ def other_provider(names: list[str]) -> tuple[str, str] | None:
 
 
 def store_of_path(store: StoreName, path: str) -> StoreName:
-    """Return the store a file belongs to by the path of a reference: this one, or a sibling.
+    """Return the store of a file by the path of its reference: this one, or a sibling.
 
     Nothing else is followed, wherever the path comes from: a reference leads to a state file of the
     same store in this or another state partition.

@@ -71,11 +71,11 @@ class Holder:
 
     @property
     def kind(self) -> LeaseKind:
-        """Which of the two it is."""
+        """Query or operation."""
         return "operation" if self.operation else "query"
 
     def describe(self) -> dict[str, object]:
-        """Return what an error says of it, without what is empty."""
+        """Return its fields for an error, without empty ones."""
         fields = {"host": self.process.host, "pid": self.process.pid, **asdict(self)}
         return {name: value for name, value in fields.items() if name != "process" and value != ""}
 
@@ -97,7 +97,7 @@ class FoundLease:
     lasts_ms: int
 
     def has_expired(self, age_ms: float) -> bool:
-        """Return whether it counts no more, given how long ago it was renewed."""
+        """Return whether it counts no more, by the time since it was renewed."""
         return age_ms > self.lasts_ms + _RESOLUTION_MS
 
 
@@ -161,7 +161,7 @@ class Leases:
         return FoundLease(path, holder, interval_ms, lasts_ms)
 
     def forget_old(self, files: Mapping[str, FileInfo], now_ms: float) -> None:
-        """Delete what nobody renewed for a day: of holders that died when nobody looked.
+        """Delete leases that were not renewed for a day: their holders died unseen.
 
         Args:
             files: As `list` returned them.
@@ -204,11 +204,11 @@ class Lease:
         self._is_dropped = False
 
     def take(self) -> Mapping[str, FileInfo]:
-        """Write the lease and return the files of all there are, this one among them.
+        """Write the lease and return the files of all leases, this one among them.
 
         Listed before and after: where a file is replaced in two steps, one listing may miss it.
 
-        Guarantee: who takes a lease after this returned finds it.
+        Guarantee: whoever takes a lease after this returned finds it.
 
         Raises:
             StorageError: The storage failed; the lease may be there.

@@ -1,9 +1,8 @@
 """Whether leases of others count: who may still write into a checkpoint.
 
-The lease of a process of this machine says soon whether it counts: a process that is gone writes
-nothing, nor do the engines of a JVM that is gone. Others are watched until they are dropped or
-expire, or were renewed meanwhile. One that a listing does not show may be about to be replaced: two
-listings tell.
+For a process of this machine that is known soon: a process that is gone writes nothing, nor do the
+engines of a JVM that is gone. Other leases are watched until they are dropped, expire or are
+renewed. A lease that a listing does not show may be just being replaced, so two listings decide.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _DROP_MS = 4_000
 def await_end(
     leases: Leases, files: dict[str, FileInfo], now_ms: int, checkpoint: str, clock: Clock
 ) -> list[str]:
-    """Return the names of the leases that count no more, when there are no others.
+    """Wait until no lease counts, and return the names of those that count no more.
 
     Args:
         leases: Those of the checkpoint.
-        files: The files that count; who came later has seen the caller's own lease.
+        files: The files that count; later holders have seen the caller's own lease.
         now_ms: The storage's time, 0 where no lease of our own tells it.
         checkpoint: The checkpoint directory, for errors.
         clock: Source of time.
@@ -58,7 +57,7 @@ def await_end(
 
 
 class _Watch:
-    """A lease that is watched, and what was seen of it."""
+    """A lease that is watched, and its last sight."""
 
     def __init__(self, leases: Leases, name: str, info: FileInfo) -> None:
         self.name = name
@@ -72,7 +71,7 @@ class _Watch:
         self._known_by = ""
 
     def may_count(self, present: dict[str, FileInfo], now_ms: int, waited_ms: float) -> bool:
-        """Return whether its holder may still be at it, by what is there after a time."""
+        """Return whether its holder may still write, by its file after some time."""
         if self.is_dead:
             return False
         if self.name not in present:

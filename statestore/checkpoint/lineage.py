@@ -36,7 +36,7 @@ def make_ref(name: str, trailer: Trailer, size: int) -> FileRef:
 def taken_over(
     source: StoreName, ref: FileRef, written_by: KeyGroupSet, wanted: KeyGroupSet | None
 ) -> FileRef | None:
-    """Return the reference by which another state partition names a file of a partition's chain.
+    """Return the reference by which another state partition names a file of a chain.
 
     Args:
         source: The store whose chain names the file.
@@ -45,8 +45,8 @@ def taken_over(
         wanted: The key groups to take over, None for all rows whatever their key groups.
 
     Returns:
-        The reference, None where the file has no row to take over. Its clip is the key groups that
-        are wanted and that were the chain's, so that no row of it counts that was not the source's.
+        The reference, None where the file has no row to take over. Its clip is the wanted key
+        groups that were the chain's, so that only rows of the source count.
     """
     path = ref.path if ref.is_foreign else path_from_sibling(source, ref.path)
     if wanted is None:
@@ -78,7 +78,7 @@ def check_store(trailer: Trailer, store: StoreName, path: str) -> None:
 
 
 def check_version(trailer: Trailer, version: int, checkpoint_id: str | None, path: str) -> None:
-    """Check that a file makes the version, and the attempt, that its name was asked for.
+    """Check that a file makes the wanted version and attempt.
 
     Raises:
         CorruptionError: The version differs.

@@ -1,10 +1,10 @@
 """Spark's metadata of stateful operators, read and written without Spark.
 
-Of most operators there is one file, `_metadata/metadata`: version 1. An operator that keeps its
-state in column families, as transformWithState does, has a file for the first batch of every run of
-the query, `_metadata/v2/<batch>`: version 2. It names the operator's state variables, and by
-absolute URIs the files of its schemas in `_stateSchema`. The newest file before a batch holds for
-it. Source: Spark's OperatorStateMetadata, releases 4.0 to 4.3.
+Most operators have one file, `_metadata/metadata`: version 1. An operator with column families,
+such as transformWithState, has a file for the first batch of every run of the query,
+`_metadata/v2/<batch>`: version 2. It names the operator's state variables, and by absolute URIs the
+files of its schemas in `_stateSchema`. The newest file before a batch is valid for it. Source:
+Spark's OperatorStateMetadata, releases 4.0 to 4.3.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StateVariable:
     """A state variable of transformWithState, or its timers.
 
     Attributes:
-        name: As the query names it; timers begin with `$`. It is also that of its column family.
+        name: As the query and its column family name it; timers begin with `$`.
         kind: Spark's word: ValueState, ListState, MapState or TimerState.
         has_ttl: Whether its entries expire.
     """
@@ -73,7 +73,7 @@ class OperatorInfo:
     Attributes:
         id: Number of its directory below `state`.
         name: Spark's short name, such as `stateStoreSave`.
-        stores: In Spark's order, which is that of the checkpoint IDs.
+        stores: In Spark's order, as the checkpoint IDs.
         has_families: Whether its state is in column families: metadata of version 2.
         variables: State variables, in no order; only transformWithState has any.
     """
@@ -214,10 +214,10 @@ def copy_operators(
         state_directory: Its `state` directory.
         new_io: Storage of the one to write to.
         new_state_directory: Its `state` directory.
-        new_state_uri: What Hadoop knows that by; schemas are named by it.
+        new_state_uri: Its URI for Hadoop, by which schemas are named.
         new_ids: The number of each operator there, by the one it has.
         num_partitions: State partitions of the query there.
-        newest_batch: Metadata of later batches is left behind.
+        newest_batch: Metadata of later batches is left out.
 
     Raises:
         CorruptionError: Metadata is damaged.
@@ -243,7 +243,7 @@ def copy_operators(
 
 
 def _as_written(uri: str, old: str) -> str:
-    """Return a URI with the scheme that Spark wrote, where both mean S3: Hadoop opens that one."""
+    """Return a URI with Spark's scheme where both mean S3: Hadoop opens that one."""
     if scheme_of(uri) == scheme_of(old) == "s3":
         return f"{old.partition(':')[0]}:{uri.partition(':')[2]}"
     return uri
@@ -252,9 +252,9 @@ def _as_written(uri: str, old: str) -> str:
 def write_num_partitions(
     io: FileIO, state_directory: str, operators: Iterable[int], num_partitions: int, batch: int
 ) -> None:
-    """Let metadata say how many state partitions the query has from a batch on.
+    """Write the query's number of state partitions from a batch on into the metadata.
 
-    What it says of later batches goes: they are not there any more. Repeating it does no harm.
+    Metadata of later batches, which no longer exist, is deleted. Repeating it does no harm.
 
     Args:
         io: Storage of the checkpoint.

@@ -1,9 +1,9 @@
-"""Pins: versions that a reader from outside the query holds back from retention.
+"""Pins: a reader from outside the query keeps a version from expiring.
 
 `<version>.<id>.pin` lies in the directory of a store. Whoever cleans a store up lists that
-directory anyway, so pins cost a query no request. A pin lasts an hour from when it was written
-last, and whoever reads for longer writes it again: that of a process that died goes with the first
-cleanup after its hour, and so does what it held.
+directory anyway, so pins cost a query no request. A pin lasts an hour, and whoever reads for longer
+writes it again: the pin of a process that died goes with the first cleanup after its hour, and so
+do the files that it held.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def oldest_to_retain(
 
     Args:
         newest: Its newest committed version.
-        num_retained: How many versions the query wants to keep, the newest; MIN_RETAINED at least.
+        num_retained: Number of the newest versions that the query keeps; MIN_RETAINED at least.
         files: Listing of its directory.
         now_ms: Now, milliseconds since the Unix epoch.
     """
@@ -58,7 +58,7 @@ def oldest_to_retain(
 
 @contextmanager
 def pinned(locations: Sequence[StoreLocation], version: int, pin_id: str) -> Iterator[None]:
-    """Hold a version of some stores back from retention while a block reads it.
+    """Keep a version of some stores from expiring while a block reads it.
 
     Where the storage of the checkpoint cannot be written, the block runs without: a version that
     is retained for long enough needs no pin.
@@ -69,7 +69,7 @@ def pinned(locations: Sequence[StoreLocation], version: int, pin_id: str) -> Ite
         pin_id: 32 hex digits that no other pin has.
 
     Guarantee: unless a warning in the log says otherwise, no cleanup that begins within the block
-    deletes a file that the version needs. One that was under way may, where the version was the
+    deletes a file that the version needs. A cleanup that was running may, if the version was the
     oldest to retain or older. No error of the storage is raised; a pin that stays expires.
     """
     name = pin_name(version, pin_id)

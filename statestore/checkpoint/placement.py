@@ -1,7 +1,7 @@
-"""Placement: the file in a checkpoint that says where else its state is kept.
+"""Placement: the file in a checkpoint that names another place of its state.
 
 A checkpoint without one keeps its state in its own `state` directory. It is written once, before
-the first version, and never changed; whoever comes second takes what is there.
+the first version, and never changed; a second writer takes the first one's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a checkpoint keeps its state.
+    """The place of a checkpoint's state.
 
     Attributes:
         storage: URI of the directory that checkpoints share.
@@ -46,7 +46,7 @@ class Placement:
 
 
 def read_placement(io: FileIO, root: str) -> Placement | None:
-    """Return the placement of a checkpoint, None when it keeps its state in its own directory.
+    """Return the placement of a checkpoint, None if its state is in its own directory.
 
     Args:
         io: Storage of the checkpoint.
@@ -85,7 +85,7 @@ def read_placement(io: FileIO, root: str) -> Placement | None:
 def make_placement(
     home: StoreLocation, io: FileIO, path: str, uri: str, *, sync: bool
 ) -> Placement:
-    """Give a checkpoint a directory on another storage, and return the one it has then.
+    """Give a checkpoint a directory on another storage, and return its placement.
 
     Args:
         home: A store of the checkpoint, in the checkpoint's own directory.
@@ -94,8 +94,9 @@ def make_placement(
         uri: The URI that named them.
         sync: Whether to wait for the disk.
 
-    Guarantee: what is returned is durable, was writable, and is what every other writer and reader
-    gets. After a raise the checkpoint is not bound to the storage, unless another writer bound it.
+    Guarantee: the placement is durable, the storage was writable, and every other writer and reader
+    gets the same. After a raise the checkpoint is not bound to the storage, unless another writer
+    bound it.
 
     Raises:
         CorruptionError, IncompatibleError, StorageError: As `read_placement`.
@@ -117,11 +118,11 @@ def make_placement(
 
 
 def mark_home(location: StoreLocation, home: StoreLocation | None, backend: str) -> None:
-    """Let Spark's state reader, and other providers, find a state partition that is kept elsewhere.
+    """Show a state partition with its state elsewhere to Spark's state reader and other providers.
 
     Args:
         location: The store.
-        home: The store in the checkpoint directory; None where it is not told.
+        home: The store in the checkpoint directory; None where unknown.
         backend: Name of the state backend.
 
     Raises:

@@ -1,8 +1,8 @@
 """Spark's own files of a checkpoint, read and written without Spark.
 
-A batch is planned by `offsets/<batch>` and done by `commits/<batch>`; batch b makes state version
-b + 1. Source: Spark's OffsetSeqLog and CommitLog, releases 4.0 to 4.3. Text that a newer Spark adds
-is carried through as it is.
+A batch is planned by `offsets/<batch>` and done by `commits/<batch>`; batch b makes state version b
++ 1. Source: Spark's OffsetSeqLog and CommitLog, releases 4.0 to 4.3. Text that a newer Spark adds
+is kept as it is.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def read_bytes(io: FileIO, path: str) -> bytes:
 def write_text(io: FileIO, path: str, text: str, *, overwrite: bool) -> None:
     """Write one of Spark's text files, durably and whole.
 
-    The hidden checksum file that Hadoop keeps beside a local file is deleted first, also one whose
-    file is gone: it would not fit, and Hadoop reads a file without one.
+    The hidden checksum file that Hadoop keeps beside a local file is deleted first, even if its
+    file is gone: it would not match, and Hadoop reads a file without one.
 
     Raises:
         FencedError: A file is there and overwrite is False.
@@ -74,7 +74,7 @@ def write_text(io: FileIO, path: str, text: str, *, overwrite: bool) -> None:
 
 
 def write_bytes(io: FileIO, path: str, data: bytes, *, overwrite: bool) -> None:
-    """Write one of Spark's files as `write_text` does, whatever is in it."""
+    """Write one of Spark's files as `write_text` does, of any bytes."""
     if overwrite or not _exists(io, path):
         io.delete(checksum_path(path))
     io.make_directory(posixpath.dirname(path))
@@ -141,7 +141,7 @@ class QueryLog:
         """Add the entry of a batch; durable on return.
 
         Raises:
-            FencedError: The batch has one: somebody else was first.
+            FencedError: The batch has one: another writer was first.
             StorageError: The storage failed.
         """
         try:
@@ -165,7 +165,7 @@ class QueryLog:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsEntry:
-    """An entry of the offset log: what a batch is to read and under which configuration.
+    """An entry of the offset log: input and configuration of a batch.
 
     Attributes:
         version: First line, such as `v1`.
@@ -256,7 +256,7 @@ class CommitEntry:
 
     @property
     def names_operators(self) -> bool:
-        """Whether it says which operators have state, as in checkpoint format v2, also if none."""
+        """Whether it names the operators with state, even if there are none: in format v2."""
         return self.fields.get(_IDS_FIELD) is not None
 
     def with_checkpoint_ids(self, ids: Mapping[str, list[list[str]]]) -> CommitEntry:
@@ -297,7 +297,7 @@ def compact(fields: Mapping[str, Any]) -> str:
 
 
 def damaged(path: str, text: str, offset: int = 0) -> CorruptionError:
-    """Return the error for one of Spark's files that is not what it should be."""
+    """Return the error for one of Spark's files with wrong content."""
     return CorruptionError(
         "a file of the checkpoint is not what Spark writes",
         file=path,

@@ -1,4 +1,4 @@
-"""The newest versions of a store that this process committed or loaded, and how a commit begins."""
+"""The newest versions of a store that this process committed or loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RecentVersions:
         self._files: dict[tuple[int, str], PublishedFile] = {}
 
     def remember(self, file: PublishedFile) -> None:
-        """Take in the delta of a version as the newest; what its commit took stays known."""
+        """Take in the delta of a version as the newest; the times of its commit stay known."""
         key = (file.trailer.version, file.trailer.checkpoint_id)
         with self._lock:
             known = self._files.pop(key, file)
@@ -62,12 +62,12 @@ class RecentVersions:
             self._files.clear()
 
     def find_done(self, new: NewVersion, local_path: str, *, sync: bool) -> PublishedFile | None:
-        """Return the version where this very attempt committed it before, and delete its stream.
+        """Return the version if this attempt committed it before, and delete its stream.
 
-        Guarantee: as `publish_delta`, with `sync`: who published it may have died before it waited.
+        Guarantee: as `publish_delta`, with `sync`: its publisher may have died before it waited.
 
-        The storage is asked where the parent is not remembered, since this may be a new engine
-        asked to repeat what the last one did, or where the stream is gone.
+        The storage is asked where the parent is not remembered, since this may be a new engine that
+        repeats a call of the last one, or where the stream is gone.
 
         Raises:
             StorageError: The storage failed, or stream and version are both gone.
@@ -85,7 +85,7 @@ class RecentVersions:
         return done
 
     def parent_of(self, new: NewVersion) -> PublishedFile | None:
-        """Return the delta that a commit is built on, None for a version that is a full state.
+        """Return the delta that a commit is built on, None for a full state.
 
         Raises:
             FencedError, StorageError: As `read_parent`.

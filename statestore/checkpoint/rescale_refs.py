@@ -1,10 +1,11 @@
-"""Reference files of rescales: which store directories a rescaled version is made of files of.
+"""Reference files of rescales: a rescaled version holds the files of its sources.
 
 `<version>.<partition>.ref` lies in the directory of every source, where it keeps the files of lower
 versions from being deleted, and in the rescaled store's own directory. Its bytes are the same
-everywhere and name the sources. A maintenance that lists its own directory, as each does, sees
-them all; no further request is made until the last retained version that needs foreign files has
-gone. The own one is written first and deleted last, so a set of them can always be taken away.
+everywhere and name the sources. A maintenance that lists its own directory, as each does, sees them
+all; no further request is made until the last retained version that needs foreign files has gone.
+The one in its own directory is written first and deleted last, so that it always leads to the
+others.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ FORMAT_VERSION = 1
 def write_refs(
     location: StoreLocation, version: int, sources: Iterable[int], *, sync: bool
 ) -> None:
-    """Keep the files of some state partitions for a version that is about to be made of them.
+    """Keep the files of some state partitions for a version that is going to be made of them.
 
     Args:
         location: The store that the version is of.
@@ -73,9 +74,9 @@ def plan_release(
 ) -> tuple[tuple[RescaleRefName, ...], int]:
     """Decide which reference files of a store directory are needed no longer.
 
-    Nothing goes before the store's newest rescaled version does: until then that rescale may be
-    undone, and what the layout before it was made of is needed again. Then the store's own go, and
-    those of state partitions that are no more: whoever took over their state has its own.
+    None goes before the store's newest rescaled version does: until then that rescale may be
+    undone, which needs the files of the layout before it. Then the store's own go, and those of
+    state partitions that no longer exist: whoever took over their state has its own.
 
     Args:
         refs: Reference files in the directory.
@@ -85,8 +86,8 @@ def plan_release(
             them is made of files that a rescale took over.
 
     Returns:
-        The references to release; and the version below which every file must stay for those that
-        are left, 0 where none is.
+        The references to release; and the version below which the remaining ones keep every file, 0
+        without any.
     """
     known = tuple(refs)
     newest_own = max((ref.version for ref in known if ref.partition == partition), default=0)
@@ -106,14 +107,14 @@ def release(
     num_partitions: int,
     deadline: Deadline | None = None,
 ) -> Cleanup:
-    """Let go of the sources of rescaled versions, and delete those that nobody has any more.
+    """Release the sources of rescaled versions, and delete those that no longer exist.
 
     Args:
         location: A store whose directory has the reference files.
-        refs: Its own, or of state partitions that are no more; what is gone is no error.
+        refs: Its own, or of state partitions that no longer exist; a missing file is no error.
         num_partitions: State partitions that the checkpoint has now: a source beyond them has no
-            maintenance of its own, so whoever lets go of it last deletes its files.
-        deadline: After which no more of those files go, and the own reference stays.
+            maintenance of its own, so whoever releases it last deletes its files.
+        deadline: After it no more of those files are deleted, and the own reference stays.
 
     Guarantee: can be repeated after a raise, and after the deadline.
 
@@ -144,7 +145,7 @@ def _delete_abandoned(
     visited: set[int],
     deadline: Deadline | None,
 ) -> Cleanup:
-    """Delete the files of a state partition that is no more, unless somebody needs them."""
+    """Delete the files of a state partition that no longer exists, unless a version needs them."""
     partition = location.store.partition
     if partition < num_partitions or partition in visited:
         return Cleanup()
@@ -180,7 +181,7 @@ def _delete_refs(location: StoreLocation, refs: Sequence[RescaleRefName]) -> Non
 
 
 def _is_below(file_name: str, version: int) -> bool:
-    """Return whether a file is of a lower version, or of none and not needed without them."""
+    """Return whether a file is of a lower version, or of none and useless without those."""
     name = parse_state_file_name(file_name)
     if name is not None:
         return name.version < version

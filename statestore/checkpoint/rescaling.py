@@ -1,9 +1,9 @@
-"""Rescaled versions: the first ones of another number of state partitions, made of present files.
+"""Rescaled versions: the first ones in another number of state partitions, made of present files.
 
 State partition q of N' is made of the chains of those partitions of N that shared key groups with
 it. Each file is named with a clip, the key groups that count: those that are q's now and were the
-chain's until now, so that what a file holds of key groups that had moved away before stays out.
-Planning is pure and reads no row; writing publishes a file without rows for each partition.
+chain's until now. So a file's rows of key groups that had moved away before stay out. Planning is
+pure and reads no row; writing publishes a file without rows for each partition.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ _EMPTY: dict[FileBody, Callable[[], tuple[bytes, tuple[Block, ...]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class RescaledStore:
-    """What a store of one state partition of the new layout is made of.
+    """A store of one state partition of the new layout, and its files.
 
     Attributes:
         partition: The state partition.
         new: The version, without a parent; its checkpoint ID follows from what it is made of.
         files: References to be read from the store's directory, in order.
         sources: State partitions, of the old layout and ones before it, in whose directories the
-            files lie, and those whose state this was, ascending.
+            files lie, and those that had this state, ascending.
     """
 
     partition: int
@@ -103,10 +103,10 @@ def plan_rescale(
     Args:
         heads: The newest version of the store in every state partition, all of one number.
         num_partitions: State partitions of the new layout, a divisor of the number of key groups.
-        version: The rescaled version; None for the one after the heads'. A later one leaves out
-            what a batch that never ended has left behind.
-        is_whole: All state is in state partition 0 and stays there, as that of an aggregation or
-            limit without keys does; `heads` has that partition only, and so has the answer.
+        version: The rescaled version; None for the one after the heads'. A later one skips the
+            files of a batch that never ended.
+        is_whole: All state is in state partition 0 and stays there, as in an aggregation or limit
+            without keys; `heads` and the result have that partition only.
 
     Returns:
         The store of each new state partition, planned when it is asked for.
@@ -159,11 +159,11 @@ class RescaledStores(Mapping[int, RescaledStore]):
         return self._rescaled(partition)
 
     def num_keys(self, partition: int) -> int | None:
-        """Return the rows of a state partition, None where only reading them would tell."""
+        """Return the rows of a state partition, None where they must be read to be counted."""
         return self._counts(partition, self._sources_of(partition))[0]
 
     def _sources_of(self, partition: int) -> _Sources:
-        """Return what state partitions of one remainder have in common."""
+        """Return the sources that state partitions of one remainder share."""
         remainder = partition % math.gcd(self._of.num_partitions, self._num_partitions)
         found = self._sources.get(remainder)
         if found is None:
@@ -238,7 +238,7 @@ class RescaledStores(Mapping[int, RescaledStore]):
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """What a state partition of the new layout takes its key groups of.
+    """The sources of a state partition of the new layout.
 
     Attributes:
         partitions, trailers: State partitions of the old layout, and their versions.
@@ -304,11 +304,11 @@ def _check_heads(heads: Heads, num_partitions: int, *, is_whole: bool) -> Traile
 
 
 def _joined(taken: list[FileRef]) -> tuple[FileRef, ...]:
-    """Return files in the order of their versions, those named by several chains once if possible.
+    """Return files in the order of their versions, files of several chains once if possible.
 
     Rows of one key group are in files of different versions, whoever wrote them, so this order is
-    that of every chain. A file whose clips are together one is read once; where one chain has
-    summarised it already and another has not, the clips keep apart what is to be read of it.
+    that of every chain. A file whose clips make one set is read once. Where one chain has
+    summarised it and another has not, the clip says which of its rows are read.
     """
     files: list[FileRef] = []
     by_path = sorted(taken, key=lambda ref: ref.path)
@@ -333,13 +333,12 @@ def write_rescaled_version(
 ) -> PublishedFile:
     """Publish the rescaled version of one store; its rows stay in the files it is made of.
 
-    The caller sees to it that nobody else writes the checkpoint. A delta of the version that is
-    there and is not this one's is then nobody's: another history, which a repair has left, or a
-    rescale that was given up; it is replaced, as a batch would.
+    The caller holds the checkpoint's lease. So another delta of the version is of no use: a repair
+    left it, or a rescale that was given up. It is replaced, as a batch would.
 
     Args:
         location: The store of the new layout.
-        store: What it is made of, from `plan_rescale`.
+        store: The plan of it, from `plan_rescale`.
         scratch_directory: Local directory for the file while it is written.
         sync: Whether to wait for the disk.
         clock: For the times.
@@ -368,7 +367,7 @@ def write_rescaled_version(
 
 
 def _find(location: StoreLocation, new: NewVersion) -> PublishedFile | None:
-    """Return the version where this very rescale has published it, whole."""
+    """Return the version if this rescale has published it, whole."""
     try:
         return find_committed(location, new)
     except CorruptionError:
@@ -376,7 +375,7 @@ def _find(location: StoreLocation, new: NewVersion) -> PublishedFile | None:
 
 
 def undo_rescaled_version(location: StoreLocation, version: int) -> None:
-    """Take a rescaled version of one store away, and let go of the files it was made of.
+    """Delete a rescaled version of one store, and release the files it was made of.
 
     Args:
         location: The store of the new layout.

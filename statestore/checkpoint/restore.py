@@ -1,4 +1,4 @@
-"""Restore: from a version to the verified local files that make it, without listing a directory.
+"""Restore: find the verified local files of a version, without listing a directory.
 
 The delta of version V names every file before it. A damaged or missing snapshot is replaced by the
 files its own version's delta names, a longer chain; a damaged delta has no replacement.
@@ -74,12 +74,12 @@ class RestoredVersion:
 
     @property
     def num_keys(self) -> int | None:
-        """Rows of the version, None where only reading them tells."""
+        """Rows of the version, None where they must be read to be counted."""
         return self.head.trailer.num_keys
 
     @property
     def num_internal_keys(self) -> int | None:
-        """Those of them in internal column families, None where only reading them tells."""
+        """Those of them in internal column families, None likewise."""
         return self.head.trailer.num_internal_keys
 
     @property
@@ -103,7 +103,8 @@ def restore_version(
 
     Raises:
         NotFoundError: The version, or a delta it needs, is not there.
-        CorruptionError: A delta is damaged, or a snapshot is and what it summarises is gone.
+        CorruptionError: A delta is damaged, or a snapshot is and the files that it summarises are
+            gone.
         FencedError: A file was replaced by another attempt with other rows.
         IncompatibleError: Files of another provider, another store or a newer format.
         StorageError: The storage failed.
@@ -156,7 +157,7 @@ def open_all(location: StoreLocation, refs: Sequence[FileRef]) -> Generator[Stat
 
 
 def open_ref(location: StoreLocation, ref: FileRef) -> StateFile:
-    """Fetch, open and verify one referenced file, or what of it the reference does not clip off.
+    """Fetch, open and verify one referenced file, or the blocks of its clip.
 
     Raises:
         NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError:
@@ -173,7 +174,7 @@ def open_ref(location: StoreLocation, ref: FileRef) -> StateFile:
 
 
 def _fetch(location: StoreLocation, ref: FileRef) -> str:
-    """Fetch a file, of a large one only what its clip asks for where that is much less."""
+    """Fetch a file; of a large one only the blocks of its clip, if they are much less."""
     path = location.path(ref.path)
     if ref.clip is None or ref.size < PARTIAL_FETCH_BYTES:
         return location.io.fetch(path)
@@ -188,14 +189,14 @@ def _fetch(location: StoreLocation, ref: FileRef) -> str:
 def files_before_summary(
     location: StoreLocation, refs: tuple[FileRef, ...], index: int, cause: StateStoreError | None
 ) -> tuple[FileRef, ...]:
-    """Return what stands for a summary and all before it: its version's delta and files.
+    """Return the files that replace a summary and all before it: its version's delta and files.
 
     Args:
         location: The store.
         refs: Files of a version.
-        index: Which of them is the summary. Of one that a rescale took over, what stands for it
-            alone is returned.
-        cause: Why the summary cannot be used, raised when nothing stands for it.
+        index: Index of the summary. For one that a rescale took over, the files that replace it
+            alone are returned.
+        cause: Why the summary cannot be used, raised when no file replaces it.
 
     Raises:
         The cause, or NotFoundError without one: The delta was expired or does not lead to the same
@@ -311,13 +312,13 @@ def reach_back(
     oldest: int,
     files_before: Callable[[tuple[FileRef, ...], int], tuple[FileRef, ...]] | None = None,
 ) -> tuple[FileRef, ...]:
-    """Return the files of a version without those of its own summaries that are not older.
+    """Return the files of a version without its own summaries, but for older ones.
 
     Args:
         location: The store.
         refs: Files that make the version.
         oldest: Summaries of this version and later ones are replaced by the files before them.
-        files_before: Answers what `files_before_summary` does, None to ask that.
+        files_before: In place of `files_before_summary`; None for that.
 
     Raises:
         NotFoundError, CorruptionError, StorageError: As `deltas_since`.
@@ -347,7 +348,7 @@ def own_deltas(refs: tuple[FileRef, ...], oldest: int) -> tuple[FileRef, ...]:
 def check_settings(
     trailer: Trailer, *, backend: str, num_partitions: int | None, max_parallelism: int
 ) -> None:
-    """Check that a checkpoint fits what the query asks for.
+    """Check that a checkpoint fits the query.
 
     Args:
         trailer: Trailer of the version to load.
@@ -385,7 +386,7 @@ def check_settings(
 def check_partition_exists(
     location: StoreLocation, version: int, num_partitions: int | None
 ) -> None:
-    """Check that a version without files is not of a state partition the checkpoint never had.
+    """Check that a missing version is not of a state partition the checkpoint never had.
 
     Args:
         location: The store that has no such version.
@@ -393,8 +394,8 @@ def check_partition_exists(
         num_partitions: Number of state partitions of the query, None where no query runs.
 
     Raises:
-        IncompatibleError: State partition 0 has the version, with another number of partitions;
-            the same error that it gets itself, since any task may be the first to fail.
+        IncompatibleError: State partition 0 has the version, with another number of partitions.
+            That partition gets the same error: any task may be the first to fail.
         CorruptionError, StorageError: As `read_trailer`.
     """
     if num_partitions is None or location.store.partition == 0:

@@ -1,19 +1,19 @@
 """Retention: which files of a store may go, on every state backend.
 
-What stays: the files of the oldest version to retain, every later delta of the lineage, and each
+These stay: the files of the oldest version to retain, every later delta of the lineage, and each
 summary that a version made of those, or built on one, could name (`Summaries.nameable`). The files
 of a later version are those of the one before it and itself, with summaries in their place: so no
-retained version of any attempt lacks a file. Where a damaged snapshot has something to stand for
-it, that stays as well.
+retained version of any attempt lacks a file. The files that can replace a damaged snapshot stay as
+well.
 
-Deltas below the oldest version go at once, and so do summaries that nobody could name. What lies
-above it and belongs to an attempt that was not chosen goes when it is old. The newest version may
-be such an attempt, so nothing from there on is judged. A clock that is wrong loses nothing: age
-decides only about files that no version can need.
+Deltas below the oldest version go at once, and so do summaries that no version could name. Files
+above it of an attempt that was not chosen go when they are old. The newest version may be such an
+attempt, so files from there on stay. A wrong clock loses nothing: age decides only about files that
+no version can need.
 
 A lineage begins with version 1, a full state, or a rescaled version, whose files are other
-partitions': reference files keep those. As long as one does, no version expires: what is left of a
-store is always its newest versions, so a version that is missing between two others is a lost one.
+partitions': reference files keep those. As long as one does, no version expires: a store always
+keeps its newest versions without a gap, so a version that is missing between two others was lost.
 Behind a hole in the lineage nothing goes. A pinned version is retained as well.
 """
 
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CleanupPlan:
-    """What a cleanup would do.
+    """The files that a cleanup deletes.
 
     Attributes:
         delete: The files to delete, oldest version first.
@@ -56,11 +56,11 @@ class CleanupPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Retained:
-    """What is retained of a lineage.
+    """The retained part of a lineage.
 
     Attributes:
         oldest: The oldest version that stays loadable, as far as the lineage is known.
-        files: What the versions are made of.
+        files: The files of its versions.
         has_hole: Whether the lineage goes on where it is not known.
     """
 

@@ -1,7 +1,7 @@
-"""Snapshots: when one is worth it, and writing it from the files of a version.
+"""Snapshots: when one is due, and how it is written from the files of a version.
 
-A snapshot only makes restores shorter. It is written from published files and published under a
-name of its own, so it can run beside commits and be lost at any moment.
+A snapshot only makes restores shorter. It is made of published files and has a name of its own, so
+it can be written beside commits and be lost at any moment.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ MIN_SAVING_MS = 50.0
 def is_snapshot_due(
     refs: tuple[FileRef, ...], num_keys: int | None, options: StateStoreOptions, times: int = 1
 ) -> bool:
-    """Return whether a restore from files costs so much that a snapshot should be taken.
+    """Return whether a restore from some files costs so much that a snapshot is due.
 
     It is due where there are many files, where some files have as many rows as the whole state, and
     where reading them takes much longer than reading a snapshot would.
 
     Args:
         refs: The files a restore would apply.
-        num_keys: Rows of the state they make, which is what a fresh snapshot would hold; None
-            where they are not counted yet.
+        num_keys: Rows of the state, and so of a fresh snapshot; None where they are not counted
+            yet.
         options: snapshot_max_chain_length and snapshot_replay_ratio decide.
-        times: So many times as many files have to be there.
+        times: Factor on the number of files: 2 asks whether it is twice overdue.
     """
     num_deltas = chain_length(refs)
     if num_deltas >= times * options.snapshot_max_chain_length:

@@ -1,13 +1,13 @@
-"""Summaries of a store, its snapshots and merged files: found on storage, put where they may stand.
+"""Summaries of a store, its snapshots and merged files: found on storage, and put into chains.
 
-A snapshot stands for all files of a version's chain, a merged file for a run of them. It is
-published beside the commits, under a name that is written once; the next commit that knows of it
-names it in place of what it stands for. Which there are tells the listing, and what each stands for
-tells its trailer, so whoever has the store next finds them as well. What is kept here is a cache of
-that: it may be lost at any moment.
+A snapshot replaces all files of a version's chain, a merged file a run of them. It is published
+beside the commits, under a name that is written once; the next commit that knows it names it in
+place of those files. The listing tells which summaries there are, the trailer of each tells which
+files it replaces: so whoever has the store next finds them as well. This is a cache of both, which
+may be lost at any moment.
 
-A summary stays as long as a version could name it (`nameable`), so one that fits a chain which is
-to be committed on, or loaded, is there.
+A summary stays as long as a version could name it (`nameable`), so one that fits the chain of a
+commit or load is there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Chain = tuple["FileRef", ...]
 
 
 class Summaries:
-    """The summaries of one store as far as they are known. Thread-safe: only memory is locked."""
+    """The known summaries of one store. Thread-safe: only memory is locked."""
 
     def __init__(self, location: StoreLocation) -> None:
         self._location = location
@@ -41,7 +41,7 @@ class Summaries:
         self._known: dict[str, PublishedFile | None] = {}
         """By name; None for one that cannot be read."""
         self._chains: dict[str, Chain] = {}
-        """What stands for a summary, by its name."""
+        """The files that replace a summary, by its name."""
 
     @property
     def newest(self) -> FileRef | None:
@@ -51,7 +51,7 @@ class Summaries:
         return max(known, key=lambda ref: ref.version, default=None)
 
     def reject(self, refs: Iterable[FileRef]) -> None:
-        """Stand no longer for anything by some summaries: their files cannot be read."""
+        """Use some summaries no more: their files cannot be read."""
         with self._lock:
             self._known.update((ref.path, None) for ref in refs)
 
@@ -67,7 +67,7 @@ class Summaries:
             self._chains.clear()
 
     def learn(self, names: Iterable[str], chain: Chain) -> None:
-        """Take in the summaries of a listing that may stand for files of a chain.
+        """Take in the summaries of a listing that may replace files of a chain.
 
         Args:
             names: Names of the files in the store directory; summaries that are not among them are
@@ -88,7 +88,7 @@ class Summaries:
                 self._find(name)
 
     def shorten(self, chain: Chain) -> Chain:
-        """Return a chain with known summaries in the place of what they stand for."""
+        """Return a chain with known summaries in place of the files that they replace."""
         with self._lock:
             found = [file for file in self._known.values() if file is not None]
         # The newest stands for most. One that is made of others fits only where those stand.
@@ -108,7 +108,7 @@ class Summaries:
         return reach_back(self._location, chain, oldest, self.files_before)
 
     def files_before(self, chain: Chain, index: int) -> Chain:
-        """Return what stands for the summary at an index of a chain, and for all before it.
+        """Return the files that replace the summary at an index of a chain, and all before it.
 
         Raises:
             NotFoundError, CorruptionError, StorageError: As `files_before_summary`.
@@ -182,7 +182,7 @@ class Summaries:
 
 
 def _put(summary: PublishedFile, chain: Chain) -> Chain | None:
-    """Return a chain with a summary in it, None where it does not fit or is there."""
+    """Return a chain with a summary in it, None where it does not fit or is in it already."""
     if summary.trailer.kind == "snapshot":
         of = summary.trailer.parent
         for index, ref in enumerate(chain):

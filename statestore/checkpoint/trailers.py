@@ -35,8 +35,8 @@ _BACKENDS = {"sst": "rocksdb", "arrows": "filesystem"}
 class PublishedFile:
     """A state file of the store: the reference that names it, and its trailer.
 
-    `commit` is what making it took, where this process did; a reader of the file does not know.
-    `encoded` are the bytes that the trailer was written as, where this process wrote it, else none.
+    `commit` has the times of its commit, `encoded` the bytes of its trailer, both only where this
+    process wrote the file.
     """
 
     ref: FileRef
@@ -53,7 +53,7 @@ def read_trailer(
     Args:
         location: The store.
         name: Name of a file of its directory, or the path of a reference.
-        known: What the file is likely to be; returned where its trailer has the same bytes.
+        known: The likely file; returned if its trailer has the same bytes.
 
     Raises:
         NotFoundError: No file of that name.
@@ -114,7 +114,7 @@ def read_delta_trailer(
 def missing_version(
     location: StoreLocation, version: int, checkpoint_id: str | None
 ) -> NotFoundError | IncompatibleError:
-    """Return the error for a version that is not there, after looking at what is."""
+    """Return the error for a missing version, with the versions that are there."""
     names = [info.name for info in location.io.list(location.directory)]
     parsed = [name for name in map(parse_state_file_name, names) if name and name.kind == "delta"]
     others = [name for name in parsed if name.body != location.body]

@@ -1,4 +1,4 @@
-"""What the versions of a store have in common on every state backend."""
+"""The versions of a store, as far as every state backend treats them alike."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class VersionsBase(ABC):
-    """The versions of one store: what is known of them, their summaries, and what may go.
+    """The versions of one store, their summaries, and their cleanup.
 
     Thread-safe: only memory is locked, never a storage call. Commits and loads of one store must be
     ordered by the caller, and so must cleanups; a snapshot and a cleanup may run beside commits.
@@ -83,7 +83,7 @@ class VersionsBase(ABC):
         return True
 
     def files_of(self, head: PublishedFile) -> tuple[FileRef, ...]:
-        """Return the files that make a version, as few as there are on storage.
+        """Return the files that make a version, with all summaries on storage.
 
         Raises:
             StorageError: The storage failed.
@@ -101,11 +101,11 @@ class VersionsBase(ABC):
 
     @abstractmethod
     def end_reading(self) -> None:
-        """Let go of what is kept on the local disk for readers, of whom there are none any more."""
+        """Delete the local files of readers, of which there are none any more."""
 
     @abstractmethod
     def forget_heads(self) -> None:
-        """Let go of what is remembered of versions, and of local files and databases of theirs."""
+        """Forget versions, and release their local files and databases."""
 
     @abstractmethod
     def has_snapshot_of(self, head: PublishedFile) -> bool:
@@ -128,10 +128,10 @@ class VersionsBase(ABC):
 
         Args:
             head: The newest version.
-            options: Say what is retained.
-            time_limit_s: Seconds after which it stops, and the next one goes on; None for never.
+            options: The retention.
+            time_limit_s: Seconds after which it stops, for the next one to go on; None for never.
 
-        Guarantee: every retained version can still be loaded, also when this stops or raises half
+        Guarantee: every retained version can still be loaded, even if this stops or raises half
         way.
 
         Raises:
@@ -158,22 +158,22 @@ class VersionsBase(ABC):
         Args:
             chain: The files that make it.
             head: Its delta.
-            options: Say at how many files that is.
-            times: So many times as many files have to be there.
+            options: The number of files at which they should.
+            times: Factor on the number of files: 2 asks whether it is twice overdue.
         """
 
     def _is_read(self, _name: str) -> bool:
-        """Return whether somebody was told to read a file, which then stays for a while."""
+        """Return whether a reader was given a file, which then stays for a while."""
         return False
 
     def _chain(self, head: PublishedFile) -> tuple[FileRef, ...]:
-        """Return the files that make a version, as few as are known."""
+        """Return the files that make a version, with all known summaries."""
         return self._summaries.shorten((*head.trailer.files, head.ref))
 
     def _chain_to_load(
         self, head: PublishedFile, options: StateStoreOptions
     ) -> tuple[FileRef, ...]:
-        """Return the files to load a version from: where they are many, storage is asked first."""
+        """Return the files to load; if they are many, storage is asked for summaries first."""
         self._summaries.forget()
         chain = (*head.trailer.files, head.ref)
         if self._is_due(chain, head, options):
@@ -184,7 +184,7 @@ class VersionsBase(ABC):
     def _chain_to_read(
         self, head: PublishedFile, options: StateStoreOptions
     ) -> tuple[FileRef, ...]:
-        """Return the files to read a version from, for who is no query: what is known stays."""
+        """Return the files to read a version from, without a query: the known summaries stay."""
         chain = (*head.trailer.files, head.ref)
         if self._is_due(chain, head, options):
             summaries = Summaries(self.location)
@@ -201,7 +201,7 @@ class VersionsBase(ABC):
         return files
 
     def _announce(self, summary: PublishedFile, start_ms: float) -> None:
-        """Let later commits name a summary that was published just now."""
+        """Let later commits name a summary that was just published."""
         self._summaries.add(summary)
         with self._lock:
             self._status = SnapshotStatus(
