@@ -47,7 +47,7 @@ _of_this_call: ContextVar[tuple[RequestCounts, ...]] = ContextVar("statestore_re
 
 
 def count_request(kind: str) -> None:
-    """Count a request to where the call under way is counted, for storages that know their own.
+    """Count a request for the running call, for storages that count their own.
 
     A thread that works for a call must run in a copy of its context.
     """
@@ -60,8 +60,8 @@ class CountingFileIO:
 
     Args:
         inner: The storage.
-        counts: Where requests made through this object are counted.
-        total: Where they are counted as well.
+        counts: Counts the requests made through this object.
+        total: Counts them as well.
         is_counted_inside: Whether the storage calls `count_request` itself, since one of its calls
             may be several requests; else a call counts as one.
         write_gate: Entered around each call that changes a file; it may refuse by raising.

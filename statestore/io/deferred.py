@@ -1,4 +1,4 @@
-"""DeferredDeletes: a storage that notes what is deleted, and need not do it."""
+"""DeferredDeletes: a storage that notes deletes, and need not do them."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class MemoryServer(flight.FlightServerBase):
     """Serves the files of a MemoryFileIO from the moment it is made.
 
     Args:
-        host: Address to listen on; the port is any free one, `port` tells which.
-        token: What every call must carry.
+        host: Address to listen on, at any free port, which `port` tells.
+        token: To be carried by every call.
         files: The files.
     """
 
@@ -178,12 +178,12 @@ class DriverMemoryFileIO:
         return self.fetch(path)
 
     def delete(self, path: str) -> None:
-        """See FileIO; what was fetched of it goes too."""
+        """See FileIO; its local copy goes too."""
         self._do("delete", path)
         self._forget(path)
 
     def delete_files(self, directory: str, names: Sequence[str]) -> None:
-        """See FileIO; what was fetched of them goes too."""
+        """See FileIO; their local copies go too."""
         self._do("delete_files", directory, names=list(names))
         for name in names:
             self._forget(f"{directory}/{name}")
@@ -276,7 +276,7 @@ class _TokenCheck(flight.ServerMiddlewareFactory):
 
 @contextmanager
 def _told_to_client() -> Iterator[None]:
-    """Let the client know the kind of an error, from which it makes the same error."""
+    """Tell the client the kind of an error, from which it makes the same error."""
     try:
         yield
     except StateStoreError as error:

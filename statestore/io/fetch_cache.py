@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class FetchedPath(str):
-    """Path of a local copy; the copy stays for as long as somebody holds this very object."""
+    """Path of a local copy, which stays for as long as this object is held."""
 
 
 class FetchCache:
     """Local copies in one directory, of files of one storage or of several. Thread-safe.
 
-    Copies that nobody holds are deleted beyond max_bytes, so the directory may hold more than that
-    while they are held, and during `keep`.
+    Copies beyond max_bytes that are not held are deleted, so the directory may be larger while they
+    are held, and during `keep`.
 
     Args:
-        directory: Local directory, owned by the caller; all its files are this object's. Copies
-            that another object left there are taken over.
+        directory: Local directory, owned by the caller; all its files are this object's, also
+            copies that another object left there.
         max_bytes: Bytes that copies may take before the least recently used go.
 
     Attributes:
@@ -47,13 +47,13 @@ class FetchCache:
         self._held: weakref.WeakValueDictionary[str, FetchedPath] = weakref.WeakValueDictionary()
 
     def allow(self, max_bytes: int) -> None:
-        """Let copies take so many bytes, if they may not take more yet."""
+        """Raise the limit to so many bytes, if it is lower."""
         with self._lock:
             self._max_bytes = max(self._max_bytes, max_bytes)
 
     @contextmanager
     def keep(self) -> Iterator[None]:
-        """Delete no copy meanwhile: also not what an engine before fetched for the same load."""
+        """Delete no copy meanwhile, not even one that an earlier engine fetched for the load."""
         with self._lock:
             self._num_keeping += 1
         try:
@@ -69,8 +69,7 @@ class FetchCache:
         Args:
             name: File name that no other content ever has.
             size: Bytes of the file.
-            write: Writes its bytes to a local path; called without a lock, and by two threads at
-                worst.
+            write: Writes its bytes to a local path; called without a lock, by two threads at worst.
 
         Returns:
             A FetchedPath: hold it until the file is open.
@@ -138,11 +137,11 @@ def _copies_in(directory: str) -> OrderedDict[str, int]:
 
 
 def sliced_name(name: str, slices: Sequence[tuple[int, int]]) -> str:
-    """Return the name of a copy that holds only slices of a file, by the name of a whole one."""
+    """Return the name of a copy with only slices of a file, by the name of a whole one."""
     digest = hashlib.blake2b(str(list(slices)).encode(), digest_size=8).hexdigest()
     return f"{digest}-{name}"
 
 
 def slices_size(slices: Sequence[tuple[int, int]]) -> int:
-    """Return the bytes of slices together."""
+    """Return the sum of the slices' bytes."""
     return sum(length for _, length in slices)

@@ -1,4 +1,4 @@
-"""The storage protocol: few calls, each with a guarantee that an object store can give too.
+"""The storage protocol: few calls, with guarantees that an object store can give too.
 
 Paths are absolute and use `/`. Every implementation is thread-safe.
 """
@@ -69,7 +69,7 @@ class FileIO(Protocol):
         ...
 
     def sync(self, path: str) -> None:
-        """Wait until a file that was published, maybe without waiting, has reached the disk.
+        """Wait until a published file has reached the disk.
 
         Nothing to do on storage that keeps what it has accepted. Errors as `read_tail`.
         """
@@ -97,12 +97,12 @@ class FileIO(Protocol):
         ...
 
     def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
-        """Return a local path as `fetch` does, of which only some bytes are sure to be the file's.
+        """Return a local path as `fetch` does, with only some bytes of the file for sure.
 
         Args:
             path: The file.
             size: Bytes of the whole file, and of the local one.
-            slices: Offset and length of the bytes wanted, ascending; all others may be zero.
+            slices: Offset and length of the wanted bytes, ascending; all others may be zero.
         """
         ...
 
@@ -149,10 +149,10 @@ class FileIO(Protocol):
 
 
 class TreeFileIO(FileIO, Protocol):
-    """Storage on which whole directories can be worked on, for operations on checkpoints."""
+    """Storage that also works on whole directories, for operations on checkpoints."""
 
     def list_tree(self, directory: str) -> builtins.list[FileInfo]:
-        """Return every file below a directory, in no order; its name is its path from there.
+        """Return every file below a directory, in no order, named by its path from there.
 
         Raises:
             StorageError: The storage failed.
@@ -186,9 +186,8 @@ class TreeFileIO(FileIO, Protocol):
     def link(self, path: str, new_path: str, *, sync: bool) -> None:
         """Make a file appear under a second path of the same storage; it outlives the first.
 
-        The bytes are shared where the storage can (a hard link) and else copied, by the storage
-        where that can, so neither path may be written in place. The directory of the new path must
-        exist.
+        The bytes are shared where the storage can (a hard link), else copied, if possible by the
+        storage, so neither path may be written in place. The directory of the new path must exist.
 
         Args:
             path: The file.
@@ -204,7 +203,7 @@ class TreeFileIO(FileIO, Protocol):
 
 
 def delete_batches(files: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Yield files in runs of as many as one `delete_files` takes."""
+    """Yield files in runs that one `delete_files` takes."""
     for start in range(0, len(files), MOST_DELETED_AT_ONCE):
         yield files[start : start + MOST_DELETED_AT_ONCE]
 
@@ -220,7 +219,7 @@ def missing_file(path: str, action: str = "read a file") -> NotFoundError:
 
 
 def existing_file(path: str) -> FencedError:
-    """Return the error for a file that is there and must not be replaced."""
+    """Return the error for a present file that must not be replaced."""
     return FencedError(
         "a file that must not be replaced exists",
         kind="file-exists",
@@ -230,7 +229,7 @@ def existing_file(path: str) -> FencedError:
 
 
 def missing_directory(path: str, action: str, **fields: object) -> StorageError:
-    """Return the error for a file whose directory is gone; `fields` tell more."""
+    """Return the error for a file whose directory is gone, with more `fields`."""
     return StorageError(
         f"cannot {action}: its directory is gone",
         kind="directory-gone",

@@ -1,4 +1,4 @@
-"""Guard: storage that asks before it changes a file, as long as there is somebody to be asked."""
+"""Guard: storage that asks a caller before it changes a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Guard:
-    """Who is asked before a file of a checkpoint is written or deleted: nobody at first."""
+    """The question before each write or delete of a checkpoint's file; none at first."""
 
     def __init__(self) -> None:
         self._ask: Callable[[], None] | None = None
@@ -21,7 +21,7 @@ class Guard:
 
     @contextmanager
     def asking(self, ask: Callable[[], None]) -> Iterator[None]:
-        """Ask before every change while a block runs; what asking raises prevents the change."""
+        """Ask before every change while a block runs; a raise of `ask` prevents the change."""
         self._ask = ask
         try:
             yield
@@ -41,7 +41,7 @@ class GuardedFileIO:
 
     Args:
         io: The storage.
-        ask: Called before a change; what it raises prevents it.
+        ask: Called before a change; a raise prevents it.
     """
 
     def __init__(self, io: FileIO, ask: Callable[[], None]) -> None:

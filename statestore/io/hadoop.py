@@ -1,4 +1,4 @@
-"""Storage on whatever Hadoop can open, through the shim: HDFS, ABFS, GS and their like.
+"""Storage on the file systems of Hadoop, through the shim: HDFS, ABFS, GS and their like.
 
 Requests are small and go to the JVM; bytes travel in local files, which the JVM reads or writes.
 """
@@ -34,7 +34,7 @@ PART_BYTES = 64 << 20
 
 
 class HadoopRefusalError(Exception):
-    """The JVM could not do what it was asked; `kind` is a kind of error of this package."""
+    """The JVM refused a request; `kind` is a kind of error of this package."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -53,7 +53,7 @@ class HadoopFiles(Protocol):
     """The JVM's side: the operations of docs/protocol.md. Thread-safe."""
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """Carry out an operation and return what it answered.
+        """Carry out an operation and return its answer.
 
         Raises:
             HadoopRefusalError: It failed.
@@ -68,7 +68,7 @@ def split_hadoop_uri(uri: str) -> tuple[str, str]:
     """Return a URI's file system (`scheme://authority`, `scheme:` without one) and its path.
 
     Raises:
-        InvalidArgumentError: It is a web address, which Hadoop at most reads (kind
+        InvalidArgumentError: It is a web address, which Hadoop can at most read (kind
             unsupported-scheme).
     """
     scheme, _, rest = uri.partition(":")
@@ -87,7 +87,7 @@ def split_hadoop_uri(uri: str) -> tuple[str, str]:
 
 
 def resolve_hadoop_uri(files: HadoopFiles, uri: str) -> tuple[str, str]:
-    """Return where a URI leads to, behind mounts, links and other names of a host.
+    """Return the place of a URI, behind mounts, links and other names of a host.
 
     Args:
         files: The JVM's side, with one configuration for all.
@@ -97,7 +97,7 @@ def resolve_hadoop_uri(files: HadoopFiles, uri: str) -> tuple[str, str]:
         The file system, `file:///` for the local disk, and the path there.
 
     Raises:
-        InvalidArgumentError, StorageError: It is not known, or does not answer.
+        InvalidArgumentError, StorageError: The file system is unknown, or does not answer.
     """
     file_system, path = split_hadoop_uri(uri)
     try:
@@ -115,7 +115,7 @@ class HadoopFileIO:
         file_system: As `split_hadoop_uri` returns it.
         checkpoint: Whose query's Hadoop configuration is used: the checkpoint's `state` directory;
             empty where the JVM has one configuration for all.
-        cache: Local copies of fetched files; files on their way lie in its directory.
+        cache: Local copies of fetched files; its directory also has unfinished files.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class HadoopFileIO:
 
     @property
     def identity(self) -> tuple[HadoopFiles, str]:
-        """The JVM's side and the file system, by which two storages are known to be one."""
+        """The JVM's side and the file system: equal where two storages are one."""
         return self._files, self._file_system
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:  # noqa: ARG002

@@ -98,7 +98,7 @@ class HadoopProcess:
             jvm.end()
 
     def forget_inherited(self) -> None:
-        """Let go of the JVM of the process that this one was forked from."""
+        """Release the JVM of the process that this one was forked from."""
         self._lock = threading.Lock()
         jvm, self._jvm = self._jvm, None
         if jvm is not None:
@@ -106,7 +106,7 @@ class HadoopProcess:
 
 
 class _Jvm:
-    """A JVM that runs; `files` asks it. What it prints goes to a file without a name."""
+    """A running JVM; `files` asks it. Its output goes to a file without a name."""
 
     def __init__(self, conf: Mapping[str, str]) -> None:
         hadoop = {key: value for key, value in conf.items() if key.startswith(_HADOOP)}
@@ -136,7 +136,7 @@ class _Jvm:
             raise
 
     def has_ended(self) -> bool:
-        """Return whether it has ended, or does so just now."""
+        """Return whether it has ended, or is just ending."""
         try:
             self.process.wait(_ENDING_S)
         except subprocess.TimeoutExpired:
@@ -155,7 +155,7 @@ class _Jvm:
         self.release()
 
     def release(self) -> None:
-        """Close what is open to it; it ends when every process has."""
+        """Close the connections to it; it ends when every process has."""
         self._close_pipe()
         self.files.close()
         self._log.close()
@@ -166,7 +166,7 @@ class _Jvm:
                 self.process.stdin.close()
 
     def _last_lines(self) -> str:
-        """Return what it printed last, but for stack frames and its token."""
+        """Return the end of its output, without stack frames and its token."""
         lines = [
             line.decode(errors="replace").strip()
             for line in self._printed().splitlines()
@@ -227,13 +227,13 @@ _IN_USE: ContextVar[HadoopFiles | None] = ContextVar("_IN_USE", default=None)
 
 
 def hadoop_files() -> HadoopFiles:
-    """Return what opens Hadoop's file systems here: what `use` names, or a JVM of this process."""
+    """Return the files of `use`, or those of a JVM of this process."""
     return _IN_USE.get() or _PROCESS
 
 
 @contextmanager
 def use(files: HadoopFiles) -> Iterator[None]:
-    """Open Hadoop's file systems by other means within a block, in calls of its thread."""
+    """Open Hadoop's file systems through other files within a block, in calls of its thread."""
     token = _IN_USE.set(files)
     try:
         yield

@@ -32,12 +32,12 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def resolve_local_path(uri: str, *, is_encoded: bool = True) -> str:
-    """Return the absolute local path of a `file:` URI or a plain path, which is taken as it is.
+    """Return the absolute local path of a `file:` URI or of a plain path.
 
     Args:
         uri: `file:/x`, `file:///x`, `file://localhost/x` or `/x`.
-        is_encoded: Whether a `file:` URI is percent-encoded, as a user writes it; what Hadoop's
-            Path.toString returns is not.
+        is_encoded: Whether a `file:` URI is percent-encoded, as a user's; that of Hadoop's
+            Path.toString is not.
 
     Raises:
         InvalidArgumentError: The URI is of another scheme, or the path is not absolute.
@@ -266,10 +266,10 @@ def named_errors(action: str, path: str, *, creates: bool = False) -> Iterator[N
     """Turn any OSError of a block into an error of this package.
 
     Args:
-        action: What the block does, as "cannot <action>" will say.
-        path: File or directory it does it to.
-        creates: Whether the block makes the file, so that one that exists or a directory that does
-            not is the reason.
+        action: The work of the block, for "cannot <action>".
+        path: Its file or directory.
+        creates: Whether the block makes the file, so that a present file or a missing directory is
+            the reason.
 
     Raises:
         FencedError, NotFoundError, StorageError: By the reason.
@@ -282,17 +282,17 @@ def named_errors(action: str, path: str, *, creates: bool = False) -> Iterator[N
 
 @contextmanager
 def named_disk_errors(*directories: str) -> Iterator[None]:
-    """Turn what the local disk has against a block into an error of this package.
+    """Turn errors of the local disk in a block into an error of this package.
 
-    For a block in which libraries write files of their own, and raise errors of their own. An error
-    for another reason may be that of a caller's function, and passes.
+    For a block in which libraries write files and raise errors of their own. An error for another
+    reason may come from a caller's function, and passes.
 
     Args:
-        directories: Where the block writes. Where an error names no file, the one that has the
-            least space left is named.
+        directories: Where the block writes. If an error names no file, the directory with the least
+            space left is named.
 
     Raises:
-        StorageError: The disk is full or broken, or may not be written.
+        StorageError: The disk is full or broken, or denies the write.
     """
     try:
         yield
@@ -313,7 +313,7 @@ def _free(directory: str) -> int:
 
 
 def is_disk_full(error: Exception) -> bool:
-    """Return whether an error of a library that gives its text alone says that a disk is full."""
+    """Return whether an error, perhaps by its text alone, says that a disk is full."""
     return any(reason in str(error) for reason in ("No space left", "Disk quota"))
 
 

@@ -1,4 +1,4 @@
-"""Storage in memory: behaves like an object store. What the driver's memory holds, and tests."""
+"""Storage in memory that behaves like an object store: for the driver's memory, and tests."""
 
 from __future__ import annotations
 

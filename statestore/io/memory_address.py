@@ -1,4 +1,4 @@
-"""Where the driver's memory is served; apart from its client, which not every engine loads."""
+"""The address of the driver's memory, without its client, which not every engine loads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class MemoryAddress:
 
     Attributes:
         host, port: Of the driver's machine.
-        token: What a client must show.
+        token: Shown by a client.
     """
 
     host: str

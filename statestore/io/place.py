@@ -1,4 +1,4 @@
-"""Place: a directory that somebody named, and all that it takes to reach it."""
+"""Place: a directory that a caller named, and all that it takes to reach it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """A directory and how it is reached: a checkpoint, a savepoint, or where one is to be.
+    """A directory of a checkpoint or savepoint, present or to be made, and the way to reach it.
 
     Attributes:
         uri: A path or a URI, as the caller named it.
         options: Options of the query, for its storage (`s3.*`) and the form of files.
-        memory: Returns the driver's memory, where the checkpoints of the heap backend are; None
+        memory: Returns the driver's memory, which has the checkpoints of the heap backend; None
             where it cannot be reached.
-        io: Storage of `uri`, which is then a path of it; what the URI names when None.
+        io: Storage of `uri`, which is then a path of it; None for the storage that the URI names.
         ids: Source of IDs.
         clock: Source of time.
     """

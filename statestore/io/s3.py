@@ -1,4 +1,4 @@
-"""Storage on S3, and on whatever speaks its protocol, through boto3.
+"""Storage on S3, and on servers that speak its protocol, through boto3.
 
 A file is one object. Objects appear whole or not at all, so nothing is renamed and nothing is
 cleaned up; large ones are sent and fetched in parts, several at a time.
@@ -57,7 +57,7 @@ _BROKEN_READS = (IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Arguments of a PUT: where to, on which condition, and how the object is kept."""
+    """Arguments of a PUT: destination, condition, and how the object is kept."""
 
     names: dict[str, Any]
     is_new: dict[str, Any]
@@ -70,9 +70,9 @@ class S3FileIO:
     Args:
         cache_directory: Local directory into which `fetch` writes; owned by the caller.
         settings: How to reach the server.
-        ids: Source of the identifiers by which a publication recognises itself.
-        cache: Local copies that other storages share; some of its own, in cache_directory and
-            within the settings' cache_bytes, when None.
+        ids: Source of the IDs by which a publication recognises itself.
+        cache: Local copies shared with other storages; None for its own, in cache_directory and
+            within the settings' cache_bytes.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class S3FileIO:
     def fetch(self, path: str) -> str:
         """See FileIO; one local file for each content, the least recently used ones are deleted.
 
-        An object that is still what it was when it was fetched last is not sent again.
+        An object that has not changed since it was fetched is not sent again.
         """
         held, unless_held = self._find(path)
         try:
@@ -184,7 +184,7 @@ class S3FileIO:
             self._client.delete_object(Bucket=bucket, Key=key)
 
     def delete_files(self, directory: str, names: Sequence[str]) -> None:
-        """See FileIO; those that the server does not refuse go, also where it refuses others."""
+        """See FileIO; if the server refuses some files, the others are still deleted."""
         bucket, _ = _split(directory)
         paths = [f"{directory}/{name}" for name in names]
         with named_s3_errors("delete files", directory, self._settings):
@@ -264,7 +264,7 @@ class S3FileIO:
             ]
 
     def _pages(self, directory: str, delimiter: str) -> tuple[str, Iterable[dict[str, Any]]]:
-        """Return what the keys of a directory begin with, and the pages of its listing."""
+        """Return the prefix of a directory's keys, and the pages of its listing."""
         bucket, key = _split(directory)
         prefix = f"{key}/" if key else ""
         paginator = self._client.get_paginator("list_objects_v2")
@@ -273,7 +273,7 @@ class S3FileIO:
     def _find(
         self, path: str, slices: Sequence[tuple[int, int]] = ()
     ) -> tuple[str | None, dict[str, str]]:
-        """Return the local copy, if any, and the condition to read the object unless it is that."""
+        """Return the local copy, if any, and the condition to read only another object."""
         with self._lock:
             etag = self._etags.get(path)
         held = None if etag is None else self._cache.find(self._copy_name(path, etag, slices))
@@ -287,7 +287,7 @@ class S3FileIO:
         write: Callable[[str], None],
         slices: Sequence[tuple[int, int]] = (),
     ) -> str:
-        """Return the local copy of an object, made when there is none, to be found by its path."""
+        """Return the local copy of an object, made when there is none, and remember it by path."""
         copy = self._cache.get(self._copy_name(path, etag, slices), size, write)
         with self._lock:
             self._etags[path] = etag
@@ -304,7 +304,7 @@ class S3FileIO:
 
     @contextmanager
     def _publication(self, path: str, *, overwrite: bool) -> Iterator[_Target]:
-        """Put an object; where the reply was lost, look whether it is there after all."""
+        """Put an object; if the reply was lost, look whether it is there after all."""
         bucket, key = _split(path)
         publication = self._ids.new_id()
         how: dict[str, Any] = {"Metadata": {_PUBLICATION: publication}}
@@ -362,7 +362,7 @@ class S3FileIO:
     def _fetch_parts(
         self, path: str, etag: str, local_path: str, parts: Iterable[tuple[int, int]]
     ) -> None:
-        """Write parts of an object to the same places of a local file that is there."""
+        """Write parts of an object to the same places of a present local file."""
 
         def fetch(part: tuple[int, int]) -> None:
             start, end = part
@@ -386,7 +386,7 @@ class S3FileIO:
     ) -> tuple[T, int, str]:
         """Return what `take` makes of bytes, size of the whole object and its ETag.
 
-        It is called again with all of them where they end early.
+        It is called again, with all of them, if the bytes end early.
         """
         bucket, key = _split(path)
         with named_s3_errors("read a file", path, self._settings):
@@ -406,7 +406,7 @@ class S3FileIO:
         raise AssertionError("unreachable")
 
     def _in_parallel(self, do: Callable[[T], U], items: Iterable[T]) -> builtins.list[U]:
-        """Return the results, in order; each is kept until the last, so they must be small."""
+        """Return the results, in order; all are kept until the last, so they must be small."""
         futures = [self._parts.submit(do, item) for item in items]
         try:
             return [future.result() for future in futures]
@@ -416,7 +416,7 @@ class S3FileIO:
 
 
 def part_bytes_of(size: int) -> int:
-    """Return how large the parts are that a file is sent in, so that there are at most 10,000.
+    """Return the bytes of a part such that a file is sent in at most 10,000.
 
     Args:
         size: Bytes of the file; S3 takes none above 5 TB.

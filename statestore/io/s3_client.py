@@ -37,7 +37,7 @@ def make_client(settings: S3Settings) -> Any:
     """Return a client that counts every try on the wire as a request.
 
     Raises:
-        InvalidArgumentError: The settings, or the AWS profile, name nothing that can be reached.
+        InvalidArgumentError: The settings, or the AWS profile, name no server that can be reached.
     """
     config = Config(
         retries={"total_max_attempts": settings.max_attempts, "mode": "standard"},
@@ -78,9 +78,9 @@ def _code(error: ClientError | BotoCoreError) -> str:
 
 
 def is_certain(error: ClientError | BotoCoreError) -> bool:
-    """Return whether a write that failed left nothing.
+    """Return whether a failed write has surely left nothing.
 
-    Where it is not certain, the reply to a try that went well may have been lost.
+    Otherwise the reply to a successful try may have been lost.
     """
     status = status_of(error)
     # An upload is not there any more when it was ended, maybe by that try.
@@ -104,7 +104,7 @@ def named_s3_errors(action: str, path: str, settings: S3Settings) -> Iterator[No
     """Turn errors of boto3 into errors of this package.
 
     Raises:
-        NotFoundError, FencedError, StorageError: By what the server answered.
+        NotFoundError, FencedError, StorageError: By the server's answer.
     """
     try:
         yield

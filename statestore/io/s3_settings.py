@@ -1,4 +1,4 @@
-"""How S3 is reached, and what its URIs name; without boto3, which takes long to import."""
+"""Settings and URIs of S3, without boto3, which takes long to import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """How to reach S3. What is empty is found by the AWS chain (environment, profile, role).
+    """How to reach S3. The AWS chain (environment, profile, role) fills in empty values.
 
     Attributes:
         endpoint: URL of a server other than AWS's own.
@@ -52,7 +52,7 @@ class S3Settings:
 
     @classmethod
     def from_options(cls, options: StateStoreOptions) -> S3Settings:
-        """Return what a query's options say."""
+        """Return the settings of a query's options."""
         return cls(
             endpoint=options.s3_endpoint,
             region=options.s3_region,

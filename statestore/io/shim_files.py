@@ -21,8 +21,8 @@ class ShimFiles:
     """HadoopFiles of a JVM that serves them on this machine. Thread-safe.
 
     Args:
-        port: Its loopback port, None where it does not listen yet.
-        token: What it lets in.
+        port: Its loopback port, None if it does not listen yet.
+        token: Shown by a connection.
     """
 
     def __init__(self, port: int | None = None, token: str = "") -> None:
@@ -30,14 +30,14 @@ class ShimFiles:
         self._idle: deque[_Connection] = deque()
 
     def listens_at(self, port: int, token: str) -> None:
-        """Take in where the JVM listens, from now on."""
+        """Take in the JVM's address, for later requests."""
         self._address = port, token
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """See HadoopFiles; a JVM that cannot be reached is a refusal of kind storage.
 
         Raises:
-            ProtocolError: It is not known where the JVM listens (kind files-not-offered).
+            ProtocolError: The JVM's address is unknown (kind files-not-offered).
         """
         try:
             connection = self._connection()

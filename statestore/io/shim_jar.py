@@ -1,4 +1,4 @@
-"""Finds the shim jar: of the environment variable, of the wheel, or of the checkout."""
+"""Finds the shim jar: by the environment variable, in the wheel, or in the checkout."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ def find_jar(
     """Return the absolute path of the jar that goes into `spark.jars`.
 
     Args:
-        environment: Looked up for STATESTORE_JAR, which wins where it is set and no Spark is asked
-            for, and for SPARK_HOME.
-        directory: Where the package's own jars are looked for.
-        spark: The Spark minor that it is for, such as 4.1; None for the Spark that programs of
-            this Python start.
+        environment: Looked up for STATESTORE_JAR, which wins if no Spark is asked for, and for
+            SPARK_HOME.
+        directory: The place of the package's own jars.
+        spark: Its Spark minor, such as 4.1; None for the Spark that programs of this Python start.
 
     Raises:
         NotFoundError: There is no jar of this version for that Spark, or no Spark.

@@ -27,13 +27,13 @@ def find_spark_home(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def read_spark_defaults(environment: Mapping[str, str] = os.environ) -> tuple[Path, dict[str, str]]:
-    """Return the `spark-defaults.conf` that sessions begin with, and what it sets.
+    """Return the `spark-defaults.conf` that sessions begin with, and its values.
 
     Args:
         environment: Looked up for SPARK_CONF_DIR and SPARK_HOME.
 
     Returns:
-        Its path, which need not be there, and values by key; none where it cannot be read.
+        Its path, which need not exist, and values by key; none if it cannot be read.
     """
     home = find_spark_home(environment) or Path()
     path = Path(environment.get("SPARK_CONF_DIR") or home / "conf", "spark-defaults.conf")

@@ -1,4 +1,4 @@
-"""Which storage a URI names, and its path there."""
+"""Storages by URI, and paths on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ S3_SCHEMES = ("s3", "s3a")
 
 
 def scheme_of(uri: str) -> str:
-    """Return the scheme of a URI, `file` for a plain path; `s3` for all that mean it."""
+    """Return the scheme of a URI, `file` for a plain path, `s3` for all schemes of S3."""
     scheme = uri.split(":", 1)[0] if ":" in uri.split("/", 1)[0] else "file"
     return "s3" if scheme in S3_SCHEMES else scheme
 
@@ -32,10 +32,10 @@ def is_hadoop(uri: str) -> bool:
 
 
 def absolute_uri(uri: str) -> str:
-    """Return the URI of what a caller names in this process, where a path may be relative.
+    """Return the URI of a directory that a caller names, perhaps by a relative path.
 
     Every function and command that takes a checkpoint, a savepoint or a new directory begins with
-    this. What a query is configured with is read on other machines, and has to be absolute.
+    this. The options of a query are read on other machines, so their paths must be absolute.
 
     Args:
         uri: A path, also below the working directory or, with `~`, a home directory; or a URI.
@@ -46,7 +46,7 @@ def absolute_uri(uri: str) -> str:
 
 
 def hadoop_uri(uri: str) -> str:
-    """Return what Hadoop knows a directory by: not encoded, whatever its default file system."""
+    """Return Hadoop's URI of a directory: not encoded, whatever its default file system."""
     if scheme_of(uri) != "file":
         return uri.rstrip("/")
     return f"file:{resolve_path(absolute_uri(uri))}"
@@ -69,7 +69,7 @@ def resolve_path(uri: str, *, is_encoded: bool = True) -> str:
 
 
 def is_within(uri: str, directory: str) -> bool:
-    """Return whether a URI names a directory, or something in it, by whatever links and spelling.
+    """Return whether a URI names a directory or a path in it, behind links and spellings.
 
     Args:
         uri: An absolute path, or a URI of any scheme that Spark opens.
@@ -102,8 +102,8 @@ def open_storage(
     Args:
         uri: A local path, or a URI: `file:`, `s3:`, `s3a:`, or of another scheme that Hadoop opens.
         cache_directory: Local directory for files fetched from remote storage; owned by the caller.
-        s3: How to reach S3, and how much is kept of what was fetched; defaults, and what the AWS
-            chain finds, when None.
+        s3: How to reach S3, and how many fetched bytes are kept; None for defaults and the AWS
+            chain.
         clock: Source of time.
 
     Raises:
