@@ -1,7 +1,7 @@
-"""Record batches out of files: Arrow's reader believes what a file says, this one checks it.
+"""Record batches out of files, checked: Arrow's own reader trusts a file.
 
-Arrow looks neither at the offsets of binary columns nor, before it makes room for them, at how
-many bytes a compressed buffer says it unpacks to.
+Arrow checks neither the offsets of binary columns nor, before it makes room, the unpacked size that
+a compressed buffer claims.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def _read(message: ipc.Message, size: int, schema: pa.Schema) -> pa.RecordBatch:
 def most_unpacked(num_bytes: int) -> int:
     """Return the most that a record batch of some bytes may unpack to.
 
-    Only a single row of more than 64 MiB, and of hardly anything but one byte, could be above it;
-    a commit that has one is refused.
+    Only a single row of more than 64 MiB, nearly all of one byte, could be above it; a commit
+    refuses one.
     """
     return _UNPACKED_BYTES + _UNPACKED_RATIO * num_bytes
 
 
 def unpacked_bytes(message: ipc.Message) -> int:
-    """Return how many bytes the buffers of a record batch say they unpack to; 0 without any.
+    """Return the unpacked bytes that a record batch's buffers claim; 0 without any.
 
     Raises:
         pa.ArrowInvalid: It is no record batch, or a buffer is not in it.
@@ -100,7 +100,7 @@ def _declared(body: memoryview, offset: int, length: int) -> int:
 
 
 def _compressed_buffers(metadata: memoryview) -> Iterator[tuple[int, int]]:
-    """Yield offset and length of a record batch's buffers, none where it is not compressed.
+    """Yield offset and length of a compressed record batch's buffers, none of another.
 
     Source: Arrow's Message.fbs. A message is {version, header type, header, …}, its header
     {length, nodes, buffers, compression, …}. Arrow verified the flatbuffer as it read the message.
@@ -115,7 +115,7 @@ def _compressed_buffers(metadata: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def _field(metadata: memoryview, table: int, number: int) -> int:
-    """Return where a field of a flatbuffer's table is, 0 where it is not."""
+    """Return the place of a field in a flatbuffer's table, 0 where it is missing."""
     vtable = table - struct.unpack_from("<i", metadata, table)[0]
     (size,) = struct.unpack_from("<H", metadata, vtable)
     if 4 + 2 * number >= size:

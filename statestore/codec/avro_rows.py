@@ -1,4 +1,4 @@
-"""Rows that Spark's RocksDB provider has encoded as Avro, decoded into Arrow columns.
+"""Rows that Spark's RocksDB provider encoded as Avro, decoded into Arrow columns.
 
 A record of the fields of a struct. A field may be null, as may a struct, array or map anywhere; any
 other element of an array or value of a map may not. Source: Spark's
@@ -62,7 +62,7 @@ def decode_avro_rows(rows: ByteRanges, schema: SparkType) -> pa.Array[Any]:
 
     Raises:
         CorruptionError: The bytes are not records of the schema.
-        IncompatibleError: Avro has not got a type of it; or the library that reads Avro is missing.
+        IncompatibleError: Avro lacks a type of it; or the library that reads Avro is missing.
     """
     try:
         from fastavro import schemaless_reader
@@ -128,6 +128,6 @@ def _element(kind: SparkType, name: str) -> Any:
 
 
 def fixed_bytes(decimal: SparkType) -> int:
-    """Return in how many bytes Spark has Avro keep a decimal of a precision."""
+    """Return the bytes of a decimal in Spark's Avro, by its precision."""
     most: int = 10**decimal.precision - 1
     return (most.bit_length() + 8) // 8

@@ -1,7 +1,7 @@
 """Stretches of bytes in one buffer, by start and size: the rows of a column, parts of a row.
 
-Everything that decodes rows takes and returns these, so that a nested row is read where it lies and
-only what ends up in a column is copied.
+All decoders of rows take and return these, so that a nested row is read in place and only the bytes
+of a column are copied.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ByteRanges:
         return ByteRanges(self.data, self.starts + num_bytes, self.sizes - num_bytes)
 
     def require(self, num_bytes: int | Int64s) -> None:
-        """Check that every range has so many bytes.
+        """Check that every range has at least so many bytes.
 
         Raises:
             CorruptionError: One is shorter.
@@ -151,18 +151,18 @@ def buffer(values: npt.NDArray[Any]) -> pa.Buffer:
 
 
 def index_with_nulls(places: Int64s, is_null: Bools) -> pa.Array[Any]:
-    """Return places to take, null where nothing is to be taken."""
+    """Return places to take, null for none."""
     return pa.Array.from_buffers(pa.int64(), len(places), [bits(~is_null), buffer(places)])
 
 
 def child(struct: Any, ordinal: int) -> pa.Array[Any]:
-    """Return a field of a struct column; where the struct is null, whatever is there."""
+    """Return a field of a struct column, undefined where the struct is null."""
     found: pa.Array[Any] = struct.field(ordinal)
     return found
 
 
 def unpack(column: pa.Array[Any]) -> Bools:
-    """Return a boolean column as a mask; where it is null, whatever is there."""
+    """Return a boolean column as a mask, undefined where it is null."""
     data = column.buffers()[1]
     if data is None:
         return np.empty(0, bool)
@@ -171,7 +171,7 @@ def unpack(column: pa.Array[Any]) -> Bools:
 
 
 def fixed_width(column: pa.Array[Any], dtype: Any) -> npt.NDArray[Any]:
-    """Return the values of a fixed-width column without copying, of nulls whatever is there."""
+    """Return the values of a fixed-width column without copying, undefined where null."""
     data = column.buffers()[1]
     if data is None:
         return np.zeros(len(column), dtype)
@@ -181,7 +181,7 @@ def fixed_width(column: pa.Array[Any], dtype: Any) -> npt.NDArray[Any]:
 
 
 def list_offsets(column: pa.Array[Any]) -> Int64s:
-    """Return where the elements of each list or map begin among all, and where the last end."""
+    """Return the offsets of each list's or map's elements among all, and the end."""
     data = column.buffers()[1]
     if len(column) == 0 or data is None:
         return np.zeros(1, np.int64)
@@ -203,7 +203,7 @@ def large_decimals(column: pa.Array[Any]) -> ByteRanges:
 
 
 def unreadable(found: str) -> CorruptionError:
-    """Return the error for bytes that are not rows of the schema they are read by."""
+    """Return the error for bytes that are not rows of their schema."""
     return CorruptionError(
         "rows do not fit their schema",
         expected="rows of the column family's schema",

@@ -1,4 +1,4 @@
-"""What a trailer says about a column family."""
+"""The description of a column family in a trailer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class ColumnFamily:
 
     Attributes:
         value_schemas: Where the schema of values may change, every one that rows may have, by
-            Spark's ID of it; each row then has its ID behind it. `value_schema` is the newest.
-        avro: Rows, and what ordered keys have of them, are encoded as Avro, with the ID in front:
-            Spark's own RocksDB provider does so, and no state file has it.
+            Spark's ID; each row then has the ID of its schema behind it. `value_schema` is the
+            newest.
+        avro: Rows, also within ordered keys, are encoded as Avro, with the ID in front: only by
+            Spark's own RocksDB provider, never in a state file.
     """
 
     id: int
@@ -60,7 +61,7 @@ class ColumnFamily:
 
     @classmethod
     def from_json(cls, fields: Fields) -> ColumnFamily:
-        """Read the JSON form; fields that are absent take their default."""
+        """Read the JSON form; absent fields take their default."""
         ordinals = fields.items("ordering_ordinals") if fields.has("ordering_ordinals") else None
         return cls(
             id=fields.integer("id", 0, _U16),

@@ -1,4 +1,4 @@
-"""What a commit took, in time and memory, as the trailer of the version after it tells."""
+"""Time and memory of a commit, kept in the trailer of the version after it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Memory at a commit, bytes; 0 throughout where it is not known.
+    """Memory at a commit, bytes; all 0 where unknown.
 
     Attributes:
         engine_bytes: Resident memory of the engine.
-        taken_bytes: What all processes of its container hold, which the system cannot take back.
-        limit_bytes: What they may hold: the container's limit, or all that the machine has.
+        taken_bytes: Memory of all processes of its container that the system cannot take back.
+        limit_bytes: Their limit: the container's, or the machine's memory.
     """
 
     engine_bytes: int = 0
@@ -27,7 +27,7 @@ class MemoryUse:
 
     @property
     def share(self) -> float:
-        """How much of what they may hold is taken, 0 to 1; 0 where it is not known."""
+        """The taken part of the limit, 0 to 1; 0 where unknown."""
         return self.taken_bytes / self.limit_bytes if self.limit_bytes else 0.0
 
 
@@ -36,16 +36,16 @@ UNKNOWN_MEMORY = MemoryUse()
 
 @dataclass(frozen=True, slots=True)
 class CommitTimes:
-    """A commit's phases, which follow each other; 0 throughout where they are not known.
+    """A commit's phases, one after the other; all 0 where unknown.
 
     Attributes:
         write_ms: The shim sorts the rows and writes them to the local disk.
         checksum_ms: The engine checks them, or builds the file of them, and seals it.
-        publish_ms: It brings the file to the storage, and waits for it to be durable.
+        publish_ms: The engine brings the file to the storage, and waits until it is durable.
         sync_ms: The part of publish_ms that waits for the disk.
         committed_ms: When the version was durable, milliseconds since the Unix epoch by the
             engine's clock.
-        memory: What memory there was.
+        memory: Memory at the commit.
     """
 
     write_ms: float = 0.0
@@ -57,7 +57,7 @@ class CommitTimes:
 
     @property
     def total_ms(self) -> float:
-        """All of the commit but what shim and engine say to each other."""
+        """The commit without the exchange between shim and engine."""
         return self.write_ms + self.checksum_ms + self.publish_ms
 
     def to_json(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class CommitTimes:
         """Read the JSON form.
 
         Raises:
-            MalformedError: It is not one.
+            MalformedError: It is none.
         """
         return cls(
             fields.integer("write_us") / 1000,

@@ -1,8 +1,8 @@
-"""Rows of a former value schema as rows of the newest: Avro's rules, on columns.
+"""Rows of a former value schema as rows of the newest, by Avro's rules, on columns.
 
-What Spark's encoder makes of a row that it writes as Avro with one schema and reads with another:
-fields go by name, one that was not there is null, a number becomes a wider one. Which schema may
-come after which Spark has checked before it wrote a row.
+As Spark's encoder, which writes a row as Avro with one schema and reads it with another: fields go
+by name, a missing one is null, a number becomes a wider one. Spark checks whether a schema may
+follow another before it writes a row.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def decode_values(values: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
 
 
 def decode_value_rows(rows: ByteRanges, family: ColumnFamily) -> pa.Array[Any]:
-    """Decode values where they lie, of which a key may have several; as `decode_values`."""
+    """Decode values in place, where a key may have several; as `decode_values`."""
     newest = value_type(family)
     if not family.value_schemas:
         return decode_rows(rows, newest)
@@ -89,11 +89,11 @@ def evolve(column: Any, written: SparkType, wanted: SparkType) -> pa.Array[Any]:
 
     Args:
         column: Of the Arrow type of `written`, length n, no slice.
-        written: What it is.
-        wanted: What it becomes.
+        written: Its type.
+        wanted: The type of the result.
 
     Raises:
-        IncompatibleError: Avro reads no value of the one as the other.
+        IncompatibleError: Avro reads no value of the one type as the other.
     """
     if written == wanted:
         return cast("pa.Array[Any]", column)
@@ -148,7 +148,7 @@ def _rank(kind: SparkType) -> int:
 
 
 def _numbers(column: pa.Array[Any], written: str, wanted: str) -> pa.Buffer:
-    """Return the numbers of a column, cut to what a narrower type holds, as Java does."""
+    """Return the numbers of a column, cut to a narrower type as Java does."""
     held = column.buffers()[1]
     if held is None:
         return buffer(np.empty(0, wanted))
@@ -156,7 +156,7 @@ def _numbers(column: pa.Array[Any], written: str, wanted: str) -> pa.Buffer:
 
 
 def _are_as_long(written: SparkType, wanted: SparkType) -> bool:
-    """Whether both are decimals that Avro keeps in as many bytes: it looks at nothing else."""
+    """Whether Avro keeps both decimals in as many bytes: it compares nothing else."""
     if (written.kind, wanted.kind) != ("decimal", "decimal"):
         return False
     return fixed_bytes(written) == fixed_bytes(wanted)

@@ -1,4 +1,4 @@
-"""What the trailers of several state partitions say together."""
+"""Trailers of several state partitions, put together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_counts(counts: Iterable[int | None]) -> int | None:
-    """Add numbers of rows, as `num_keys` of trailers; None where one of them is not known."""
+    """Add numbers of rows, as `num_keys` of trailers; None where one is unknown."""
     known = list(counts)
     return None if None in known else sum(count for count in known if count is not None)
 
@@ -23,7 +23,7 @@ def add_counts(counts: Iterable[int | None]) -> int | None:
 def join_schemas(one: ColumnFamily, other: ColumnFamily) -> ColumnFamily:
     """Return a column family with the value schemas that it has in either of two descriptions.
 
-    Spark gives a schema its ID, so that it is the same in all state partitions.
+    Spark gives a schema its ID, so all state partitions have the same.
     """
     schemas = {**one.value_schemas, **other.value_schemas}
     if schemas == one.value_schemas:

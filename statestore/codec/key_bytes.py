@@ -1,4 +1,4 @@
-"""Key bytes of a column family, as its key encoder made them, decoded into columns.
+"""Key bytes of a column family, decoded into columns by its key encoder.
 
     no-prefix          UnsafeRow
     prefix             length, u32 | 0, UnsafeRow of the first columns | 0, UnsafeRow of the others
@@ -8,10 +8,10 @@
     timestamp-prefix   timestamp | 0, UnsafeRow of all but the last column
     timestamp-postfix  0, UnsafeRow of all but the last column | timestamp
 
-The 0 is the version of Spark's encoding, the length counts it in; a timestamp is 8 bytes big-endian
-with its sign flipped. Of Spark's own Avro encoding a record stands for each UnsafeRow, with the ID
-of its schema before it, i16, but not in a first half; and an ordering column is two fields, marker
-and value. Also here: the values of a multi-value family, told apart.
+The 0 is the version of Spark's encoding, and counts in the length; a timestamp is 8 bytes
+big-endian with its sign flipped. Spark's own Avro encoding has a record in place of each UnsafeRow,
+with the ID of its schema before it, i16, but not in a first half; and an ordering column is two
+fields, marker and value. Also here: splitting the values of a multi-value family.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _timestamps(keys: ByteRanges, *, is_prefix: bool) -> tuple[npt.NDArray[Any],
 
 
 def split_values(values: pa.Array[Any]) -> tuple[ByteRanges, npt.NDArray[np.int64]]:
-    """Tell the values of a multi-value family apart.
+    """Split the values of a multi-value family.
 
     Args:
         values: Binary, length n, no nulls; each one or more of (u32 big-endian length, row).

@@ -1,7 +1,7 @@
-"""Columns as key bytes of a column family, and as its values: what `key_bytes` decodes.
+"""Columns encoded as key bytes and values of a column family, for `key_bytes` to decode.
 
-State files never hold Avro, which Spark's own RocksDB provider keeps alone: there is nothing here
-that writes it.
+State files never hold Avro, which only Spark's own RocksDB provider writes: so this module writes
+none.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def encode_keys(keys: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
         family: Whose encoder is to make them.
 
     Returns:
-        Binary, length n: what `decode_keys` makes the same keys of.
+        Binary, length n: `decode_keys` returns the same keys.
 
     Raises:
         InvalidArgumentError: Rows are too large, or a time of an ordered key is null.
@@ -79,13 +79,13 @@ def encode_values(values: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
     """Encode the values of a column family.
 
     Args:
-        values: Struct of `value_type`, length n, no nulls. Of a multi-value family these are single
-            rows of a value, which become its value joined end to end.
+        values: Struct of `value_type`, length n, no nulls. For a multi-value family these are the
+            rows of one value, which is all of them end to end.
         family: Whose values they are.
 
     Returns:
-        Binary, length n. A family whose values may change has the ID of the newest schema behind
-        each row, one of several values its length before it.
+        Binary, length n. Where the schema of values may change, each row has the ID of the newest
+        one behind it; in a multi-value family, its length before it.
 
     Raises:
         InvalidArgumentError: Rows are too large.
@@ -106,7 +106,7 @@ def _others(ordinals: tuple[int, ...], num_columns: int) -> tuple[int, ...]:
 
 
 def _halves(first: pa.Array[Any], rest: pa.Array[Any] | None) -> pa.Array[Any]:
-    """Return the length of the first half, it, and the second half, if there is one."""
+    """Return the length of the first half, the first half, and the second half, if there is one."""
     lengths = fixed_binary((ByteRanges.of_column(first).sizes + len(_VERSION)).astype("<i4"))
     return join_binary(lengths, _VERSION, first, _VERSION, *(() if rest is None else (rest,)))
 
@@ -123,7 +123,7 @@ class _Columns:
         return self._encode([child(self.keys, o) for o in ordinals], self.schema.select(ordinals))
 
     def ordered(self, ordinals: tuple[int, ...]) -> pa.Array[Any]:
-        """Return ordering columns as rows of binary columns, whose bytes sort as the values do."""
+        """Return ordering columns as rows of binary columns, whose bytes sort as the values."""
         names = tuple((f"c{place}", _BINARY) for place in range(len(ordinals)))
         columns = [_ordering_column(child(self.keys, o), self.schema.types[o]) for o in ordinals]
         return self._encode(columns, SparkType("struct", names))

@@ -1,4 +1,4 @@
-"""Merging of sorted runs, last writer wins, vectorised, in bounded memory.
+"""Merges sorted runs, last writer wins, vectorised, in bounded memory.
 
 A run is mostly a state file; runs are given oldest first. `merge_runs` walks them slice by slice in
 file order (rank of the key group, column family, key), so that never more than a slice of the state
@@ -37,7 +37,7 @@ RowKey = tuple[int, bytes]
 
 
 class SortedRun(Protocol):
-    """Rows in file order, each key once: a state file, or what was sorted for a while."""
+    """Rows in file order, each key once: a state file, or a temporary sorted run."""
 
     @property
     def num_batches(self) -> int:
@@ -50,7 +50,7 @@ class SortedRun(Protocol):
 
 
 class _Cursor:
-    """A run read in file order; keeps the record batch it stands in and no other."""
+    """A run read in file order; keeps only the record batch of its position."""
 
     def __init__(self, run: SortedRun, max_parallelism: int) -> None:
         self._run = run
@@ -104,7 +104,7 @@ def merge_runs(
     Args:
         runs: Oldest first; each sorted by (rank, column family, key).
         max_parallelism: Number of key groups.
-        slice_bytes: About how many bytes of rows are merged at a time.
+        slice_bytes: Bytes of rows that are merged at a time, about.
 
     Yields:
         Record batches of puts only, each key once, each batch about slice_bytes or less.
@@ -121,7 +121,7 @@ def merge_runs(
 def interleave(
     runs: Sequence[SortedRun], max_parallelism: int, *, slice_bytes: int = SLICE_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """Yield every row of runs that have no key in common, deletes too, in file order.
+    """Yield every row of runs without a common key, deletes too, in file order.
 
     Arguments and errors as `merge_runs`.
     """
@@ -135,7 +135,7 @@ def interleave(
 def _slices(
     runs: Sequence[SortedRun], max_parallelism: int, slice_bytes: int
 ) -> Iterator[tuple[list[pa.RecordBatch], list[int]]]:
-    """Yield the rows of each slice as pieces of runs, and the place of each one's run."""
+    """Yield the rows of each slice as pieces of runs, and the index of each piece's run."""
     cursors = [_Cursor(run, max_parallelism) for run in runs]
     for end in [*_slice_ends(runs, max_parallelism, slice_bytes), None]:
         pieces: list[pa.RecordBatch] = []

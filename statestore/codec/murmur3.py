@@ -1,8 +1,8 @@
 """Spark's partition hash of columns: Murmur3 x86 32-bit, seed 42, all rows at once.
 
-What `HashPartitioning.partitionIdExpression` computes before its pmod: every column goes on from
-the hash of those before it, and a null leaves it as it is. The tail of a string goes in byte by
-byte, each signed and mixed like a whole word, as Spark has it and nobody else.
+As `HashPartitioning.partitionIdExpression` before its pmod: every column goes on from the hash of
+those before it, and a null leaves the hash as it is. The tail of a string goes in byte by byte,
+each signed and mixed like a whole word, which only Spark does.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _hash_decimal(column: pa.Array[Any], kind: SparkType, seeds: Hashes) -> Hash
 
 
 def _hash_bytes(ranges: ByteRanges, seeds: Hashes) -> Hashes:
-    """Hash words of 4 bytes, then what is left byte by byte."""
+    """Hash words of 4 bytes, then the remaining bytes one by one."""
     # Longest first, so that those that have no more words are at the end.
     order = np.argsort(-ranges.sizes, kind="stable")
     starts, sizes = ranges.starts[order], ranges.sizes[order]

@@ -1,7 +1,7 @@
-"""Which columns of a state key Spark partitioned the input by, and the key group they make.
+"""The columns of a state key by which Spark partitioned the input, and their key group.
 
-The same decision as the shim's PartitionKey.scala takes when it writes; every operator's layout is
-a case of `partition_key_columns`.
+As the shim's PartitionKey.scala decides when it writes; every operator's layout is a case of
+`partition_key_columns`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ def partition_key_columns(store: str, family: ColumnFamily) -> tuple[tuple[int, 
 
     Args:
         store: Name of the state store.
-        family: The column family; any other than `default` is of a store that has several.
+        family: The column family; only a store with several has others than `default`.
 
     Returns:
         Each column as ordinals from the key down to a field, (1, 0) the first field of the second
-        column. Empty where all state is in state partition 0: no key columns, or none that holds
-        anything.
+        column. Empty where all state is in state partition 0: no key columns, or none with a value.
 
     Raises:
         IncompatibleError: As `key_type`.
@@ -68,15 +67,15 @@ def partition_key_columns(store: str, family: ColumnFamily) -> tuple[tuple[int, 
 
 
 def is_single(store: str, families: Iterable[ColumnFamily], partitions: Collection[int]) -> bool:
-    """Return whether a store has one state partition whatever the query's number is.
+    """Return whether a store has one state partition, whatever the query's number.
 
-    So it is where Spark does not partition by a key: a limit, an aggregation without a key. A store
-    whose column families have no schemas is not known to be one.
+    That is where Spark does not partition by a key: a limit, an aggregation without a key. Without
+    schemas of its column families the answer is no.
 
     Args:
         store: Name of the state store.
         families: Its column families.
-        partitions: The state partitions where it is there.
+        partitions: The state partitions that have it.
 
     Raises:
         IncompatibleError: As `key_type`.
@@ -141,7 +140,7 @@ def _field(struct: pa.Array[Any], path: tuple[int, ...]) -> pa.Array[Any]:
 
 
 def _expiring_key(family: ColumnFamily, schema: SparkType) -> tuple[int, ...]:
-    """The expiry index of a map state holds (grouping key, user key) where others hold the key."""
+    """The expiry index of a map state has (grouping key, user key) where others have the key."""
     element = schema.types[1]
     is_map = (
         family.name.startswith(_TTL_PREFIX)

@@ -1,4 +1,4 @@
-"""What state files call each other by: a store, a version of it, a file that a version names."""
+"""Names of a store, of a version of it, and of a file that a version refers to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE_KIND = re.compile(r"delta|snapshot|merged")
 
 @dataclass(frozen=True, slots=True)
 class StoreName:
-    """What a state store is called inside a checkpoint.
+    """The name of a state store inside a checkpoint.
 
     Attributes:
         operator: Operator ID.
@@ -83,9 +83,9 @@ class FileRef:
     """Reference to a state file.
 
     Attributes:
-        path: Relative to the store directory. One that leads out of it, `../<partition>/name`, is
-            of a file taken over by a rescale, be it the partition's own.
-        kind: delta, snapshot, or merged: what some deltas do together.
+        path: Relative to the store directory. A path that leads out of it, `../<partition>/name`,
+            is of a file that a rescale took over, even from the partition itself.
+        kind: delta, snapshot, or merged: the changes of some deltas.
         version, checkpoint_id, lineage: As in the trailer of the file itself.
         size: Bytes of the whole file.
         rows: Rows of all record batches.
@@ -125,8 +125,7 @@ class FileRef:
     def from_json(cls, fields: Fields) -> FileRef:
         """Read the JSON form; `layout.store_of_path` says where a path may lead.
 
-        A version names most files that the one before it names: what was read once is the same
-        object, as long as it is one of the last.
+        A version names most files of the one before: a recently read reference is the same object.
         """
         clip = _clip(fields.items("clip")) if fields.has("clip") else None
         values = [fields.value(name) for name in _REF_FIELDS]
@@ -141,7 +140,7 @@ _REF_FIELDS = ("path", "kind", "version", "checkpoint_id", "lineage", "size", "r
 
 @lru_cache(maxsize=1 << 14, typed=True)
 def _read_ref(clip: KeyGroupSet | None, *values: Any) -> FileRef:
-    """Return the reference of which these are the fields."""
+    """Return the reference with these fields."""
     fields = Fields(dict(zip(_REF_FIELDS, values, strict=True)))
     return FileRef(
         path=fields.text("path"),

@@ -131,7 +131,7 @@ def check_key_group_order(
     """Check that key groups of a block are in range and in rank order; return the last rank.
 
     Raises:
-        InternalError: They are not; the writer of the file is at fault.
+        InternalError: They are not, by a fault of the file's writer.
     """
     values = to_numpy(key_groups, np.uint16)
     if len(values) == 0:

@@ -1,4 +1,4 @@
-"""Sealed files on the local disk: a body with a trailer behind it, whatever the body is.
+"""Sealed files on the local disk: a body of any kind with a trailer behind it.
 
 Writing: the body is complete; `append_trailer` seals the file. Reading: `SealedFile` maps it and
 checks the CRC32C of every block.
@@ -26,16 +26,16 @@ from statestore.core.progress import STEP_BYTES, step
 
 
 def append_trailer(path: str, trailer: Trailer) -> bytes:
-    """Seal a file whose body is complete; whatever stood behind the body is cut off.
+    """Seal a file whose body is complete; bytes behind the body are cut off.
 
     Guarantee: on return the file is whole but not yet durable. After a raise it can be sealed
         again.
 
     Returns:
-        What was appended: the last bytes of the file.
+        The appended bytes, the last ones of the file.
 
     Raises:
-        CorruptionError: No reader would take the trailer.
+        CorruptionError: A reader would refuse the trailer.
         OSError: The file cannot be written.
     """
     encoded = encode_trailer(trailer)
@@ -70,8 +70,8 @@ class SealedFile:
 
         Args:
             path: The local file.
-            name: What errors call it: the path of the file that this one is a copy of; the path
-                when None.
+            name: Its name in errors: the path of the file that this one is a copy of; None for
+                `path`.
 
         Raises:
             CorruptionError, IncompatibleError: As `decode_trailer`.
@@ -98,7 +98,7 @@ class SealedFile:
             self._verify_block(block)
 
     def block_bytes(self, index: int) -> pa.Buffer:
-        """Return the bytes of a block, mapped; they are not checked."""
+        """Return the bytes of a block, mapped and unchecked."""
         block = self.trailer.blocks[index]
         return self._whole.slice(block.offset, block.length)
 

@@ -1,6 +1,6 @@
-"""Sorting of rows that may be more than fit memory: pieces are sorted into runs on the local disk.
+"""Sorts rows that may not fit memory: pieces are sorted into runs on the local disk.
 
-`merge_runs` makes the sorted whole of them.
+`merge_runs` merges the runs.
 """
 
 from __future__ import annotations
@@ -100,5 +100,5 @@ def join_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _combine(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Return record batches as one; as none without rows, as several above 2 GiB in a column."""
+    """Return record batches as one; none without rows, several above 2 GiB in a column."""
     return pa.Table.from_batches(batches).combine_chunks().to_batches()

@@ -1,4 +1,4 @@
-"""Spark's data types: read from the JSON of a schema, and what they are in Arrow.
+"""Spark's data types: read from the JSON of a schema, and turned into Arrow's.
 
 | Spark | Arrow |
 |---|---|
@@ -64,7 +64,7 @@ class SparkType:
         fields: Name and type of each field of a struct; one nameless element of an array; key and
             value of a map.
         precision, scale: Of a decimal.
-        never_null: Ordinals of the fields in which Spark has no null, and does not look for one.
+        never_null: Ordinals of the fields in which Spark has no null, and does not check for one.
     """
 
     kind: str
@@ -77,8 +77,8 @@ class SparkType:
     def arrow(self) -> pa.DataType:
         """The type of a column of it in Arrow; every field may be null.
 
-        Fields of a struct that have the name of an earlier one, which Spark allows and two sums in
-        one aggregation lead to, get a number: `sum`, `sum_2`.
+        A field with the name of an earlier one, as after two sums in one aggregation, gets a
+        number: `sum`, `sum_2`.
         """
         if self.kind == "struct":
             names = _distinct(self.names)
@@ -132,7 +132,7 @@ _OF_ARROW: tuple[tuple[Any, str], ...] = (
 
 
 def describe_type(kind: Any) -> Any:
-    """Return the type that a column of Arrow has in Spark, as the JSON of a schema says it.
+    """Return Spark's type of a column of Arrow, as in the JSON of a schema.
 
     Args:
         kind: A type of Arrow; of a struct every field may be null.
@@ -166,7 +166,7 @@ def describe_type(kind: Any) -> Any:
 
 
 def describe_field(name: str, kind: Any) -> dict[str, Any]:
-    """Return a field of a struct that may be null, as the JSON of a schema says it."""
+    """Return a nullable field of a struct, as in the JSON of a schema."""
     return {"name": name, "type": describe_type(kind), "nullable": True, "metadata": {}}
 
 
@@ -190,7 +190,7 @@ def parse_schema(text: str) -> SparkType:
 
     Raises:
         CorruptionError: It is not a schema.
-        IncompatibleError: A type is not one this package can read.
+        IncompatibleError: This package cannot read a type.
     """
     try:
         return _parse_struct(parse_json(text))

@@ -72,7 +72,7 @@ def describe_stream(path: str, length: int, max_parallelism: int) -> tuple[Block
 
 
 def _message_ends(whole: pa.Buffer, path: str) -> list[int]:
-    """Return where each message ends: the schema, every record batch, the end-of-stream marker."""
+    """Return the end of each message: schema, every record batch, end-of-stream marker."""
     reader = pa.BufferReader(whole)
     messages = ipc.MessageReader.open_stream(reader)
     ends: list[int] = []
@@ -109,7 +109,7 @@ def _block(whole: pa.Buffer, start: int, end: int, column: pa.Array[Any] | None 
 
 
 def not_a_stream(path: str, length: int, found: str) -> InvalidArgumentError:
-    """Return the error for a file that is not what a shim hands over."""
+    """Return the error for a file that no shim hands over."""
     return InvalidArgumentError(
         "a file is not a complete Arrow stream of state rows",
         file=path,
@@ -153,15 +153,15 @@ def blocks_of(trailer: Trailer, clip: KeyGroupSet | None) -> tuple[Block, ...]:
 
 
 def slices_of(trailer: Trailer, clip: KeyGroupSet | None) -> tuple[Slice, ...]:
-    """Return the bytes of an Arrow body that are a stream with all rows of some key groups.
+    """Return slices of an Arrow body that are a stream with all rows of some key groups.
 
     Args:
         trailer: Of the file.
         clip: The key groups, None for all.
 
     Returns:
-        At most MAX_SLICES slices in file order: schema, record batches, end of stream. There may
-        be batches among them that hold no such row.
+        At most MAX_SLICES slices in file order: schema, record batches, end of stream. Some batches
+        among them may hold no such row.
     """
     slices: list[Slice] = []
     for block in (trailer.blocks[0], *blocks_of(trailer, clip), trailer.blocks[-1]):

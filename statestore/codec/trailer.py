@@ -112,7 +112,7 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """Everything about a state file but its rows; fields as in docs/format.md."""
+    """A state file without its rows; fields as in docs/format.md."""
 
     kind: FileKind
     writer: str
@@ -155,8 +155,8 @@ class Trailer:
     def version_ref(self) -> VersionRef:
         """The version this file makes (delta) or leads to (snapshot, merged).
 
-        The `parent` of the latter is that version, so that every kind answers the lineage that the
-        next delta names as its parent.
+        The `parent` of the latter is that version, so that every kind has the lineage that the next
+        delta names as its parent.
         """
         if self.kind != "delta" and self.parent is not None:
             return self.parent
@@ -172,11 +172,10 @@ def compute_lineage(
     CRC32C as u64 and u32 little endian. Equal content on an equal parent gives an equal lineage.
 
     Args:
-        parent: What the file is built on, None for nothing, or only on `files`.
+        parent: Version that the file is built on, None for none, or only for `files`.
         blocks: Of the file.
-        files: What a version without a parent is made of: in place of the parent's lineage stand
-            those of the files, each followed by modulus and remainder of its clip (u32 little
-            endian, 0 and 0 without one).
+        files: Files of a version without a parent: their lineages replace the parent's, each
+            followed by modulus and remainder of its clip (u32 little endian, 0 and 0 without one).
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update((parent.lineage if parent else "").encode())

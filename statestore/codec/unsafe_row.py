@@ -4,8 +4,8 @@
     array  number of elements | null bits | elements, as wide as their type | what does not fit
     map    bytes of the keys | array of keys | array of values
 
-A word holds a number, or where the rest lies: its offset from the start of the row (array) in the
-upper, its bytes in the lower half. All is little-endian. Columns are decoded one at a time, all
+A word holds a number, or the place of the value: its offset from the start of the row (array) in
+the upper, its bytes in the lower half. All is little-endian. Columns are decoded one at a time, all
 rows at once.
 """
 
@@ -75,7 +75,7 @@ def decode_column(rows: pa.Array[Any], schema: SparkType) -> pa.Array[Any]:
 
 
 def decode_rows(rows: ByteRanges, schema: SparkType) -> pa.Array[Any]:
-    """Decode rows where they lie; as `decode_column`, without nulls."""
+    """Decode rows in place; as `decode_column`, without nulls."""
     num_words = (len(schema.fields) + 63) // 64
     rows.require(_WORD * (num_words + len(schema.fields)))
     null_words = [rows.read("<u8", rows.starts + _WORD * word) for word in range(num_words)]
@@ -88,7 +88,7 @@ def decode_rows(rows: ByteRanges, schema: SparkType) -> pa.Array[Any]:
 
 
 def _bits_of(words: npt.NDArray[np.uint64], ordinals: Any) -> Bools | None:
-    """Return where the null bits are set, None for nowhere."""
+    """Return the positions of set null bits, None for none."""
     found = (words >> ordinals & np.uint64(1)).astype(bool)
     return found if found.any() else None
 
@@ -101,8 +101,8 @@ def _decode(
     Args:
         rows: Of the buffer.
         kind: Type of the column.
-        slots: Where each value's number or word lies.
-        bases: What the offset in a word counts from.
+        slots: The place of each value's number or word.
+        bases: The start for offsets in words.
         is_null: Where the column is null, None for nowhere.
     """
     if kind.kind == "void":
@@ -225,7 +225,7 @@ def _maps(parts: ByteRanges, kind: SparkType) -> pa.Array[Any]:
 
 
 def _elements(parts: ByteRanges, kind: SparkType) -> tuple[Int64s, pa.Array[Any]]:
-    """Return how many elements each array has, and all elements of all arrays."""
+    """Return the number of elements of each array, and all elements."""
     parts.require(_WORD)
     counts: Int64s = parts.read("<i8", parts.starts)
     # No element takes less than a bit, that which says whether it is null.
@@ -248,7 +248,7 @@ def _list_offsets(counts: Int64s) -> pa.Buffer:
 
 
 def among_nulls(column: pa.Array[Any], is_null: Bools) -> pa.Array[Any]:
-    """Return a column with nulls put in where they belong."""
+    """Return a column with nulls put in."""
     places: npt.NDArray[np.int64] = np.cumsum(~is_null) - 1
     return column.take(index_with_nulls(places, is_null))
 

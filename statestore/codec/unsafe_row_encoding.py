@@ -1,8 +1,8 @@
-"""Arrow columns as rows that Spark keeps in memory, `UnsafeRow`: what `unsafe_row` decodes.
+"""Arrow columns encoded as rows that Spark keeps in memory, `UnsafeRow`; `unsafe_row` decodes them.
 
-Byte for byte what Spark's UnsafeRowWriter and UnsafeArrayWriter make of the same values, since a
-key is looked for by its bytes. Columns are encoded one at a time, all rows at once: a first pass
-tells how many bytes each row takes, a second one writes them.
+Byte for byte as Spark's UnsafeRowWriter and UnsafeArrayWriter encode them, since a key is looked up
+by its bytes. Columns are encoded one at a time, all rows at once: a first pass computes the bytes
+of each row, a second one writes them.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ def encode_column(column: pa.Array[Any], schema: SparkType) -> pa.Array[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What of a column does not fit a word.
+    """The part of a column that does not fit words.
 
     Attributes:
         sizes: Bytes of each value, length n; 0 where it is null.
         room: Bytes that it takes, a multiple of 8.
         write: Called with the words of all rows and where each value begins in them, in bytes.
-        keeps_null: Whether a row says where the room of a null is.
+        keeps_null: Whether a row has the place of a null's room.
     """
 
     sizes: Int64s
@@ -289,7 +289,7 @@ def _between(elements: Any, offsets: Int64s) -> Any:
 
 
 def _elements(column: Any, kind: SparkType, counts: Int64s) -> _Part:
-    """Lay out arrays of so many elements each, of all of which `column` has the values."""
+    """Lay out arrays of so many elements each; `column` has the elements of all."""
     is_null = _nulls_of(column)
     part, width = None, _WORD
     if kind.kind == "void" or is_number(kind):
@@ -344,7 +344,7 @@ def fixed_binary(values: npt.NDArray[Any]) -> pa.Array[Any]:
 
 
 def join_binary(*parts: Any) -> pa.Array[Any]:
-    """Return the bytes of several columns behind each other.
+    """Join the bytes of several columns in each row.
 
     Args:
         parts: Binary columns of one length, and bytes that are the same in every row.
