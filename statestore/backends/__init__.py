@@ -1,1 +1,1 @@
-"""State backends. Only heap builds on another one: it is filesystem's versions on other storage."""
+"""State backends. Only heap builds on another one: filesystem's versions on other storage."""

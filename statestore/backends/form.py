@@ -1,6 +1,6 @@
-"""FileForm: how a state backend keeps rows in files, for what works on checkpoints from outside.
+"""FileForm: how a state backend keeps rows in files, for operations on checkpoints.
 
-One object for each body, so that nobody else asks which one it is. `forms.py` finds it.
+One object for each body, so that no other module asks which one it is. `forms.py` finds it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """What reading and writing state needs; `forms.work_in` makes it.
+    """Means to read and write state; `forms.work_in` makes it.
 
     Attributes:
         scratch_directory: Local directory.
@@ -59,8 +59,8 @@ class FileForm(ABC):
         Args:
             location: The store.
             head: The delta of the version.
-            work: What it needs; the scratch directory is as before after the last row.
-            family: ID of a column family whose rows alone are wanted, None for all.
+            work: Means; the scratch directory is as before after the last row.
+            family: ID of the only wanted column family, None for all.
 
         Yields:
             Record batches of SCHEMA, puts only, each key once and only keys of the store's own
@@ -79,7 +79,7 @@ class FileForm(ABC):
     def rows_of_file(
         self, path: str, local_path: str, work: Work
     ) -> Iterator[tuple[Trailer, pa.RecordBatch]]:
-        """Yield every row that a state file has, also deletes and those that a clip leaves out.
+        """Yield every row of a state file, also deletes and rows outside of a clip.
 
         Args:
             path: The file, for errors.
@@ -95,15 +95,15 @@ class FileForm(ABC):
     def sorted_rows(
         self, rows: Iterator[pa.RecordBatch], max_parallelism: int, work: Work
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows in the order in which `full_body` wants them; given ones are in any."""
+        """Yield rows, given in any order, in the order for `full_body`."""
 
     @abstractmethod
     def stream_compression(self, options: StateStoreOptions) -> str:
-        """Return how the stream is compressed from which `full_body` makes a body."""
+        """Return the compression of the stream for `full_body`."""
 
     @abstractmethod
     def full_body(self, new: NewVersion, path: str, work: Work) -> Body:
-        """Return the body of a version that is all its rows.
+        """Return the body of a full state.
 
         Args:
             new: The version.
@@ -124,11 +124,11 @@ class FileForm(ABC):
         max_parallelism: int,
         work: Work,
     ) -> Callable[[NewVersion], Body]:
-        """Write puts and deletes; return what makes the body of a version of them.
+        """Write puts and deletes; return a call that makes the body of a version of them.
 
         Args:
             puts: In file order.
-            deletes: As the rows they delete pass by `rows`.
+            deletes: In the order in which `rows` yields the rows that they delete.
             path: Local path of the body.
             max_parallelism: Number of key groups.
             work: What it needs.
@@ -141,7 +141,7 @@ class FileForm(ABC):
     def versions(
         self, location: StoreLocation, clock: Clock, backend: str, scratch_directory: str
     ) -> VersionsBase:
-        """Return the versions of a store, which are let go of by `forget_heads`.
+        """Return the versions of a store; `forget_heads` releases them.
 
         Args:
             location: The store.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def work_in(scratch_directory: str, options: StateStoreOptions, clock: Clock) -> Work:
-    """Return what reading and writing state needs.
+    """Return the means to read and write state.
 
     Args:
         scratch_directory: Local directory, deleted by the caller.

@@ -45,7 +45,7 @@ class _Gateway(ClientServer):  # type: ignore[misc]
 
 
 def serve(handshake: Handshake) -> tuple[int, Callable[[], bool]]:
-    """Accept calls on a loopback port in the background; return it once the service listens."""
+    """Accept calls on a loopback port in the background; return the port when it listens."""
     token = handshake.token
     service = EngineService(handshake.scratch, hadoop=ShimFiles(), name=handshake.engine)
     started = threading.Event()

@@ -1,8 +1,8 @@
 """The checkpoint memory: `python -m statestore.engine.checkpoint_memory ADDRESS`.
 
 One process for each Spark application, started and ended by the shim in the driver: it holds the
-heap backend's files in its memory and serves them to the engines of every executor. ADDRESS is the
-driver's, to listen on.
+heap backend's files in its memory and serves them to the engines of every executor. It listens on
+ADDRESS, the driver's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _servers: list[MemoryServer] = []
 
 
 def serve(handshake: Handshake) -> tuple[int, Callable[[], bool]]:
-    """Serve an empty memory on any free port of the address; return the port, and its end."""
+    """Serve an empty memory on any free port of the address; return the port and a call to end."""
     server = MemoryServer(sys.argv[1], handshake.token, MemoryFileIO(handshake.scratch))
     _servers.append(server)
     return server.port, lambda: True

@@ -1,4 +1,4 @@
-"""Starts an engine process from Python and calls it, the way the shim does from the JVM.
+"""Starts an engine process from Python and calls it, as the shim does from the JVM.
 
 Speaks the few lines of py4j's text protocol that the calls need, over one connection a thread. For
 `statestore doctor` and tests; an engine itself never uses it.
@@ -20,7 +20,7 @@ _CONNECT_TIMEOUT_S = 10.0
 
 
 class EngineRefusedError(Exception):
-    """The engine answered FAILED to the handshake, or nothing; `refusal` is what it said."""
+    """The engine answered FAILED to the handshake, or nothing; `refusal` is its answer."""
 
     def __init__(self, refusal: dict[str, Any]) -> None:
         super().__init__(refusal["message"])
@@ -35,15 +35,15 @@ class EngineProcess:
     """A running engine. Use as a context manager, so that no engine outlives its caller.
 
     Args:
-        command: The interpreter and what it is to run.
+        command: The interpreter and its arguments.
         scratch_directory: Shared with the engine, which makes it and removes it when its stdin
             ends.
         token: Shown by every connection; at least 32 characters.
         environment: Of the process.
-        version, protocol: What the handshake claims to be.
-        name: Tells it from other engines on the same scratch directory.
+        version, protocol: Claimed in the handshake.
+        name: Its name among the engines of a scratch directory.
         stderr: Where its log goes; this process's stderr when None.
-        start_timeout_s: After which an engine that says nothing is killed; None waits for ever.
+        start_timeout_s: Seconds after which a silent engine is killed; None waits for ever.
 
     Raises:
         EngineRefusedError: It refused, or ended without a word.
@@ -135,7 +135,7 @@ class EngineProcess:
             raise
 
     def call(self, op: str, **fields: Any) -> dict[str, Any]:
-        """Send a call and return what it answered under `ok`.
+        """Send a call and return the `ok` of its reply.
 
         Raises:
             AssertionError: It answered an error.
@@ -152,7 +152,7 @@ class EngineProcess:
         self._release()
 
     def end_stdin(self, timeout_s: float = 10.0) -> int:
-        """Do what the end of the JVM does, and return the engine's exit code.
+        """End stdin, as the end of the JVM does, and return the engine's exit code.
 
         Raises:
             subprocess.TimeoutExpired: It did not end.
@@ -181,7 +181,7 @@ class EngineConnection:
 
         Raises:
             PermissionError: The engine refused the token.
-            EngineGoneError: Nobody listens.
+            EngineGoneError: No engine listens.
         """
         try:
             self._socket = socket.create_connection(("127.0.0.1", port), _CONNECT_TIMEOUT_S)

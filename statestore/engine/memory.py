@@ -1,7 +1,7 @@
-"""The engine's memory, and how much of what its container may take is taken.
+"""The engine's memory, and the taken memory and limit of its container.
 
-A container is a control group of Linux with a limit. The process is killed when the group is over
-it, whichever of its processes took the memory: Spark's own count as well.
+A container is a control group of Linux with a limit. A process is killed when the group is over it,
+whichever process took the memory: Spark's own count as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class EngineMemory:
 
     Args:
         elapsed_ms: A clock that only goes forward, milliseconds.
-        root: Of the system's own files.
+        root: Root of the system's own files.
     """
 
     def __init__(self, elapsed_ms: Callable[[], float], root: Path = Path("/")) -> None:
@@ -36,7 +36,7 @@ class EngineMemory:
         self._read_at_ms = -float(_RENEWED_MS)
 
     def use(self) -> MemoryUse:
-        """Return what is held, or was at most a second ago."""
+        """Return the memory in use, at most a second old."""
         now_ms = self._elapsed_ms()
         if now_ms - self._read_at_ms >= _RENEWED_MS:
             self._use = MemoryUse(resident_bytes(), *self._read_container())
@@ -44,7 +44,7 @@ class EngineMemory:
         return self._use
 
     def _read_container(self) -> tuple[int, int]:
-        """Return bytes taken and the limit of the tightest group; 0 and 0 where nobody tells."""
+        """Return bytes taken and the limit of the tightest group; 0 and 0 where unknown."""
         groups = [found for found in map(_read_group, self._groups()) if found is not None]
         total, available = self._read_machine()
         bounded = [(taken, limit) for taken, limit in groups if not total or limit < total]
@@ -89,8 +89,8 @@ def resident_bytes() -> int:
 def _read_group(group: Path) -> tuple[int, int] | None:
     """Return bytes taken and the limit of a group, None where it has none.
 
-    File pages that nobody used of late do not count: the system takes them back before it kills,
-    as Kubernetes counts a container's working set.
+    Inactive file pages do not count: the system takes them back before it kills. So does Kubernetes
+    count a container's working set.
     """
     for limit, usage, reclaimed in (
         ("memory.max", "memory.current", "inactive_file"),

@@ -28,12 +28,12 @@ EXIT_REFUSED = 3
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """What the shim tells a process that it starts.
+    """The shim's greeting to a process that it starts.
 
     Attributes:
-        token: What callers will show.
+        token: Shown by callers.
         scratch: Scratch directory.
-        engine: Name of the process among those that share the scratch directory.
+        engine: Name of the process among those of the scratch directory.
     """
 
     token: str
@@ -45,7 +45,7 @@ def read_handshake(stdin: BinaryIO) -> Handshake:
     """Read the shim's two lines and check them.
 
     Raises:
-        ProtocolError: A line is missing, or the shim's version or protocol is another one.
+        ProtocolError: A line is missing, or the shim has another version or protocol.
     """
     token = stdin.readline().decode().strip()
     line = stdin.readline().decode()
@@ -84,8 +84,8 @@ def run_process(serve: Callable[[Handshake], tuple[int, Callable[[], bool]]]) ->
 
     Args:
         serve: Starts the service in the background; returns the port on which it listens by then,
-            and what is to be done when stdin has ended, which says whether its threads write to
-            storage no more.
+            and a call for the end of stdin, which returns whether its threads write to storage no
+            more.
 
     Returns:
         The exit code of a process that was refused.

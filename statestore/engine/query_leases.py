@@ -27,7 +27,7 @@ _DROP_TIMEOUT_S = (
 
 
 class QueryLeases:
-    """Takes, renews and drops leases when the shim says so. Thread-safe.
+    """Takes, renews and drops leases on calls of the shim. Thread-safe.
 
     Args:
         storages: Where the checkpoints are.
@@ -67,9 +67,9 @@ class QueryLeases:
                 )
 
     def drop_all(self) -> None:
-        """Drop all leases, as far as that takes little time: nobody can write any more.
+        """Drop all leases, if that takes little time: no thread can write any more.
 
-        Never raises; what is left expires.
+        Never raises; the remaining leases expire.
         """
         dropping = threading.Thread(target=self._drop_all, name="drop-leases", daemon=True)
         dropping.start()

@@ -1,4 +1,4 @@
-"""Requests of docs/protocol.md: reading their fields, naming what is wrong with one."""
+"""Requests of docs/protocol.md: reads their fields, and names a wrong one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Request:
         self._options: StateStoreOptions | None = None
 
     def get(self, name: str, kind: type[T]) -> T:
-        """Return a field that must be there.
+        """Return a required field.
 
         Raises:
             ProtocolError: It is missing or of another type.
@@ -60,7 +60,7 @@ class Request:
         return Request(self.get(name, dict))
 
     def provider(self) -> str:
-        """Return which provider instance calls, empty where it does not say."""
+        """Return the calling provider instance, empty where unknown."""
         return self.child("store").get_or("provider", str, "")
 
     def options(self) -> StateStoreOptions:
@@ -91,11 +91,11 @@ class Request:
         return self.child("store").get("root", str)
 
     def run(self) -> str:
-        """Return the query run the call is made for, empty where no query runs."""
+        """Return the query run of the call, empty where no query runs."""
         return self.child("store").get_or("run", str, "")
 
     def memory(self) -> MemoryAddress | None:
-        """Return where the driver's memory is, None where the call names none."""
+        """Return the address of the driver's memory, None where the call has none."""
         if self.child("store").get_optional("memory", dict) is None:
             return None
         fields = self.child("store").child("memory")
@@ -104,10 +104,10 @@ class Request:
         )
 
     def backend(self, available: tuple[str, ...]) -> str:
-        """Return the state backend the call is for, the first available when it names none.
+        """Return the state backend of the call, the first available one when it names none.
 
         Raises:
-            IncompatibleError: It is for one that is not available.
+            IncompatibleError: That backend is not available.
         """
         asked = self.get_or("backend", str, available[0])
         if asked not in available:
@@ -132,7 +132,7 @@ class Request:
         )
 
     def new_version(self, memory: MemoryUse) -> NewVersion:
-        """Return what a commit is to make, given what memory the engine holds.
+        """Return the version that a commit is to make, given the engine's memory.
 
         Raises:
             ProtocolError, InvalidArgumentError: A field is missing or out of range.
@@ -179,7 +179,7 @@ class Request:
 
 @lru_cache(maxsize=64, typed=True)
 def _read_options(names: tuple[str, ...], *values: Any) -> StateStoreOptions:
-    """Return the options; those of one query are the same in each of its calls."""
+    """Return the options, cached: a query sends the same ones in each call."""
     return StateStoreOptions.from_fields(dict(zip(names, values, strict=True)))
 
 

@@ -6,10 +6,10 @@
     <scratch>/rocksdb/                        local databases
     <scratch>/*                               what the shim makes: deltas to commit
 
-Whoever uses one holds a shared lock on its `lock` file, JVM and engine alike. A directory whose
-lock nobody holds has lost both, and the next engine started beside it removes it. Of an engine that
-died while its JVM lives, the engine that takes its place under the same name removes what was not
-finished, and keeps the fetched files, of which the JVM may be reading some.
+JVM and engines hold a shared lock on its `lock` file. If no process holds it, all are gone, and the
+next engine started beside it removes the directory. If only an engine died, the engine that
+replaces it under the same name removes its unfinished files, and keeps the fetched ones, which the
+JVM may be reading.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ScratchDirectory:
     def sweep_beside(self, clock: Clock) -> int:
         """Remove stale scratch directories in the same parent; return how many.
 
-        Never raises: what cannot be removed stays for the next engine.
+        Never raises: a directory that cannot be removed stays for the next engine.
         """
         own = Path(self.path).resolve()
         candidates = [path for path in own.parent.glob(NAME_PATTERN) if path.resolve() != own]
@@ -81,7 +81,7 @@ class EngineDirectory:
         """For a directory of copies for each remote storage."""
 
     def begin(self) -> None:
-        """Make the directory; what an engine of the name left unfinished is removed.
+        """Make the directory, and remove unfinished files of an engine with the name.
 
         Raises:
             OSError: It cannot be made or emptied.

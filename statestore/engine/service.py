@@ -46,10 +46,10 @@ class EngineService:
 
     Args:
         scratch_directory: Shared with the shim; local databases go below it.
-        io: The storage in the local disk's place; the local disk when None.
+        io: Storage in place of the local disk; None for the local disk.
         clock: Source of time; the machine's when None.
         hadoop: File systems that only the shim can open; none when None.
-        name: Tells this engine from others that use the scratch directory at the same time.
+        name: Name of this engine among those of the scratch directory.
 
     Raises:
         OSError: The scratch directory cannot be written.
@@ -91,11 +91,11 @@ class EngineService:
         }
 
     def end(self) -> bool:
-        """Write nothing more, and let go of what others can see: no call comes any more.
+        """Write nothing more, and release all that others can see: no call comes any more.
 
         Returns:
-            Whether all writes have ended; where one has not, the leases are left to expire, and the
-            process must end at once. Never raises.
+            Whether all writes have ended; else the leases stay to expire, and the process must end
+            at once. Never raises.
         """
         is_quiet = self._storages.write_gate.close(_LAST_WRITES_S)
         if is_quiet:
@@ -258,7 +258,7 @@ class EngineService:
         return {"same": self._sessions.of(request).has_lineage(request.version_ref("version"))}
 
     def _memory_shares(self) -> Reply:
-        """Return this process's memory by the stores it serves: their sum is the whole."""
+        """Return this process's memory divided by its open stores."""
         num_stores = max(1, self._sessions.num_open)
         return {
             "rss_share_bytes": self._memory.use().engine_bytes // num_stores,
@@ -334,7 +334,7 @@ class EngineService:
         }
 
     class Java:
-        """What py4j needs to make this object a Java one."""
+        """Makes this object a Java one for py4j."""
 
         implements: ClassVar[list[str]] = ["io.statestore.engine.EngineApi"]
 

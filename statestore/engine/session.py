@@ -1,7 +1,7 @@
 """Session: one store that this engine serves, with its lock and its snapshot in flight.
 
-A session is only a memory of what storage says. An engine that knows nothing of a store answers
-every call the same, just slower; hence no call needs an earlier one.
+A session is only a cache of storage. An engine that knows nothing of a store gives the same
+answers, just slower; so no call needs an earlier one.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Session:
         options: StateStoreOptions,
         from_snapshot: int | None,
     ) -> RestoredVersion | LocalVersion:
-        """Restore a version for who is no query, beside its loads and commits.
+        """Restore a version for a reader without a query, beside loads and commits.
 
         See StoreVersions.read.
         """
@@ -139,10 +139,10 @@ class Session:
         *,
         force_snapshot: bool,
     ) -> tuple[PublishedFile, SnapshotStatus]:
-        """Make a version durable, start a snapshot when it is due; see StoreVersions.commit.
+        """Make a version durable, and start a snapshot if one is due; see StoreVersions.commit.
 
-        The first commit after a load waits for a snapshot where the store has outrun them: else a
-        job that ends with each batch would never get one.
+        The first commit after a load waits for a snapshot if one is twice overdue: else a job that
+        ends with each batch would never get one.
         """
         with self._turn:
             behind, self._catching_up = self._catching_up, None
@@ -182,12 +182,12 @@ class Session:
         Args:
             version: The newest version that the caller knows.
             checkpoint_id: The attempt in checkpoint format v2, None in v1.
-            options: Say what is due, and what is retained.
+            options: Policy of snapshots and retention.
             snapshot: Whether to take a snapshot.
             cleanup: Whether to delete.
-            wait_s: Longest to wait for the snapshot, which goes on after that; snapshots of all
-                stores take turns. Longest, too, that a cleanup takes, of which the next one does
-                the rest. None waits until it is there, and cleans up all.
+            wait_s: Longest to wait for the snapshot, which then goes on; snapshots of all stores
+                take turns. Also the longest that a cleanup takes; the next one does the rest. None
+                waits for the snapshot, and cleans up all.
 
         Raises:
             NotFoundError, CorruptionError, IncompatibleError, StorageError: The version cannot be
@@ -204,18 +204,18 @@ class Session:
         return self._clean_up(head, options, wait_s) if cleanup else Cleanup()
 
     def close(self) -> None:
-        """Let go of what takes memory; a later call opens the store again.
+        """Release memory; a later call opens the store again.
 
-        Waits for a call that is under way; a snapshot goes on. The newest snapshot stays known, for
-        the next commit to name.
+        Waits for a running call; a snapshot goes on. The newest snapshot stays known, for the next
+        commit to name.
         """
         with self._turn:
             self._rest()
 
     def end_reading(self, provider: str) -> None:
-        """Let go of what is kept for readers, when a provider was the last of them.
+        """Release files and databases of readers, when the last of them is gone.
 
-        Where no query has the store open it stays, as all of a closed store, for the next reader.
+        If no query has the store open they stay for the next reader, as with any closed store.
         """
         if provider in self.readers:
             self.readers.discard(provider)
@@ -228,7 +228,7 @@ class Session:
             self.versions.forget_heads()
 
     def forget_local(self) -> bool:
-        """Remove what a closed store has on the local disk; False where it is in use."""
+        """Remove a closed store's files from the local disk; False if it is in use."""
         if not self._turn.try_acquire():
             return False
         try:
@@ -246,7 +246,7 @@ class Session:
         is_loaded: bool = False,
         is_forced: bool = False,
     ) -> Future[None] | None:
-        """Start what is due for a version beside the calls: a snapshot, and a cleanup with it."""
+        """Start a due snapshot of a version beside the calls, and a cleanup with it."""
         has_cleanup = head.trailer.version > options.min_versions_to_retain
         is_due = is_forced or self.versions.is_snapshot_due(head, options)
         if not is_due and not (is_loaded and has_cleanup):

@@ -1,7 +1,7 @@
-"""Sessions: the stores that this engine serves, opened for providers and kept a while behind them.
+"""Sessions: the stores that this engine serves, opened for providers and kept a while after.
 
-A store is found by the place of its files. It is open as long as a provider instance uses it; of
-those closed last some keep what they have on the local disk, for when they come back.
+A store is found by the place of its files. It is open as long as a provider instance uses it. The
+stores closed last keep their files on the local disk, for when they come back.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Sessions:
     """The stores of an engine; safe to use from several threads.
 
     Args:
-        storages: Where the files of stores are.
+        storages: Storages of the stores' files.
         clock: Source of time.
         scratch_directory: Local databases go below it.
-        work_directory: Local directory for files that are not finished.
+        work_directory: Local directory for unfinished files.
         pool: Takes snapshots.
     """
 
@@ -94,7 +94,7 @@ class Sessions:
 
         Args:
             request: The call.
-            opens: Whether its provider uses the session from now on, until it closes the store.
+            opens: Whether its provider uses the session until it closes the store.
             is_reader: Whether no query runs for it.
         """
         # By place and not by name: a restarted query may name another storage for the same store.
@@ -116,7 +116,7 @@ class Sessions:
         return session
 
     def close(self, request: Request) -> None:
-        """Note that a provider instance uses a store no more; it is closed where none does."""
+        """Note that a provider instance uses a store no more; the last one closes it."""
         provider = request.provider()
         if provider:
             with self._lock:

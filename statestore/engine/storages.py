@@ -1,4 +1,4 @@
-"""Which storage a call's store lies on, and every request made to it, counted."""
+"""The storage of a call's store, and its requests, counted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NUM_REMEMBERED = 256
 
 @dataclass(slots=True)
 class _Checkpoint:
-    """What one query run was told of its checkpoint's placement; guarded by its lock."""
+    """Placement of a checkpoint as one query run knows it; guarded by its lock."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_read: bool = False
@@ -45,13 +45,13 @@ class _Checkpoint:
 
 
 class Storages:
-    """The storages of one engine, and which of them each checkpoint's state is on. Thread-safe.
+    """The storages of one engine, by checkpoint. Thread-safe.
 
     Args:
         fetched_directory: Local directory; files fetched from remote storage go below it.
         clock: Source of time.
-        io: The storage in the local disk's place, for tests; the local disk when None.
-        hadoop: File systems of all other schemes; those are refused when None.
+        io: Storage in place of the local disk, for tests; None for the local disk.
+        hadoop: File systems of all other schemes; None refuses them.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Storages:
         self._locations: dict[StoreLocation, StoreLocation] = {}
 
     def locate(self, request: Request) -> StoreLocation:
-        """Return where the store of a call is; the same object for the same place.
+        """Return the location of a call's store; the same object for the same place.
 
         Reads the checkpoint's placement once for each query run.
 
         Raises:
             InvalidArgumentError: A URI is of a scheme that is not supported.
-            IncompatibleError: The option checkpointStorage is not what the checkpoint was made
-                with (kind storage-changed).
+            IncompatibleError: The option checkpointStorage differs from the checkpoint's (kind
+                storage-changed).
             CorruptionError, StorageError: The placement cannot be read.
         """
         options = request.options()
@@ -106,7 +106,7 @@ class Storages:
         return self._counted(replace(home, io=io, root=f"{path}/{placement.id}"))
 
     def home(self, request: Request) -> StoreLocation:
-        """Return where the store of a call is, or would be, in its checkpoint's own directory."""
+        """Return the location of a call's store in its checkpoint's own directory."""
         return self._home(request, request.options())
 
     def open_checkpoint(self, request: Request) -> tuple[FileIO, str]:
@@ -121,10 +121,10 @@ class Storages:
         return counted, root
 
     def claim(self, request: Request) -> None:
-        """Prepare for the first commit of a store whose state is kept outside of its checkpoint.
+        """Prepare the first commit of a store with its state outside of its checkpoint.
 
         Guarantee: the checkpoint's placement is durable, and Spark's state reader finds the store's
-        state partition. Nothing is done where state stays in the checkpoint.
+        state partition. Does nothing if state stays in the checkpoint.
 
         Raises:
             InvalidArgumentError, IncompatibleError, CorruptionError, StorageError: As `locate`.
@@ -151,7 +151,7 @@ class Storages:
 
     @contextmanager
     def fetched_stay(self) -> Iterator[None]:
-        """Keep what is fetched, while a load goes on that may need it."""
+        """Keep fetched files while a load runs that may need them."""
         with nullcontext() if self._cache is None else self._cache.keep():
             yield
 
@@ -160,7 +160,7 @@ class Storages:
         return location.io.counts.take() if isinstance(location.io, CountingFileIO) else {}
 
     def forget(self, location: StoreLocation) -> None:
-        """Forget a store that nobody uses, in its checkpoint's directory and elsewhere."""
+        """Forget an unused store, in its checkpoint's directory and elsewhere."""
         with self._lock:
             self._locations = {
                 raw: known
@@ -175,7 +175,7 @@ class Storages:
         return self._counted(StoreLocation(io, root, request.store_name(), body))
 
     def _locate_in_memory(self, request: Request, home: StoreLocation) -> StoreLocation:
-        """Return where the driver's memory keeps the store whose checkpoint directory is home."""
+        """Return the location, in the driver's memory, of the store with this home."""
         # Imported here because no other backend needs it.
         from statestore.io.driver_memory import DriverMemoryFileIO
 
@@ -205,7 +205,7 @@ class Storages:
     def _placement(
         self, request: Request, home: StoreLocation, options: StateStoreOptions
     ) -> _Checkpoint:
-        """Return what is known of the checkpoint's placement, after reading it if need be."""
+        """Return the checkpoint's placement, reading it if need be."""
         key = request.root(), request.run()
         checkpoint = _Checkpoint()
         # Another run may find another checkpoint under the same path, and without a run nothing
@@ -247,14 +247,14 @@ class Storages:
             return self._s3[settings]
 
     def _shared_cache(self, max_bytes: int) -> FetchCache:
-        """Return the copies of all storages, which may take what the query that asks allows."""
+        """Return the copies of all storages, with at least the limit of the calling query."""
         if self._cache is None:
             self._cache = FetchCache(self._make_cache_directory("shared"), max_bytes)
         self._cache.allow(max_bytes)
         return self._cache
 
     def _make_cache_directory(self, name: str) -> str:
-        """Make a directory for copies; an engine before may have left some."""
+        """Make a directory for copies, perhaps with some of an earlier engine."""
         directory = f"{self._fetched_directory}/{name}"
         Path(directory).mkdir(parents=True, exist_ok=True)
         return directory

@@ -1,4 +1,4 @@
-"""The gate that every write of an engine passes, for as long as its JVM wants it to write."""
+"""The gate that every write of an engine passes, open as long as its JVM lives."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 
 class WriteGate:
-    """Lets writes through until it is closed, or the process that started this one is gone.
+    """Lets writes through until it is closed, or the parent process is gone.
 
-    Leases say that a JVM's engines write; so nothing may be written once they count no more.
-    Thread-safe.
+    A JVM's leases cover its engines' writes, so none may come after they end. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -49,7 +48,7 @@ class WriteGate:
                 self._changed.notify_all()
 
     def close(self, timeout_s: float) -> bool:
-        """Let no write through any more; return whether those under way ended in time."""
+        """Let no write through any more; return whether running ones ended in time."""
         with self._changed:
             self._is_closed = True
             return self._changed.wait_for(lambda: self._num_writes == 0, timeout_s)

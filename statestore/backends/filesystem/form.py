@@ -1,4 +1,4 @@
-"""Arrow streams as the form of state files: of the filesystem backend, and of heap."""
+"""Arrow streams as the form of state files, of the filesystem and heap backends."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ArrowForm(FileForm):
             yield batch if family is None else _of_family(batch, family)
 
     def runs(self, location: StoreLocation, head: PublishedFile, work: Work) -> Sequence[SortedRun]:
-        """Return the files of a version: each is a run."""
+        """Return the files of a version, each a run."""
         del work
         trailer = head.trailer
         checkpoint_id = trailer.checkpoint_id if trailer.checkpoint_format >= 2 else None
@@ -81,7 +81,7 @@ class ArrowForm(FileForm):
         return merge_runs(runs, max_parallelism)
 
     def stream_compression(self, options: StateStoreOptions) -> str:
-        """Return that of the file: the stream is the body."""
+        """Return the file's: the stream is the body."""
         return options.file_compression
 
     def full_body(self, new: NewVersion, path: str, work: Work) -> Body:
@@ -98,7 +98,7 @@ class ArrowForm(FileForm):
         max_parallelism: int,
         work: Work,
     ) -> Callable[[NewVersion], Body]:
-        """Write them in file order, sorted on the local disk where there are both."""
+        """Write them in file order, sorted on the local disk if there are both."""
         options = write_options(work.options.file_compression)
         with (
             tempfile.TemporaryDirectory(prefix="deletes-", dir=work.scratch_directory) as own,
@@ -135,7 +135,7 @@ def _of_family(batch: pa.RecordBatch, family: int) -> pa.RecordBatch:
 
 
 class _Held:
-    """Rows in file order that are in memory, as a run."""
+    """Rows in memory, in file order, as a run."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches = [batch for batch in batches if batch.num_rows]

@@ -1,7 +1,7 @@
 """The versions of one store on the filesystem backend: load, commit, snapshot.
 
-For engine and Python store. Remembers the trailers of the two newest versions and the summaries it
-knows of, which is all that a commit needs; everything else is on storage.
+For engine and Python store. Remembers the trailers of the two newest versions and the known
+summaries, all that a commit needs; the rest is on storage.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class StoreVersions(VersionsBase):
         from_snapshot: int | None,
         _turn: Turn,
     ) -> RestoredVersion:
-        """Restore a version for who is no query; loads and commits may go on meanwhile.
+        """Restore a version for a reader without a query, beside loads and commits.
 
         Args and errors as `load`. Its files stay until the next commit, or `forget_heads`.
         """
@@ -123,10 +123,10 @@ class StoreVersions(VersionsBase):
     def commit(
         self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
     ) -> PublishedFile:
-        """Make a version durable; repeating it with the same checkpoint ID answers the same.
+        """Make a version durable; repeated with the same checkpoint ID, it returns the same.
 
         Args:
-            new: What the version is.
+            new: The version.
             local_path: A complete Arrow stream; moved or deleted on success.
             arrow_length: Bytes of the stream.
             options: fsync_enabled says whether to wait for the disk.
@@ -181,10 +181,10 @@ class StoreVersions(VersionsBase):
             self._pinned, self._held = frozenset(), ()
 
     def end_reading(self) -> None:
-        """Let go of what is kept for readers: nothing, for this backend."""
+        """Release files of readers; this backend has none."""
 
     def forget_local(self) -> None:
-        """Let go of what `forget_heads` leaves on the local disk: nothing, for this backend."""
+        """Remove local files that `forget_heads` leaves; this backend has none."""
 
     def has_snapshot_of(self, head: PublishedFile) -> bool:
         """Return whether a version is known to have a snapshot of its own."""

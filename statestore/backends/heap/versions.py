@@ -1,9 +1,9 @@
 """The versions of one store in the driver's memory.
 
-The same files as the filesystem backend's, kept by storage that ends with the driver. What is
-different is what their absence means, and that a state may not grow beyond a limit. The store's
-directory in the checkpoint, its home, holds only a marker: no provider takes the store for a new
-one, and Spark's state reader finds the state partition.
+The files of the filesystem backend, on storage that ends with the driver. Two things differ: a
+missing version may be lost, and a state has a limit. The store's directory in the checkpoint, its
+home, holds only a marker: by it no provider takes the store for a new one, and Spark's state reader
+finds the state partition.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class HeapVersions(StoreVersions):
         self._home = home
 
     def load_empty(self, num_partitions: int, options: StateStoreOptions) -> int:
-        """See StoreVersions; it is home that may hold another provider's files."""
+        """See StoreVersions; another provider's files would be in home."""
         self._check_home()
         return resolve_max_parallelism(options.max_parallelism, num_partitions)
 
@@ -96,7 +96,7 @@ class HeapVersions(StoreVersions):
     def commit(
         self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
     ) -> PublishedFile:
-        """See StoreVersions; durable means: until the driver ends.
+        """See StoreVersions; durable until the driver ends.
 
         Raises:
             StorageError: Also when the state is larger than allowed (kind state-too-large), or
@@ -134,7 +134,7 @@ class HeapVersions(StoreVersions):
             raise
 
     def _is_lost(self, version: int) -> bool:
-        """Return whether a version was never in this memory, other than one expired from it."""
+        """Return whether a version was never in this memory, rather than expired from it."""
         files = self.location.io.list(self.location.directory)
         parsed = ((parse_state_file_name(info.name), info.name) for info in files)
         deltas = [(name.version, text) for name, text in parsed if name and name.kind == "delta"]

@@ -1,4 +1,4 @@
-"""The chain of a version: which of its durable files to merge.
+"""The chain of a version: chooses the durable files to merge.
 
 A version's files are deltas and merged files, oldest first; the first may be a snapshot, which is a
 merged file that begins with the store itself. Merging goes by size, as in a log-structured merge
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def newest_summary(chain: tuple[FileRef, ...]) -> FileRef | None:
-    """Return the newest file that stands for more than one version, or for all of the chain."""
+    """Return the newest file that replaces several files, or all of the chain."""
     if len(chain) == 1:
         return chain[0]
     merged = (ref for ref in chain if ref.kind != "delta")
@@ -25,9 +25,9 @@ def newest_summary(chain: tuple[FileRef, ...]) -> FileRef | None:
 
 
 def files_to_merge(chain: tuple[FileRef, ...], min_files: int) -> tuple[FileRef, ...]:
-    """Return the youngest run of files that should become one, empty when it is too short.
+    """Return the youngest run of files to merge, empty if it is too short.
 
-    After a rescale that is the whole chain as soon as it has so many files of its own.
+    After a rescale that is the whole chain, once it has so many files of its own.
 
     Args:
         chain: Files of a version, oldest first.

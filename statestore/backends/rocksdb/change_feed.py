@@ -42,8 +42,8 @@ def write_changes(
 ) -> list[tuple[int, StateFile]]:
     """Write the deltas of a range of versions as Arrow files; oldest first.
 
-    Of a key with several values a delta has them all. Where a batch only added to them, the file
-    has what it added, as a merge: for that the state before the range is read too.
+    Of a key with several values a delta has them all. If a batch only added some, the file has
+    those as a merge: for that the state before the range is read too.
 
     Args:
         location: The store.
@@ -82,7 +82,7 @@ def write_changes(
 
 
 class _Lists:
-    """The lists before a delta. The delta itself has whole lists, however few values are new."""
+    """The lists before a delta, which itself has whole lists, however few values are new."""
 
     def __init__(self, location: StoreLocation, directory: str, options: Options) -> None:
         self._location = location
@@ -98,7 +98,7 @@ class _Lists:
             ingest_files(self._database, filter(None, [copy.path]))
 
     def without_known(self, row: Row) -> Row:
-        """Return a put of a list as a merge of the values that are new, where it only adds some."""
+        """Return a put of a list that only adds values as a merge of them."""
         before = self._database.get(encode_key(row.column_family, row.key))
         known = before[KEY_GROUP_BYTES:] if before is not None else b""
         if row.value is None or not known or row.value == known or not row.value.startswith(known):

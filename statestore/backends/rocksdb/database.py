@@ -6,11 +6,10 @@
     <directory>/.tmp-view/                   a view being made
     <directory>/step-<version>-<id>.sst      what a version that waits adds to the one before
 
-Everything here is a cache of durable files: on doubt it is thrown away. Rows come in by ingesting
-SSTs only, so a version is there whole or not at all, and whoever opens a view read-only never sees
-a half of one. A commit leaves its SST as a step; steps are ingested when somebody wants to read, or
-when they have become many. The version before the newest waits, or has a view: a batch that failed
-starts from it again.
+All of it is a cache of durable files: on any doubt it is thrown away. Rows come in by ingesting
+SSTs only, so a version is there whole or not at all, and a reader of a view never sees half of one.
+A commit leaves its SST as a step; steps are ingested for a reader, or when there are many. The
+version before the newest waits, or has a view: a failed batch starts from it again.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class LocalView:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A committed version that waits, as an SST on top of the version before; None without rows."""
+    """A committed version that waits, as an SST on top of the one before; None without rows."""
 
     version: VersionRef
     path: Path | None
@@ -93,7 +92,7 @@ class LocalDatabase:
 
     @property
     def at(self) -> VersionRef | None:
-        """Version the database is at; None when it is at none, and must be brought to one."""
+        """Version of the database; None when it has none, and must be brought to one."""
         return self._waiting[-1].version if self._waiting else self._ingested
 
     @property
@@ -167,7 +166,7 @@ class LocalDatabase:
         """Go to the version that a commit made of the one the database is at.
 
         Args:
-            sst_path: What it adds, moved away; None for nothing.
+            sst_path: Its rows, moved away; None for none.
             version: The version.
 
         Raises:
@@ -190,7 +189,7 @@ class LocalDatabase:
         """Bring the database to a version and return its view.
 
         Args:
-            sst_paths: SSTs that lead there from where the database is, oldest first; moved away.
+            sst_paths: SSTs that lead there from the database's version, oldest first; moved away.
             version: The version.
             is_mixed: Whether they hold rows of other state partitions; once in, those stay until
                 the database is emptied.
@@ -216,7 +215,7 @@ class LocalDatabase:
             self._current().compact_range(None, None)
 
     def shrink(self) -> None:
-        """Close the database and keep of what is on disk only the view of its version."""
+        """Close the database and keep on disk only the view of its version."""
         if self.at is not None and self.at not in self._views:
             with suppress(StorageError):
                 self.ingest((), self.at)
@@ -267,7 +266,7 @@ class LocalDatabase:
         return self._require()
 
     def _take_in(self, steps: list[_Step], *, has_view: bool = False) -> None:
-        """Ingest steps that wait, the oldest ones; make a view of the last unless there will be."""
+        """Ingest the oldest waiting steps; make a view of the last unless it gets one anyway."""
         if not steps:
             return
         steps = list(steps)
@@ -278,7 +277,7 @@ class LocalDatabase:
             self._make_view(self._ingested)
 
     def _drop_steps(self, stays: int) -> None:
-        """Forget the steps that wait but for the first ones."""
+        """Forget the waiting steps but the first ones."""
         while len(self._waiting) > stays:
             path = self._waiting.pop().path
             if path is not None:

@@ -1,4 +1,4 @@
-"""The full state of a version of the rocksdb backend: read from a view, and written as a body."""
+"""The full state of a version of the rocksdb backend: reads it from a view, writes it as a body."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def write_full_body(
     options: StateStoreOptions,
     memory: sst.Memory,
 ) -> Body:
-    """Write the body of a version that is all its rows.
+    """Write the body of a full state.
 
     Args:
         pieces: Puts of SCHEMA in any order, each key once; one piece is sorted in memory at a time,

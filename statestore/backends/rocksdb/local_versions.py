@@ -1,7 +1,6 @@
 """The versions of one store in its local database, brought there from durable files.
 
-The database takes in what it does not hold yet, and is built anew when it cannot be brought to a
-version.
+The database takes in the missing files, and is built anew if it cannot be brought to a version.
 """
 
 from __future__ import annotations
@@ -39,9 +38,10 @@ class LocalVersion:
         head: The delta of the version.
         view: Directory of its view, None for a store that never had rows.
         refs: The files that make it.
-        files_read, bytes_read: What had to be fetched.
+        files_read, bytes_read: Fetched files and bytes.
         has_foreign_rows: Whether the view has rows of other state partitions, to be passed over.
-        num_keys, num_internal_keys: Rows of the version, None where only reading them tells.
+        num_keys, num_internal_keys: Rows of the version, None where they must be read to be
+            counted.
     """
 
     head: PublishedFile
@@ -77,7 +77,7 @@ class LocalVersions:
         self._database: LocalDatabase | None = None
 
     def stand_at(self, parent: PublishedFile | None, options: StateStoreOptions) -> LocalDatabase:
-        """Return the local database at the version that a commit is built on."""
+        """Return the local database, brought to the version that a commit is built on."""
         database = self._open(options)
         if parent is None:
             database.go_to(None)
@@ -107,12 +107,12 @@ class LocalVersions:
         return database is not None and (database.at == version or database.has_view(version))
 
     def shrink(self) -> None:
-        """Let go of memory; the newest view stays on disk for a later load."""
+        """Release memory; the newest view stays on disk for a later load."""
         if self._database is not None:
             self._database.shrink()
 
     def forget(self) -> None:
-        """Let go of memory and of everything on the local disk."""
+        """Release memory and remove everything on the local disk."""
         if self._database is not None:
             self._database.forget()
             self._database = None
@@ -169,10 +169,10 @@ class LocalVersions:
     ) -> tuple[VersionRef | None, int]:
         """Find the newest version on a chain that the database holds.
 
-        What a rescale took over are other versions, be it of this very partition.
+        Files that a rescale took over make other versions, even files of this partition.
 
         Returns:
-            The version, None for the empty state, and which file of the chain comes after it.
+            The version, None for the empty state, and the index of the next file of the chain.
         """
         held = set(database.versions)
         for index in range(len(refs) - 1, -1, -1):
@@ -201,7 +201,7 @@ class LocalVersions:
         target: VersionRef,
         owned: KeyGroupSet,
     ) -> LocalView:
-        """Bring the database to a version by files that lead there; a file may have no SST."""
+        """Bring the database to a version by the files that lead there, some without an SST."""
         options = self._memory.options(StateStoreOptions())
 
         def copy(numbered: tuple[int, tuple[FileRef, SealedFile]]) -> LaidOut:

@@ -1,4 +1,4 @@
-"""What the rocksdb backend needs beside what every backend does: the package rocksdict."""
+"""The package rocksdict, which only the rocksdb backend needs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _LOCK = threading.Lock()
 def require_rocksdict() -> None:
     """Import rocksdict, which the other modules of this backend import.
 
-    To be called before them: a module whose import fails is there half for another thread that
-    imports it at that moment, whose error then tells nothing of the cause.
+    Call it before them: a thread that imports a module while its import fails in another one gets
+    half a module, and an error without the cause.
 
     Raises:
         InvalidArgumentError: It is not installed, or cannot be loaded; the same error every time.

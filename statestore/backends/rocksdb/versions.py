@@ -1,7 +1,7 @@
 """The versions of one store of the rocksdb backend: load, commit, merge, clean up.
 
-Durable are one file a version, an SST with a trailer that names every file of the version, and
-merged files. The local database follows.
+Each version has a durable file, an SST with a trailer that names every file of the version; merged
+files replace some of them. The local database follows.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _WAIT_FOR_TURN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The rows of a commit as an SST, the body to publish, and what its lineage is over."""
+    """The rows of a commit as an SST, the body to publish, and the input of its lineage."""
 
     delta: sst.SstBody
     body: sst.SstBody
@@ -91,7 +91,7 @@ class RocksDBVersions(VersionsBase):
         options: StateStoreOptions,
         from_snapshot: int | None = None,
     ) -> LocalVersion:
-        """Bring a version into the local database, fetching what it does not hold.
+        """Bring a version into the local database, fetching the missing files.
 
         Args:
             version: At least 1.
@@ -127,16 +127,16 @@ class RocksDBVersions(VersionsBase):
         from_snapshot: int | None,
         turn: Turn,
     ) -> LocalVersion:
-        """Make a view of a version for who is no query; loads and commits may go on meanwhile.
+        """Make a view of a version for a reader without a query, beside loads and commits.
 
-        What the query's database is at, or has a view of, is taken from there. All else comes into
-        a database of the readers': the query's stays at what the next commit is built on.
+        A version that the query's database is at, or has a view of, is taken from there. Any other
+        goes into a database for readers: the query's stays at the parent of the next commit.
 
         Args:
             version: At least 1.
             checkpoint_id: The attempt in checkpoint format v2, None in v1.
             options: max_parallelism is checked against the checkpoint.
-            from_snapshot: Version of the snapshot to start at, None for whatever is nearest.
+            from_snapshot: Version of the snapshot to start at, None for the nearest state.
             turn: Of the query's loads and commits.
 
         Raises:
@@ -163,7 +163,7 @@ class RocksDBVersions(VersionsBase):
             return read
 
     def end_reading(self) -> None:
-        """Let go of the readers' database; views that are open stay readable."""
+        """Release the readers' database; open views stay readable."""
         with self._reading:
             self._read.forget()
             for directory in (self._read_directory, self._replay_directory):
@@ -198,7 +198,7 @@ class RocksDBVersions(VersionsBase):
     ) -> LocalVersion:
         """Make a view of a version by exactly one snapshot, in a database of its own.
 
-        The store's may hold the version by another way. Of the replay before, what is open stays
+        The store's may have the version by another way. Open views of an earlier replay stay
         readable.
         """
         chain = chain_from_snapshot(self.location, head, snapshot_version)
@@ -211,16 +211,16 @@ class RocksDBVersions(VersionsBase):
     def commit(
         self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
     ) -> PublishedFile:
-        """Make a version durable; the local database follows when somebody reads it.
+        """Make a version durable; the local database follows for the next reader.
 
         Args:
-            new: What the version is.
+            new: The version.
             local_path: A complete Arrow stream of the rows, in any order, or an SST of them where
                 `new` says so; deleted on success.
             arrow_length: Bytes of the stream or SST.
             options: rocksdb_incremental says whether the durable file is the rows or all the state.
 
-        Guarantee: as `publish_delta`; repeating it with the same checkpoint ID answers the same.
+        Guarantee: as `publish_delta`; repeated with the same checkpoint ID, it returns the same.
 
         Raises:
             FencedError: The parent was replaced by another attempt.
@@ -333,7 +333,7 @@ class RocksDBVersions(VersionsBase):
     def view(
         self, version: VersionRef, checkpoint_format: int, options: StateStoreOptions
     ) -> LocalVersion:
-        """Return a version as `load` does, for whoever committed it; rows are not counted.
+        """Return a version as `load` does, for its committer; rows are not counted.
 
         Raises:
             FencedError: It was replaced by another attempt.
@@ -347,12 +347,12 @@ class RocksDBVersions(VersionsBase):
         return self._bring_to(self._local, head, self._chain(head), options)
 
     def forget_heads(self) -> None:
-        """Let go of memory; the newest view stays on disk for a later load."""
+        """Release memory; the newest view stays on disk for a later load."""
         self._recent.forget()
         self._local.shrink()
 
     def forget_local(self) -> None:
-        """Let go of what `forget_heads` leaves on the local disk."""
+        """Remove local files that `forget_heads` leaves."""
         self._local.forget()
         self.end_reading()
 
@@ -363,7 +363,7 @@ class RocksDBVersions(VersionsBase):
     def take_snapshot(
         self, head: PublishedFile, scratch_directory: str, options: StateStoreOptions
     ) -> PublishedFile:
-        """Merge files of a version, all of them where no merge is due; later commits name it.
+        """Merge files of a version, all if no merge is due; later commits name the result.
 
         Guarantee: on return the merged file is durable. After a raise nothing of the store changed;
         at worst an orphan is left that maintenance deletes.

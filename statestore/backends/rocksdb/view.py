@@ -1,4 +1,4 @@
-"""Reading a view from Python, the way the shim reads it from the JVM."""
+"""Reads a view from Python, as the shim does from the JVM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _READAHEAD_BYTES = 4 * 1024 * 1024
 
 
 class View:
-    """A version in RocksDB, opened read-only; it goes on when its directory is removed.
+    """A version in RocksDB, opened read-only; it stays readable when its directory is removed.
 
     Args:
         path: Directory of the view.

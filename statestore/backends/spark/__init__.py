@@ -1,1 +1,1 @@
-"""Spark's own state store providers: what they wrote is read, never written."""
+"""Files of Spark's own state store providers: read, never written."""

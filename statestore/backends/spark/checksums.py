@@ -1,4 +1,4 @@
-"""Checksum files that lie beside Spark's files, and are checked where they are there.
+"""Checksum files beside Spark's files, checked where present.
 
     .<file>.crc   Hadoop's, on a local disk: crc, 0 | bytes u32 BE | CRC32 u32 BE of each so many
                   bytes of the file
@@ -27,8 +27,8 @@ def check_hadoop(local_path: str, checksums: bytes, path: str) -> None:
 
     Args:
         local_path: The file.
-        checksums: What is in the checksum file.
-        path: What errors call the file.
+        checksums: Content of the checksum file.
+        path: Name of the file in errors.
 
     Raises:
         CorruptionError: It does not match; or the checksum file is none.

@@ -37,12 +37,12 @@ _MAX_BLOCK_BYTES = 64 * 1024 * 1024
 
 
 def decompressed(local_path: str, codec: str, path: str) -> Iterator[bytes]:
-    """Yield what was compressed, a few MiB at a time.
+    """Yield the decompressed bytes, a few MiB at a time.
 
     Args:
         local_path: The file.
         codec: Spark's name of the codec, or the class that it stands for.
-        path: What errors call the file.
+        path: Name of the file in errors.
 
     Raises:
         CorruptionError: It is not of the codec, or a block does not match its checksum.
@@ -136,7 +136,7 @@ def _snappy(data: pa.Buffer, path: str) -> Iterator[bytes]:
 
 
 def _snappy_size(block: pa.Buffer, path: str, position: int) -> int:
-    """Return how many bytes a block was compressed from: a number of 7 bits a byte."""
+    """Return a block's uncompressed bytes: a number of 7 bits a byte."""
     size = 0
     for place, byte in enumerate(block[:5].to_pybytes()):
         size |= (byte & 0x7F) << 7 * place

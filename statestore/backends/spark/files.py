@@ -1,4 +1,4 @@
-"""Which of Spark's files make a version of a store.
+"""The files of a version of Spark's own stores.
 
     HDFS-backed    <version>.delta, <version>.snapshot
     RocksDB        <version>.changelog, <version>.zip, SSTs/<name>.sst
@@ -40,7 +40,7 @@ _STORED = re.compile(rf"{_FILE.pattern}|[^/]+\.sst")
 
 
 def is_state_file(name: str) -> bool:
-    """Return whether a file name is that of a file of state of Spark's own providers."""
+    """Return whether a file name is of a state file of Spark's own providers."""
     return _STORED.fullmatch(name) is not None
 
 
@@ -52,7 +52,7 @@ def snapshot_version(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What a version of a store is made of.
+    """The files of a version of a store.
 
     Attributes:
         snapshot: Path of the snapshot that it begins with, None for no rows.
@@ -70,7 +70,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class StoreFiles:
-    """The files of one store, as its directory was listed.
+    """The files of one store, by a listing of its directory.
 
     Attributes:
         io: The storage.
@@ -116,11 +116,11 @@ class StoreFiles:
         return f"{self.directory}/{name}" if name in self.sizes else None
 
     def chain(self, version: int, checkpoint_id: str | None) -> Chain:
-        """Return what a version is made of.
+        """Return the files of a version.
 
         Args:
             version: The version, at least 1.
-            checkpoint_id: The ID by which the commit log has it, None in checkpoint format v1.
+            checkpoint_id: Its ID in the commit log, None in checkpoint format v1.
 
         Raises:
             NotFoundError: A file of it is not there (kind version-not-found).
@@ -158,7 +158,7 @@ class StoreFiles:
 
     @property
     def _oldest_version(self) -> int:
-        """The oldest version of which there may be all files; 0 for none."""
+        """The oldest version that may have all its files; 0 for none."""
         names = [match for name in self.sizes if (match := _FILE.fullmatch(name)) is not None]
         snapshots = [snapshot_version(match[0]) for match in names]
         whole = [found for found in snapshots if found is not None]
@@ -168,7 +168,7 @@ class StoreFiles:
         """Open a delta, snapshot or changelog.
 
         Raises:
-            NotFoundError: It is not there any more (kind file-not-found).
+            NotFoundError: It is gone (kind file-not-found).
             CorruptionError, IncompatibleError: As `decompressed` and `Records`; or it does not
                 match a checksum file.
             StorageError: The storage failed.

@@ -1,4 +1,4 @@
-"""Records of Spark's files: what a delta, a snapshot or a changelog does to which keys.
+"""Records of Spark's files: the puts and removes of a delta, a snapshot or a changelog.
 
     HDFS-backed, changelog v1   key | value, again and again | -1
     changelog v3                text v3 | lineage | as v1
@@ -48,8 +48,8 @@ class Records:
 
     Args:
         pieces: The bytes of the file, decompressed.
-        path: What errors call the file.
-        is_changelog: Whether it is one, which may begin with its form.
+        path: Name of the file in errors.
+        is_changelog: Whether it is a changelog, which may begin with its form.
 
     Attributes:
         lineage: Versions before, as a changelog of checkpoint format v2 names them; empty in
@@ -57,7 +57,7 @@ class Records:
 
     Raises:
         CorruptionError: The file is not of its form; so does every method.
-        IncompatibleError: A form of changelog that is not known.
+        IncompatibleError: An unknown form of changelog.
     """
 
     def __init__(self, pieces: Iterator[bytes], path: str, *, is_changelog: bool) -> None:
@@ -139,7 +139,7 @@ class Records:
         return self._held[:size]
 
     def _fill(self, size: int) -> None:
-        """Have `size` bytes at hand, at position 0, or all there are."""
+        """Buffer `size` bytes at position 0, or all that are left."""
         held = [self._held[self._position :]]
         self._before += self._position
         num_bytes = len(held[0])

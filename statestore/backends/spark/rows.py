@@ -1,7 +1,7 @@
 """The rows of a version of Spark's own state stores.
 
-Rows are turned into what this package's own backends keep: keys as their encoder makes them, values
-as UnsafeRow, several values of a key each with its length before it.
+Rows take the form of this package's own backends: keys as their encoder makes them, values as
+UnsafeRow, several values of a key each with its length before it.
 
     key           column family u16 LE, where the store has several | 0, of a key without prefix |
                   key
@@ -58,13 +58,13 @@ _LENGTH_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class RowForm:
-    """How a query's provider writes rows, beside what the column family says.
+    """How a query's provider writes rows, beside the column family's description.
 
     Attributes:
-        is_rocksdb: As the RocksDB provider does.
+        is_rocksdb: Whether as the RocksDB provider does.
         has_families: Whether the store has column families.
         has_checksums: Whether every row has a checksum.
-        delimiter: What stands between values that were merged.
+        delimiter: Bytes between merged values.
     """
 
     is_rocksdb: bool
@@ -79,11 +79,11 @@ class SparkVersion:
 
     Attributes:
         files: Of the store.
-        chain: What the version is made of.
+        chain: The files of the version.
         snapshot: The snapshot of the RocksDB provider that it begins with.
         form: How rows are written.
         families: Column families, with the IDs that this state partition has them by.
-        max_parallelism: Number of key groups; Spark has none, and rows are given theirs here.
+        max_parallelism: Number of key groups; Spark has none, so rows get theirs here.
     """
 
     files: StoreFiles
@@ -114,11 +114,11 @@ class SparkVersion:
     def batches(self, scratch_directory: str, name: str | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows.
 
-        What snapshots of the RocksDB provider hold passes by; its changelogs are held in memory.
+        Rows of snapshots of the RocksDB provider are streamed; its changelogs are held in memory.
         Rows of the HDFS-backed provider are sorted on the local disk, and come in file order.
 
         Args:
-            scratch_directory: Local directory for RocksDB's files, or for what is sorted.
+            scratch_directory: Local directory for RocksDB's files, or for sorting.
             name: Of the only column family wanted, None for all.
 
         Yields:
@@ -153,7 +153,7 @@ class SparkVersion:
                     yield self._batch(encoded, family)
 
     def _merged(self, family: ColumnFamily, scratch_directory: str) -> Iterator[pa.RecordBatch]:
-        """Yield what deltas make of a snapshot: of each key the last put that no delete follows."""
+        """Yield the state of snapshot and deltas: each key's last put that no delete follows."""
         with tempfile.TemporaryDirectory(prefix="spark-", dir=scratch_directory) as directory:
             runs: list[LocalRun] = []
             for changes in self._pieces():
@@ -167,7 +167,7 @@ class SparkVersion:
             yield from merge_runs(runs, self.max_parallelism)
 
     def _pieces(self) -> Iterator[dict[bytes, bytes | None]]:
-        """Yield records of all files, oldest first, as much at a time as memory may hold."""
+        """Yield records of all files, oldest first, bounded by memory at a time."""
         held: dict[bytes, bytes | None] = {}
         num_bytes = 0
         for path in self.chain.paths:
@@ -181,7 +181,7 @@ class SparkVersion:
             yield held
 
     def _records(self, path: str) -> Iterator[Record]:
-        """Yield the records of a file, removed keys without their checksum, which is checked."""
+        """Yield the records of a file, and check and cut the checksum of removed keys."""
         for kind, key, value in self.files.records(path):
             if kind != DELETE or not self.form.has_checksums:
                 yield kind, key, value
@@ -198,7 +198,7 @@ class SparkVersion:
         return family.id.to_bytes(FAMILY_BYTES, "little") if self.form.has_families else b""
 
     def _columns(self, rows: Rows, family: ColumnFamily) -> list[pa.RecordBatch]:
-        """Return keys as they are, and values without checksums, which are checked."""
+        """Return keys, and values with their checksums checked and cut."""
         with self._named(family):
             if family.multi_values:
                 values = [self._several(*row) for row in rows]
@@ -230,7 +230,7 @@ class SparkVersion:
 
     @contextmanager
     def _named(self, family: ColumnFamily) -> Iterator[None]:
-        """Name where a row is that is damaged."""
+        """Name the place of a damaged row."""
         try:
             yield
         except CorruptionError as error:
@@ -238,7 +238,7 @@ class SparkVersion:
             raise
 
     def _checked(self, key: bytes, value: bytes) -> bytes:
-        """Return a value without its checksum, which is checked."""
+        """Check a value's checksum, and return the value without it."""
         checksum, found = value[:_CRC_BYTES], value[_CRC_BYTES:]
         if self.form.is_rocksdb:
             found, end = _part(value, _CRC_BYTES)
@@ -248,7 +248,7 @@ class SparkVersion:
         return found
 
     def _several(self, key: bytes, value: bytes) -> bytes:
-        """Return the rows of a value, each with its length before it as this package has it."""
+        """Return the rows of a value, each with its length before it in this package's form."""
         found: list[bytes] = []
         position = 0
         while position < len(value):
@@ -272,7 +272,7 @@ class SparkVersion:
 
 
 def _part(value: bytes, position: int) -> tuple[bytes, int]:
-    """Return the part of a value that has its length before it, and where it ends."""
+    """Return the part of a value behind its length, and its end."""
     start = position + _LENGTH_BYTES
     end = start + int.from_bytes(value[position:start], "little")
     if not start <= end <= len(value):
@@ -302,7 +302,7 @@ def _not_encoded(expected: bytes) -> CorruptionError:
 
 
 class _Changes:
-    """What deltas or changelogs do together: of each key the last put or delete, and merges."""
+    """The changes of deltas or changelogs: of each key the last put or delete, and merges."""
 
     def __init__(self, delimiter: bytes) -> None:
         self._delimiter = delimiter
@@ -321,7 +321,7 @@ class _Changes:
         return first + self._delimiter + second if first else second
 
     def upon(self, database: Database | None, prefix: bytes) -> Iterator[Rows]:
-        """Yield the rows that they make of those of a database, of keys with a prefix, ascending.
+        """Yield rows of a database with the changes, of keys with a prefix, ascending.
 
         Values of the HDFS-backed provider may be empty; those that are merged never are.
         """
@@ -344,7 +344,7 @@ class _Changes:
                 yield rows
 
     def _rows(self, rows: Rows, keys: Iterable[bytes]) -> Rows:
-        """Return what the changes of some keys make of rows."""
+        """Return rows with the changes of some keys."""
         found = dict(rows)
         for key in keys:
             kind, value = self._of_keys[key]
@@ -356,7 +356,7 @@ class _Changes:
 
 
 def _without(column: pa.Array[Any], prefix: bytes) -> pa.Array[Any]:
-    """Return a column of bytes without what every one of them begins with."""
+    """Return a column of bytes without their common beginning."""
     if not prefix:
         return column
     ranges = ByteRanges.of_column(column)

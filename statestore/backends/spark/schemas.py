@@ -49,7 +49,7 @@ def read_schemas(data: bytes, path: str) -> tuple[ColumnFamily, ...]:
 
     Raises:
         CorruptionError: It is no schema file.
-        IncompatibleError: It is of a version that is not known.
+        IncompatibleError: It is of an unknown version.
     """
     source = _Source(data)
     try:
@@ -109,7 +109,7 @@ def write_schemas(key_schema: str, value_schema: str) -> bytes:
 
 
 def replace_schemas(data: bytes, path: str, families: Mapping[str, ColumnFamily]) -> bytes:
-    """Return a schema file with the schemas that some of its column families have now.
+    """Return a schema file with new schemas of some of its column families.
 
     Args:
         data: The file; one of version 1 becomes one of version 2.
@@ -191,7 +191,7 @@ class _Source:
         return _whole("".join(self._halves() for _ in range(count)))
 
     def _halves(self) -> str:
-        """Return a text in which a character of two halves is two."""
+        """Return a text with surrogate pairs as two characters."""
         (length,) = struct.unpack_from(">H", self.data, self.position)
         start = self.position + 2
         found = self.data[start : start + length]

@@ -1,8 +1,8 @@
 """Snapshots of Spark's RocksDB provider: a zip with RocksDB's own small files, and SSTs beside it.
 
-The zip has a file `metadata`: the number of keys, column families by name, and what each SST is
-called on either side. Column families are no families of RocksDB's: their ID, u16 little-endian,
-stands before every key. Source: RocksDBCheckpointMetadata, releases 4.0 to 4.3.
+The zip has a file `metadata`: the number of keys, column families by name, and both names of each
+SST. Column families are no families of RocksDB's: their ID, u16 little-endian, is in front of every
+key. Source: RocksDBCheckpointMetadata, releases 4.0 to 4.3.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Sst:
     """An SST of a snapshot.
 
     Attributes:
-        name: What RocksDB calls it.
-        path: Where it is.
+        name: Its name for RocksDB.
+        path: Its path on the storage.
         size: Bytes.
     """
 
@@ -77,8 +77,8 @@ class Snapshot:
 
     Attributes:
         path: Of the zip.
-        num_keys: Keys of it, None where Spark did not count.
-        family_ids: IDs of column families by name; empty in a store that has none.
+        num_keys: Number of keys, None where Spark did not count.
+        family_ids: IDs of column families by name; empty in a store without any.
         internal: Names of those that are Spark's own.
         ssts: Its SSTs.
     """
@@ -151,12 +151,12 @@ def open_snapshot(
         files: Of its store.
         snapshot: The snapshot.
         directory: Local directory for RocksDB's files, empty; to be deleted afterwards.
-        delimiter: What stands between values that were merged.
+        delimiter: Bytes between merged values.
 
     Raises:
         InvalidArgumentError: The package that reads SSTs is not installed.
         NotFoundError: An SST is not there (kind file-not-found).
-        CorruptionError: The snapshot is damaged; so do the methods of what is yielded.
+        CorruptionError: The snapshot is damaged; methods of the yielded database raise it too.
         StorageError: The storage or the local disk failed.
     """
     try:
@@ -215,7 +215,7 @@ def check_size(sst: Sst, found: int) -> None:
 
 
 class SparkFiles:
-    """What was found in the stores of a checkpoint, each directory and snapshot read once.
+    """The files of a checkpoint's stores; each directory and snapshot is read once.
 
     Args:
         io: The storage.
@@ -281,7 +281,7 @@ class Database:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Name RocksDB's errors, which are bare exceptions."""
+    """Turn RocksDB's errors, which are bare exceptions, into named ones."""
     try:
         yield
     except Exception as error:
