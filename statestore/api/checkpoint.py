@@ -11,7 +11,7 @@ from statestore.api.editing import Editing
 from statestore.api.upkeep import Upkeep
 from statestore.api.writing import Writing
 from statestore.operations.operator_map import OperatorMap
-from statestore.operations.plan import Report, no_report
+from statestore.operations.plan import Progress, no_progress
 from statestore.operations.savepoint.branch import decide_branch
 from statestore.operations.savepoint.restore import decide_restore
 from statestore.operations.savepoint.savepoint import (
@@ -79,7 +79,9 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
         with self._opened() as checkpoint:
             plan = decide_savepoint(checkpoint, to.place, version=version, form=form).plan
         return plan.run_by(
-            lambda report: self.savepoint(destination, version=version, form=form, report=report)
+            lambda progress: self.savepoint(
+                destination, version=version, form=form, progress=progress
+            )
         )
 
     def savepoint(
@@ -88,7 +90,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
         *,
         version: int | None = None,
         form: SavepointForm = "canonical",
-        report: Report | None = None,
+        progress: Progress | None = None,
     ) -> Savepoint:
         """Copy a committed version, with all that a restart needs, to a new directory.
 
@@ -100,7 +102,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
                 is reached as this checkpoint's, or by the options of the object given.
             version: State version, None for the newest committed one.
             form: canonical can be restored on every state backend; native is copied faster.
-            report: Called with bytes done and the total.
+            progress: Called with bytes done and the total.
 
         Guarantee: on return the savepoint is whole and durable, and refers to nothing outside of
         it. After a raise, or when the process is killed, the destination is not taken for a
@@ -117,7 +119,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
         to = self._beside(destination)
         with self._reach.using(), self._reach.opened() as place:
             info = take_savepoint(
-                place, to.place, version=version, form=form, report=report or no_report
+                place, to.place, version=version, form=form, progress=progress or no_progress
             )
         return self._savepoint(destination, info)
 
@@ -125,10 +127,10 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
         """Return what `branch` would do; arguments and errors as there."""
         with self._opened() as checkpoint:
             plan = decide_branch(checkpoint, self._beside(new).place, version).plan
-        return plan.run_by(lambda report: self.branch(new, version=version, report=report))
+        return plan.run_by(lambda progress: self.branch(new, version=version, progress=progress))
 
     def branch(
-        self, new: DirectoryLike, *, version: int | None = None, report: Report | None = None
+        self, new: DirectoryLike, *, version: int | None = None, progress: Progress | None = None
     ) -> Checkpoint:
         """Make a second checkpoint that shares the state files of this one.
 
@@ -138,7 +140,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
             new: The new checkpoint, which must not be there; state files are shared where it is on
                 the storage that has the state, and else copied.
             version: State version, None for the newest committed one.
-            report: Called with bytes of state done and the total.
+            progress: Called with bytes of state done and the total.
 
         Guarantee: on return the new checkpoint is whole and durable, and neither query can harm the
         other's. After a raise, or when the process is killed, no query starts from it until the
@@ -153,7 +155,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
         """
         to = self._beside(new)
         with self._opened() as checkpoint:
-            decide_branch(checkpoint, to.place, version).run(report or no_report)
+            decide_branch(checkpoint, to.place, version).run(progress or no_progress)
         return Checkpoint._at(to)
 
     def plan_convert(
@@ -163,7 +165,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
         with self._conversion(new, to, session_conf) as conversion:
             plan = conversion.plan
         return plan.run_by(
-            lambda report: self.convert(new, to, session_conf=session_conf, report=report)
+            lambda progress: self.convert(new, to, session_conf=session_conf, progress=progress)
         )
 
     def convert(
@@ -172,7 +174,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
         to: str,
         *,
         session_conf: Mapping[str, str] | None = None,
-        report: Report | None = None,
+        progress: Progress | None = None,
     ) -> Converted:
         """Make a new checkpoint from which the query goes on with another provider.
 
@@ -182,8 +184,8 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
             to: filesystem, rocksdb, spark-hdfs or spark-rocksdb; the latter two run Spark.
             session_conf: Configuration of the session that is started for Spark, where this object
                 has none, and none is active; it is stopped at the end.
-            report: Called with bytes of state done and the total; where Spark runs, with the stores
-                that are copied and compared, and their number.
+            progress: Called with bytes of state done and the total; where Spark runs, with the
+                stores that are copied and compared, and their number.
 
         Guarantee: on return the query starts from the new checkpoint, on the provider `to`; where
         Spark ran, every row was read again and compared by checksum. After a raise, or a crash, no
@@ -202,7 +204,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
             CorruptionError, StorageError: State cannot be read or written; names the reason.
         """
         with self._conversion(new, to, session_conf) as conversion:
-            rows = conversion.run(report or no_report)
+            rows = conversion.run(progress or no_progress)
         return Converted(Checkpoint._at(self._beside(new)), rows)
 
     @contextmanager
@@ -275,7 +277,7 @@ class Savepoint(Writing["Savepoint"]):
             claim=claim,
         )
         with self._decided(checkpoint, how) as decided:
-            return decided.plan.run_by(lambda report: self._restore(checkpoint, how, report))
+            return decided.plan.run_by(lambda progress: self._restore(checkpoint, how, progress))
 
     def restore(
         self,
@@ -288,7 +290,7 @@ class Savepoint(Writing["Savepoint"]):
         add_operators: Mapping[int, str] | None = None,
         new_query_id: bool = False,
         claim: bool = False,
-        report: Report | None = None,
+        progress: Progress | None = None,
     ) -> Checkpoint:
         """Make a new checkpoint of the savepoint, from which the query goes on.
 
@@ -306,7 +308,7 @@ class Savepoint(Writing["Savepoint"]):
             new_query_id: Whether it is a new query beside the one that was; else the query goes on
                 under its ID, so that sinks which know its batches by it pass over those they have.
             claim: Whether the savepoint is moved, and gone afterwards.
-            report: Called with bytes of state done and the total.
+            progress: Called with bytes of state done and the total.
 
         Guarantee: on return the checkpoint is whole and durable, and the savepoint as it was, or
         gone where it was claimed. After a raise, or when the process is killed, no query starts
@@ -328,13 +330,13 @@ class Savepoint(Writing["Savepoint"]):
             new_query_id=new_query_id,
             claim=claim,
         )
-        return self._restore(checkpoint, how, report or no_report)
+        return self._restore(checkpoint, how, progress or no_progress)
 
     def _restore(
-        self, checkpoint: DirectoryLike, how: Mapping[str, Any], report: Report
+        self, checkpoint: DirectoryLike, how: Mapping[str, Any], progress: Progress
     ) -> Checkpoint:
         with self._decided(checkpoint, how) as decided:
-            decided.run(report)
+            decided.run(progress)
         return Checkpoint._at(self._beside(checkpoint))
 
     @contextmanager

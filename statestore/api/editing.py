@@ -10,7 +10,7 @@ from statestore.operations.forget.certificate import CertificateFile
 from statestore.operations.forget.forget import Forget
 from statestore.operations.forget.search import KeySearch, search
 from statestore.operations.forget.wanted import Wanted
-from statestore.operations.plan import Report, no_report
+from statestore.operations.plan import Progress, no_progress
 from statestore.operations.writing.decide import decide_edit_in_place
 from statestore.operations.writing.given import kept
 
@@ -55,7 +55,7 @@ class Editing(State):
         }
         with self._opened() as checkpoint:
             plan = decide_edit_in_place(checkpoint, **how).plan
-        return plan.run_by(lambda report: self.edit_in_place(**how, report=report))
+        return plan.run_by(lambda progress: self.edit_in_place(**how, progress=progress))
 
     def edit_in_place(
         self,
@@ -68,7 +68,7 @@ class Editing(State):
         expire: str | None = None,
         older_than: timedelta | datetime | None = None,
         all_rows: bool = False,
-        report: Report | None = None,
+        progress: Progress | None = None,
     ) -> EditPlan:
         """Make the next version of the checkpoint itself, without some keys and with some rows.
 
@@ -93,7 +93,7 @@ class Editing(State):
             older_than: The limit: how old, by this machine's clock; or a time, in UTC where it has
                 no zone.
             all_rows: Whether all rows of the store may go.
-            report: Called with the stores done and their number.
+            progress: Called with the stores done and their number.
 
         Returns:
             What was done.
@@ -124,7 +124,7 @@ class Editing(State):
                 expire=expire,
                 older_than=older_than,
                 all_rows=all_rows,
-            ).run(report or no_report)
+            ).run(progress or no_progress)
 
     def plan_forget(
         self,
@@ -145,9 +145,9 @@ class Editing(State):
             plan = forget.plan
         found = wanted.as_found()
 
-        def run(report: Report) -> Certificate:
+        def run(progress: Progress) -> Certificate:
             with self._forgetting(found, **how) as forget:
-                return forget.run(report)
+                return forget.run(progress)
 
         return plan.run_by(run)
 
@@ -159,7 +159,7 @@ class Editing(State):
         operator: int = 0,
         all_rows: bool = False,
         certificate: str | PathLike[str] | None = None,
-        report: Report | None = None,
+        progress: Progress | None = None,
     ) -> Certificate:
         """Take keys out of every version of an operator, and search every file for them.
 
@@ -176,7 +176,7 @@ class Editing(State):
             all_rows: Whether every row of the operator may go.
             certificate: Local file for the certificate. It is written first, and says `begun`; at
                 the end a whole one takes its place. The same call completes one that was begun.
-            report: Called with the state partitions written and their number.
+            progress: Called with the state partitions written and their number.
 
         Returns:
             The certificate: files written and removed, with their checksums, and for each operator
@@ -202,7 +202,7 @@ class Editing(State):
         """
         how: dict[str, Any] = {"operator": operator, "all_rows": all_rows, "to": certificate}
         with self._forgetting(Wanted(where, keys), **how) as forget:
-            return forget.run(report or no_report)
+            return forget.run(progress or no_progress)
 
     @contextmanager
     def _forgetting(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.api.checkpoint import Checkpoint, Savepoint
 from statestore.core.errors import InvalidArgumentError
-from statestore.operations.plan import Report, no_report
+from statestore.operations.plan import Progress, no_progress
 from statestore.operations.writing.captured import CapturedBatch
 from statestore.operations.writing.decide import decide_bootstrap
 from statestore.operations.writing.given import kept_files
@@ -46,7 +46,7 @@ def plan_write_savepoint(
     }
     with _deciding_rows(destination, **how) as decided:
         return decided.plan.run_by(
-            lambda report: write_savepoint(destination, **how, report=report)
+            lambda progress: write_savepoint(destination, **how, progress=progress)
         )
 
 
@@ -59,7 +59,7 @@ def write_savepoint(
     change_schema: bool = False,
     offsets: Sequence[str] | None = None,
     watermark_ms: int = 0,
-    report: Report | None = None,
+    progress: Progress | None = None,
 ) -> Savepoint:
     """Write a savepoint of rows, from which `Savepoint.restore` makes a checkpoint.
 
@@ -77,7 +77,7 @@ def write_savepoint(
         offsets: Of a captured query: where each source goes on, as Spark's JSON of it; where the
             sources ended when it was captured, if None.
         watermark_ms: Of a captured query: its watermark, milliseconds since the Unix epoch.
-        report: Called with the stores done and their number.
+        progress: Called with the stores done and their number.
 
     Rows pass by in bounded memory: they are sorted on the local disk, which needs room for them
     three times.
@@ -93,7 +93,7 @@ def write_savepoint(
         offsets=offsets,
         watermark_ms=watermark_ms,
     ) as decided:
-        decided.run(report or no_report)
+        decided.run(progress or no_progress)
     return _directory(like)._written(destination)
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from statestore.api.directory import Directory
 from statestore.api.listing import Listing
-from statestore.operations.plan import Report, no_report
+from statestore.operations.plan import Progress, no_progress
 from statestore.operations.reading import diff as differences
 from statestore.operations.reading import inspection
 from statestore.operations.reading.read import read_batches
@@ -129,7 +129,7 @@ class State(Directory):
         columns: Sequence[str] | None = None,
         filter: pc.Expression | str | None = None,
         flatten: bool = False,
-        report: Report | None = None,
+        progress: Progress | None = None,
     ) -> Generator[pa.RecordBatch, None, None]:
         """Read a column family of a store batch by batch, for state that does not fit memory.
 
@@ -137,7 +137,7 @@ class State(Directory):
             Record batches of the columns of `read`, a few MiB each, the first one always, if empty.
             A version stays readable while it is read unless the query expires it.
 
-        Arguments and errors as `read`; and `report` is called with the rows read so far and the
+        Arguments and errors as `read`; and `progress` is called with the rows read so far and the
         total, of all column families of the store.
         """
         selection = Selection(None if columns is None else tuple(columns), filter, flatten)
@@ -149,7 +149,7 @@ class State(Directory):
                 version=version,
                 column_family=column_family,
                 partitions=partitions,
-                report=report or no_report,
+                progress=progress or no_progress,
             )
             for batch in batches:
                 yield selection.apply(batch)
@@ -329,7 +329,7 @@ class State(Directory):
         *,
         versions: Iterable[int] | Literal["all"] | None = None,
         deep: bool = False,
-        report: Report | None = None,
+        progress: Progress | None = None,
     ) -> Verification:
         """Prove that versions are whole; nothing is changed.
 
@@ -339,7 +339,7 @@ class State(Directory):
             deep: Whether to read every row. Where a backend of this package has 4 million rows or
                 more on a local disk or S3, a process for each core reads them, 16 at most. Each
                 has `fetch.cacheBytes` and `rocksdb.memoryBytes` for itself.
-            report: Called with the stores done and their number, from any thread.
+            progress: Called with the stores done and their number, from any thread.
 
         Returns:
             What was found. Damage is a finding, not an error.
@@ -354,7 +354,9 @@ class State(Directory):
             StorageError: The storage, or the local disk, failed; nothing is known of the rest then.
         """
         with self._opened() as checkpoint:
-            return verify(checkpoint, versions=versions, deep=deep, report=report or no_report)
+            return verify(
+                checkpoint, versions=versions, deep=deep, progress=progress or no_progress
+            )
 
     def report(
         self,

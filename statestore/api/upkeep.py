@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from statestore.api.state import State
-from statestore.operations.plan import Report, no_report
+from statestore.operations.plan import Progress, no_progress
 from statestore.operations.rescale import rescale
 from statestore.operations.upkeep import compact, expire, repair
 from statestore.store.store import open_store
@@ -88,15 +88,16 @@ class Upkeep(State):
         """
         with self._opened() as checkpoint:
             plan = rescale.plan_rescale(checkpoint, num_partitions, count_rows=count_rows)
-        return plan.run_by(lambda report: self.rescale(num_partitions, report=report))
+        return plan.run_by(lambda progress: self.rescale(num_partitions, progress=progress))
 
-    def rescale(self, num_partitions: int, *, report: Report | None = None) -> RescalePlan:
+    def rescale(self, num_partitions: int, *, progress: Progress | None = None) -> RescalePlan:
         """Change the number of state partitions.
 
         Args:
             num_partitions: Number of state partitions to have, 1 to 32768.
-            report: Called with what is done and the total: a new state partition of a store counts
-                1, or where every row is hashed anew each row that is read and each that is written.
+            progress: Called with what is done and the total: a new state partition of a store
+                counts 1, or where every row is hashed anew each row that is read and each that is
+                written.
 
         Returns:
             What was done.
@@ -111,7 +112,7 @@ class Upkeep(State):
                 `plan_rescale`.
         """
         with self._opened() as checkpoint:
-            return rescale.rescale(checkpoint, num_partitions, report=report or no_report)
+            return rescale.rescale(checkpoint, num_partitions, progress=progress or no_progress)
 
     def plan_undo_rescale(self) -> UndoPlan:
         """Return what `undo_rescale` would do.
@@ -141,12 +142,12 @@ class Upkeep(State):
         with self._opened() as checkpoint:
             return rescale.undo_rescale(checkpoint)
 
-    def plan_repair(self, *, deep: bool = True, report: Report | None = None) -> RepairPlan:
+    def plan_repair(self, *, deep: bool = True, progress: Progress | None = None) -> RepairPlan:
         """Find the newest version that can be read, and return what `repair` would do.
 
         Args:
             deep: Whether a version counts as readable only after every byte of it was read.
-            report: As `verify`, once for each version that is tried.
+            progress: As `verify`, once for each version that is tried.
 
         Raises:
             NotFoundError: No checkpoint, or no version that can be read (kind version-not-found).
@@ -155,10 +156,10 @@ class Upkeep(State):
                 damaged.
         """
         with self._opened() as checkpoint:
-            plan = repair.plan_repair(checkpoint, deep=deep, report=report or no_report)
-        return plan.run_by(lambda report: self.repair(deep=deep, report=report))
+            plan = repair.plan_repair(checkpoint, deep=deep, progress=progress or no_progress)
+        return plan.run_by(lambda progress: self.repair(deep=deep, progress=progress))
 
-    def repair(self, *, deep: bool = True, report: Report | None = None) -> RepairPlan:
+    def repair(self, *, deep: bool = True, progress: Progress | None = None) -> RepairPlan:
         """Take the checkpoint back to its newest version that can be read.
 
         Arguments and errors as `plan_repair`.
@@ -176,14 +177,14 @@ class Upkeep(State):
                 for longer than its lease lasts; what is left is done by doing it again.
         """
         with self._opened() as checkpoint:
-            return repair.repair(checkpoint, deep=deep, report=report or no_report)
+            return repair.repair(checkpoint, deep=deep, progress=progress or no_progress)
 
-    def plan_expire(self, keep: int = 2, *, report: Report | None = None) -> ExpirePlan:
+    def plan_expire(self, keep: int = 2, *, progress: Progress | None = None) -> ExpirePlan:
         """Return what `expire` would delete.
 
         Args:
             keep: How many versions stay loadable, the newest; at least 2.
-            report: Called with the stores done and their number.
+            progress: Called with the stores done and their number.
 
         Raises:
             NotFoundError: No checkpoint.
@@ -192,10 +193,10 @@ class Upkeep(State):
                 be deleted safely then.
         """
         with self._opened() as checkpoint:
-            plan = expire.plan_expire(checkpoint, keep, report=report or no_report)
-        return plan.run_by(lambda report: self.expire(keep, report=report))
+            plan = expire.plan_expire(checkpoint, keep, progress=progress or no_progress)
+        return plan.run_by(lambda progress: self.expire(keep, progress=progress))
 
-    def expire(self, keep: int = 2, *, report: Report | None = None) -> ExpirePlan:
+    def expire(self, keep: int = 2, *, progress: Progress | None = None) -> ExpirePlan:
         """Delete the versions before the newest few, with the files that only they need.
 
         Arguments and errors as `plan_expire`. Savepoints are elsewhere and never touched. A file
@@ -212,22 +213,22 @@ class Upkeep(State):
                 for longer than its lease lasts.
         """
         with self._opened() as checkpoint:
-            return expire.expire(checkpoint, keep, report=report or no_report)
+            return expire.expire(checkpoint, keep, progress=progress or no_progress)
 
-    def plan_compact(self, *, report: Report | None = None) -> CompactPlan:
+    def plan_compact(self, *, progress: Progress | None = None) -> CompactPlan:
         """Return what `compact` would write; arguments and errors as there."""
         with self._opened() as checkpoint:
-            plan = compact.plan_compact(checkpoint, report=report or no_report)
-        return plan.run_by(lambda report: self.compact(report=report))
+            plan = compact.plan_compact(checkpoint, progress=progress or no_progress)
+        return plan.run_by(lambda progress: self.compact(progress=progress))
 
-    def compact(self, *, report: Report | None = None) -> CompactPlan:
+    def compact(self, *, progress: Progress | None = None) -> CompactPlan:
         """Write the newest version as one file a store: versions after it need no older files.
 
         A version is the changes to the one before it, so it keeps the files of those from being
         expired until a snapshot, or of the rocksdb backend all of them merged, stands for them.
 
         Args:
-            report: Called with the stores done and their number.
+            progress: Called with the stores done and their number.
 
         Returns:
             What was written.
@@ -245,4 +246,4 @@ class Upkeep(State):
                 the storage or local disk failed.
         """
         with self._opened() as checkpoint:
-            return compact.compact(checkpoint, report=report or no_report)
+            return compact.compact(checkpoint, progress=progress or no_progress)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statestore.api.state import State
-from statestore.operations.plan import Report, no_report
+from statestore.operations.plan import Progress, no_progress
 from statestore.operations.writing.decide import decide_edit, decide_rows
 from statestore.operations.writing.given import kept, kept_files
 
@@ -49,7 +49,7 @@ class Writing(State, Generic[Written]):
         operators = kept_files(operators)
         with self._deciding("transform", destination, operators, makes=True, **how) as decided:
             return decided.plan.run_by(
-                lambda report: self.transform(destination, operators, **how, report=report)
+                lambda progress: self.transform(destination, operators, **how, progress=progress)
             )
 
     def transform(
@@ -59,7 +59,7 @@ class Writing(State, Generic[Written]):
         *,
         version: int | None = None,
         change_schema: bool = False,
-        report: Report | None = None,
+        progress: Progress | None = None,
     ) -> Written:
         """Make a savepoint of which some operators have other rows, made of those they have.
 
@@ -74,7 +74,7 @@ class Writing(State, Generic[Written]):
             version: State version, None for the newest committed one.
             change_schema: Whether names and types of the columns returned are the schemas of keys
                 and values from now on; else they must be those there are.
-            report: Called with the stores done and their number.
+            progress: Called with the stores done and their number.
 
         Guarantee: on return the savepoint is whole and durable, refers to nothing outside of it,
         and every row is in the state partition where Spark looks for it. After a raise, or when the
@@ -92,7 +92,7 @@ class Writing(State, Generic[Written]):
         """
         how = {"version": version, "change_schema": change_schema}
         with self._deciding("transform", destination, operators, makes=True, **how) as decided:
-            decided.run(report or no_report)
+            decided.run(progress or no_progress)
         return self._written(destination)
 
     def plan_edit(
@@ -119,7 +119,9 @@ class Writing(State, Generic[Written]):
             "all_rows": all_rows,
         }
         with self._editing(destination, how) as decided:
-            return decided.plan.run_by(lambda report: self.edit(destination, **how, report=report))
+            return decided.plan.run_by(
+                lambda progress: self.edit(destination, **how, progress=progress)
+            )
 
     def edit(
         self,
@@ -131,7 +133,7 @@ class Writing(State, Generic[Written]):
         upsert: Any = None,
         version: int | None = None,
         all_rows: bool = False,
-        report: Report | None = None,
+        progress: Progress | None = None,
     ) -> Written:
         """Make a savepoint without some keys, and with some rows that are new or other.
 
@@ -147,7 +149,7 @@ class Writing(State, Generic[Written]):
                 file. Of a state variable that is a list a row an element.
             version: State version, None for the newest committed one.
             all_rows: Whether all rows of the store may go.
-            report: Called with the stores done and their number.
+            progress: Called with the stores done and their number.
 
         Guarantee: as `transform`.
 
@@ -167,7 +169,7 @@ class Writing(State, Generic[Written]):
             "all_rows": all_rows,
         }
         with self._editing(destination, how) as decided:
-            decided.run(report or no_report)
+            decided.run(progress or no_progress)
         return self._written(destination)
 
     @contextmanager

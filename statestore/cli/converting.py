@@ -10,7 +10,7 @@ from statestore.cli.output import (
     output_option,
     parse_settings,
     print_json,
-    progress,
+    progress_bar,
     storage_option,
     yes_option,
 )
@@ -72,8 +72,8 @@ def convert(
         else:
             click.echo(NOTHING_CHANGED)
         return
-    with progress("convert", output=output) as report:
-        rows = plan.run(report).rows
+    with progress_bar("convert", output=output) as progress:
+        rows = plan.run(progress).rows
     if output == "json":
         stores = [
             {"operator": operator, "store": store, "rows": count}

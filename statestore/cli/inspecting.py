@@ -20,7 +20,7 @@ from statestore.cli.output import (
     console,
     output_option,
     print_json,
-    progress,
+    progress_bar,
     storage_option,
     table,
     to_json,
@@ -144,8 +144,8 @@ def read(
             _print_rows(batches, limit, output)
         return
     with (
-        progress("reading rows", output=output) as report,
-        closing(read_some(report=report)) as batches,
+        progress_bar("reading rows", output=output) as progress,
+        closing(read_some(progress=progress)) as batches,
     ):
         num_rows = write_parquet(batches, to)
     if output == "json":

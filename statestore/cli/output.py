@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Command = TypeVar("Command", bound=Callable[..., Any])
-Report = Callable[[int, int], None]
-"""Called with what is done and the total, in one unit."""
 
 SCHEMA_VERSION = 1
 """Of every JSON object: one more where a field goes or means something else."""
@@ -124,8 +122,8 @@ def run_plan(plan: Plan[Result], title: str, *, yes: bool, output: str) -> Resul
     if output == "text":
         click.echo(plan.describe())
     if yes:
-        with progress(title, output=output) as report:
-            made = plan.run(report)
+        with progress_bar(title, output=output) as progress:
+            made = plan.run(progress)
     if output == "json":
         print_json({"done": yes, **plan.fields()})
     else:
@@ -179,7 +177,7 @@ def table(columns: list[str], rows: list[list[object]]) -> Table:
 
 
 @contextmanager
-def progress(title: str, *, output: str) -> Iterator[Report]:
+def progress_bar(title: str, *, output: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar with the time that remains, on a terminal; yields what moves it."""
     shown_on = Console(stderr=True)
     with Progress(
@@ -194,7 +192,7 @@ def progress(title: str, *, output: str) -> Iterator[Report]:
     ) as bar:
         task = bar.add_task(title, total=None)
 
-        def report(done: int, total: int) -> None:
+        def move(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        yield report
+        yield move

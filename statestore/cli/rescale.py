@@ -8,7 +8,7 @@ from statestore.cli.output import (
     checkpoint_argument,
     output_option,
     print_plan,
-    progress,
+    progress_bar,
     storage_option,
     yes_option,
 )
@@ -73,8 +73,8 @@ def rescale(
         print_plan(undone, yes=yes, output=output)
         return
     if yes:
-        with progress("rescaling", output=output) as report:
-            plan = it.rescale(num_partitions, report=report)
+        with progress_bar("rescaling", output=output) as progress:
+            plan = it.rescale(num_partitions, progress=progress)
     else:
         plan = it.plan_rescale(num_partitions, count_rows=count_rows)
     print_plan(plan, yes=yes, output=output, done=_DONE)

@@ -11,7 +11,7 @@ from statestore.cli.output import (
     checkpoint_argument,
     output_option,
     print_json,
-    progress,
+    progress_bar,
     run_plan,
     storage_option,
     yes_option,
@@ -57,8 +57,8 @@ def savepoint(
     from statestore.api.checkpoint import Checkpoint
 
     it = Checkpoint(checkpoint, storage_options=storage_options)
-    with progress("savepoint", output=output) as report:
-        taken = it.savepoint(destination, version=version, form=form, report=report)
+    with progress_bar("savepoint", output=output) as progress:
+        taken = it.savepoint(destination, version=version, form=form, progress=progress)
     if output == "json":
         print_json({"destination": destination, **asdict(taken.info)})
         return

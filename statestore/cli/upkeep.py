@@ -13,7 +13,7 @@ from statestore.cli.output import (
     output_option,
     print_json,
     print_plan,
-    progress,
+    progress_bar,
     storage_option,
     table,
     yes_option,
@@ -198,13 +198,13 @@ def verify(
     from statestore.api.checkpoint import Checkpoint
 
     it = Checkpoint(checkpoint, storage_options=storage_options)
-    with progress("verifying stores", output=output) as report:
-        found = it.verify(versions=versions, deep=deep, report=report)
+    with progress_bar("verifying stores", output=output) as progress:
+        found = it.verify(versions=versions, deep=deep, progress=progress)
     if output == "json":
-        print_json({"ok": not found.findings, "to_fix": found.to_fix, **asdict(found)})
+        print_json({"ok": found.ok, "to_fix": found.to_fix, **asdict(found)})
     else:
         click.echo(found.describe())
-    ctx.exit(1 if found.findings else 0)
+    ctx.exit(0 if found.ok else 1)
 
 
 def _versions(given: tuple[str, ...]) -> Literal["all"] | list[int] | None:
@@ -254,8 +254,8 @@ def repair(
 
     it = Checkpoint(checkpoint, storage_options=storage_options)
     run = it.repair if yes else it.plan_repair
-    with progress("verifying stores", output=output) as report:
-        plan = run(deep=deep, report=report)
+    with progress_bar("verifying stores", output=output) as progress:
+        plan = run(deep=deep, progress=progress)
     print_plan(plan, yes=yes, output=output)
     ctx.exit(1 if plan.is_needed and not yes else 0)
 
@@ -292,8 +292,8 @@ def expire(
 
     it = Checkpoint(checkpoint, storage_options=storage_options)
     run = it.expire if yes else it.plan_expire
-    with progress("cleaning up stores", output=output) as report:
-        plan = run(keep, report=report)
+    with progress_bar("cleaning up stores", output=output) as progress:
+        plan = run(keep, progress=progress)
     print_plan(plan, yes=yes, output=output)
 
 
@@ -319,6 +319,6 @@ def compact(checkpoint: str, yes: bool, storage_options: dict[str, str], output:
 
     it = Checkpoint(checkpoint, storage_options=storage_options)
     run = it.compact if yes else it.plan_compact
-    with progress("compacting stores", output=output) as report:
-        plan = run(report=report)
+    with progress_bar("compacting stores", output=output) as progress:
+        plan = run(progress=progress)
     print_plan(plan, yes=yes, output=output)

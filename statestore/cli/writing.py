@@ -15,7 +15,7 @@ from statestore.cli.output import (
     output_option,
     parse_settings,
     print_json,
-    progress,
+    progress_bar,
     run_plan,
     storage_option,
     yes_option,
@@ -275,8 +275,8 @@ def forget(
     if output == "text":
         click.echo(plan.describe())
     if yes:
-        with progress("forget", output=output) as report:
-            done = plan.run(report)
+        with progress_bar("forget", output=output) as progress:
+            done = plan.run(progress)
     if output == "json":
         print_json({"done": yes, "plan": plan.fields(), "certificate": done and done.fields()})
     else:

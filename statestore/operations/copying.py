@@ -26,8 +26,8 @@ from statestore.operations.committed_version import copy_spark_files, find_versi
 from statestore.operations.copy_plan import CopyPlan
 from statestore.operations.new_directory import METADATA_NAME, begin_directory, check_target
 from statestore.operations.operator_map import OperatorMap, ResolvedOperators, store_names_of
-from statestore.operations.passes import NewState, Progress, write_added
-from statestore.operations.plan import no_report
+from statestore.operations.passes import BytesDone, NewState, write_added
+from statestore.operations.plan import no_progress
 
 if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.new_directory import NewDirectory
     from statestore.operations.passes import Pass, Store
-    from statestore.operations.plan import Report
+    from statestore.operations.plan import Progress
 
 Result = TypeVar("Result")
 Made = Mapping["StoreName", "PublishedFile"]
@@ -132,11 +132,11 @@ class Copy(Generic[Result]):
             claim=self.claims,
         )
 
-    def run(self, report: Report = no_report) -> Result:
+    def run(self, progress: Progress = no_progress) -> Result:
         """Make it.
 
         Args:
-            report: Called with bytes of state done and the total.
+            progress: Called with bytes of state done and the total.
 
         Guarantee: on return the directory is whole and durable. After a raise, or when the process
         is killed, no query starts from it and nothing takes it for a savepoint; the same operation
@@ -158,7 +158,7 @@ class Copy(Generic[Result]):
             copy_spark_files(self.version, target, self._rename)
             for path, data in self.files.items():
                 write_bytes(target.io, f"{target.path}/{path}", data, overwrite=True)
-            state = self._begin_state(target, report)
+            state = self._begin_state(target, progress)
             made: dict[StoreName, PublishedFile] = {}
             for passing, stores in self._by_pass().items():
                 made |= passing.write(stores, state)
@@ -179,7 +179,7 @@ class Copy(Generic[Result]):
             io.delete_tree(directory)
         return result
 
-    def _begin_state(self, target: NewDirectory, report: Report) -> NewState:
+    def _begin_state(self, target: NewDirectory, progress: Progress) -> NewState:
         """Return the state of a directory that was begun, on the storage that is to have it."""
         place = self.target
         io = target.io
@@ -206,7 +206,7 @@ class Copy(Generic[Result]):
             checkpoint_format=self.checkpoint_format,
             memory=in_memory,
             work=work,
-            progress=Progress(report, self.state_bytes),
+            progress=BytesDone(progress, self.state_bytes),
         )
 
     def _write_history(self, target: NewDirectory) -> None:

@@ -37,22 +37,22 @@ if TYPE_CHECKING:
     from statestore.operations.copy_plan import FamilyPlan
     from statestore.operations.new_directory import NewDirectory
     from statestore.operations.operator_map import ResolvedOperators
-    from statestore.operations.plan import Report
+    from statestore.operations.plan import Progress
 
 Store = tuple[int, str]
 """A store in all its state partitions: its operator's ID and its name."""
 
 
-class Progress:
+class BytesDone:
     """What several threads have done of one total.
 
     Args:
-        report: Called with bytes done and the total, by one thread at a time.
+        progress: Called with bytes done and the total, by one thread at a time.
         total: Bytes of state files; a file that several stores name counts once.
     """
 
-    def __init__(self, report: Report, total: int) -> None:
-        self._report = report
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
         self._total = total
         self._lock = Lock()
         self._done = 0
@@ -61,7 +61,7 @@ class Progress:
         """Say that more bytes are done."""
         with self._lock:
             self._done += num_bytes
-            self._report(min(self._done, self._total), self._total)
+            self._progress(min(self._done, self._total), self._total)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class NewState:
     checkpoint_format: int
     memory: FileIO | None
     work: Work
-    progress: Progress
+    progress: BytesDone
 
     @property
     def source(self) -> OpenCheckpoint:
@@ -280,14 +280,14 @@ class Rehashed(Pass):
             places = ((state.location(store), state.target.ids.new_id()) for store in takers)
             total, effort, done = state.version.state_bytes(givers), rehash_effort(heads), 0
 
-            def report_rows(num_rows: int, total: int = total, effort: int = effort) -> None:
+            def progress_of_rows(num_rows: int, total: int = total, effort: int = effort) -> None:
                 nonlocal done
                 now = total * num_rows // effort
                 state.progress.add(now - done)
                 done = now
 
             files = write_rehashed(
-                state.version.checkpoint, heads, version, places, state.work, report_rows
+                state.version.checkpoint, heads, version, places, state.work, progress_of_rows
             )
             made |= {file.trailer.store: file for file in files}
         return made

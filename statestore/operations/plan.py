@@ -12,12 +12,12 @@ from statestore.core.errors import InvalidArgumentError
 
 Result = TypeVar("Result", covariant=True)
 
-Report = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 """Called with what is done and the total, in bytes where its user does not say otherwise."""
 
 
-def no_report(_done: int, _total: int) -> None:
-    """Report nothing."""
+def no_progress(_done: int, _total: int) -> None:
+    """Take no notice of progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Change:
 class Plan(ABC, Generic[Result]):
     """What an operation is going to do, or did: nothing has changed until `run`."""
 
-    _runner: Callable[[Report], Result] | None = field(default=None, compare=False, kw_only=True)
+    _runner: Callable[[Progress], Result] | None = field(default=None, compare=False, kw_only=True)
 
     @abstractmethod
     def describe(self) -> str:
@@ -60,11 +60,11 @@ class Plan(ABC, Generic[Result]):
     def changes(self) -> tuple[Change, ...]:
         """Everything that it changes, in the order in which it does, but for lease and history."""
 
-    def run(self, report: Report | None = None) -> Result:
+    def run(self, progress: Progress | None = None) -> Result:
         """Do it. What has to be known for that is read again: the plan may be old.
 
         Args:
-            report: Called with what is done and the total, in a unit of the operation's.
+            progress: Called with what is done and the total, in a unit of the operation's.
 
         Returns:
             What the operation of the same name returns.
@@ -80,7 +80,7 @@ class Plan(ABC, Generic[Result]):
                 plan=type(self).__name__,
                 to_fix="plan the operation again",
             )
-        return self._runner(report or no_report)
+        return self._runner(progress or no_progress)
 
     def fields(self) -> dict[str, Any]:
         """Return the plan's attributes by name, those of what is in it likewise: for JSON."""
@@ -88,7 +88,7 @@ class Plan(ABC, Generic[Result]):
         del of["_runner"]
         return of
 
-    def run_by(self, runner: Callable[[Report], Any]) -> Self:
+    def run_by(self, runner: Callable[[Progress], Any]) -> Self:
         """Return the plan with what `run` calls."""
         return replace(self, _runner=runner)
 

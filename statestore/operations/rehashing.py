@@ -43,7 +43,7 @@ def rehash_store(
     checkpoint: OpenCheckpoint,
     heads: Mapping[int, PublishedFile],
     num_partitions: int,
-    report: Callable[[int], None],
+    progress: Callable[[int], None],
 ) -> dict[StoreName, PublishedFile]:
     """Make the next version of a store in another number of state partitions, row by row.
 
@@ -53,7 +53,7 @@ def rehash_store(
         checkpoint: The checkpoint.
         heads: The newest version of the store in every state partition until now.
         num_partitions: State partitions of the new layout, 1 to 32768.
-        report: As `write_rehashed` takes it.
+        progress: As `write_rehashed` takes it.
 
     Returns:
         The version of each new state partition, a full state with as many key groups as a new
@@ -77,7 +77,7 @@ def rehash_store(
         for store in stores
     )
     work = replace(checkpoint.work, options=replace(checkpoint.options, fsync_enabled=True))
-    made = write_rehashed(checkpoint, list(heads.values()), new, takers, work, report)
+    made = write_rehashed(checkpoint, list(heads.values()), new, takers, work, progress)
     return dict(zip(stores, made, strict=True))
 
 
@@ -145,7 +145,7 @@ def write_rehashed(
     new: NewVersion,
     takers: Iterable[tuple[StoreLocation, str]],
     work: Work,
-    report: Callable[[int], None],
+    progress: Callable[[int], None],
 ) -> list[PublishedFile]:
     """Write every row of a store as a full state of the state partition that Spark's hash gives it.
 
@@ -158,7 +158,7 @@ def write_rehashed(
         takers: Every new state partition, in order, and the checkpoint ID of its version; the first
             one is asked for when all rows were read and found where they belong.
         work: What every step needs.
-        report: Called with the rows read and written so far, of `rehash_effort`.
+        progress: Called with the rows read and written so far, of `rehash_effort`.
 
     Returns:
         What was published for each taker.
@@ -172,7 +172,7 @@ def write_rehashed(
     """
     with tempfile.TemporaryDirectory(prefix="rehash-", dir=work.scratch_directory) as directory:
         rows = RowsByPartition(directory, new.num_partitions)
-        for piece in gather(_read_rehashed(checkpoint, heads, new.max_parallelism, report)):
+        for piece in gather(_read_rehashed(checkpoint, heads, new.max_parallelism, progress)):
             rows.lay_by(piece)
         own = replace(work, scratch_directory=directory)
         num_read = rehash_effort(heads) // 2
@@ -181,7 +181,7 @@ def write_rehashed(
             batches = rows.batches(location.store.partition)
             version = replace(new, checkpoint_id=checkpoint_id)
             made.append(write_full_state(location, version, batches, own))
-            report(num_read + num_read * len(made) // new.num_partitions)
+            progress(num_read + num_read * len(made) // new.num_partitions)
         return made
 
 
@@ -189,7 +189,7 @@ def _read_rehashed(
     checkpoint: OpenCheckpoint,
     heads: Iterable[PublishedFile],
     max_parallelism: int,
-    report: Callable[[int], None],
+    progress: Callable[[int], None],
 ) -> Iterator[pa.RecordBatch]:
     before = 0
     for head in heads:
@@ -197,9 +197,9 @@ def _read_rehashed(
         for batch in read_rows(checkpoint, head):
             yield rehash(batch, head.trailer, max_parallelism)
             num_read += batch.num_rows
-            report(before + min(num_read, num_rows))
+            progress(before + min(num_read, num_rows))
         before += num_rows
-        report(before)
+        progress(before)
 
 
 def _digest(identity: str) -> str:

@@ -30,7 +30,7 @@ from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.operations.committed_version import copy_files
 from statestore.operations.in_use import require_not_in_use, require_same_batches
 from statestore.operations.new_directory import METADATA_NAME, begin_directory
-from statestore.operations.plan import no_report
+from statestore.operations.plan import no_progress
 from statestore.operations.savepoint.conversion import (
     CONVERT,
     ConvertPlan,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from statestore.core.options import StateStoreOptions
     from statestore.io.place import Place
     from statestore.operations.new_directory import NewDirectory
-    from statestore.operations.plan import Report
+    from statestore.operations.plan import Progress
 
 _POLL_S = 0.2
 
@@ -106,11 +106,11 @@ class Conversion:
         self._uri = hadoop_uri(plan.checkpoint)
         self._new_uri = hadoop_uri(plan.new)
 
-    def run(self, report: Report = no_report) -> dict[tuple[int, str], int]:
+    def run(self, progress: Progress = no_progress) -> dict[tuple[int, str], int]:
         """Make the new checkpoint.
 
         Args:
-            report: Called a few times a second with the stores that are copied and compared, and
+            progress: Called a few times a second with the stores that are copied and compared, and
                 their number.
 
         Returns:
@@ -133,7 +133,7 @@ class Conversion:
         source = self._checkpoint
         require_not_in_use(source)
         if self.plan.target in PROVIDERS:
-            made = decide_from_spark(source, self._new, self.plan.target).run(report)
+            made = decide_from_spark(source, self._new, self.plan.target).run(progress)
             rows: dict[tuple[int, str], int] = {}
             for file in made.values():
                 of = file.trailer.store
@@ -146,7 +146,7 @@ class Conversion:
         copy = self._state_copy(spark)
         with begin_directory(self._new, CONVERT, self.plan.checkpoint) as target:
             with require_same_batches(source):
-                copied = self._copy_state(copy, report)
+                copied = self._copy_state(copy, progress)
                 self._check(copied)
                 self._copy_metadata(target)
                 self._write_logs(target, [store["checkpoint_id"] for store in copied])
@@ -202,18 +202,18 @@ class Conversion:
         session = spark._jsparkSession  # noqa: SLF001
         return jvm.io.statestore.convert.StateCopy(session, json.dumps(request))
 
-    def _copy_state(self, copy: Any, report: Report) -> list[dict[str, Any]]:
+    def _copy_state(self, copy: Any, progress: Progress) -> list[dict[str, Any]]:
         """Run the job and return what it says of every store."""
         with ThreadPoolExecutor(1) as thread:
             running = thread.submit(copy.run)
             try:
                 while not wait([running], _POLL_S).done:
-                    report(copy.storesDone(), self.plan.num_stores)
+                    progress(copy.storesDone(), self.plan.num_stores)
             except BaseException:
                 copy.cancel()
                 raise
             reply = json.loads(running.result())
-        report(copy.storesDone(), self.plan.num_stores)
+        progress(copy.storesDone(), self.plan.num_stores)
         if "error" in reply:
             raise StorageError(
                 "cannot copy the state",

@@ -22,7 +22,7 @@ class Meanwhile:
 
 
 def save(query, target, form, report):
-    at(query.path, options=OPTIONS).savepoint(target, form=form, report=report)
+    at(query.path, options=OPTIONS).savepoint(target, form=form, progress=report)
 
 
 def restore_from(savepoint, target, num_partitions, report):

@@ -89,7 +89,7 @@ def test_progress_of_a_single_rehashed_store_grows(tmp_path, restored):
         plan = Savepoint(tmp_path / "savepoint").plan_restore(tmp_path / "copy", num_partitions=6)
         plan.run(report)
     else:
-        Checkpoint(made.path).rescale(6, report=report)
+        Checkpoint(made.path).rescale(6, progress=report)
 
     done = [value for value, _ in reports]
     (total,) = {total for _, total in reports}

@@ -152,7 +152,7 @@ def test_expire_keeps_what_retained_versions_are_made_of(made):
     plan = at(made.path, options=NOW).plan_expire(2)
     files = {str(path) for path in Path(made.path).rglob("*.*") if path.is_file()}
     reports = []
-    done = at(made.path, options=NOW).expire(2, report=lambda *stores: reports.append(stores))
+    done = at(made.path, options=NOW).expire(2, progress=lambda *stores: reports.append(stores))
 
     assert plan.stores == done.stores
     assert reports == [(number, len(reports)) for number in range(1, len(reports) + 1)]

@@ -73,7 +73,7 @@ def test_values_of_a_multi_value_family_are_rows_in_order(checkpoint):
 def test_batches_and_state_partitions_make_up_the_whole(checkpoint):
     """Catches a state partition read twice or left out, and a reader that needs all memory."""
     reports = []
-    batches = list(Checkpoint(checkpoint).read_batches(report=lambda *done: reports.append(done)))
+    batches = list(Checkpoint(checkpoint).read_batches(progress=lambda *done: reports.append(done)))
     assert batches[0].num_rows == 0
     assert reports == sorted(reports)
     assert {total for _, total in reports} == {reports[-1][0]}

@@ -150,7 +150,7 @@ def test_processes_find_what_threads_do(tmp_path, request, backend):
     def verify():
         reports = []
         found = Checkpoint(query.path).verify(
-            versions="all", deep=True, report=lambda done, total: reports.append((done, total))
+            versions="all", deep=True, progress=lambda done, total: reports.append((done, total))
         )
         return found, reports[-1]
 
@@ -163,9 +163,9 @@ def test_processes_find_what_threads_do(tmp_path, request, backend):
 
     assert verify()[0] == whole
     assert counts == [2, 2]  # both state partitions, by two processes
-    assert whole.findings == ()
+    assert whole.ok
     assert done == done_again
-    assert damaged.findings
+    assert not damaged.ok
     assert damaged_again == damaged
 
 

@@ -383,7 +383,9 @@ def test_conversion_is_refused_when_the_query_runs_meanwhile(make_lane: MakeLane
             lane.run(*inputs)
 
     with pytest.raises(InUseError, match="batch_now=1"):
-        Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "rocksdb", report=run_meanwhile)
+        Checkpoint(lane.checkpoint, spark=lane.spark).convert(
+            new, "rocksdb", progress=run_meanwhile
+        )
 
     _assert_not_startable(lane, new)
 

@@ -119,7 +119,7 @@ def test_the_page_names_the_arguments_that_methods_take() -> None:
             continue
         parameters = parameters_of(method)
         assert is_in_order(one.parameters, parameters), one
-        assert one.has_more or set(parameters) - set(one.parameters) <= {"report"}, one
+        assert one.has_more or set(parameters) - set(one.parameters) <= {"progress"}, one
         if one.is_changed:
             of_plan = parameters_of(getattr(one.of[0], f"plan_{one.name}"))
             assert is_in_order(one.parameters, of_plan), one
@@ -138,7 +138,7 @@ def test_the_shell_says_the_same_words_in_the_same_order() -> None:
         if inspect.isfunction(method):
             parameters = parameters_of(method)
             assert is_in_order(options_of(one.command, parameters), parameters), one
-            assert {*parameters} - {*options_of(one.command, parameters)} <= {"report"}, one
+            assert {*parameters} - {*options_of(one.command, parameters)} <= {"progress"}, one
     on_a_checkpoint = {
         name
         for name in cli.list_commands(click.Context(cli))

@@ -51,7 +51,7 @@ from statestore.operations.full_state import (
     dealt_anew,
     write_full_state,
 )
-from statestore.operations.plan import no_report
+from statestore.operations.plan import no_progress
 from statestore.operations.rows import read_rows
 from statestore.operations.step import step
 from statestore.operations.writing.changes import NO_CHANGES, pick, write_changes
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from statestore.codec.references import StoreName
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.forget.wanted import Wanted
-    from statestore.operations.plan import Report
+    from statestore.operations.plan import Progress
     from statestore.operations.step import Step
 
 _MOST_KEYS_SHOWN = 10
@@ -83,7 +83,7 @@ class Forget:
         wanted: The keys; those that are forgotten are these as they were found.
         all_rows: Whether every row of the operator may go.
         certificate: Where the certificate goes; None for nowhere.
-        report: Called with the files read and their number.
+        progress: Called with the files read and their number.
 
     Raises:
         InvalidArgumentError: There is no such operator; what is given is no key of it; every row is
@@ -99,7 +99,7 @@ class Forget:
     wanted: Wanted
     all_rows: bool = False
     certificate: CertificateFile | None = None
-    report: Report = no_report
+    progress: Progress = no_progress
     found: dict[str, int] = field(init=False)
     """Rows of the keys by path of the state file that has them."""
     damaged: dict[str, CorruptionError] = field(init=False)
@@ -111,7 +111,7 @@ class Forget:
         self._version = find_version(checkpoint)
         wanted.found.clear()
         self.damaged = {}
-        self.found = dict(find_rows(checkpoint, self.operator, wanted, self.damaged, self.report))
+        self.found = dict(find_rows(checkpoint, self.operator, wanted, self.damaged, self.progress))
         self._num_rows = self._num_rows_before = 0
         for store, head in self._version.heads.items():
             for batch in read_rows(checkpoint, head) if self._is_own(store) else ():
@@ -166,11 +166,11 @@ class Forget:
             num_shared=sum(file.info.num_names > 1 for file in removed),
         )
 
-    def run(self, report: Report = no_report) -> Certificate:
+    def run(self, progress: Progress = no_progress) -> Certificate:
         """Do it, and search every file that is left.
 
         Args:
-            report: Called with the state partitions written and their number.
+            progress: Called with the state partitions written and their number.
 
         Returns:
             The certificate; `search.outcomes` says of each operator whether the keys are in it.
@@ -198,7 +198,7 @@ class Forget:
         with step(self.checkpoint, "forget", **options) as one:
             one.to_version = certificate.version
             if self.found:
-                certificate = self._committed(one, certificate, report)
+                certificate = self._committed(one, certificate, progress)
             else:
                 certificate = self._finished(certificate)
             now_ms = int(self.checkpoint.clock.now_ms())
@@ -213,11 +213,11 @@ class Forget:
             one.result["certificate"] = certificate.fields()
         return certificate
 
-    def _committed(self, step: Step, certificate: Certificate, report: Report) -> Certificate:
+    def _committed(self, step: Step, certificate: Certificate, progress: Progress) -> Certificate:
         """Write the version without the keys, let it count, and delete what was before it."""
         certificate = self._recorded(certificate, self._files())
         self._put(certificate)
-        made = self._write(report)
+        made = self._write(progress)
         own = {
             self.checkpoint.location(store).path(head.ref.path)
             for store, head in made.items()
@@ -337,7 +337,7 @@ class Forget:
                     to_fix="wait for it; where its process has died, an hour",
                 )
 
-    def _write(self, report: Report) -> dict[StoreName, PublishedFile]:
+    def _write(self, progress: Progress) -> dict[StoreName, PublishedFile]:
         heads = self._version.heads
         work = work_on(self.checkpoint)
         wanted = self.wanted.as_found()
@@ -347,7 +347,7 @@ class Forget:
                 heads, pool.map(lambda one: self._write_one(one, wanted, work), heads), strict=True
             ):
                 made[store] = head
-                report(len(made), len(heads))
+                progress(len(made), len(heads))
         return made
 
     def _write_one(self, store: StoreName, wanted: Wanted, work: Work) -> PublishedFile:

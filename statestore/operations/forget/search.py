@@ -30,7 +30,7 @@ from statestore.operations.forget.files import files_of, files_of_operator, rows
 from statestore.operations.forget.needles import MIN_BYTES, Needles
 from statestore.operations.forget.values import Certainty, ValueSearch, key_columns
 from statestore.operations.forget.wanted import grouping_family, grouping_paths
-from statestore.operations.plan import no_report
+from statestore.operations.plan import no_progress
 from statestore.operations.reading.read import decode_by_key
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.forget.files import StoreFile
     from statestore.operations.forget.wanted import Wanted
-    from statestore.operations.plan import Report
+    from statestore.operations.plan import Progress
 
 Verdict = Literal["forgotten", "found", "not searched"]
 SPARKS_FILES = "Spark's files"
@@ -193,7 +193,7 @@ def find_rows(
     operator: int,
     wanted: Wanted,
     damaged: dict[str, CorruptionError],
-    report: Report = no_report,
+    progress: Progress = no_progress,
 ) -> Iterator[tuple[str, int]]:
     """Yield the state files of an operator that have rows of keys, and how many.
 
@@ -203,7 +203,7 @@ def find_rows(
         wanted: The keys, which are noted there.
         damaged: Gets the files that cannot be read to their end, as a version that was taken back
             may have left them.
-        report: Called with the files read and their number.
+        progress: Called with the files read and their number.
 
     Raises:
         InvalidArgumentError: There is no such operator, or what is given is no key of it.
@@ -218,7 +218,7 @@ def find_rows(
                 num_found += len(wanted.find(batch, file.location.store.name, trailer))
         except CorruptionError as error:
             damaged[file.path] = error
-        report(number + 1, len(files))
+        progress(number + 1, len(files))
         if num_found:
             yield file.path, num_found
 

@@ -12,7 +12,7 @@ from statestore.codec.byte_ranges import bits, buffer, unpack
 from statestore.codec.evolution import decode_value_rows, decode_values
 from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
 from statestore.codec.rows import from_numpy
-from statestore.operations.plan import no_report
+from statestore.operations.plan import no_progress
 from statestore.operations.rows import (
     find_family,
     find_store,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from statestore.codec.column_family import ColumnFamily
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.plan import Report
+    from statestore.operations.plan import Progress
     from statestore.operations.store_state import States
 
 NUM_THREADS = 2
@@ -39,7 +39,7 @@ def read_batches(
     version: int | None = None,
     column_family: str = "default",
     partitions: Iterable[int] | None = None,
-    report: Report = no_report,
+    progress: Progress = no_progress,
 ) -> Generator[pa.RecordBatch, None, None]:
     """Read a column family of a store batch by batch, for state that does not fit memory.
 
@@ -50,7 +50,8 @@ def read_batches(
         version: State version, which is batch + 1; None for the newest committed.
         column_family: Name of the column family; of transformWithState that of a state variable.
         partitions: Only these state partitions, None for all.
-        report: Called with the rows read so far and the total, of all column families of the store.
+        progress: Called with the rows read so far and the total, of all column families of the
+            store.
 
     Yields:
         Record batches, a few MiB each, the first one always, if empty. A row a key, in a
@@ -69,7 +70,7 @@ def read_batches(
     if partitions is not None:
         states = of_partitions(states, partitions)
     yield pa.RecordBatch.from_pylist([], schema=row_schema(family))
-    yield from _decode_all(_raw_batches(states, family, report), family)
+    yield from _decode_all(_raw_batches(states, family, progress), family)
 
 
 def row_schema(family: ColumnFamily) -> pa.Schema:
@@ -118,7 +119,7 @@ def decode_by_key(values: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
 
 
 def _raw_batches(
-    states: States, family: ColumnFamily, report: Report
+    states: States, family: ColumnFamily, progress: Progress
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
     total = sum(state.most_rows for state in states.values())
     before = 0
@@ -126,11 +127,11 @@ def _raw_batches(
         num_rows, num_read = state.most_rows, 0
         for batch in state.rows(family.name):
             num_read += batch.num_rows
-            report(before + min(num_read, num_rows), total)
+            progress(before + min(num_read, num_rows), total)
             if batch.num_rows:
                 yield batch, store.partition
         before += num_rows
-        report(before, total)
+        progress(before, total)
 
 
 def _decode_all(

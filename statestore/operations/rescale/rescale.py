@@ -30,7 +30,7 @@ from statestore.core.key_groups import check_not_chosen, check_range, default_ma
 from statestore.operations.batches import find_rescale, read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.in_use import is_query_running
-from statestore.operations.plan import no_report
+from statestore.operations.plan import no_progress
 from statestore.operations.rehashing import rehash, rehash_effort, rehash_store
 from statestore.operations.rescale.plan import RescalePlan, StoreRescale, UndoPlan, Way
 from statestore.operations.rescale.undo import Undo
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.operations.batches import OwnBatch
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.plan import Report
+    from statestore.operations.plan import Progress
     from statestore.operations.step import Step
 
 STRICT_DISTRIBUTION_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
@@ -82,14 +82,14 @@ def rescale(
     checkpoint: OpenCheckpoint,
     num_partitions: int,
     *,
-    report: Report = no_report,
+    progress: Progress = no_progress,
 ) -> RescalePlan:
     """Change the number of state partitions of a query that does not run.
 
     Args:
         checkpoint: The checkpoint.
         num_partitions: Number of state partitions to have, 1 to 32768.
-        report: Called with what is done and the total: a new state partition of a store counts 1,
+        progress: Called with what is done and the total: a new state partition of a store counts 1,
             or where every row is hashed anew each row that is read and each that is written.
 
     Returns:
@@ -105,7 +105,7 @@ def rescale(
     """
     planned = _Rescale(checkpoint, num_partitions)
     with step(checkpoint, "rescale", num_partitions=num_partitions) as one:
-        return planned.run(one, report)
+        return planned.run(one, progress)
 
 
 def plan_undo(checkpoint: OpenCheckpoint) -> UndoPlan:
@@ -191,7 +191,7 @@ class _Rescale:
             stores = list(map(self._counted, stores, changes))
         return self._as_plan(stores)
 
-    def run(self, step: Step, report: Report) -> RescalePlan:
+    def run(self, step: Step, progress: Progress) -> RescalePlan:
         """Do it."""
         step.to_version = self._batch + 1
         step.result["num_partitions_before"] = self._checkpoint.num_partitions
@@ -201,7 +201,7 @@ class _Rescale:
         step.commit(
             self._batch,
             "rescale",
-            self._write_state(changes, report),
+            self._write_state(changes, progress),
             is_begun=self._begun is not None,
             num_partitions=self._num_partitions,
         )
@@ -275,7 +275,7 @@ class _Rescale:
         return replace(store, num_rows=sum(rows), partition_rows=rows)
 
     def _write_state(
-        self, changes: Sequence[_StoreChange], report: Report
+        self, changes: Sequence[_StoreChange], progress: Progress
     ) -> dict[StoreName, PublishedFile]:
         """Make the rescaled version of every store."""
         made: dict[StoreName, PublishedFile] = {}
@@ -289,14 +289,16 @@ class _Rescale:
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             for published in pool.map(self._write, *zip(*jobs, strict=True)) if jobs else ():
                 made[published.trailer.store] = published
-                report(len(made), total)
+                progress(len(made), total)
         done = len(jobs)
         for change in to_rehash:
 
-            def report_rows(num_rows: int, before: int = done) -> None:
-                report(before + num_rows, total)
+            def progress_of_rows(num_rows: int, before: int = done) -> None:
+                progress(before + num_rows, total)
 
-            made |= rehash_store(self._checkpoint, change.heads, self._num_partitions, report_rows)
+            made |= rehash_store(
+                self._checkpoint, change.heads, self._num_partitions, progress_of_rows
+            )
             done += rehash_effort(change.heads.values())
         return made
 

@@ -35,7 +35,7 @@ from statestore.operations.new_directory import (
     read_metadata,
 )
 from statestore.operations.passes import Copied, Dealt
-from statestore.operations.plan import no_report
+from statestore.operations.plan import no_progress
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.committed_version import CommittedVersion
-    from statestore.operations.plan import Report
+    from statestore.operations.plan import Progress
 
 FORMAT_VERSION = 1
 CANONICAL_BACKEND = "filesystem"
@@ -163,7 +163,7 @@ def take_savepoint(
     *,
     version: int | None = None,
     form: SavepointForm = "canonical",
-    report: Report = no_report,
+    progress: Progress = no_progress,
 ) -> SavepointInfo:
     """Take a savepoint, as `decide_savepoint` decides and `Copy.run` makes it.
 
@@ -175,7 +175,7 @@ def take_savepoint(
         destination: As `decide_savepoint`.
         version: As `decide_savepoint`.
         form: As `decide_savepoint`.
-        report: As `Copy.run`.
+        progress: As `Copy.run`.
 
     Raises:
         NotFoundError: The version is being expired faster than it is copied; or as `Copy.run`.
@@ -185,7 +185,9 @@ def take_savepoint(
     for attempt in range(_ATTEMPTS):
         try:
             with open_checkpoint(place) as source:
-                return decide_savepoint(source, destination, version=version, form=form).run(report)
+                return decide_savepoint(source, destination, version=version, form=form).run(
+                    progress
+                )
         except NotFoundError as error:
             is_expiring = error.kind in ("file-not-found", "version-not-found")
             if version is not None or not is_expiring or attempt == _ATTEMPTS - 1:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from statestore.core.text import format_bytes, format_count, format_table
-from statestore.operations.plan import Change, Plan, no_report
+from statestore.operations.plan import Change, Plan, no_progress
 from statestore.operations.step import step
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.versions import VersionsBase
     from statestore.codec.references import StoreName
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.plan import Report
+    from statestore.operations.plan import Progress
 
 _MERGE_ALL = 1000
 """Files of similar size, the most that the option takes: what is merged is all of a version."""
@@ -97,18 +97,18 @@ class CompactPlan(Plan["CompactPlan"]):
         return {"num_files": self.num_files, "num_bytes": self.num_bytes, **super().fields()}
 
 
-def plan_compact(checkpoint: OpenCheckpoint, *, report: Report = no_report) -> CompactPlan:
+def plan_compact(checkpoint: OpenCheckpoint, *, progress: Progress = no_progress) -> CompactPlan:
     """Say what `compact` would write; nothing is changed. Arguments and errors as there."""
     checkpoint.check_of_query()
-    return _compact(checkpoint, report, writes=False)
+    return _compact(checkpoint, progress, writes=False)
 
 
-def compact(checkpoint: OpenCheckpoint, *, report: Report = no_report) -> CompactPlan:
+def compact(checkpoint: OpenCheckpoint, *, progress: Progress = no_progress) -> CompactPlan:
     """Write the newest version whole: a snapshot, or all of its files merged into one.
 
     Args:
         checkpoint: The checkpoint.
-        report: Called with the stores done and their number.
+        progress: Called with the stores done and their number.
 
     Guarantee: on return every store has the version in one file, which is durable; no version has
     changed. After a raise half way the stores that were done have it.
@@ -123,12 +123,12 @@ def compact(checkpoint: OpenCheckpoint, *, report: Report = no_report) -> Compac
             storage or local disk failed.
     """
     with step(checkpoint, "compact") as one:
-        plan = _compact(checkpoint, report, writes=True)
+        plan = _compact(checkpoint, progress, writes=True)
         one.result |= {"num_files": plan.num_files, "num_bytes": plan.num_bytes}
         return plan
 
 
-def _compact(checkpoint: OpenCheckpoint, report: Report, *, writes: bool) -> CompactPlan:
+def _compact(checkpoint: OpenCheckpoint, progress: Progress, *, writes: bool) -> CompactPlan:
     """Compact, or only say what would be done."""
     version = checkpoint.newest_version
     stores: list[StoreCompact] = []
@@ -146,7 +146,7 @@ def _compact(checkpoint: OpenCheckpoint, report: Report, *, writes: bool) -> Com
                         _write(checkpoint, versions, head, directory)
             finally:
                 versions.forget_heads()
-            report(number, len(heads))
+            progress(number, len(heads))
     return CompactPlan(checkpoint.uri, version, tuple(stores))
 
 

@@ -13,14 +13,14 @@ from statestore.checkpoint.rescale_refs import find_refs
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.text import format_bytes, format_count, format_table
 from statestore.io.deferred import DeferredDeletes
-from statestore.operations.plan import Change, Plan, no_report
+from statestore.operations.plan import Change, Plan, no_progress
 from statestore.operations.step import step
 
 if TYPE_CHECKING:
     from statestore.codec.references import StoreName
     from statestore.io.file_io import FileInfo
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.plan import Report
+    from statestore.operations.plan import Progress
 
 MIN_VERSIONS = 2
 """A restart may need the version before the newest: its batch may have to run again."""
@@ -154,7 +154,7 @@ def plan_expire(
     checkpoint: OpenCheckpoint,
     keep: int,
     *,
-    report: Report = no_report,
+    progress: Progress = no_progress,
 ) -> ExpirePlan:
     """Say what `expire` would delete; nothing is changed.
 
@@ -162,7 +162,7 @@ def plan_expire(
         checkpoint: The checkpoint. Its option orphan_age_ms says how old a file that nobody needs
             must be, since another process may be writing it.
         keep: How many versions stay loadable, the newest; at least 2.
-        report: Called with the stores done and their number.
+        progress: Called with the stores done and their number.
 
     Raises:
         NotFoundError: No checkpoint.
@@ -171,14 +171,14 @@ def plan_expire(
             deleted safely then.
     """
     checkpoint.check_of_query()
-    return _expire(checkpoint, keep, report, deletes=False)
+    return _expire(checkpoint, keep, progress, deletes=False)
 
 
 def expire(
     checkpoint: OpenCheckpoint,
     keep: int,
     *,
-    report: Report = no_report,
+    progress: Progress = no_progress,
 ) -> ExpirePlan:
     """Delete the versions before the newest few, with the files that only they need.
 
@@ -192,7 +192,7 @@ def expire(
             longer than its lease lasts.
     """
     with step(checkpoint, "expire", keep=keep) as one:
-        plan = _expire(checkpoint, keep, report, deletes=True)
+        plan = _expire(checkpoint, keep, progress, deletes=True)
         one.result |= {
             "oldest_version": plan.oldest_version,
             "num_files": plan.num_files,
@@ -201,7 +201,9 @@ def expire(
         return plan
 
 
-def _expire(checkpoint: OpenCheckpoint, keep: int, report: Report, *, deletes: bool) -> ExpirePlan:
+def _expire(
+    checkpoint: OpenCheckpoint, keep: int, progress: Progress, *, deletes: bool
+) -> ExpirePlan:
     """Expire, or only say what would go."""
     if keep < MIN_VERSIONS:
         raise InvalidArgumentError(
@@ -236,7 +238,7 @@ def _expire(checkpoint: OpenCheckpoint, keep: int, report: Report, *, deletes: b
             stay = _stay(store, left, oldest, is_pinned=pinned_from < oldest, is_compact=is_compact)
             if stay is not None:
                 stays.append(stay)
-            report(number, len(heads))
+            progress(number, len(heads))
     return ExpirePlan(checkpoint.uri, keep, oldest, tuple(stores), tuple(stays))
 
 

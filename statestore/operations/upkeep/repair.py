@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.operations.batches import read_own_batch
-from statestore.operations.plan import Change, Plan, no_report
+from statestore.operations.plan import Change, Plan, no_progress
 from statestore.operations.rows import check_committed
 from statestore.operations.step import step
 from statestore.operations.upkeep.verify import verify
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from statestore.operations.batches import BatchKind
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.plan import Report
+    from statestore.operations.plan import Progress
     from statestore.operations.upkeep.verification import Finding
 
 ASIDE = "statestore-repair"
@@ -121,14 +121,14 @@ def plan_repair(
     checkpoint: OpenCheckpoint,
     *,
     deep: bool = True,
-    report: Report = no_report,
+    progress: Progress = no_progress,
 ) -> RepairPlan:
     """Find the newest version that can be read; nothing is changed.
 
     Args:
         checkpoint: The checkpoint, or a savepoint.
         deep: Whether a version counts as readable only after every byte of it was read.
-        report: As `verify`, once for each version that is tried.
+        progress: As `verify`, once for each version that is tried.
 
     Raises:
         NotFoundError: No checkpoint, or no version that can be read (kind version-not-found) since
@@ -141,7 +141,7 @@ def plan_repair(
     _ = checkpoint.backend  # what another provider wrote is read, not changed
     findings: list[Finding] = []
     for batch in reversed(checkpoint.done_batches):
-        found = verify(checkpoint, versions=[batch + 1], deep=deep, report=report)
+        found = verify(checkpoint, versions=[batch + 1], deep=deep, progress=progress)
         findings += found.findings
         if found.is_readable(batch + 1):
             return _plan(checkpoint, batch + 1, findings)
@@ -241,7 +241,7 @@ def repair(
     checkpoint: OpenCheckpoint,
     *,
     deep: bool = True,
-    report: Report = no_report,
+    progress: Progress = no_progress,
 ) -> RepairPlan:
     """Take a checkpoint back to its newest version that can be read.
 
@@ -257,7 +257,7 @@ def repair(
             longer than its lease lasts; what is left is done by doing it again.
     """
     with step(checkpoint, "repair", deep=deep) as one:
-        plan = plan_repair(checkpoint, deep=deep, report=report)
+        plan = plan_repair(checkpoint, deep=deep, progress=progress)
         one.to_version = plan.version
         # Newest first, commits before offsets: whatever is left at a kill are logs without a gap.
         for batch in reversed(plan.uncommits):

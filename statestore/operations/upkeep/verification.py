@@ -71,7 +71,7 @@ class Verification:
     def describe(self) -> str:
         """Return what was found, in words."""
         rows = f", {format_count(self.num_rows, 'row')}" if self.is_deep else ""
-        found = format_count(len(self.findings), "finding") if self.findings else "all is well"
+        found = "all is well" if self.ok else format_count(len(self.findings), "finding")
         lines = [
             *(finding.describe() for finding in self.findings),
             f"{format_count(len(self.versions), 'version')}, "
@@ -86,9 +86,14 @@ class Verification:
         return "\n".join(lines)
 
     @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+    @property
     def to_fix(self) -> str | None:
         """What to do about what is wrong, None when all is well."""
-        if not self.findings:
+        if self.ok:
             return None
         if not self.is_repairable:
             return "put the files back from a copy, or go on from another copy"

@@ -33,7 +33,7 @@ from statestore.io.local import named_errors
 from statestore.operations import spark_states
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint, open_checkpoint
 from statestore.operations.new_directory import read_metadata
-from statestore.operations.plan import no_report
+from statestore.operations.plan import no_progress
 from statestore.operations.processes import (
     map_in_processes,
     num_processes,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import FileRef, StoreName
     from statestore.io.place import Place
-    from statestore.operations.plan import Report
+    from statestore.operations.plan import Progress
     from statestore.operations.store_state import StoreState
 
 NUM_READERS = 2
@@ -72,7 +72,7 @@ def verify(
     *,
     versions: Iterable[int] | Literal["all"] | None = None,
     deep: bool = False,
-    report: Report = no_report,
+    progress: Progress = no_progress,
 ) -> Verification:
     """Verify versions of a checkpoint; nothing is changed.
 
@@ -82,7 +82,7 @@ def verify(
         versions: State versions, None for the newest committed; all for every one that was
             committed, from the oldest entry of the commit log on, and that was not expired.
         deep: Whether to read every row.
-        report: Called with the stores done and their number, from any thread.
+        progress: Called with the stores done and their number, from any thread.
 
     Returns:
         What was found. Damage is a finding, not an error.
@@ -103,7 +103,7 @@ def verify(
         check_committed(checkpoint, version)
     if checkpoint.newest_version in {*wanted} | {0}:
         verifier.verify_batch_under_way()
-    return verifier.run(sorted(wanted, reverse=True), report)
+    return verifier.run(sorted(wanted, reverse=True), progress)
 
 
 @dataclass
@@ -191,7 +191,7 @@ class _Verifier:
         directory = f"{self._checkpoint.path}/{SOURCES}"
         return [f"{SOURCES}/{info.name}" for info in self._checkpoint.io.list_tree(directory)]
 
-    def run(self, versions: list[int], report: Report) -> Verification:
+    def run(self, versions: list[int], progress: Progress) -> Verification:
         """Verify versions, newest first."""
         try:
             _, savepoint = read_metadata(self._checkpoint.io, self._checkpoint.path)
@@ -208,14 +208,14 @@ class _Verifier:
                 pass  # of the entry, which is found where stores are looked for
         if self._is_of_spark:
             find = partial(spark_states.find_versions, self._checkpoint)
-            self._run_in_threads(self._verify_of_spark, self._each(versions, find), report)
+            self._run_in_threads(self._verify_of_spark, self._each(versions, find), progress)
         else:
             heads = self._each(versions, self._checkpoint.heads)
             shares = self._shares(heads)
             if shares:
-                self._run_in_processes(shares, report)
+                self._run_in_processes(shares, progress)
             else:
-                self._run_in_threads(self.verify_store, heads, report)
+                self._run_in_threads(self.verify_store, heads, progress)
         found = self.found
         return Verification(
             checkpoint=self._checkpoint.uri,
@@ -246,20 +246,20 @@ class _Verifier:
         return work
 
     def _run_in_threads(
-        self, verify_one: Callable[[int, Of], None], work: list[tuple[int, Of]], report: Report
+        self, verify_one: Callable[[int, Of], None], work: list[tuple[int, Of]], progress: Progress
     ) -> None:
         most = NUM_READERS if self._deep else MAX_REQUESTS_AT_ONCE
         with ThreadPoolExecutor(most) as pool:
             for done, _ in enumerate(pool.map(lambda of: verify_one(*of), work), 1):
-                report(done, len(work))
+                progress(done, len(work))
 
-    def _run_in_processes(self, shares: list[_Share], report: Report) -> None:
+    def _run_in_processes(self, shares: list[_Share], progress: Progress) -> None:
         total = sum(len(share.heads) for share in shares)
         done = 0
         for share, found in map_in_processes(_verify_share, shares):
             self.found.add(found)
             done += len(share.heads)
-            report(done, total)
+            progress(done, total)
 
     def _shares(self, heads: list[tuple[int, PublishedFile]]) -> list[_Share]:
         """Return a share for each process to take when it is done with one; none if none pays.

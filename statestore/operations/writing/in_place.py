@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.layout import store_directory
 from statestore.core.ids import RandomIds
 from statestore.operations.full_state import MAX_STATES_AT_ONCE
-from statestore.operations.plan import no_report
+from statestore.operations.plan import no_progress
 from statestore.operations.step import step
 from statestore.operations.writing.changes import changes_of, write_changes
 from statestore.operations.writing.plans import EditPlan
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from statestore.operations.batches import EditBatch
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.committed_version import CommittedVersion
-    from statestore.operations.plan import Report
+    from statestore.operations.plan import Progress
     from statestore.operations.writing.changes import Changes
     from statestore.operations.writing.family_rows import FamilyRows
     from statestore.operations.writing.shape import StoreShape
@@ -89,11 +89,11 @@ class EditInPlace:
             directories=tuple(store_directory("state", store) for store in self.version.heads),
         )
 
-    def run(self, report: Report = no_report) -> EditPlan:
+    def run(self, progress: Progress = no_progress) -> EditPlan:
         """Make it.
 
         Args:
-            report: Called with the stores done and their number.
+            progress: Called with the stores done and their number.
 
         Returns:
             What was done.
@@ -117,7 +117,7 @@ class EditInPlace:
             made: dict[StoreName, PublishedFile] = {}
             for number, shape in enumerate(self.shapes):
                 made |= self._write(shape, work)
-                report(number + 1, len(self.shapes))
+                progress(number + 1, len(self.shapes))
             rows = [head.trailer.rows for head in made.values()]
             one.result |= {
                 "rows_put": sum(of.put for of in rows),
