@@ -137,8 +137,8 @@ def make(work: Path, backend: str, keys: int) -> Path:
     stream = pa.RecordBatchReader.from_batches(first.schema, _all(first, batches))
     savepoint = write_savepoint(
         work / "savepoint", like=Checkpoint(like.path), operators={0: stream}
-    )
-    savepoint.plan_restore(work / "query", backend=backend).run()
+    ).made
+    savepoint.restore(work / "query", backend=backend)
     shutil.rmtree(work / "savepoint")
     return work / "query"
 

@@ -24,7 +24,7 @@ from typing import Any
 from statestore.io.local import LocalFileIO
 from statestore.io.place import Place
 from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
-from statestore.operations.rescale.rescale import plan_rescale, rescale, undo_rescale
+from statestore.operations.rescale.rescale import rescale, undo_rescale
 from statestore.operations.savepoint.branch import decide_branch
 from statestore.operations.upkeep.expire import expire
 from statestore.operations.upkeep.listing import list_versions
@@ -132,7 +132,10 @@ def _measure(work: Path, num_partitions: int, versions: int) -> None:
     line("verify", opened(verify))
     line("branch", opened(lambda it: decide_branch(it, _place(str(work / "branch"), io)).run()))
     shutil.rmtree(work / "branch")
-    line("plan of a rescale to twice", opened(lambda it: plan_rescale(it, 2 * num_partitions)))
+    line(
+        "dry run of a rescale to twice",
+        opened(lambda it: rescale(it, 2 * num_partitions, dry_run=True)),
+    )
     line("rescale to twice", opened(lambda checkpoint: rescale(checkpoint, 2 * num_partitions)))
     line("undo it", opened(undo_rescale))
     line(f"expire, {KEPT_VERSIONS} stay", opened(lambda it: expire(it, KEPT_VERSIONS)))

@@ -121,8 +121,7 @@ def _save(checkpoint: str, form: SavepointForm, new: str) -> None:
 
 
 def _restore(savepoint: str, backend: str, new: str) -> None:
-    restore = Savepoint(savepoint).plan_restore(new, backend=backend)
-    restore.run()
+    Savepoint(savepoint).restore(new, backend=backend)
 
 
 def _aggregate(spark: SparkSession, source: Path, new: str) -> None:

@@ -16,7 +16,7 @@ from statestore.core.version import __version__
 
 if TYPE_CHECKING:
     from statestore.api.checkpoint import Checkpoint, Savepoint
-    from statestore.api.rows import plan_write_savepoint, write_savepoint
+    from statestore.api.rows import write_savepoint
     from statestore.api.stopping import stop_with_savepoint
     from statestore.core.errors import QueryFailedError, StateStoreError
     from statestore.core.restart_strategies import (
@@ -54,7 +54,6 @@ __all__ = [
     "configure",
     "find_obstacle",
     "listen",
-    "plan_write_savepoint",
     "run",
     "stop_with_savepoint",
     "write_savepoint",
@@ -78,7 +77,6 @@ _HOMES = {
     "NoRestart": "statestore.core.restart_strategies",
     "Restart": "statestore.core.restarts",
     "QueryFailedError": "statestore.core.errors",
-    "plan_write_savepoint": "statestore.api.rows",
     "stop_with_savepoint": "statestore.api.stopping",
     "write_savepoint": "statestore.api.rows",
     "StateStoreError": "statestore.core.errors",

@@ -244,8 +244,6 @@ def files_below(path):
 
 
 def restore(savepoint, checkpoint, *, options=OPTIONS, io=None, target_io=None, **how):
-    """Restore a savepoint and return the plan that was carried out."""
+    """Restore a savepoint and return what was done."""
     source = at(savepoint, kind=Savepoint, options=options, io=io)
-    plan = source.plan_restore(at(checkpoint, options=options, io=target_io), **how)
-    plan.run()
-    return plan
+    return source.restore(at(checkpoint, options=options, io=target_io), **how)

@@ -11,21 +11,21 @@ from statestore.cli.diagnosis import Check
 from statestore.cli.output import SCHEMA_VERSION
 from statestore.codec.commit_times import CommitTimes
 from statestore.codec.references import StoreName
-from statestore.operations.copy_plan import CopyPlan
+from statestore.operations.copy_result import CopyResult
 from statestore.operations.forget.certificate import Certificate, FileRecord, Fingerprints
-from statestore.operations.forget.plans import ForgetPlan
+from statestore.operations.forget.result import Forget
 from statestore.operations.forget.search import Hit, KeySearch, Outcome
 from statestore.operations.reading.inspection import FamilyDescription, StoreDescription
-from statestore.operations.rescale.plan import RescalePlan, StoreRescale, UndoPlan
+from statestore.operations.rescale.results import Rescale, StoreRescale, UndoRescale
 from statestore.operations.savepoint.savepoint import SavepointInfo
-from statestore.operations.upkeep.compact import CompactPlan, StoreCompact
-from statestore.operations.upkeep.expire import ExpirePlan, StoreExpire, StoreStay
+from statestore.operations.upkeep.compact import Compact, StoreCompact
+from statestore.operations.upkeep.expire import Expire, StoreExpire, StoreStay
 from statestore.operations.upkeep.listing import CheckpointInfo, VersionInfo
-from statestore.operations.upkeep.repair import RepairPlan
+from statestore.operations.upkeep.repair import Repair
 from statestore.operations.upkeep.verification import Finding, Verification
 from statestore.report.facts import Advice, Facts, HeavyKey, PartitionFacts, Spread, StoreFacts
 
-_DONE = {"done": "whether it was done, or nothing was to do"}
+_DONE = {"done": "whether it was done; else nothing was changed"}
 _SUMS = {"num_files, num_bytes": "sums over all stores"}
 _ROWS = {
     "rows": "rows by column; bytes in hexadecimal, a map as a list of pairs",
@@ -33,26 +33,30 @@ _ROWS = {
 }
 
 COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
-    "branch": (_DONE, (CopyPlan,)),
-    "compact": (_DONE | _SUMS, (CompactPlan, StoreCompact)),
+    "branch": (_DONE, (CopyResult,)),
+    "compact": (_DONE | _SUMS, (Compact, StoreCompact)),
     "convert": (
         _DONE
         | {
-            "plan": "`checkpoint`, `new`, `source`, `target`, `version`, `checkpoint_format`, "
-            "`is_begun`, `state_bytes`, `unseen` (the newest batches, where an operation made them "
-            "and no sink was given them; only to Spark's providers), and `stores`: `operator`, "
-            "`name`, `store`, `num_partitions` of each",
-            "rows": "once done: `operator`, `store` and `rows` of each store",
+            "checkpoint, new": "URIs of the checkpoint and of what is made from it",
+            "source, target": "names of the providers",
+            "version": "state version that is converted",
+            "checkpoint_format": "1 or 2",
+            "is_begun": "whether an unfinished conversion is at `new`, which is done anew",
+            "state_bytes": "bytes of the state files that are read; null where only Spark can read "
+            "them",
+            "unseen": "the newest batches, where an operation made them and no sink was given "
+            "them; only to Spark's providers",
+            "stores": "`operator`, `name`, `store`, `num_partitions` of each, and once done `rows`",
         },
         (),
     ),
     "diff": (_ROWS | {"added, removed, changed": "with --counts, in place of rows"}, ()),
     "doctor": ({"ok": "whether nothing failed", "checks": "a `Check` each"}, (Check,)),
-    "expire": (_DONE | _SUMS, (ExpirePlan, StoreExpire, StoreStay)),
+    "expire": (_DONE | _SUMS, (Expire, StoreExpire, StoreStay)),
     "forget": (
         _DONE
         | {
-            "plan": "a `ForgetPlan`",
             "certificate": "once done, a `Certificate`, with `schema_version` and `operation`: "
             "what --certificate writes",
             "is_forgotten": "with --verify: whether everything was searched, and nothing found",
@@ -60,7 +64,7 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
             "keys; else null",
             "search": "with --verify, a `KeySearch`",
         },
-        (ForgetPlan, Certificate, Fingerprints, FileRecord, KeySearch, Outcome, Hit),
+        (Forget, Certificate, Fingerprints, FileRecord, KeySearch, Outcome, Hit),
     ),
     "history": ({"entries": "a `HistoryEntry` each, newest first"}, (HistoryEntry,)),
     "inspect": (
@@ -77,10 +81,10 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
         (CheckpointInfo, VersionInfo, CommitTimes, OperatorInfo, StoreInfo, StateVariable),
     ),
     "read": (_ROWS | {"file": "with --to, where rows is their number"}, ()),
-    "repair": (_DONE | {"is_needed": "whether anything is to repair"}, (RepairPlan,)),
+    "repair": (_DONE | {"is_needed": "whether anything is to repair"}, (Repair,)),
     "report": ({}, (Facts, StoreFacts, PartitionFacts, Spread, HeavyKey, Advice)),
-    "rescale": (_DONE, (RescalePlan, StoreRescale, UndoPlan)),
-    "restore": (_DONE, (CopyPlan,)),
+    "rescale": (_DONE, (Rescale, StoreRescale, UndoRescale)),
+    "restore": (_DONE, (CopyResult,)),
     "savepoint": ({"destination": "the savepoint's directory"}, (SavepointInfo,)),
     "verify": (
         {"ok": "whether nothing is wrong", "to_fix": "what to do, null where nothing is wrong"},
@@ -125,7 +129,7 @@ def fields(command: str) -> set[str]:
     own, classes = COMMANDS[command]
     texts = [*own, *(attributes(classes[0]) if _is_flat(command) else ())]
     if command == "rescale":
-        texts += attributes(UndoPlan)
+        texts += attributes(UndoRescale)
     return {"schema_version", *(name for text in texts for name in text.split(", "))}
 
 

@@ -234,12 +234,12 @@ def reconfigure(place: Place, half: int) -> list[Sequence[Any]]:
     """Take a savepoint at the edit `half`, and go on from it to the end in three ways."""
     num_edits = len(place.edits)
     checkpoint = Checkpoint(place.directory / "diffs")
-    savepoint = checkpoint.savepoint(place.directory / "savepoint")
+    savepoint = checkpoint.savepoint(place.directory / "savepoint").made
     savepoint.restore(place.directory / "rescaled", num_partitions=8)
     savepoint.restore(place.directory / "refused")
     changed = checkpoint.transform(
         place.directory / "transformed", {0: KILOBYTES}, change_schema=True
-    )
+    ).made
     changed.restore(place.directory / "kilobytes")
     place.produce(half, num_edits)
 

@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from statestore.api.editing import Editing
 from statestore.api.upkeep import Upkeep
 from statestore.api.writing import Writing
 from statestore.operations.operator_map import OperatorMap
-from statestore.operations.plan import Progress, no_progress
 from statestore.operations.savepoint.branch import decide_branch
 from statestore.operations.savepoint.restore import decide_restore
-from statestore.operations.savepoint.savepoint import (
-    decide_savepoint,
-    open_savepoint,
-    take_savepoint,
-)
+from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
 from statestore.operations.upkeep.listing import find_savepoints
 from statestore.spark.convert import open_conversion
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from statestore.api.directory import DirectoryLike
-    from statestore.operations.copy_plan import CopyPlan
-    from statestore.operations.copying import Copy
-    from statestore.operations.savepoint.conversion import ConvertPlan
+    from statestore.operations.copy_result import CopyResult
+    from statestore.operations.result import Progress
+    from statestore.operations.savepoint.conversion import Convert
     from statestore.operations.savepoint.savepoint import SavepointForm, SavepointInfo
-    from statestore.spark.convert import Conversion
 
 
 class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
     """The checkpoint of a query: read, looked after, and gone on from with another shape.
 
-    What changes something comes in two: `plan_x` returns the plan, which says what it would do and
-    does it with `run`; `x` does it at once, and returns what `run` does. The query must not run,
-    except for `savepoint` and `branch`. A checkpoint of Spark's own providers is read and
-    converted; everything else refuses it by name (IncompatibleError, kind other-provider).
+    What changes or makes something returns what it did; with `dry_run=True` it changes nothing, and
+    returns what it would do. Both are one class, whose text the command line prints. The query must
+    not run, except for `savepoint`, `branch`, `transform` and `edit`. A checkpoint of Spark's own
+    providers is read and converted; everything else refuses it by name (IncompatibleError, kind
+    other-provider).
     """
 
     def savepoints(self, directory: str | os.PathLike[str]) -> tuple[Savepoint, ...]:
@@ -67,31 +60,15 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
         made.__dict__["info"] = info
         return made
 
-    def plan_savepoint(
-        self,
-        destination: DirectoryLike,
-        *,
-        version: int | None = None,
-        form: SavepointForm = "canonical",
-    ) -> CopyPlan:
-        """Return what `savepoint` would do; arguments and errors as there."""
-        to = self._beside(destination)
-        with self._opened() as checkpoint:
-            plan = decide_savepoint(checkpoint, to.place, version=version, form=form).plan
-        return plan.run_by(
-            lambda progress: self.savepoint(
-                destination, version=version, form=form, progress=progress
-            )
-        )
-
     def savepoint(
         self,
         destination: DirectoryLike,
         *,
         version: int | None = None,
         form: SavepointForm = "canonical",
+        dry_run: bool = False,
         progress: Progress | None = None,
-    ) -> Savepoint:
+    ) -> CopyResult[Savepoint]:
         """Copy a committed version, with all that a restart needs, to a new directory.
 
         The query may run meanwhile. Where its retention deletes a file that is being copied, a
@@ -102,6 +79,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
                 is reached as this checkpoint's, or by the options of the object given.
             version: State version, None for the newest committed one.
             form: canonical can be restored on every state backend; native is copied faster.
+            dry_run: Whether to return what it would do, and change nothing.
             progress: Called with bytes done and the total.
 
         Guarantee: on return the savepoint is whole and durable, and refers to nothing outside of
@@ -116,22 +94,26 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
             IncompatibleError: Another provider wrote the checkpoint, or a newer version of this.
             CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
         """
-        to = self._beside(destination)
+        to = self._beside(destination).place
         with self._reach.using(), self._reach.opened() as place:
-            info = take_savepoint(
-                place, to.place, version=version, form=form, progress=progress or no_progress
+            return take_savepoint(
+                place,
+                to,
+                lambda info: self._savepoint(destination, info),
+                version=version,
+                form=form,
+                dry_run=dry_run,
+                progress=progress,
             )
-        return self._savepoint(destination, info)
-
-    def plan_branch(self, new: DirectoryLike, *, version: int | None = None) -> CopyPlan:
-        """Return what `branch` would do; arguments and errors as there."""
-        with self._opened() as checkpoint:
-            plan = decide_branch(checkpoint, self._beside(new).place, version).plan
-        return plan.run_by(lambda progress: self.branch(new, version=version, progress=progress))
 
     def branch(
-        self, new: DirectoryLike, *, version: int | None = None, progress: Progress | None = None
-    ) -> Checkpoint:
+        self,
+        new: DirectoryLike,
+        *,
+        version: int | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> CopyResult[Checkpoint]:
         """Make a second checkpoint that shares the state files of this one.
 
         The query may run meanwhile.
@@ -140,6 +122,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
             new: The new checkpoint, which must not be there; state files are shared where it is on
                 the storage that has the state, and else copied.
             version: State version, None for the newest committed one.
+            dry_run: Whether to return what it would do, and change nothing.
             progress: Called with bytes of state done and the total.
 
         Guarantee: on return the new checkpoint is whole and durable, and neither query can harm the
@@ -155,18 +138,9 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
         """
         to = self._beside(new)
         with self._opened() as checkpoint:
-            decide_branch(checkpoint, to.place, version).run(progress or no_progress)
-        return Checkpoint._at(to)
-
-    def plan_convert(
-        self, new: DirectoryLike, to: str, *, session_conf: Mapping[str, str] | None = None
-    ) -> ConvertPlan:
-        """Return what `convert` would do; arguments and errors as there."""
-        with self._conversion(new, to, session_conf) as conversion:
-            plan = conversion.plan
-        return plan.run_by(
-            lambda progress: self.convert(new, to, session_conf=session_conf, progress=progress)
-        )
+            return decide_branch(checkpoint, to.place, version).result(
+                lambda _: Checkpoint._at(to), dry_run=dry_run, progress=progress
+            )
 
     def convert(
         self,
@@ -174,8 +148,9 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
         to: str,
         *,
         session_conf: Mapping[str, str] | None = None,
+        dry_run: bool = False,
         progress: Progress | None = None,
-    ) -> Converted:
+    ) -> Convert[Checkpoint]:
         """Make a new checkpoint from which the query goes on with another provider.
 
         Args:
@@ -184,6 +159,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
             to: filesystem, rocksdb, spark-hdfs or spark-rocksdb; the latter two run Spark.
             session_conf: Configuration of the session that is started for Spark, where this object
                 has none, and none is active; it is stopped at the end.
+            dry_run: Whether to return what it would do, and change nothing.
             progress: Called with bytes of state done and the total; where Spark runs, with the
                 stores that are copied and compared, and their number.
 
@@ -203,35 +179,15 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
                 not got the jar.
             CorruptionError, StorageError: State cannot be read or written; names the reason.
         """
-        with self._conversion(new, to, session_conf) as conversion:
-            rows = conversion.run(progress or no_progress)
-        return Converted(Checkpoint._at(self._beside(new)), rows)
-
-    @contextmanager
-    def _conversion(
-        self, new: DirectoryLike, to: str, session_conf: Mapping[str, str] | None
-    ) -> Iterator[Conversion]:
+        there = self._beside(new)
         with open_conversion(
             self._reach.place,
-            self._beside(new).place,
+            there.place,
             to,
             spark=self._reach.spark,
             session_conf={**self._reach.hadoop_conf, **(session_conf or {})},
         ) as conversion:
-            yield conversion
-
-
-@dataclass(frozen=True)
-class Converted:
-    """What a conversion made.
-
-    Attributes:
-        checkpoint: The new checkpoint.
-        rows: Rows by operator ID and store name, of all state partitions.
-    """
-
-    checkpoint: Checkpoint
-    rows: Mapping[tuple[int, str], int]
+            return conversion.result(Checkpoint._at(there), dry_run=dry_run, progress=progress)
 
 
 class Savepoint(Writing["Savepoint"]):
@@ -256,29 +212,6 @@ class Savepoint(Writing["Savepoint"]):
         with self._reach.using(), open_savepoint(self._reach.place) as (info, _):
             return info
 
-    def plan_restore(
-        self,
-        checkpoint: DirectoryLike,
-        *,
-        backend: str | None = None,
-        num_partitions: int | None = None,
-        map_operators: Mapping[int, int] | None = None,
-        drop_operators: Iterable[int] = (),
-        add_operators: Mapping[int, str] | None = None,
-        new_query_id: bool = False,
-        claim: bool = False,
-    ) -> CopyPlan:
-        """Return what `restore` would do; arguments and errors as there."""
-        how = _how(
-            backend,
-            num_partitions,
-            OperatorMap(map_operators or {}, frozenset(drop_operators), add_operators or {}),
-            new_query_id=new_query_id,
-            claim=claim,
-        )
-        with self._decided(checkpoint, how) as decided:
-            return decided.plan.run_by(lambda progress: self._restore(checkpoint, how, progress))
-
     def restore(
         self,
         checkpoint: DirectoryLike,
@@ -290,8 +223,9 @@ class Savepoint(Writing["Savepoint"]):
         add_operators: Mapping[int, str] | None = None,
         new_query_id: bool = False,
         claim: bool = False,
+        dry_run: bool = False,
         progress: Progress | None = None,
-    ) -> Checkpoint:
+    ) -> CopyResult[Checkpoint]:
         """Make a new checkpoint of the savepoint, from which the query goes on.
 
         Args:
@@ -308,6 +242,7 @@ class Savepoint(Writing["Savepoint"]):
             new_query_id: Whether it is a new query beside the one that was; else the query goes on
                 under its ID, so that sinks which know its batches by it pass over those they have.
             claim: Whether the savepoint is moved, and gone afterwards.
+            dry_run: Whether to return what it would do, and change nothing.
             progress: Called with bytes of state done and the total.
 
         Guarantee: on return the checkpoint is whole and durable, and the savepoint as it was, or
@@ -323,46 +258,20 @@ class Savepoint(Writing["Savepoint"]):
                 not-rescalable).
             NotFoundError, CorruptionError, StorageError: As `info`, or a storage failed.
         """
-        how = _how(
-            backend,
-            num_partitions,
-            OperatorMap(map_operators or {}, frozenset(drop_operators), add_operators or {}),
-            new_query_id=new_query_id,
-            claim=claim,
-        )
-        return self._restore(checkpoint, how, progress or no_progress)
-
-    def _restore(
-        self, checkpoint: DirectoryLike, how: Mapping[str, Any], progress: Progress
-    ) -> Checkpoint:
-        with self._decided(checkpoint, how) as decided:
-            decided.run(progress)
-        return Checkpoint._at(self._beside(checkpoint))
-
-    @contextmanager
-    def _decided(self, checkpoint: DirectoryLike, how: Mapping[str, Any]) -> Iterator[Copy[None]]:
-        """Decide a restore within the open savepoint."""
+        to = self._beside(checkpoint)
+        operators = OperatorMap(map_operators or {}, frozenset(drop_operators), add_operators or {})
         with (
             self._reach.using(),
-            self._beside(checkpoint).opened() as target,
+            to.opened() as target,
             open_savepoint(self._reach.place) as (info, source),
         ):
-            yield decide_restore(info, source, target, **how)
-
-
-def _how(
-    backend: str | None,
-    num_partitions: int | None,
-    operators: OperatorMap,
-    *,
-    new_query_id: bool,
-    claim: bool,
-) -> dict[str, Any]:
-    """Return how a savepoint is restored, as the arguments of `decide_restore`."""
-    return {
-        "backend": backend,
-        "num_partitions": num_partitions,
-        "operators": operators,
-        "claims": claim,
-        "keeps_query_id": not new_query_id,
-    }
+            return decide_restore(
+                info,
+                source,
+                target,
+                backend=backend,
+                num_partitions=num_partitions,
+                operators=operators,
+                claims=claim,
+                keeps_query_id=not new_query_id,
+            ).result(lambda _: Checkpoint._at(to), dry_run=dry_run, progress=progress)

@@ -2,60 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from statestore.api.state import State
 from statestore.operations.forget.certificate import CertificateFile
-from statestore.operations.forget.forget import Forget
+from statestore.operations.forget.forget import Forgetting
 from statestore.operations.forget.search import KeySearch, search
 from statestore.operations.forget.wanted import Wanted
-from statestore.operations.plan import Progress, no_progress
+from statestore.operations.result import Progress, no_progress
 from statestore.operations.writing.decide import decide_edit_in_place
-from statestore.operations.writing.given import kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime, timedelta
     from os import PathLike
 
-    from statestore.operations.forget.certificate import Certificate
-    from statestore.operations.forget.plans import ForgetPlan
-    from statestore.operations.writing.plans import EditPlan
+    from statestore.operations.forget.result import Forget
+    from statestore.operations.writing.edit import Edit
 
 
 class Editing(State):
     """State of which rows are changed in place; the query must not run."""
-
-    def plan_edit_in_place(
-        self,
-        *,
-        operator: int = 0,
-        name: str | None = None,
-        delete: Any = None,
-        upsert: Any = None,
-        watermark_ms: int | None = None,
-        expire: str | None = None,
-        older_than: timedelta | datetime | None = None,
-        all_rows: bool = False,
-    ) -> EditPlan:
-        """Return what `edit_in_place` would do; arguments and errors as there.
-
-        A stream or file of rows is read for the plan and kept: `run` does what the plan says.
-        """
-        how: dict[str, Any] = {
-            "operator": operator,
-            "name": name,
-            "delete": kept(delete),
-            "upsert": kept(upsert),
-            "watermark_ms": watermark_ms,
-            "expire": expire,
-            "older_than": older_than,
-            "all_rows": all_rows,
-        }
-        with self._opened() as checkpoint:
-            plan = decide_edit_in_place(checkpoint, **how).plan
-        return plan.run_by(lambda progress: self.edit_in_place(**how, progress=progress))
 
     def edit_in_place(
         self,
@@ -68,8 +34,9 @@ class Editing(State):
         expire: str | None = None,
         older_than: timedelta | datetime | None = None,
         all_rows: bool = False,
+        dry_run: bool = False,
         progress: Progress | None = None,
-    ) -> EditPlan:
+    ) -> Edit:
         """Make the next version of the checkpoint itself, without some keys and with some rows.
 
         The version is a batch of the query that reads nothing. Versions before it keep their rows
@@ -93,10 +60,9 @@ class Editing(State):
             older_than: The limit: how old, by this machine's clock; or a time, in UTC where it has
                 no zone.
             all_rows: Whether all rows of the store may go.
+            dry_run: Whether to return what it would do, and change nothing. It reads a stream of
+                rows, too.
             progress: Called with the stores done and their number.
-
-        Returns:
-            What was done.
 
         Guarantee: on return the query goes on from the edited rows. After a raise, or a kill at any
         moment, it goes on from those or from the ones before, whole; the same call again is safe.
@@ -114,7 +80,7 @@ class Editing(State):
             CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
         """
         with self._opened() as checkpoint:
-            return decide_edit_in_place(
+            edit = decide_edit_in_place(
                 checkpoint,
                 operator=operator,
                 name=name,
@@ -124,32 +90,8 @@ class Editing(State):
                 expire=expire,
                 older_than=older_than,
                 all_rows=all_rows,
-            ).run(progress or no_progress)
-
-    def plan_forget(
-        self,
-        where: str | None = None,
-        *,
-        keys: Any = None,
-        operator: int = 0,
-        all_rows: bool = False,
-        certificate: str | PathLike[str] | None = None,
-    ) -> ForgetPlan:
-        """Return what `forget` would do; arguments and errors as there. Reads every state file.
-
-        What the plan found is what it forgets: keys are neither read nor looked for again.
-        """
-        wanted = Wanted(where, keys)
-        how: dict[str, Any] = {"operator": operator, "all_rows": all_rows, "to": certificate}
-        with self._forgetting(wanted, **how) as forget:
-            plan = forget.plan
-        found = wanted.as_found()
-
-        def run(progress: Progress) -> Certificate:
-            with self._forgetting(found, **how) as forget:
-                return forget.run(progress)
-
-        return plan.run_by(run)
+            )
+            return edit.result if dry_run else edit.run(progress or no_progress)
 
     def forget(
         self,
@@ -159,8 +101,9 @@ class Editing(State):
         operator: int = 0,
         all_rows: bool = False,
         certificate: str | PathLike[str] | None = None,
+        dry_run: bool = False,
         progress: Progress | None = None,
-    ) -> Certificate:
+    ) -> Forget:
         """Take keys out of every version of an operator, and search every file for them.
 
         The newest version is written whole, without the rows of the keys in any store or column
@@ -176,12 +119,14 @@ class Editing(State):
             all_rows: Whether every row of the operator may go.
             certificate: Local file for the certificate. It is written first, and says `begun`; at
                 the end a whole one takes its place. The same call completes one that was begun.
+            dry_run: Whether to return what it would do, and change nothing. It reads every state
+                file, and a stream of keys.
             progress: Called with the state partitions written and their number.
 
         Returns:
-            The certificate: files written and removed, with their checksums, and for each operator
-            whether the keys are forgotten there, were found, or could not be looked for. It does
-            not hold the keys, but salted fingerprints of them.
+            What was found; and once done `certificate`: files written and removed, with their
+            checksums, and for each operator whether the keys are forgotten there, were found, or
+            could not be looked for. It does not hold the keys, but salted fingerprints of them.
 
         Guarantee: on return the query goes on from all other rows, and no state file of the
         operator has a row of the keys. After a raise or a kill the query goes on from the rows of
@@ -200,17 +145,11 @@ class Editing(State):
             CorruptionError, FencedError, StorageError: A file cannot be read; a storage failed; or
                 the certificate cannot be written, before which nothing is changed.
         """
-        how: dict[str, Any] = {"operator": operator, "all_rows": all_rows, "to": certificate}
-        with self._forgetting(Wanted(where, keys), **how) as forget:
-            return forget.run(progress or no_progress)
-
-    @contextmanager
-    def _forgetting(
-        self, wanted: Wanted, *, operator: int, all_rows: bool, to: str | PathLike[str] | None
-    ) -> Iterator[Forget]:
-        file = None if to is None else CertificateFile(to)
+        wanted = Wanted(where, keys)
+        to = None if certificate is None else CertificateFile(certificate)
         with self._opened() as checkpoint:
-            yield Forget(checkpoint, operator, wanted, all_rows, file)
+            forget = Forgetting(checkpoint, operator, wanted, all_rows, to)
+            return forget.result if dry_run else forget.run(progress or no_progress)
 
     def search_keys(
         self, keys: Any, *, operator: int = 0, certificate: str | PathLike[str] | None = None

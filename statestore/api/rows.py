@@ -7,47 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.api.checkpoint import Checkpoint, Savepoint
 from statestore.core.errors import InvalidArgumentError
-from statestore.operations.plan import Progress, no_progress
 from statestore.operations.writing.captured import CapturedBatch
-from statestore.operations.writing.decide import decide_bootstrap
-from statestore.operations.writing.given import kept_files
+from statestore.operations.writing.decide import decide_bootstrap, decide_rows
 from statestore.spark.capture import CapturedQuery
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from statestore.api.directory import DirectoryLike
-    from statestore.operations.copy_plan import CopyPlan
+    from statestore.operations.copy_result import CopyResult
     from statestore.operations.copying import Copy
+    from statestore.operations.result import Progress
     from statestore.operations.savepoint.savepoint import SavepointInfo
-
-
-def plan_write_savepoint(
-    destination: DirectoryLike,
-    *,
-    like: Checkpoint | Savepoint | CapturedQuery,
-    operators: Mapping[int, Any],
-    version: int | None = None,
-    change_schema: bool = False,
-    offsets: Sequence[str] | None = None,
-    watermark_ms: int = 0,
-) -> CopyPlan:
-    """Return what `write_savepoint` would do; arguments and errors as there.
-
-    Files are read now, and `run` writes what was in them; a stream is read by `run`, once.
-    """
-    how: dict[str, Any] = {
-        "like": like,
-        "operators": kept_files(operators),
-        "version": version,
-        "change_schema": change_schema,
-        "offsets": offsets,
-        "watermark_ms": watermark_ms,
-    }
-    with _deciding_rows(destination, **how) as decided:
-        return decided.plan.run_by(
-            lambda progress: write_savepoint(destination, **how, progress=progress)
-        )
 
 
 def write_savepoint(
@@ -59,8 +30,9 @@ def write_savepoint(
     change_schema: bool = False,
     offsets: Sequence[str] | None = None,
     watermark_ms: int = 0,
+    dry_run: bool = False,
     progress: Progress | None = None,
-) -> Savepoint:
+) -> CopyResult[Savepoint]:
     """Write a savepoint of rows, from which `Savepoint.restore` makes a checkpoint.
 
     Args:
@@ -77,6 +49,8 @@ def write_savepoint(
         offsets: Of a captured query: where each source goes on, as Spark's JSON of it; where the
             sources ended when it was captured, if None.
         watermark_ms: Of a captured query: its watermark, milliseconds since the Unix epoch.
+        dry_run: Whether to return what it would do, and change nothing. Files are read, streams are
+            not.
         progress: Called with the stores done and their number.
 
     Rows pass by in bounded memory: they are sorted on the local disk, which needs room for them
@@ -93,8 +67,7 @@ def write_savepoint(
         offsets=offsets,
         watermark_ms=watermark_ms,
     ) as decided:
-        decided.run(progress or no_progress)
-    return _directory(like)._written(destination)
+        return _directory(like)._made(decided, destination, dry_run=dry_run, progress=progress)
 
 
 def _directory(like: Checkpoint | Savepoint | CapturedQuery) -> Checkpoint | Savepoint:
@@ -120,9 +93,16 @@ def _deciding_rows(
                 like=of.uri,
                 to_fix="leave offsets and watermark_ms out",
             )
-        how = {"version": version, "change_schema": change_schema}
-        with of._deciding("write", destination, operators, makes=False, **how) as decided:
-            yield decided
+        with of._opened() as checkpoint:
+            yield decide_rows(
+                "write",
+                checkpoint,
+                of._beside(destination).place,
+                operators,
+                version=version,
+                change_schema=change_schema,
+                makes=False,
+            )
         return
     if version is not None or change_schema:
         raise InvalidArgumentError(

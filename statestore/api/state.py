@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from statestore.api.directory import Directory
 from statestore.api.listing import Listing
-from statestore.operations.plan import Progress, no_progress
 from statestore.operations.reading import diff as differences
 from statestore.operations.reading import inspection
 from statestore.operations.reading.read import read_batches
 from statestore.operations.reading.selection import Selection
+from statestore.operations.result import Progress, no_progress
 from statestore.operations.upkeep.verify import verify
 
 if TYPE_CHECKING:

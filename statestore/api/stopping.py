@@ -66,7 +66,7 @@ def stop_with_savepoint(
             find_version(found)  # what cannot be read is told while the query runs
     _wait_for_batch_end(query, wait_s)
     query.stop()
-    return checkpoint.savepoint(destination, form=form)
+    return checkpoint.savepoint(destination, form=form).made
 
 
 def checkpoint_of(query: StreamingQuery) -> str:

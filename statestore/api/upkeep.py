@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from statestore.api.state import State
-from statestore.operations.plan import Progress, no_progress
 from statestore.operations.rescale import rescale
+from statestore.operations.result import Progress, no_progress
 from statestore.operations.upkeep import compact, expire, repair
 from statestore.store.store import open_store
 
 if TYPE_CHECKING:
-    from statestore.operations.rescale.plan import RescalePlan, UndoPlan
-    from statestore.operations.upkeep.compact import CompactPlan
-    from statestore.operations.upkeep.expire import ExpirePlan
-    from statestore.operations.upkeep.repair import RepairPlan
+    from statestore.operations.rescale.results import Rescale, UndoRescale
+    from statestore.operations.upkeep.compact import Compact
+    from statestore.operations.upkeep.expire import Expire
+    from statestore.operations.upkeep.repair import Repair
     from statestore.store.store import Backend, Store
 
 
@@ -68,15 +68,32 @@ class Upkeep(State):
                 backend=backend,
             )
 
-    def plan_rescale(self, num_partitions: int, *, count_rows: bool = False) -> RescalePlan:
-        """Return what `rescale` would do; reads logs and trailers.
+    def rescale(
+        self,
+        num_partitions: int,
+        *,
+        count_rows: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> Rescale:
+        """Change the number of state partitions.
 
         Args:
             num_partitions: Number of state partitions to have, 1 to 32768.
             count_rows: Whether to read every row, so that the rows of the new state partitions are
                 known where trailers do not tell them.
+            dry_run: Whether to return what it would do, and change nothing.
+            progress: Called with what is done and the total: a new state partition of a store
+                counts 1, or where every row is hashed anew each row that is read and each that is
+                written.
+
+        Guarantee: on return the query goes on from the same rows in the new state partitions. After
+        a raise, or a kill at any moment, it either starts on the old or new ones, whole, or is
+        refused because the rescale is unfinished, by Spark or before Spark 4.2 by the provider; the
+        same call again finishes it, `undo_rescale` takes it back.
 
         Raises:
+            InUseError: A query, or another operation, is writing the checkpoint.
             InvalidArgumentError: The number is out of range; a batch is planned but not committed
                 (kind unfinished-batch); another rescale is (kind unfinished-operation); or the
                 query has no state.
@@ -87,123 +104,74 @@ class Upkeep(State):
             CorruptionError, FencedError, StorageError: A file cannot be read.
         """
         with self._opened() as checkpoint:
-            plan = rescale.plan_rescale(checkpoint, num_partitions, count_rows=count_rows)
-        return plan.run_by(lambda progress: self.rescale(num_partitions, progress=progress))
+            return rescale.rescale(
+                checkpoint,
+                num_partitions,
+                count_rows=count_rows,
+                dry_run=dry_run,
+                progress=progress or no_progress,
+            )
 
-    def rescale(self, num_partitions: int, *, progress: Progress | None = None) -> RescalePlan:
-        """Change the number of state partitions.
-
-        Args:
-            num_partitions: Number of state partitions to have, 1 to 32768.
-            progress: Called with what is done and the total: a new state partition of a store
-                counts 1, or where every row is hashed anew each row that is read and each that is
-                written.
-
-        Returns:
-            What was done.
-
-        Guarantee: on return the query goes on from the same rows in the new state partitions. After
-        a raise, or a kill at any moment, it either starts on the old or new ones, whole, or is
-        refused because the rescale is unfinished, by Spark or before Spark 4.2 by the provider; the
-        same call again finishes it, `undo_rescale` takes it back.
-
-        Raises:
-            InUseError: A query, or another operation, is writing the checkpoint; or as
-                `plan_rescale`.
-        """
-        with self._opened() as checkpoint:
-            return rescale.rescale(checkpoint, num_partitions, progress=progress or no_progress)
-
-    def plan_undo_rescale(self) -> UndoPlan:
-        """Return what `undo_rescale` would do.
-
-        Raises:
-            InvalidArgumentError: The newest batch is not a rescale's: nothing can be undone, or no
-                more since a batch has run; or what the rescale was made of is not all here.
-            NotFoundError, IncompatibleError, CorruptionError, StorageError: As `plan_rescale`.
-        """
-        with self._opened() as checkpoint:
-            plan = rescale.plan_undo(checkpoint)
-        return plan.run_by(lambda _report: self.undo_rescale())
-
-    def undo_rescale(self) -> UndoPlan:
+    def undo_rescale(self, *, dry_run: bool = False) -> UndoRescale:
         """Go back to the state partitions before the newest rescale, finished or not.
 
-        Returns:
-            What was done.
+        Args:
+            dry_run: Whether to return what it would do, and change nothing.
 
         Guarantee: on return the checkpoint is as it was before the rescale. After a raise or a kill
         Spark refuses to start the query, and the same call again goes on; so does `rescale`.
 
         Raises:
-            InUseError: A query, or another operation, is writing the checkpoint; or as
-                `plan_undo_rescale`.
+            InUseError: A query, or another operation, is writing the checkpoint.
+            InvalidArgumentError: The newest batch is not a rescale's: nothing can be undone, or no
+                more since a batch has run; or what the rescale was made of is not all here.
+            NotFoundError, IncompatibleError, CorruptionError, StorageError: As `rescale`.
         """
         with self._opened() as checkpoint:
-            return rescale.undo_rescale(checkpoint)
+            return rescale.undo_rescale(checkpoint, dry_run=dry_run)
 
-    def plan_repair(self, *, deep: bool = True, progress: Progress | None = None) -> RepairPlan:
-        """Find the newest version that can be read, and return what `repair` would do.
+    def repair(
+        self, *, deep: bool = True, dry_run: bool = False, progress: Progress | None = None
+    ) -> Repair:
+        """Take the checkpoint back to its newest version that can be read.
 
         Args:
             deep: Whether a version counts as readable only after every byte of it was read.
+            dry_run: Whether to return what it would do, and change nothing. It looks for the
+                version all the same.
             progress: As `verify`, once for each version that is tried.
 
+        Guarantee: on return the query starts from `Repair.version`, and every entry that was taken
+        out of Spark's logs is in `Repair.aside`. After a raise or a kill a query starts from that
+        version, from the one it would have started from before, or Spark refuses; doing it again
+        finishes it.
+
         Raises:
-            NotFoundError: No checkpoint, or no version that can be read (kind version-not-found).
+            InUseError: A query is writing the checkpoint, or may be, since this process stood still
+                for longer than its lease lasts; what is left is done by doing it again.
+            NotFoundError: No checkpoint, or no version that can be read (kind version-not-found),
+                or none since keys were forgotten.
             InvalidArgumentError: A savepoint, which is never changed; or as `verify`.
             IncompatibleError, StorageError: As `verify`: what cannot be reached is not taken for
                 damaged.
         """
         with self._opened() as checkpoint:
-            plan = repair.plan_repair(checkpoint, deep=deep, progress=progress or no_progress)
-        return plan.run_by(lambda progress: self.repair(deep=deep, progress=progress))
+            return repair.repair(
+                checkpoint, deep=deep, dry_run=dry_run, progress=progress or no_progress
+            )
 
-    def repair(self, *, deep: bool = True, progress: Progress | None = None) -> RepairPlan:
-        """Take the checkpoint back to its newest version that can be read.
+    def expire(
+        self, keep: int = 2, *, dry_run: bool = False, progress: Progress | None = None
+    ) -> Expire:
+        """Delete the versions before the newest few, with the files that only they need.
 
-        Arguments and errors as `plan_repair`.
-
-        Returns:
-            What was done.
-
-        Guarantee: on return the query starts from `RepairPlan.version`, and every entry that was
-        taken out of Spark's logs is in `RepairPlan.aside`. After a raise or a kill a query starts
-        from that version, from the one it would have started from before, or Spark refuses; doing
-        it again finishes it.
-
-        Raises:
-            InUseError: A query is writing the checkpoint, or may be, since this process stood still
-                for longer than its lease lasts; what is left is done by doing it again.
-        """
-        with self._opened() as checkpoint:
-            return repair.repair(checkpoint, deep=deep, progress=progress or no_progress)
-
-    def plan_expire(self, keep: int = 2, *, progress: Progress | None = None) -> ExpirePlan:
-        """Return what `expire` would delete.
+        Savepoints are elsewhere and never touched. A file that nobody names goes when it is older
+        than the option orphan.ageMs.
 
         Args:
             keep: How many versions stay loadable, the newest; at least 2.
+            dry_run: Whether to return what it would do, and change nothing.
             progress: Called with the stores done and their number.
-
-        Raises:
-            NotFoundError: No checkpoint.
-            InvalidArgumentError: keep is less than 2; or a savepoint, which is never changed.
-            CorruptionError, IncompatibleError, StorageError: A trailer cannot be read; nothing can
-                be deleted safely then.
-        """
-        with self._opened() as checkpoint:
-            plan = expire.plan_expire(checkpoint, keep, progress=progress or no_progress)
-        return plan.run_by(lambda progress: self.expire(keep, progress=progress))
-
-    def expire(self, keep: int = 2, *, progress: Progress | None = None) -> ExpirePlan:
-        """Delete the versions before the newest few, with the files that only they need.
-
-        Arguments and errors as `plan_expire`. Savepoints are elsewhere and never touched. A file
-        that nobody names goes when it is older than the option orphan.ageMs.
-
-        Returns:
-            What was deleted.
 
         Guarantee: the newest `keep` versions stay loadable, also after a raise half way, and so do
         those that a savepoint or branch being made has pinned.
@@ -211,27 +179,25 @@ class Upkeep(State):
         Raises:
             InUseError: A query is writing the checkpoint, or may be, since this process stood still
                 for longer than its lease lasts.
+            NotFoundError: No checkpoint.
+            InvalidArgumentError: keep is less than 2; or a savepoint, which is never changed.
+            CorruptionError, IncompatibleError, StorageError: A trailer cannot be read; nothing can
+                be deleted safely then.
         """
         with self._opened() as checkpoint:
-            return expire.expire(checkpoint, keep, progress=progress or no_progress)
+            return expire.expire(
+                checkpoint, keep, dry_run=dry_run, progress=progress or no_progress
+            )
 
-    def plan_compact(self, *, progress: Progress | None = None) -> CompactPlan:
-        """Return what `compact` would write; arguments and errors as there."""
-        with self._opened() as checkpoint:
-            plan = compact.plan_compact(checkpoint, progress=progress or no_progress)
-        return plan.run_by(lambda progress: self.compact(progress=progress))
-
-    def compact(self, *, progress: Progress | None = None) -> CompactPlan:
+    def compact(self, *, dry_run: bool = False, progress: Progress | None = None) -> Compact:
         """Write the newest version as one file a store: versions after it need no older files.
 
         A version is the changes to the one before it, so it keeps the files of those from being
         expired until a snapshot, or of the rocksdb backend all of them merged, stands for them.
 
         Args:
+            dry_run: Whether to return what it would do, and change nothing.
             progress: Called with the stores done and their number.
-
-        Returns:
-            What was written.
 
         Guarantee: on return every store has the version in one file, which is durable; no version
         has changed. After a raise half way the stores that were done have it.
@@ -246,4 +212,4 @@ class Upkeep(State):
                 the storage or local disk failed.
         """
         with self._opened() as checkpoint:
-            return compact.compact(checkpoint, progress=progress or no_progress)
+            return compact.compact(checkpoint, dry_run=dry_run, progress=progress or no_progress)

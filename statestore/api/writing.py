@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statestore.api.state import State
-from statestore.operations.plan import Progress, no_progress
 from statestore.operations.writing.decide import decide_edit, decide_rows
-from statestore.operations.writing.given import kept, kept_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from statestore.api.directory import DirectoryLike
-    from statestore.operations.copy_plan import CopyPlan
+    from statestore.operations.copy_result import CopyResult
     from statestore.operations.copying import Copy
+    from statestore.operations.result import Progress
     from statestore.operations.savepoint.savepoint import SavepointInfo
 
 Written = TypeVar("Written")
@@ -33,25 +31,6 @@ class Writing(State, Generic[Written]):
     Spark's hash of the key decides.
     """
 
-    def plan_transform(
-        self,
-        destination: DirectoryLike,
-        operators: Mapping[int, Any],
-        *,
-        version: int | None = None,
-        change_schema: bool = False,
-    ) -> CopyPlan:
-        """Return what `transform` would do; arguments and errors as there.
-
-        Functions are called with a table without rows, for the columns that they return.
-        """
-        how: dict[str, Any] = {"version": version, "change_schema": change_schema}
-        operators = kept_files(operators)
-        with self._deciding("transform", destination, operators, makes=True, **how) as decided:
-            return decided.plan.run_by(
-                lambda progress: self.transform(destination, operators, **how, progress=progress)
-            )
-
     def transform(
         self,
         destination: DirectoryLike,
@@ -59,8 +38,9 @@ class Writing(State, Generic[Written]):
         *,
         version: int | None = None,
         change_schema: bool = False,
+        dry_run: bool = False,
         progress: Progress | None = None,
-    ) -> Written:
+    ) -> CopyResult[Written]:
         """Make a savepoint of which some operators have other rows, made of those they have.
 
         The query may run meanwhile.
@@ -74,6 +54,8 @@ class Writing(State, Generic[Written]):
             version: State version, None for the newest committed one.
             change_schema: Whether names and types of the columns returned are the schemas of keys
                 and values from now on; else they must be those there are.
+            dry_run: Whether to return what it would do, and change nothing. Functions are called
+                with a table without rows, for the columns that they return.
             progress: Called with the stores done and their number.
 
         Guarantee: on return the savepoint is whole and durable, refers to nothing outside of it,
@@ -90,38 +72,18 @@ class Writing(State, Generic[Written]):
                 belong (kind not-rescalable); or a schema that cannot change would.
             CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
         """
-        how = {"version": version, "change_schema": change_schema}
-        with self._deciding("transform", destination, operators, makes=True, **how) as decided:
-            decided.run(progress or no_progress)
-        return self._written(destination)
-
-    def plan_edit(
-        self,
-        destination: DirectoryLike,
-        *,
-        operator: int = 0,
-        name: str | None = None,
-        delete: Any = None,
-        upsert: Any = None,
-        version: int | None = None,
-        all_rows: bool = False,
-    ) -> CopyPlan:
-        """Return what `edit` would do; arguments and errors as there.
-
-        A stream or file of rows is read for the plan and kept: `run` does what the plan says.
-        """
-        how = {
-            "operator": operator,
-            "name": name,
-            "delete": kept(delete),
-            "upsert": kept(upsert),
-            "version": version,
-            "all_rows": all_rows,
-        }
-        with self._editing(destination, how) as decided:
-            return decided.plan.run_by(
-                lambda progress: self.edit(destination, **how, progress=progress)
+        to = self._beside(destination).place
+        with self._opened() as checkpoint:
+            copy = decide_rows(
+                "transform",
+                checkpoint,
+                to,
+                operators,
+                version=version,
+                change_schema=change_schema,
+                makes=True,
             )
+            return self._made(copy, destination, dry_run=dry_run, progress=progress)
 
     def edit(
         self,
@@ -133,8 +95,9 @@ class Writing(State, Generic[Written]):
         upsert: Any = None,
         version: int | None = None,
         all_rows: bool = False,
+        dry_run: bool = False,
         progress: Progress | None = None,
-    ) -> Written:
+    ) -> CopyResult[Written]:
         """Make a savepoint without some keys, and with some rows that are new or other.
 
         Args:
@@ -149,6 +112,8 @@ class Writing(State, Generic[Written]):
                 file. Of a state variable that is a list a row an element.
             version: State version, None for the newest committed one.
             all_rows: Whether all rows of the store may go.
+            dry_run: Whether to return what it would do, and change nothing. It reads a stream of
+                rows, too.
             progress: Called with the stores done and their number.
 
         Guarantee: as `transform`.
@@ -160,33 +125,29 @@ class Writing(State, Generic[Written]):
                 `transform`.
             IncompatibleError, CorruptionError, FencedError, StorageError: As `transform`.
         """
-        how = {
-            "operator": operator,
-            "name": name,
-            "delete": delete,
-            "upsert": upsert,
-            "version": version,
-            "all_rows": all_rows,
-        }
-        with self._editing(destination, how) as decided:
-            decided.run(progress or no_progress)
-        return self._written(destination)
-
-    @contextmanager
-    def _deciding(
-        self, operation: str, destination: DirectoryLike, operators: Mapping[int, Any], **how: Any
-    ) -> Iterator[Copy[SavepointInfo]]:
         to = self._beside(destination).place
         with self._opened() as checkpoint:
-            yield decide_rows(operation, checkpoint, to, operators, **how)
+            copy = decide_edit(
+                checkpoint,
+                to,
+                operator=operator,
+                name=name,
+                delete=delete,
+                upsert=upsert,
+                version=version,
+                all_rows=all_rows,
+            )
+            return self._made(copy, destination, dry_run=dry_run, progress=progress)
 
-    @contextmanager
-    def _editing(
-        self, destination: DirectoryLike, how: Mapping[str, Any]
-    ) -> Iterator[Copy[SavepointInfo]]:
-        to = self._beside(destination).place
-        with self._opened() as checkpoint:
-            yield decide_edit(checkpoint, to, **how)
+    def _made(
+        self,
+        copy: Copy[SavepointInfo],
+        destination: DirectoryLike,
+        *,
+        dry_run: bool,
+        progress: Progress | None,
+    ) -> CopyResult[Written]:
+        return copy.result(lambda _: self._written(destination), dry_run=dry_run, progress=progress)
 
     @abstractmethod
     def _written(self, destination: DirectoryLike) -> Written:

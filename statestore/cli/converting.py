@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from statestore.cli.output import (
-    NOTHING_CHANGED,
     checkpoint_argument,
     output_option,
     parse_settings,
-    print_json,
+    print_result,
     progress_bar,
     storage_option,
     yes_option,
 )
 from statestore.core.providers import PROVIDERS, TARGETS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @click.command()
@@ -61,27 +65,18 @@ def convert(
     from statestore.api.checkpoint import Checkpoint
 
     conf = parse_settings("--session-conf", session_conf)
-    plan = Checkpoint(checkpoint, storage_options=storage_options).plan_convert(
-        new, to, session_conf=conf
-    )
-    if output == "text":
-        click.echo(plan.describe())
-    if not yes:
-        if output == "json":
-            print_json({"done": False, "plan": plan.fields()})
-        else:
-            click.echo(NOTHING_CHANGED)
-        return
+    it = Checkpoint(checkpoint, storage_options=storage_options)
     with progress_bar("convert", output=output) as progress:
-        rows = plan.run(progress).rows
-    if output == "json":
-        stores = [
-            {"operator": operator, "store": store, "rows": count}
-            for (operator, store), count in rows.items()
-        ]
-        print_json({"done": True, "plan": plan.fields(), "rows": stores})
-        return
-    click.echo(f"{sum(rows.values()):,} rows of {checkpoint} are in {new}.")
-    click.echo(f"Start the query with checkpointLocation {new}.")
+        result = it.convert(new, to, session_conf=conf, dry_run=not yes, progress=progress)
+    print_result(result, output=output, done=_done(result.rows or {}, checkpoint, new, to))
+
+
+def _done(rows: Mapping[tuple[int, str], int], checkpoint: str, new: str, to: str) -> str:
+    """Return what is said of a conversion that was done."""
+    lines = [
+        f"{sum(rows.values()):,} rows of {checkpoint} are in {new}.",
+        f"Start the query with checkpointLocation {new}.",
+    ]
     if to in PROVIDERS:
-        click.echo("Its session needs the jar that `statestore jar` prints in spark.jars.")
+        lines.append("Its session needs the jar that `statestore jar` prints in spark.jars.")
+    return "\n".join(lines)

@@ -27,9 +27,8 @@ from statestore.core.text import escape_controls, format_cell, is_numeric
 from statestore.io.hadoop_process import HADOOP_PREFIXES
 
 if TYPE_CHECKING:
-    from statestore.operations.plan import Plan
+    from statestore.operations.result import Result
 
-Result = TypeVar("Result")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 SCHEMA_VERSION = 1
@@ -99,36 +98,21 @@ def parse_settings(option: str, given: Iterable[str], form: str = "KEY=VALUE") -
     return dict(setting.split("=", 1) for setting in given)
 
 
-def print_plan(plan: Plan[Any], *, yes: bool, output: str, done: str = "Done.") -> None:
-    """Print what an operation that changes something would do, or did.
+def print_result(result: Result, *, output: str, done: str | None = "Done.") -> None:
+    """Print what an operation that changes something did, or would do.
 
     Args:
-        plan: Its plan; with `yes` it was carried out.
-        yes: Whether --yes was given.
+        result: What it returned.
         output: text or json.
-        done: Said after the text of one that was carried out.
+        done: Said after the text of one that was done; None for nothing.
     """
     if output == "json":
-        print_json({"done": yes or not plan.changes, **plan.fields()})
+        print_json(result.fields())
         return
-    click.echo(plan.describe())
-    if plan.changes:
-        click.echo(done if yes else NOTHING_CHANGED)
-
-
-def run_plan(plan: Plan[Result], title: str, *, yes: bool, output: str) -> Result | None:
-    """Print a plan, and carry it out where --yes was given; return what that returns."""
-    made = None
-    if output == "text":
-        click.echo(plan.describe())
-    if yes:
-        with progress_bar(title, output=output) as progress:
-            made = plan.run(progress)
-    if output == "json":
-        print_json({"done": yes, **plan.fields()})
-    else:
-        click.echo("Done." if yes else NOTHING_CHANGED)
-    return made
+    click.echo(result)
+    said = done if result.done else NOTHING_CHANGED
+    if result.changes and said:
+        click.echo(said)
 
 
 def console() -> Console:

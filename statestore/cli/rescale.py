@@ -7,7 +7,7 @@ import click
 from statestore.cli.output import (
     checkpoint_argument,
     output_option,
-    print_plan,
+    print_result,
     progress_bar,
     storage_option,
     yes_option,
@@ -26,9 +26,7 @@ _DONE = "Done. Start the query as it was; --undo goes back until then."
     help="State partitions to have, 1 to 32768.",
 )
 @click.option("--undo", is_flag=True, help="Go back, as long as no batch has run since.")
-@click.option(
-    "--count-rows", is_flag=True, help="For the plan read every row: exact rows, known skew."
-)
+@click.option("--count-rows", is_flag=True, help="Read every row first: exact rows, known skew.")
 @yes_option
 @storage_option
 @output_option
@@ -65,16 +63,14 @@ def rescale(
 
     if undo == (num_partitions is not None):
         raise click.UsageError("either --num-partitions N or --undo")
-    if count_rows and (undo or yes):
-        raise click.UsageError("--count-rows is for the plan of --num-partitions N")
+    if count_rows and undo:
+        raise click.UsageError("--count-rows goes with --num-partitions N")
     it = Checkpoint(checkpoint, storage_options=storage_options)
     if num_partitions is None:
-        undone = it.undo_rescale() if yes else it.plan_undo_rescale()
-        print_plan(undone, yes=yes, output=output)
+        print_result(it.undo_rescale(dry_run=not yes), output=output)
         return
-    if yes:
-        with progress_bar("rescaling", output=output) as progress:
-            plan = it.rescale(num_partitions, progress=progress)
-    else:
-        plan = it.plan_rescale(num_partitions, count_rows=count_rows)
-    print_plan(plan, yes=yes, output=output, done=_DONE)
+    with progress_bar("rescaling", output=output) as progress:
+        result = it.rescale(
+            num_partitions, count_rows=count_rows, dry_run=not yes, progress=progress
+        )
+    print_result(result, output=output, done=_DONE)

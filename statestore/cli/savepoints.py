@@ -11,8 +11,8 @@ from statestore.cli.output import (
     checkpoint_argument,
     output_option,
     print_json,
+    print_result,
     progress_bar,
-    run_plan,
     storage_option,
     yes_option,
 )
@@ -58,7 +58,7 @@ def savepoint(
 
     it = Checkpoint(checkpoint, storage_options=storage_options)
     with progress_bar("savepoint", output=output) as progress:
-        taken = it.savepoint(destination, version=version, form=form, progress=progress)
+        taken = it.savepoint(destination, version=version, form=form, progress=progress).made
     if output == "json":
         print_json({"destination": destination, **asdict(taken.info)})
         return
@@ -141,17 +141,20 @@ def restore(
     if not all(new.isdecimal() for new in map_operators.values()):
         raise click.UsageError("--map-operator takes OLD:NEW, two operator IDs")
     it = Savepoint(savepoint, storage_options=storage_options)
-    plan = it.plan_restore(
-        checkpoint,
-        backend=backend,
-        num_partitions=num_partitions,
-        map_operators={old: int(new) for old, new in map_operators.items()},
-        drop_operators=drop_operators,
-        add_operators=add_operators,
-        new_query_id=new_query_id,
-        claim=claim,
-    )
-    run_plan(plan, "restore", yes=yes, output=output)
+    with progress_bar("restore", output=output) as progress:
+        result = it.restore(
+            checkpoint,
+            backend=backend,
+            num_partitions=num_partitions,
+            map_operators={old: int(new) for old, new in map_operators.items()},
+            drop_operators=drop_operators,
+            add_operators=add_operators,
+            new_query_id=new_query_id,
+            claim=claim,
+            dry_run=not yes,
+            progress=progress,
+        )
+    print_result(result, output=output)
 
 
 @click.command()
@@ -181,7 +184,9 @@ def branch(
     from statestore.api.checkpoint import Checkpoint
 
     it = Checkpoint(checkpoint, storage_options=storage_options)
-    run_plan(it.plan_branch(new, version=version), "branch", yes=yes, output=output)
+    with progress_bar("branch", output=output) as progress:
+        result = it.branch(new, version=version, dry_run=not yes, progress=progress)
+    print_result(result, output=output)
 
 
 def _pairs(given: tuple[str, ...], usage: str) -> dict[int, str]:

@@ -12,7 +12,7 @@ from statestore.cli.output import (
     console,
     output_option,
     print_json,
-    print_plan,
+    print_result,
     progress_bar,
     storage_option,
     table,
@@ -253,11 +253,10 @@ def repair(
     from statestore.api.checkpoint import Checkpoint
 
     it = Checkpoint(checkpoint, storage_options=storage_options)
-    run = it.repair if yes else it.plan_repair
     with progress_bar("verifying stores", output=output) as progress:
-        plan = run(deep=deep, progress=progress)
-    print_plan(plan, yes=yes, output=output)
-    ctx.exit(1 if plan.is_needed and not yes else 0)
+        result = it.repair(deep=deep, dry_run=not yes, progress=progress)
+    print_result(result, output=output)
+    ctx.exit(1 if result.is_needed and not yes else 0)
 
 
 @click.command()
@@ -291,10 +290,9 @@ def expire(
     from statestore.api.checkpoint import Checkpoint
 
     it = Checkpoint(checkpoint, storage_options=storage_options)
-    run = it.expire if yes else it.plan_expire
     with progress_bar("cleaning up stores", output=output) as progress:
-        plan = run(keep, progress=progress)
-    print_plan(plan, yes=yes, output=output)
+        result = it.expire(keep, dry_run=not yes, progress=progress)
+    print_result(result, output=output)
 
 
 @click.command()
@@ -318,7 +316,6 @@ def compact(checkpoint: str, yes: bool, storage_options: dict[str, str], output:
     from statestore.api.checkpoint import Checkpoint
 
     it = Checkpoint(checkpoint, storage_options=storage_options)
-    run = it.compact if yes else it.plan_compact
     with progress_bar("compacting stores", output=output) as progress:
-        plan = run(progress=progress)
-    print_plan(plan, yes=yes, output=output)
+        result = it.compact(dry_run=not yes, progress=progress)
+    print_result(result, output=output)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from statestore.cli.output import (
-    NOTHING_CHANGED,
     checkpoint_argument,
     output_option,
     parse_settings,
     print_json,
+    print_result,
     progress_bar,
-    run_plan,
     storage_option,
     yes_option,
 )
@@ -85,8 +84,16 @@ def transform(
     from statestore.api.checkpoint import Checkpoint
 
     it = Checkpoint(checkpoint, storage_options=storage_options)
-    plan = it.plan_transform(destination, sqls, version=version, change_schema=change_schema)
-    run_plan(plan, "transform", yes=yes, output=output)
+    with progress_bar("transform", output=output) as progress:
+        result = it.transform(
+            destination,
+            sqls,
+            version=version,
+            change_schema=change_schema,
+            dry_run=not yes,
+            progress=progress,
+        )
+    print_result(result, output=output)
 
 
 def _queries(given: tuple[str, ...]) -> dict[int, Any]:
@@ -194,14 +201,22 @@ def edit(
     if destination is not None:
         if watermark_ms is not None or expire is not None:
             raise click.UsageError("--watermark-ms and --expire go with --in-place")
-        run_plan(it.plan_edit(destination, version=version, **how), "edit", yes=yes, output=output)
+        with progress_bar("edit", output=output) as progress:
+            made = it.edit(destination, version=version, dry_run=not yes, progress=progress, **how)
+        print_result(made, output=output)
         return
     if version is not None:
         raise click.UsageError("--version goes with DESTINATION")
-    plan = it.plan_edit_in_place(
-        watermark_ms=watermark_ms, expire=expire, older_than=older_than, **how
-    )
-    run_plan(plan, "edit", yes=yes, output=output)
+    with progress_bar("edit", output=output) as progress:
+        result = it.edit_in_place(
+            watermark_ms=watermark_ms,
+            expire=expire,
+            older_than=older_than,
+            dry_run=not yes,
+            progress=progress,
+            **how,
+        )
+    print_result(result, output=output)
 
 
 @click.command()
@@ -268,20 +283,18 @@ def forget(
     given = _rows_file(keys)
     if verify:
         ctx.exit(_verify(it, given, operator, certificate, output))
-    plan = it.plan_forget(
-        where, keys=given, operator=operator, all_rows=all_rows, certificate=certificate
-    )
-    done = None
-    if output == "text":
-        click.echo(plan.describe())
-    if yes:
-        with progress_bar("forget", output=output) as progress:
-            done = plan.run(progress)
-    if output == "json":
-        print_json({"done": yes, "plan": plan.fields(), "certificate": done and done.fields()})
-    else:
-        click.echo(NOTHING_CHANGED if done is None else done.describe())
-    ctx.exit(0 if done is None or done.is_forgotten else 1)
+    with progress_bar("forget", output=output) as progress:
+        result = it.forget(
+            where,
+            keys=given,
+            operator=operator,
+            all_rows=all_rows,
+            certificate=certificate,
+            dry_run=not yes,
+            progress=progress,
+        )
+    print_result(result, output=output, done=None)
+    ctx.exit(0 if not result.done or result.certificate.is_forgotten else 1)
 
 
 def _verify(

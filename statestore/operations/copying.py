@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statestore.backends.forms import work_in
 from statestore.checkpoint.history import Event, append
@@ -23,11 +23,11 @@ from statestore.codec.references import StoreName
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.operations.batches import checkpoint_ids_of
 from statestore.operations.committed_version import copy_spark_files, find_version, write_logs
-from statestore.operations.copy_plan import CopyPlan
+from statestore.operations.copy_result import CopyResult
 from statestore.operations.new_directory import METADATA_NAME, begin_directory, check_target
 from statestore.operations.operator_map import OperatorMap, ResolvedOperators, store_names_of
 from statestore.operations.passes import BytesDone, NewState, write_added
-from statestore.operations.plan import no_progress
+from statestore.operations.result import Made, no_progress
 
 if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
@@ -37,17 +37,18 @@ if TYPE_CHECKING:
     from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.new_directory import NewDirectory
     from statestore.operations.passes import Pass, Store
-    from statestore.operations.plan import Progress
+    from statestore.operations.result import Progress
 
-Result = TypeVar("Result")
-Made = Mapping["StoreName", "PublishedFile"]
+Told = TypeVar("Told")
+"""What `Copy.run` returns beside the directory."""
+MadeFiles = Mapping["StoreName", "PublishedFile"]
 """The delta of every store of the new directory."""
 
 _OF_OPERATOR = re.compile(r"state/([0-9]+)/(.*)")
 
 
 @dataclass(frozen=True)
-class Copy(Generic[Result]):
+class Copy(Generic[Told]):
     """A new directory that was decided and is not yet made.
 
     Attributes:
@@ -70,7 +71,7 @@ class Copy(Generic[Result]):
     version: CommittedVersion
     target: Place
     passes: Mapping[Store, Pass]
-    becomes: Callable[[Made], tuple[str, Result]]
+    becomes: Callable[[MadeFiles], tuple[str, Told]]
     backend: str
     num_partitions: int
     checkpoint_format: int
@@ -102,14 +103,29 @@ class Copy(Generic[Result]):
         """What becomes of the state files, in words."""
         return ", ".join(dict.fromkeys(passing.words for passing in self.passes.values()))
 
-    @property
-    def plan(self) -> CopyPlan:
-        """What it makes, for people."""
+    def result(
+        self,
+        made: Callable[[Told], Made],
+        *,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> CopyResult[Made]:
+        """Make it, unless `dry_run`, and return what was made and how.
+
+        Args:
+            made: Returns what stands for the new directory, of what `run` returns.
+            dry_run: Whether to change nothing.
+            progress: As `run`, and errors.
+        """
+        result: CopyResult[Made] = self._result()
+        return result if dry_run else result.done_with(made(self.run(progress or no_progress)))
+
+    def _result(self) -> CopyResult[Any]:
         by_pass = self._by_pass()
         read = [
             store for store in self.stores if not self.passes[store.operator, store.name].is_free
         ]
-        return CopyPlan(
+        return CopyResult(
             operation=self.operation,
             source=self.source.uri,
             target=self.target.uri,
@@ -130,9 +146,10 @@ class Copy(Generic[Result]):
             copied_bytes=self.version.state_bytes(read)
             + sum(passing.own_bytes for passing in by_pass),
             claim=self.claims,
+            done=False,
         )
 
-    def run(self, progress: Progress = no_progress) -> Result:
+    def run(self, progress: Progress = no_progress) -> Told:
         """Make it.
 
         Args:
@@ -170,14 +187,14 @@ class Copy(Generic[Result]):
                 self.version.copy_operators(target, self.operators.kept, self.num_partitions)
             self._write_logs(target, made)
             self._write_history(target)
-            metadata, result = self.becomes(made)
+            metadata, told = self.becomes(made)
             target.finish(metadata)
         if self.claims:
             io, directory = self.source.io, self.source.path
             # First, so that what a kill leaves of it is nobody's.
             io.delete(f"{directory}/{METADATA_NAME}")
             io.delete_tree(directory)
-        return result
+        return told
 
     def _begin_state(self, target: NewDirectory, progress: Progress) -> NewState:
         """Return the state of a directory that was begun, on the storage that is to have it."""
@@ -243,7 +260,7 @@ class Copy(Generic[Result]):
             return None
         return f"state/{self.operators.new_id(operator)}/{rest}"
 
-    def _write_logs(self, target: NewDirectory, made: Made) -> None:
+    def _write_logs(self, target: NewDirectory, made: MadeFiles) -> None:
         conf = {
             PROVIDER_KEY: PROVIDERS[self.backend],
             NUM_PARTITIONS_KEY: str(self.num_partitions),
@@ -255,7 +272,7 @@ class Copy(Generic[Result]):
             commits[batch] = commits[batch].with_checkpoint_ids(self._checkpoint_ids(made))
         write_logs(target, offsets, commits)
 
-    def _checkpoint_ids(self, made: Made) -> CheckpointIds:
+    def _checkpoint_ids(self, made: MadeFiles) -> CheckpointIds:
         """Return checkpoint IDs as the commit log has them: by operator, partition and store."""
         names = {
             self.operators.new_id(operator.id): [store.name for store in operator.stores]
@@ -294,11 +311,11 @@ def same_shape(
     version: CommittedVersion,
     target: Place,
     passing: Pass,
-    becomes: Callable[[Made], tuple[str, Result]],
+    becomes: Callable[[MadeFiles], tuple[str, Told]],
     *,
     backend: str | None = None,
     query_id: str = "",
-) -> Copy[Result]:
+) -> Copy[Told]:
     """Return the copy of a version whose stores all pass in one way, into as many state partitions.
 
     Args:

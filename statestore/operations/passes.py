@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.committed_version import CommittedVersion
-    from statestore.operations.copy_plan import FamilyPlan
+    from statestore.operations.copy_result import FamilyChange
     from statestore.operations.new_directory import NewDirectory
     from statestore.operations.operator_map import ResolvedOperators
-    from statestore.operations.plan import Progress
+    from statestore.operations.result import Progress
 
 Store = tuple[int, str]
 """A store in all its state partitions: its operator's ID and its name."""
@@ -126,7 +126,7 @@ class Pass(ABC):
         return 0
 
     @property
-    def families(self) -> tuple[FamilyPlan, ...]:
+    def families(self) -> tuple[FamilyChange, ...]:
         """Column families whose rows are given, in words."""
         return ()
 

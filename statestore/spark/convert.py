@@ -11,6 +11,7 @@ import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.operator_metadata import copy_operators
@@ -30,11 +31,11 @@ from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.operations.committed_version import copy_files
 from statestore.operations.in_use import require_not_in_use, require_same_batches
 from statestore.operations.new_directory import METADATA_NAME, begin_directory
-from statestore.operations.plan import no_progress
+from statestore.operations.result import no_progress
 from statestore.operations.savepoint.conversion import (
     CONVERT,
-    ConvertPlan,
-    plan_convert,
+    Convert,
+    decide_convert,
     schemas_of,
 )
 from statestore.operations.savepoint.from_spark import decide_from_spark
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from statestore.core.options import StateStoreOptions
     from statestore.io.place import Place
     from statestore.operations.new_directory import NewDirectory
-    from statestore.operations.plan import Progress
+    from statestore.operations.result import Made, Progress
 
 _POLL_S = 0.2
 
@@ -63,7 +64,7 @@ def open_conversion(
     spark: SparkSession | None = None,
     session_conf: Mapping[str, str] | None = None,
 ) -> Iterator[Conversion]:
-    """Plan a conversion; nothing is written before `Conversion.run`.
+    """Decide a conversion; nothing is written before `Conversion.result`.
 
     Args:
         place: Checkpoint of a query that does not run, which Spark's Hadoop can open. It is never
@@ -79,42 +80,39 @@ def open_conversion(
 
     Raises:
         NotFoundError, InvalidArgumentError, IncompatibleError, CorruptionError, StorageError:
-            As `plan_convert`.
+            As `decide_convert`.
     """
     with ExitStack() as stack:
         sessions = _Sessions(stack, spark, place.options, session_conf or {})
         stack.enter_context(use(DriverFiles(sessions.get)))
         source = stack.enter_context(open_checkpoint(place))
         source.check_of_query()
-        yield Conversion(plan_convert(source, new, to), source, new, sessions)
+        yield Conversion(decide_convert(source, new, to), source, new, sessions)
 
 
 class Conversion:
-    """A conversion that was planned; made by `open_conversion`.
-
-    Attributes:
-        plan: What it does.
-    """
+    """A conversion that was decided; made by `open_conversion`."""
 
     def __init__(
-        self, plan: ConvertPlan, checkpoint: OpenCheckpoint, new: Place, sessions: _Sessions
+        self, decided: Convert[Any], checkpoint: OpenCheckpoint, new: Place, sessions: _Sessions
     ) -> None:
-        self.plan = plan
+        self._decided = decided
         self._checkpoint = checkpoint
         self._new = new
         self._sessions = sessions
-        self._uri = hadoop_uri(plan.checkpoint)
-        self._new_uri = hadoop_uri(plan.new)
+        self._uri = hadoop_uri(decided.checkpoint)
+        self._new_uri = hadoop_uri(decided.new)
 
-    def run(self, progress: Progress = no_progress) -> dict[tuple[int, str], int]:
-        """Make the new checkpoint.
+    def result(
+        self, made: Made, *, dry_run: bool = False, progress: Progress | None = None
+    ) -> Convert[Made]:
+        """Make the new checkpoint, unless `dry_run`, and return what was made and how.
 
         Args:
+            made: What stands for the new checkpoint.
+            dry_run: Whether to change nothing.
             progress: Called a few times a second with the stores that are copied and compared, and
                 their number.
-
-        Returns:
-            Rows by operator ID and store name, of all state partitions.
 
         Guarantee: on return the query starts from the new checkpoint, on the target's provider,
         and every row was read again and compared by checksum. After a raise, or a crash, no query
@@ -130,10 +128,17 @@ class Conversion:
             NotFoundError: The session has not got the jar.
             StorageError: State cannot be read or written; names the reason.
         """
+        if dry_run:
+            return self._decided
+        rows = self._run(progress or no_progress)
+        return replace(self._decided, rows=rows).done_with(made)
+
+    def _run(self, progress: Progress) -> dict[tuple[int, str], int]:
+        """Make it, and return rows by operator ID and store name, of all state partitions."""
         source = self._checkpoint
         require_not_in_use(source)
-        if self.plan.target in PROVIDERS:
-            made = decide_from_spark(source, self._new, self.plan.target).run(progress)
+        if self._decided.target in PROVIDERS:
+            made = decide_from_spark(source, self._new, self._decided.target).run(progress)
             rows: dict[tuple[int, str], int] = {}
             for file in made.values():
                 of = file.trailer.store
@@ -142,9 +147,9 @@ class Conversion:
             return rows
         metadata = read_text(source.io, f"{source.path}/{METADATA_NAME}")
         spark = self._sessions.get()
-        _require_spark(self.plan, spark.version)
+        _require_spark(self._decided, spark.version)
         copy = self._state_copy(spark)
-        with begin_directory(self._new, CONVERT, self.plan.checkpoint) as target:
+        with begin_directory(self._new, CONVERT, self._decided.checkpoint) as target:
             with require_same_batches(source):
                 copied = self._copy_state(copy, progress)
                 self._check(copied)
@@ -160,7 +165,7 @@ class Conversion:
         """Operator, state partition and name of every store, in the order they are copied in."""
         return [
             (operator.info.id, partition, store.name)
-            for operator in self.plan.operators
+            for operator in self._decided.operators
             for partition in range(operator.num_partitions)
             for store in operator.info.stores
         ]
@@ -168,7 +173,7 @@ class Conversion:
     def _state_copy(self, spark: SparkSession) -> Any:
         """Return the JVM's side, io.statestore.convert.StateCopy."""
         source = self._checkpoint
-        entry = source.commit_entry(self.plan.batch)
+        entry = source.commit_entry(self._decided.batch)
         stores = []
         for operator, partition, name in self._stores():
             info = source.operator(operator)
@@ -188,14 +193,14 @@ class Conversion:
                 }
             )
         request = {
-            "version": self.plan.version,
-            "num_partitions": self.plan.num_partitions,
+            "version": self._decided.version,
+            "num_partitions": self._decided.num_partitions,
             "conf": {
                 **source.conf,
-                f"{PREFIX}checkpointFormatVersion": str(self.plan.checkpoint_format),
+                f"{PREFIX}checkpointFormatVersion": str(self._decided.checkpoint_format),
             },
             "source": {"checkpoint": self._uri, "provider": source.provider},
-            "target": {"checkpoint": self._new_uri, "provider": TARGETS[self.plan.target]},
+            "target": {"checkpoint": self._new_uri, "provider": TARGETS[self._decided.target]},
             "stores": stores,
         }
         jvm: Any = spark._jvm  # noqa: SLF001
@@ -208,17 +213,17 @@ class Conversion:
             running = thread.submit(copy.run)
             try:
                 while not wait([running], _POLL_S).done:
-                    progress(copy.storesDone(), self.plan.num_stores)
+                    progress(copy.storesDone(), self._decided.num_stores)
             except BaseException:
                 copy.cancel()
                 raise
             reply = json.loads(running.result())
-        progress(copy.storesDone(), self.plan.num_stores)
+        progress(copy.storesDone(), self._decided.num_stores)
         if "error" in reply:
             raise StorageError(
                 "cannot copy the state",
-                checkpoint=self.plan.checkpoint,
-                new=self.plan.new,
+                checkpoint=self._decided.checkpoint,
+                new=self._decided.new,
                 reason=reply["error"],
                 to_fix="mend what the reason names; the conversion can be run again",
             )
@@ -246,7 +251,7 @@ class Conversion:
             for info in source.io.list_tree(f"{source.path}/sources")
             if "/." not in f"/{info.name}"  # hidden ones are temporary, or checksums of Hadoop's
         ]
-        for operator in (plan.info for plan in self.plan.operators):
+        for operator in (one.info for one in self._decided.operators):
             for store in operator.stores:
                 names += [f"state/{operator.id}/{file}" for file in schemas_of(store)]
         copy_files(source, target, {name: name for name in names})
@@ -256,16 +261,16 @@ class Conversion:
             target.io,
             f"{target.path}/state",
             f"{hadoop_uri(target.uri)}/state",
-            {plan.info.id: plan.info.id for plan in self.plan.operators},
-            self.plan.num_partitions,
-            self.plan.batch,
+            {one.info.id: one.info.id for one in self._decided.operators},
+            self._decided.num_partitions,
+            self._decided.batch,
         )
 
     def _write_logs(self, target: NewDirectory, ids: list[str | None]) -> None:
         """Write the entries of the newest committed batch and of those beside it."""
-        source, batch = self._checkpoint, self.plan.batch
+        source, batch = self._checkpoint, self._decided.batch
         commit = source.commit_entry(batch)
-        if self.plan.checkpoint_format == 2:
+        if self._decided.checkpoint_format == 2:
             by_operator: dict[str, list[list[str]]] = {}
             for (operator, partition, _), made in zip(self._stores(), ids, strict=True):
                 partitions = by_operator.setdefault(str(operator), [])
@@ -275,9 +280,9 @@ class Conversion:
             commit = commit.with_checkpoint_ids(by_operator)
         QueryLog(target.io, target.path, "commits").replace(batch, commit.encode())
         offsets = QueryLog(target.io, target.path, "offsets")
-        num_partitions = str(self.plan.num_partitions)
+        num_partitions = str(self._decided.num_partitions)
         # Of one number of state partitions: one version has no rescale to undo.
-        conf = {PROVIDER_KEY: TARGETS[self.plan.target], NUM_PARTITIONS_KEY: num_partitions}
+        conf = {PROVIDER_KEY: TARGETS[self._decided.target], NUM_PARTITIONS_KEY: num_partitions}
         # Spark starts from the newest entry and the one before it.
         for planned in (number for number in source.planned_batches if number >= batch - 1):
             entry = source.offsets_entry(planned)
@@ -286,7 +291,7 @@ class Conversion:
                 offsets.replace(planned, entry.with_conf(conf).encode())
 
 
-def _require_spark(plan: ConvertPlan, version: str) -> None:
+def _require_spark(decided: Convert[Any], version: str) -> None:
     """Refuse what a Spark before 4.2 lacks.
 
     Its RocksDB provider makes no empty store to fill, and no store tells its column families.
@@ -297,15 +302,15 @@ def _require_spark(plan: ConvertPlan, version: str) -> None:
     if not version.startswith(("4.0.", "4.1.")):
         return
     message, to_fix = "", "convert with Spark 4.2 or later"
-    if plan.target == "spark-rocksdb":
+    if decided.target == "spark-rocksdb":
         message = "this Spark's RocksDB provider takes no state from elsewhere"
         to_fix += ", or to spark-hdfs"
-    if any(operator.info.has_families for operator in plan.operators):
+    if any(operator.info.has_families for operator in decided.operators):
         message = "this Spark's providers do not tell the column families of a store"
         to_fix = "convert with Spark 4.2 or later"
     if message:
         raise IncompatibleError(
-            message, kind="wrong-spark", target=plan.target, spark=version, to_fix=to_fix
+            message, kind="wrong-spark", target=decided.target, spark=version, to_fix=to_fix
         )
 
 
@@ -331,7 +336,7 @@ class _Sessions:
             InvalidArgumentError: It is one of Spark Connect (kind spark-connect).
             NotFoundError: The jar is not there.
         """
-        # Imported here because it is an extra, and a plan rarely needs it.
+        # Imported here because it is an extra, and a dry run rarely needs it.
         from pyspark.sql import SparkSession
 
         if self._session is None:

@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -15,7 +16,7 @@ import pytest
 import statestore
 from statestore import Checkpoint, Savepoint
 from statestore.core.errors import InvalidArgumentError, NotFoundError
-from statestore.operations.plan import Change, Plan
+from statestore.operations.result import Change, Result
 from tests.checkpoints import contents, files_below, make_query, read_rows, write_checkpoint
 
 VERSIONS = [
@@ -161,7 +162,7 @@ def test_what_is_seen_has_a_text_and_html(path):
     with checkpoint.open_store() as store:
         shown = [
             checkpoint, checkpoint.versions(), checkpoint.inspect(), checkpoint.verify(),
-            checkpoint.plan_expire(), checkpoint.plan_rescale(4), store,
+            checkpoint.expire(dry_run=True), checkpoint.rescale(4, dry_run=True), store,
         ]  # fmt: skip
         for what in shown:
             assert " object at 0x" not in repr(what)
@@ -175,7 +176,7 @@ def test_completion_finds_what_there_is():
     """Catches names that only an attribute hook knows, and seams of tests among them."""
     names = {name for name in dir(Checkpoint) if not name.startswith("_")}
 
-    assert {"read", "rescale", "plan_rescale", "versions", "operators", "open_store"} <= names
+    assert {"read", "rescale", "versions", "operators", "open_store"} <= names
     assert {"Checkpoint", "Savepoint", "stop_with_savepoint"} <= {*dir(statestore)}
     for kind in (Checkpoint, Savepoint):
         for name, method in inspect.getmembers(kind, inspect.isfunction):
@@ -184,57 +185,60 @@ def test_completion_finds_what_there_is():
                 assert not parameters & {"io", "ids", "clock", "memory", "options"}, name
 
 
-def plans_of(query, tmp_path):
-    """Every plan, by the method that makes it."""
+def dry_runs(query, tmp_path):
+    """What every operation says that it would do."""
     checkpoint = Checkpoint(query.path)
-    savepoint = checkpoint.savepoint(tmp_path / "savepoint")
+    savepoint = checkpoint.savepoint(tmp_path / "savepoint").made
     checkpoint.rescale(4)
     return {
-        "plan_undo_rescale": checkpoint.plan_undo_rescale(),
-        "plan_rescale": checkpoint.plan_rescale(6),
-        "plan_repair": checkpoint.plan_repair(),
-        "plan_expire": checkpoint.plan_expire(2),
-        "plan_compact": checkpoint.plan_compact(),
-        "plan_savepoint": checkpoint.plan_savepoint(tmp_path / "other", form="native"),
-        "plan_branch": checkpoint.plan_branch(tmp_path / "branch"),
-        "plan_convert": checkpoint.plan_convert(tmp_path / "converted", "spark-rocksdb"),
-        "plan_restore": savepoint.plan_restore(tmp_path / "restored", num_partitions=8),
+        "undo_rescale": checkpoint.undo_rescale(dry_run=True),
+        "rescale": checkpoint.rescale(6, dry_run=True),
+        "repair": checkpoint.repair(dry_run=True),
+        "expire": checkpoint.expire(2, dry_run=True),
+        "compact": checkpoint.compact(dry_run=True),
+        "savepoint": checkpoint.savepoint(tmp_path / "other", form="native", dry_run=True),
+        "branch": checkpoint.branch(tmp_path / "branch", dry_run=True),
+        "convert": checkpoint.convert(tmp_path / "converted", "spark-rocksdb", dry_run=True),
+        "restore": savepoint.restore(tmp_path / "restored", num_partitions=8, dry_run=True),
     }
 
 
-def test_every_operation_has_a_plan_with_the_same_verbs_that_changes_nothing(query, tmp_path):
-    """Catches an operation whose effect is known only after it, or a plan that has one."""
-    made = plans_of(query, tmp_path)
-    methods = {name for kind in (Checkpoint, Savepoint) for name in dir(kind)}
+def test_a_dry_run_of_every_operation_says_the_same_words_and_changes_nothing(query, tmp_path):
+    """Catches an operation whose effect is known only after it, or a dry run that has one."""
+    would = dry_runs(query, tmp_path)
     before = files_below(tmp_path)
 
     # Which need schemas: operations/test_writing.py, operations/test_edit_in_place.py.
-    of_rows = {"plan_transform", "plan_edit", "plan_edit_in_place", "plan_forget"}
-    assert {name for name in methods if name.startswith("plan_")} - of_rows == {*made}
-    assert {name.removeprefix("plan_") for name in made} <= methods
-    again = {
-        "plan_restore": Savepoint(tmp_path / "savepoint")
-        .plan_restore(tmp_path / "again")
-        .describe()
+    of_rows = {"transform", "edit", "edit_in_place", "forget"}
+    methods = {
+        name
+        for kind in (Checkpoint, Savepoint)
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_") and "dry_run" in inspect.signature(method).parameters
     }
-    assert "copied" in again["plan_restore"]
-    for name, plan in made.items():
-        assert isinstance(plan, Plan), name
-        assert plan.describe() == str(plan) != "", name
-        assert plan.size_bytes is None or plan.size_bytes >= 0, name
-        assert all(isinstance(change, Change) for change in plan.changes), name
-        assert bool(plan.changes) == (name not in ("plan_repair", "plan_expire")), name
-    assert made["plan_savepoint"].size_bytes > 0
-    assert made["plan_branch"].size_bytes == 0  # hard links
+    assert methods == {*would} | of_rows
+    assert "copied" in str(
+        Savepoint(tmp_path / "savepoint").restore(tmp_path / "again", dry_run=True)
+    )
+    for name, result in would.items():
+        assert isinstance(result, Result), name
+        assert not result.done, name
+        assert result.fields()["done"] is False, name
+        assert str(result) != "", name
+        assert result.size_bytes is None or result.size_bytes >= 0, name
+        assert all(isinstance(change, Change) for change in result.changes), name
+        assert bool(result.changes) == (name not in ("repair", "expire")), name
+    assert would["savepoint"].size_bytes > 0
+    assert would["branch"].size_bytes == 0  # hard links
     assert files_below(tmp_path) == before
 
 
-def test_changes_of_a_plan_are_what_it_changes(query, tmp_path):
-    """Catches a file that changes and is in no plan, or one that is and stays."""
+def test_changes_of_a_dry_run_are_what_the_operation_changes(query):
+    """Catches a file that changes and is not said, or one that is said and stays."""
     checkpoint = Checkpoint(query.path)
-    for plan in (lambda: checkpoint.plan_rescale(8), checkpoint.plan_undo_rescale):
-        before, planned = files_below(query.path), plan()
-        planned.run()
+    for operation in (partial(checkpoint.rescale, 8), checkpoint.undo_rescale):
+        before, would = files_below(query.path), operation(dry_run=True)
+        done = operation()
         after = files_below(query.path)
         # Beside them only reference files, in state partitions that were there, and the history.
         touched = {
@@ -243,33 +247,34 @@ def test_changes_of_a_plan_are_what_it_changes(query, tmp_path):
             | {name for name in before.keys() & after.keys() if before[name] != after[name]}
             if not name.endswith((".ref", ".jsonl"))
         }
-        paths = tuple(change.path for change in planned.changes)
+        paths = tuple(change.path for change in would.changes)
         assert touched
         assert {name for name in touched if not name.startswith(paths)} == set()
         assert [path for path in paths if not any(n.startswith(path) for n in touched)] == []
+        assert (done.done, str(done), done.changes) == (True, str(would), would.changes)
 
 
-def test_a_plan_is_run_later_and_once_more(query):
-    """Catches a plan that holds on to what the query has changed since."""
-    plan = Checkpoint(query.path).plan_rescale(4)
+def test_an_operation_decides_anew_what_a_dry_run_has_said(query):
+    """Catches an operation that holds on to what the query has changed since."""
+    checkpoint = Checkpoint(query.path)
+    would = checkpoint.rescale(4, dry_run=True)
     query.run_batch({"key-1": "later"})
 
-    done = plan.run()
+    done = checkpoint.rescale(4)
 
-    assert (plan.batch, done.batch) == (3, 4)
+    assert (would.batch, done.batch) == (3, 4)
     assert read_rows(query.path) == query.expected()
-    with pytest.raises(InvalidArgumentError, match="tells what was done already"):
-        done.run()
-    assert plan.run().is_done
+    again = checkpoint.rescale(4)
+    assert (again.done, again.is_needed, again.changes) == (True, False, ())
 
 
 def test_state_goes_round_by_the_objects_that_operations_return(query, tmp_path):
     """Catches an operation whose result has to be named once more to go on."""
     checkpoint = Checkpoint(query.path)
 
-    savepoint = checkpoint.savepoint(tmp_path / "savepoints" / "one")
-    restored = savepoint.restore(tmp_path / "restored", backend="rocksdb", num_partitions=4)
-    branch = restored.branch(Checkpoint(tmp_path / "branch"))
+    savepoint = checkpoint.savepoint(tmp_path / "savepoints" / "one").made
+    restored = savepoint.restore(tmp_path / "restored", backend="rocksdb", num_partitions=4).made
+    branch = restored.branch(Checkpoint(tmp_path / "branch")).made
 
     assert (savepoint.info.version, savepoint.newest_version) == (3, 3)
     assert (restored.backend, restored.num_partitions) == ("rocksdb", 4)

@@ -206,7 +206,7 @@ def forget(world: World, rng: Generator) -> Step | None:
         }
 
     def check(before: State, value: Any) -> None:
-        certificate = value if isinstance(value, dict) else json.loads(value)["certificate"]
+        certificate = (value if isinstance(value, dict) else json.loads(value))["certificate"]
         verdicts = {one["verdict"] for one in certificate["search"]["outcomes"]}
         needles = {needle for key in chosen(before) for needle in needles_of(key)}
         if verdicts == {"forgotten"} and needles:

@@ -182,7 +182,7 @@ def bootstrap(world: World, rng: Generator) -> Step | None:
         )
         savepoint = statestore.write_savepoint(
             str(world.new_path()), like=captured, operators=given
-        )
+        ).made
         savepoint.restore(str(target.path))
 
     call = by_call(world.current, "bootstrap", str(target.path), given)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.operations.forget.files import files_of_operator
-from statestore.operations.forget.forget import Forget
+from statestore.operations.forget.forget import Forgetting
 from statestore.operations.forget.wanted import Wanted
 from statestore.operations.in_use import ExclusiveUse
 from statestore.operations.reading import condition
@@ -88,7 +88,7 @@ def _plant_guesses_types() -> None:
 
 def _plant_empty_certificate() -> None:
     """A certificate of keys that are nowhere."""
-    begin = Forget.__post_init__
+    begin = Forgetting.__post_init__
 
     def begin_anyway(self: Any) -> None:
         try:
@@ -97,7 +97,7 @@ def _plant_empty_certificate() -> None:
             if error.kind != "keys-not-found":
                 raise
 
-    Forget.__post_init__ = begin_anyway  # type: ignore[method-assign]
+    Forgetting.__post_init__ = begin_anyway  # type: ignore[method-assign]
 
 
 def _plant_deletes_newer() -> None:
@@ -111,7 +111,7 @@ def _plant_deletes_newer() -> None:
             if file.is_state and not any(name.startswith(begin) for begin in own):
                 file.location.io.delete(file.path)
 
-    Forget._delete = delete  # type: ignore[method-assign]
+    Forgetting._delete = delete  # type: ignore[method-assign]
     ExclusiveUse.require_held = lambda self: None  # type: ignore[method-assign]
 
 

@@ -81,7 +81,7 @@ class Operator:
         return self._by_savepoint(spec, self._next(spec), form)
 
     def _by_savepoint(self, spec: LaneSpec, new: LaneSpec, form: Any) -> LaneSpec:
-        taken = self._checkpoint(spec).savepoint(f"{self._path(new)}-savepoint", form=form)
+        taken = self._checkpoint(spec).savepoint(f"{self._path(new)}-savepoint", form=form).made
         taken.restore(self._checkpoint(new), backend=new.backend, num_partitions=new.num_partitions)
         self._cut_sink(spec, taken.info.version)
         return new

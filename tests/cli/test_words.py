@@ -57,17 +57,16 @@ def test_plan_of_a_rescale_is_shown_while_the_query_runs(running):
 
     assert code == 0, shown
     assert "The query is running: stop it first." in shown
-    plan = Checkpoint(running.path).plan_rescale(3)
+    plan = Checkpoint(running.path).rescale(3, dry_run=True)
     assert (plan.is_running, plan.batch) == (True, 2)
-    for operation in (plan.run, lambda: Checkpoint(running.path).rescale(3)):
-        with pytest.raises(StateStoreError, match="a query is writing the checkpoint"):
-            operation()
+    with pytest.raises(StateStoreError, match="a query is writing the checkpoint"):
+        Checkpoint(running.path).rescale(3)
 
 
-@pytest.mark.parametrize("plan", ["plan_expire", "plan_compact", "plan_repair"])
-def test_plans_of_upkeep_are_shown_while_the_query_runs(running, plan):
+@pytest.mark.parametrize("operation", ["expire", "compact", "repair"])
+def test_plans_of_upkeep_are_shown_while_the_query_runs(running, operation):
     """Catches a plan, which reads only, that wants the query stopped."""
-    assert getattr(Checkpoint(running.path), plan)().describe()
+    assert str(getattr(Checkpoint(running.path), operation)(dry_run=True))
 
 
 def test_batch_under_way_is_told_from_one_that_runs_again(running, tmp_path):
@@ -86,7 +85,7 @@ def test_number_of_state_partitions_that_is_text_is_refused(made):
     """Catches a bare TypeError."""
     for wrong in ("8", 8.0, True, None):
         with pytest.raises(InvalidArgumentError, match="is not a whole number"):
-            Checkpoint(made.path).plan_rescale(wrong)
+            Checkpoint(made.path).rescale(wrong, dry_run=True)
 
 
 def test_checkpoints_below_a_directory_are_named(made):

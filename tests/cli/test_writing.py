@@ -140,7 +140,7 @@ def test_edit_in_place_and_forget_show_their_plans_and_do_it_with_yes(
     everybody = ["forget", checkpoint, "--where", "k >= 0", "--output", "json"]
     assert "8 of 8" in CliRunner().invoke(cli, everybody).output
     printed = CliRunner().invoke(cli, [*everybody, "--all"])
-    assert json.loads(printed.output)["plan"]["num_rows"] == 8
+    assert json.loads(printed.output)["num_rows"] == 8
     both = CliRunner().invoke(cli, [*forget, "--where", "k = 1"])
     assert "either --where SQL or --keys FILE" in both.output
 

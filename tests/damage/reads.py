@@ -93,7 +93,7 @@ def verified(root, _new):
 
 
 def repair_planned(root, _new):
-    plan = Checkpoint(root).plan_repair()
+    plan = Checkpoint(root).repair(dry_run=True)
     if plan.findings:
         raise ReportedError
     return {"repair": (plan.version, plan.is_needed)}
@@ -103,22 +103,22 @@ def repaired(root, new):
     """Whatever version is gone back to has its rows, and nothing is left to repair."""
     shutil.copytree(root, new)
     version = Checkpoint(new).repair(deep=False).version
-    assert not Checkpoint(new).plan_repair(deep=False).is_needed
+    assert not Checkpoint(new).repair(deep=False, dry_run=True).is_needed
     return _rows_by_version(new, [version])
 
 
 def rescale_planned(root, _new):
-    stores = Checkpoint(root).plan_rescale(8, count_rows=True).stores
+    stores = Checkpoint(root).rescale(8, count_rows=True, dry_run=True).stores
     return {"rescale": [(store.operator, store.name, store.partition_rows) for store in stores]}
 
 
 def undo_planned(root, _new):
-    plan = Checkpoint(root).plan_undo_rescale()
+    plan = Checkpoint(root).undo_rescale(dry_run=True)
     return {"undo": (plan.batch, plan.num_partitions_before, plan.num_partitions)}
 
 
 def expiry_planned(root, _new):
-    return {"expire": at(root, options=OPTIONS).plan_expire(2).oldest_version}
+    return {"expire": at(root, options=OPTIONS).expire(2, dry_run=True).oldest_version}
 
 
 def taken(root, new):
@@ -127,14 +127,12 @@ def taken(root, new):
 
 
 def branched(root, new):
-    plan = at(root, options=OPTIONS).plan_branch(new)
-    plan.run()
+    at(root, options=OPTIONS).branch(new)
     return _rows_by_version(new)
 
 
 def restored(root, new):
-    plan = at(root, kind=Savepoint, options=OPTIONS).plan_restore(new)
-    plan.run()
+    at(root, kind=Savepoint, options=OPTIONS).restore(new)
     return _rows_by_version(new)
 
 

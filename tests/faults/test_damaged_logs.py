@@ -31,9 +31,9 @@ def operations(made, tmp_path):
         "verify": lambda: Checkpoint(path).verify(),
         "read": lambda: Checkpoint(path).read(operator=0),
         "savepoint": lambda: Checkpoint(path).savepoint(new),
-        "branch": lambda: Checkpoint(path).plan_branch(new),
-        "rescale": lambda: Checkpoint(path).plan_rescale(2),
-        "repair": lambda: Checkpoint(path).plan_repair(),
+        "branch": lambda: Checkpoint(path).branch(new, dry_run=True),
+        "rescale": lambda: Checkpoint(path).rescale(2, dry_run=True),
+        "repair": lambda: Checkpoint(path).repair(dry_run=True),
     }
 
 
@@ -78,14 +78,14 @@ def test_any_byte_may_be_damaged(tmp_path, name):
         path.write_bytes(bytes([*data[:offset], byte, *data[offset + 1 :]]))
         for call in (
             lambda: Checkpoint(made.path).summary(),
-            lambda: Checkpoint(made.path).plan_rescale(2),
-            lambda: Checkpoint(made.path).plan_branch(tmp_path / "new"),
+            lambda: Checkpoint(made.path).rescale(2, dry_run=True),
+            lambda: Checkpoint(made.path).branch(tmp_path / "new", dry_run=True),
         ):
             with suppress(StateStoreError):
                 call()
         try:
             is_sound = Checkpoint(made.path).verify().is_sound(3)
-            plan = Checkpoint(made.path).plan_repair()
+            plan = Checkpoint(made.path).repair(dry_run=True)
         except StateStoreError as error:
             assert name not in LOGS
             problem = str(error)
@@ -167,7 +167,7 @@ def test_rescale_to_more_state_partitions_than_there_can_be_is_named(tmp_path):
     path.write_text(path.read_text().replace('partitions":"2"', 'partitions":"2222222"'))
 
     with pytest.raises(CorruptionError, match="offsets/3"):
-        Checkpoint(made.path).plan_undo_rescale()
+        Checkpoint(made.path).undo_rescale(dry_run=True)
 
 
 def test_rescale_whose_entry_is_that_of_the_batch_before_is_named(tmp_path):
@@ -177,7 +177,7 @@ def test_rescale_whose_entry_is_that_of_the_batch_before_is_named(tmp_path):
     Path(made.path, "offsets/3").write_bytes(Path(made.path, "offsets/2").read_bytes())
 
     with pytest.raises(CorruptionError, match="offsets/3"):
-        Checkpoint(made.path).plan_undo_rescale()
+        Checkpoint(made.path).undo_rescale(dry_run=True)
 
 
 @pytest.mark.parametrize("name", LOGS)

@@ -40,11 +40,11 @@ def refusals(path, tmp_path):
     branch, savepoint = str(tmp_path / "branch"), str(tmp_path / "savepoint")
     answers = []
     for operation in (
-        lambda: Checkpoint(path).plan_branch(branch),
+        lambda: Checkpoint(path).branch(branch, dry_run=True),
         lambda: Checkpoint(path).savepoint(savepoint, form="native"),
         lambda: Checkpoint(path).savepoint(savepoint),
-        lambda: Checkpoint(path).plan_rescale(4),
-        lambda: Checkpoint(path).plan_repair(),
+        lambda: Checkpoint(path).rescale(4, dry_run=True),
+        lambda: Checkpoint(path).repair(dry_run=True),
     ):
         with pytest.raises(StateStoreError) as raised:
             operation()
@@ -75,7 +75,7 @@ def test_savepoint_that_lost_a_state_partition_is_not_restored(made, tmp_path, f
 
     with (
         pytest.raises(NotFoundError, match="the version is not in the store directory"),
-        Savepoint(savepoint).plan_restore(tmp_path / "new", num_partitions=4),
+        Savepoint(savepoint).restore(tmp_path / "new", num_partitions=4, dry_run=True),
     ):
         pass
 
@@ -120,8 +120,7 @@ def test_restored_operators_wait_for_the_metadata_of_the_first_batch(made, tmp_p
     """Catches a checkpoint that is taken for empty, or cannot be listed, before its first batch."""
     savepoint, path = str(tmp_path / "savepoint"), str(tmp_path / "new")
     Checkpoint(made.path).savepoint(savepoint)
-    plan = Savepoint(savepoint).plan_restore(path, add_operators={3: "dedupe"})
-    plan.run()
+    Savepoint(savepoint).restore(path, add_operators={3: "dedupe"})
 
     (version,) = Checkpoint(path).summary(limit=1).versions
 
@@ -133,7 +132,7 @@ def test_restored_operators_wait_for_the_metadata_of_the_first_batch(made, tmp_p
         again.describe(operator, name, stores, 2)
     found = Checkpoint(path).verify(deep=True)
     assert (found.findings, found.num_rows) == ((), sum(map(len, made.expected().values())))
-    assert Checkpoint(path).plan_rescale(4).stores[-1].way == "key-groups"
+    assert Checkpoint(path).rescale(4, dry_run=True).stores[-1].way == "key-groups"
 
 
 LOSSES = {
@@ -194,10 +193,10 @@ def test_what_was_lost_is_never_taken_for_nothing(tmp_path, checkpoint_format, l
     assert Checkpoint(made.path).summary().versions[0].kind in ("damaged", "unreadable")
     branch, savepoint = str(tmp_path / "branch"), str(tmp_path / "savepoint")
     for operation in (
-        lambda: Checkpoint(made.path).plan_branch(branch),
+        lambda: Checkpoint(made.path).branch(branch, dry_run=True),
         lambda: Checkpoint(made.path).savepoint(savepoint, form="native"),
         lambda: Checkpoint(made.path).savepoint(savepoint),
-        lambda: Checkpoint(made.path).plan_rescale(4),
+        lambda: Checkpoint(made.path).rescale(4, dry_run=True),
         lambda: Checkpoint(made.path).expire(2),
     ):
         with pytest.raises(NotFoundError) as raised:
@@ -270,7 +269,7 @@ def test_query_without_stateful_operators_is_well_when_its_log_says_so(tmp_path)
     Path(made.path, "commits", "0").write_text('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}')
 
     assert Checkpoint(made.path).verify(versions="all", deep=True).findings == ()
-    taken = Checkpoint(made.path).savepoint(tmp_path / "savepoint").info
+    taken = Checkpoint(made.path).savepoint(tmp_path / "savepoint").made.info
     assert (taken.num_stores, taken.num_rows) == (0, 0)
     assert Checkpoint(made.path).summary().versions[0].kind == "full"
 

@@ -26,10 +26,9 @@ def save(query, target, form, report):
 
 
 def restore_from(savepoint, target, num_partitions, report):
-    plan = at(savepoint, kind=Savepoint, options=OPTIONS).plan_restore(
-        target, num_partitions=num_partitions
+    at(savepoint, kind=Savepoint, options=OPTIONS).restore(
+        target, num_partitions=num_partitions, progress=report
     )
-    plan.run(report)
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
@@ -70,8 +69,7 @@ def test_earlier_branch_is_fenced_when_another_begins_there(tmp_path):
     target = str(tmp_path / "branch")
 
     def branch(report):
-        plan = at(query.path, options=OPTIONS).plan_branch(target)
-        plan.run(report)
+        at(query.path, options=OPTIONS).branch(target, progress=report)
 
     with pytest.raises(FencedError, match="begun anew by another process"):
         branch(Meanwhile(lambda: branch(lambda *_: None)))

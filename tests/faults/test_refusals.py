@@ -21,12 +21,12 @@ from tests.rescaled import edit_conf
     "operation",
     [
         lambda path: Checkpoint(path).rescale(2),
-        lambda path: Checkpoint(path).plan_undo_rescale(),
+        lambda path: Checkpoint(path).undo_rescale(dry_run=True),
         lambda path: Checkpoint(path).undo_rescale(),
         lambda path: Checkpoint(path).expire(2),
         lambda path: Checkpoint(path).repair(),
     ],
-    ids=["rescale", "plan_undo_rescale", "undo_rescale", "expire", "repair"],
+    ids=["rescale", "dry run of undo_rescale", "undo_rescale", "expire", "repair"],
 )
 def test_query_in_the_middle_of_a_batch_is_in_use(tmp_path, operation):
     """Catches the advice to start a query that runs."""

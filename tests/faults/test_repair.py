@@ -15,7 +15,7 @@ from statestore.core.errors import InUseError, NotFoundError, StorageError
 from statestore.core.providers import PROVIDERS
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.upkeep.repair import plan_repair, repair
+from statestore.operations.upkeep.repair import repair
 from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 from statestore.testing.fault_io import Fault, FaultFileIO
@@ -32,7 +32,7 @@ def test_repair_goes_back_to_the_newest_readable_version(made):
     logs = {name: (Path(made.path) / name).glob("[0-9]*") for name in ("offsets", "commits")}
     kept = {name: {file.name: file.read_text() for file in files} for name, files in logs.items()}
 
-    plan = Checkpoint(made.path).plan_repair()
+    plan = Checkpoint(made.path).repair(dry_run=True)
     assert (plan.newest_version, plan.version) == (4, 2)
     assert (plan.replayed_batch, plan.replanned_batches) == (2, (3,))
     assert {finding.version for finding in plan.findings} == {3, 4}
@@ -123,7 +123,7 @@ def test_repair_takes_a_rescale_back(tmp_path, checkpoint_format, num_batches):
     assert logs_of(made.path) == logs
     assert '"numPartitions":2' in Path(made.path, "state/0/_metadata/metadata").read_text()
     assert read_checkpoint(made.path) == rows
-    assert not Checkpoint(made.path).plan_repair().is_needed
+    assert not Checkpoint(made.path).repair(dry_run=True).is_needed
     Checkpoint(made.path).rescale(4)
     assert read_checkpoint(made.path) == rows
     made.numbers = numbers
@@ -225,7 +225,7 @@ def read_checkpoint_at(made, version):
 def test_storage_that_fails_is_not_damage(made, call, index):
     """Catches good batches taken back because the storage could not be reached for a moment."""
     files = without_leases(made)
-    for operation in (partial(verify, deep=True), plan_repair, repair):
+    for operation in (partial(verify, deep=True), partial(repair, dry_run=True), repair):
         io = FaultFileIO(LocalFileIO())
         with open_checkpoint(place_of(made.path, io=io)) as checkpoint:
             io.arm(Fault(index, calls=(call,)))
@@ -243,7 +243,11 @@ def test_state_in_a_drivers_memory_is_not_damage(tmp_path):
     conf = Path(made.path, "offsets", "0")
     conf.write_text(conf.read_text().replace(PROVIDERS["filesystem"], PROVIDERS["heap"]))
 
-    for operation in (Checkpoint.verify, Checkpoint.plan_repair, Checkpoint.repair):
+    for operation in (
+        Checkpoint.verify,
+        partial(Checkpoint.repair, dry_run=True),
+        Checkpoint.repair,
+    ):
         with pytest.raises(NotFoundError) as raised:
             operation(Checkpoint(made.path))
         assert raised.value.kind == "driver-lost"
@@ -263,7 +267,7 @@ def test_repair_of_a_checkpoint_with_nothing_readable_says_so(made):
 def test_verify_names_repair_and_its_status_says_that_it_is_needed(made, tmp_path):
     """Catches a script that takes a checkpoint for whole, and a finding without a next step."""
     assert run("repair", made.path)[0] == 0
-    savepoint = Checkpoint(made.path).savepoint(tmp_path / "savepoint")
+    savepoint = Checkpoint(made.path).savepoint(tmp_path / "savepoint").made
     for damaged in (deltas(made, 4)[0], min(Path(savepoint.uri).rglob("4[._]*.arrows"))):
         flip(damaged)
 
@@ -301,8 +305,8 @@ def test_repair_takes_an_edit_back_and_says_so(tmp_path, is_finished):
     plan = Checkpoint(made.path).repair()
 
     assert (plan.version, plan.undone_edits, plan.replayed_batch) == (3, (3,), None)
-    assert "edit of batch 3 is taken back: rows that it deleted are there again" in plan.describe()
-    assert "runs again as it was planned" not in plan.describe()
+    assert "edit of batch 3 is taken back: rows that it deleted are there again" in str(plan)
+    assert "runs again as it was planned" not in str(plan)
     assert read_checkpoint(made.path) == before
     assert newest(made.path, "offsets") == newest(made.path, "commits") == 2
     assert not Checkpoint(made.path).repair().is_needed
@@ -325,7 +329,7 @@ def test_repair_never_brings_forgotten_rows_back(tmp_path):
     before = listing(made.path)
 
     with pytest.raises(NotFoundError, match="forgotten_by_batch=3"):
-        Checkpoint(made.path).plan_repair()
+        Checkpoint(made.path).repair(dry_run=True)
     with pytest.raises(NotFoundError, match="keys were forgotten"):
         Checkpoint(made.path).repair()
 

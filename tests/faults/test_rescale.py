@@ -86,8 +86,9 @@ def test_progress_of_a_single_rehashed_store_grows(tmp_path, restored):
 
     if restored:
         Checkpoint(made.path).savepoint(tmp_path / "savepoint")
-        plan = Savepoint(tmp_path / "savepoint").plan_restore(tmp_path / "copy", num_partitions=6)
-        plan.run(report)
+        Savepoint(tmp_path / "savepoint").restore(
+            tmp_path / "copy", num_partitions=6, progress=report
+        )
     else:
         Checkpoint(made.path).rescale(6, progress=report)
 
@@ -146,7 +147,7 @@ def test_plan_changes_nothing_and_says_what_is_done(tmp_path):
     made = make(tmp_path)
     before = listing(made.path)
 
-    plan = Checkpoint(made.path).plan_rescale(8)
+    plan = Checkpoint(made.path).rescale(8, dry_run=True)
 
     assert listing(made.path) == before
     assert (plan.batch, plan.num_partitions_before, plan.num_partitions) == (3, 4, 8)
@@ -158,7 +159,7 @@ def test_plan_changes_nothing_and_says_what_is_done(tmp_path):
     assert list(keyed.partition_rows) == rows_by_partition(made.numbers, 8, keyed.max_parallelism)
     assert keyed.num_rows == sum(keyed.partition_rows) == len(made.numbers)
     assert (whole.way, whole.num_rows, whole.partition_rows) == ("whole", 1, (1,))
-    assert Checkpoint(made.path).plan_rescale(8, count_rows=True).stores == plan.stores
+    assert Checkpoint(made.path).rescale(8, count_rows=True, dry_run=True).stores == plan.stores
     assert Checkpoint(made.path).rescale(8).stores == plan.stores
 
 
@@ -170,7 +171,7 @@ def test_plan_asks_no_more_for_many_state_partitions(tmp_path):
     for num_partitions in (8, 4096):
         requests = RequestCounts()
         io = CountingTreeFileIO(LocalFileIO(), requests, RequestCounts(), is_counted_inside=False)
-        (plan,) = at(made.path, io=io).plan_rescale(num_partitions).stores
+        (plan,) = at(made.path, io=io).rescale(num_partitions, dry_run=True).stores
         asked.append(requests.take())
 
     assert asked[0] == asked[1]
@@ -214,10 +215,10 @@ def test_skew_shows_a_heavy_key_group_or_is_unknown(tmp_path, backend, is_told):
     if not is_told:
         forget_key_groups(made)
 
-    (plan,) = Checkpoint(made.path).plan_rescale(4).stores
-    (counted,) = Checkpoint(made.path).plan_rescale(4, count_rows=True).stores
-    (rehash,) = Checkpoint(made.path).plan_rescale(3).stores
-    (rehash_counted,) = Checkpoint(made.path).plan_rescale(3, count_rows=True).stores
+    (plan,) = Checkpoint(made.path).rescale(4, dry_run=True).stores
+    (counted,) = Checkpoint(made.path).rescale(4, count_rows=True, dry_run=True).stores
+    (rehash,) = Checkpoint(made.path).rescale(3, dry_run=True).stores
+    (rehash_counted,) = Checkpoint(made.path).rescale(3, count_rows=True, dry_run=True).stores
 
     rows = rows_by_partition(keys, 4, 8)
     assert list(counted.partition_rows) == rows
@@ -404,7 +405,7 @@ def test_rescale_to_the_same_number_does_nothing(tmp_path):
 
     again = Checkpoint(made.path).rescale(8)
 
-    assert again.is_done
+    assert not again.is_needed
     assert listing(made.path) == before
 
 

@@ -1,5 +1,6 @@
 """Undo of a rescale: everything goes back, or nothing is touched."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def test_undo_takes_everything_back(tmp_path, checkpoint_format, num_partitions)
     before = listing(made.path)
     Checkpoint(made.path).rescale(num_partitions)
 
-    plan = Checkpoint(made.path).plan_undo_rescale()
+    plan = Checkpoint(made.path).undo_rescale(dry_run=True)
     assert (plan.batch, plan.was_committed, plan.num_partitions) == (3, True, 4)
     Checkpoint(made.path).undo_rescale()
 
@@ -70,7 +71,7 @@ def test_undo_that_cannot_be_done_deletes_nothing(tmp_path, change, error, match
     change(made)
     before = listing(made.path)
 
-    for operation in (Checkpoint.plan_undo_rescale, Checkpoint.undo_rescale):
+    for operation in (partial(Checkpoint.undo_rescale, dry_run=True), Checkpoint.undo_rescale):
         with pytest.raises(error, match=match):
             operation(Checkpoint(made.path))
 
@@ -88,7 +89,7 @@ def test_undo_after_a_repair_that_left_later_files(tmp_path, checkpoint_format):
         file.write_bytes(file.read_bytes()[:-1])
     assert Checkpoint(made.path).repair().version == 3
 
-    assert Checkpoint(made.path).plan_undo_rescale().was_committed is False
+    assert Checkpoint(made.path).undo_rescale(dry_run=True).was_committed is False
     Checkpoint(made.path).undo_rescale()
 
     assert read_checkpoint(made.path) == expected
@@ -115,10 +116,10 @@ def test_copy_made_right_after_a_rescale_is_whole_and_has_none_to_undo(
         case "native" | "canonical":
             checkpoint.savepoint(copy, form=copied)
         case "restored":
-            checkpoint.savepoint(tmp_path / "savepoint", form="native").restore(copy)
+            checkpoint.savepoint(tmp_path / "savepoint", form="native").made.restore(copy)
         case "rewritten":
             other = "rocksdb" if backend == "filesystem" else "filesystem"
-            savepoint = checkpoint.savepoint(tmp_path / "savepoint", form="native")
+            savepoint = checkpoint.savepoint(tmp_path / "savepoint", form="native").made
             savepoint.restore(copy, backend=other, num_partitions=num_partitions * 2)
 
     for deep in (False, True):
@@ -141,8 +142,7 @@ def test_copy_of_a_version_from_before_a_rescale_is_as_it_was_then(tmp_path, cop
     made.run_batch({1: 2})
     copy = str(tmp_path / "copy")
     if copied == "branch":
-        plan = Checkpoint(made.path).plan_branch(copy, version=3)
-        plan.run()
+        Checkpoint(made.path).branch(copy, version=3)
     else:
         Checkpoint(made.path).savepoint(copy, version=3, form=copied)
 
@@ -174,7 +174,7 @@ def test_stray_entry_of_sparks_repartition_is_finished_or_cleaned(tmp_path):
     Checkpoint(made.path).undo_rescale()
     assert listing(made.path) == before
     stray_offsets(made, 8)
-    assert Checkpoint(made.path).plan_rescale(8).is_begun
+    assert Checkpoint(made.path).rescale(8, dry_run=True).is_begun
     Checkpoint(made.path).rescale(8)
 
     made.run_batch({3: 4})

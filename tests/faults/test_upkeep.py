@@ -149,7 +149,7 @@ def test_expire_keeps_what_retained_versions_are_made_of(made):
         made.run_batch(dict.fromkeys(range(batch), batch))
     expected = read_checkpoint(made.path)
 
-    plan = at(made.path, options=NOW).plan_expire(2)
+    plan = at(made.path, options=NOW).expire(2, dry_run=True)
     files = {str(path) for path in Path(made.path).rglob("*.*") if path.is_file()}
     reports = []
     done = at(made.path, options=NOW).expire(2, progress=lambda *stores: reports.append(stores))
@@ -160,7 +160,7 @@ def test_expire_keeps_what_retained_versions_are_made_of(made):
     assert files - left == {path for store in done.stores for path in store.files}
     assert read_checkpoint(made.path) == expected
     assert Checkpoint(made.path).verify(versions=[8, 9], deep=True).findings == ()
-    assert at(made.path, options=NOW).plan_expire(2).num_files == 0
+    assert at(made.path, options=NOW).expire(2, dry_run=True).num_files == 0
     made.run_batch({3: 3})
 
 
@@ -350,8 +350,8 @@ def test_list_finds_a_lost_file_that_later_versions_are_made_of(made):
 @pytest.mark.parametrize("form", ["canonical", "native"])
 def test_list_shows_nothing_broken_when_a_savepoint_or_restore_is_fresh(made, tmp_path, form):
     """Catches the entry of the version before, which Spark needs, shown as a lost version."""
-    savepoint = Checkpoint(made.path).savepoint(tmp_path / "savepoint", form=form)
-    restored = savepoint.restore(tmp_path / "new")
+    savepoint = Checkpoint(made.path).savepoint(tmp_path / "savepoint", form=form).made
+    restored = savepoint.restore(tmp_path / "new").made
 
     for directory in (savepoint, restored):
         versions = run("list", directory.uri)[1]["versions"]
@@ -375,12 +375,12 @@ def test_compact_lets_go_of_what_expire_says_stays(tmp_path, backend):
         ("needed", False, 1)
     ] * 2
     assert sum(stay.num_files for stay in expired.stays) == len(deltas(query, "[1-4]")) * 2 == 8
-    assert f"statestore compact {query.path} --yes" in expired.describe()
+    assert f"statestore compact {query.path} --yes" in str(expired)
 
     # A snapshot is stood for by the files that it was made of, until the next one.
     for oldest_left in [1, 7] if backend == "filesystem" else [None]:
         before = files_below(query.path)
-        plan = Checkpoint(query.path).plan_compact()
+        plan = Checkpoint(query.path).compact(dry_run=True)
         assert files_below(query.path) == before
         assert [store.num_files > 1 for store in plan.stores] == [True, True]
         done = Checkpoint(query.path).compact()
@@ -389,7 +389,7 @@ def test_compact_lets_go_of_what_expire_says_stays(tmp_path, backend):
             str(path) for path in Path(query.path).rglob(f"{query.version}_*.snapshot.*")
         }
         assert Checkpoint(query.path).compact().stores == ()
-        assert "newest is compact" in at(query.path, options=NOW).plan_expire(2).describe()
+        assert "newest is compact" in str(at(query.path, options=NOW).expire(2, dry_run=True))
         query.restart()
         for _ in range(2):
             query.run_batch(rows)
@@ -410,13 +410,13 @@ def test_expire_says_that_a_pin_or_a_rescale_keeps_versions(tmp_path):
     pin = Path(query.path, "state/0/0", pin_name(3, ONE.replace("-", "")))
     pin.touch()
 
-    plan = at(query.path, options=NOW).plan_expire(2)
+    plan = at(query.path, options=NOW).expire(2, dry_run=True)
     assert [stay.reason for stay in plan.stays] == ["pinned", "needed"]
     pin.unlink()
     Checkpoint(query.path).rescale(4)
-    plan = at(query.path, options=NOW).plan_expire(2)
+    plan = at(query.path, options=NOW).expire(2, dry_run=True)
     assert {stay.reason for stay in plan.stays} == {"rescaled"}
-    assert "compact" in plan.describe()
+    assert "compact" in str(plan)
 
 
 @pytest.mark.parametrize("version", [0, -1, 9])

@@ -120,18 +120,18 @@ def test_rows_are_encoded_to_the_bytes_that_spark_wrote(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_checkpoint_becomes_one_of_ours_without_spark(name, backend, tmp_path):
     """Catches a row that is lost or changed on the way in, and a checkpoint that is not whole."""
-    made = Checkpoint(path_of(name)).convert(tmp_path / "new", backend)
+    done = Checkpoint(path_of(name)).convert(tmp_path / "new", backend)
 
     assert read_all(tmp_path / "new") == read_all(path_of(name))
-    verified = made.checkpoint.verify(deep=True)
+    verified = done.made.verify(deep=True)
     assert verified.findings == ()
-    assert verified.num_rows == sum(made.rows.values())
-    assert made.checkpoint.backend == backend
-    assert made.checkpoint.newest_version == Checkpoint(path_of(name)).newest_version
+    assert verified.num_rows == sum(done.rows.values())
+    assert done.made.backend == backend
+    assert done.made.newest_version == Checkpoint(path_of(name)).newest_version
     assert json.loads((tmp_path / "new" / "metadata").read_text()) == json.loads(
         (Path(path_of(name)) / "metadata").read_text()
     )
-    assert Checkpoint(tmp_path / "new").plan_rescale(6).changes
+    assert Checkpoint(tmp_path / "new").rescale(6, dry_run=True).changes
 
 
 def test_golden_checkpoints_begin_with_snapshots_and_go_on():
@@ -171,7 +171,7 @@ def test_two_versions_are_compared():
         lambda path: Checkpoint(path).repair(),
         lambda path: Checkpoint(path).expire(2),
         lambda path: Checkpoint(path).savepoint(f"{path}-savepoint"),
-        lambda path: Checkpoint(path).plan_branch(f"{path}-branch"),
+        lambda path: Checkpoint(path).branch(f"{path}-branch", dry_run=True),
     ],
     ids=["rescale", "repair", "expire", "savepoint", "branch"],
 )

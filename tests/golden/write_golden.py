@@ -82,7 +82,7 @@ def write_savepoint(root, form, checkpoint_format):
         )  # fmt: skip
         query.run_batch({f"key-{number}": f"{number}" for number in range(12)})
         query.run_batch({"key-1": "changed", "key-2": None, "κλειδί": ""})
-        taken = at(query.path, **fixed).savepoint(root, form=form).info
+        taken = at(query.path, **fixed).savepoint(root, form=form).made.info
     rows = {
         f"{operator}/{name}": {key.hex(): value.hex() for key, value in sorted(found.items())}
         for (operator, name), found in query.expected().items()

@@ -16,7 +16,7 @@ from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 from statestore.io.memory import MemoryFileIO
 from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.operations.new_directory import metadata_fields
-from statestore.operations.savepoint.conversion import plan_convert
+from statestore.operations.savepoint.conversion import decide_convert
 from statestore.testing.checkpoints import QUERY_ID, MadeCheckpoint
 from statestore.testing.stores import OPERATORS
 from tests.checkpoints import AGGREGATION, GLOBAL_LIMIT, JOIN, query_of
@@ -78,7 +78,7 @@ class Files:
             "/ck/state",
             "",
         )
-        return plan_convert(checkpoint, place_of("/new", io=self.io), to)
+        return decide_convert(checkpoint, place_of("/new", io=self.io), to)
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_join_is_planned_whole_when_its_state_is_elsewhere(tmp_path, checkpoint_
     query.write("statestore.json", json.dumps(placement))
 
     with open_checkpoint(place_of(query.path)) as checkpoint:
-        plan = plan_convert(checkpoint, place_of(tmp_path / "new"), "spark-rocksdb")
+        plan = decide_convert(checkpoint, place_of(tmp_path / "new"), "spark-rocksdb")
 
     assert [operator.num_partitions for operator in plan.operators] == [3, 3, 1]
 
@@ -168,13 +168,13 @@ def test_plan_names_the_batches_that_no_sink_was_given(tmp_path):
 
     def plan(to):
         with open_checkpoint(place_of(made.path)) as opened:
-            return plan_convert(opened, place_of(tmp_path / "new"), to)
+            return decide_convert(opened, place_of(tmp_path / "new"), to)
 
     assert plan("spark-rocksdb").unseen == ()
     checkpoint.rescale(8)
     checkpoint.edit_in_place(delete="k = 1")
     assert plan("spark-rocksdb").unseen == (1, 2)
-    assert "no sink was given batch 1, 2" in plan("spark-hdfs").describe()
+    assert "no sink was given batch 1, 2" in str(plan("spark-hdfs"))
     assert plan("spark-hdfs").fields()["unseen"] == [1, 2]
     made.run_batch({3: 3})
     assert plan("spark-rocksdb").unseen == ()

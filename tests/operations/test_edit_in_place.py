@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,14 @@ def test_an_edit_is_the_next_version(tmp_path: Path, backend: str, checkpoint_fo
     before = files_below(tmp_path / "query")
     put = pa.table({"key.k": [KEYS[3], 7], "value.value": [70, 80]})
 
-    plan = checkpoint.plan_edit_in_place(delete=f"k < {KEYS[2]}", upsert=put)
-    assert f"2 rows of 40 deleted, where k < {KEYS[2]}" in plan.describe()
-    assert "2 rows put, in place of those of 1 key" in plan.describe()
-    assert f'{{"k": {KEYS[0]}}}' in plan.describe()
+    plan = checkpoint.edit_in_place(delete=f"k < {KEYS[2]}", upsert=put, dry_run=True)
+    assert f"2 rows of 40 deleted, where k < {KEYS[2]}" in str(plan)
+    assert "2 rows put, in place of those of 1 key" in str(plan)
+    assert f'{{"k": {KEYS[0]}}}' in str(plan)
+    assert not plan.done
     assert files_below(tmp_path / "query") == before
-    plan.run()
+    done = checkpoint.edit_in_place(delete=f"k < {KEYS[2]}", upsert=put)
+    assert done == replace(plan, done=True)
 
     expected = made.expected()
     rows = expected[0, "default"]
@@ -77,7 +80,7 @@ def test_an_edit_sets_the_watermark_forward_and_never_back(tmp_path: Path) -> No
     assert offsets.metadata["batchWatermarkMs"] == commit.fields["nextBatchWatermarkMs"] == 5000
     assert read_checkpoint(made.path) == made.expected()
     with pytest.raises(InvalidArgumentError, match="watermark_ms_now=5000"):
-        checkpoint.plan_edit_in_place(watermark_ms=4999)
+        checkpoint.edit_in_place(watermark_ms=4999, dry_run=True)
     checkpoint.edit_in_place(delete=f"k = {KEYS[0]}")
     commit = CommitEntry.parse((tmp_path / "query" / "commits" / "3").read_text(), "")
     assert commit.fields["nextBatchWatermarkMs"] == 5000
@@ -88,8 +91,8 @@ def test_rows_of_a_join_do_not_expire_by_a_column(tmp_path: Path) -> None:
     made = make(tmp_path)
 
     with pytest.raises(InvalidArgumentError, match="belong together"):
-        Checkpoint(made.path).plan_edit_in_place(
-            operator=1, expire="value.value", older_than=timedelta(days=1)
+        Checkpoint(made.path).edit_in_place(
+            operator=1, expire="value.value", older_than=timedelta(days=1), dry_run=True
         )
 
 
@@ -99,24 +102,23 @@ def test_an_edit_waits_for_the_batch_under_way(tmp_path: Path) -> None:
     (tmp_path / "query" / "commits" / "1").unlink()
 
     with pytest.raises(InvalidArgumentError, match="planned but not committed"):
-        Checkpoint(made.path).plan_edit_in_place(delete="k = 0")
+        Checkpoint(made.path).edit_in_place(delete="k = 0", dry_run=True)
     with pytest.raises(InvalidArgumentError, match="planned but not committed"):
-        Checkpoint(made.path).plan_forget("k = 0")
+        Checkpoint(made.path).forget("k = 0", dry_run=True)
 
 
-def test_a_plan_of_a_stream_does_what_it_says(tmp_path: Path) -> None:
-    """Catches rows that the plan has read, and that are then neither put nor deleted."""
+def test_a_stream_is_read_once_and_all_of_it_counts(tmp_path: Path) -> None:
+    """Catches rows that are read to say what is done, and are then neither put nor deleted."""
     made = make(tmp_path)
     checkpoint = Checkpoint(made.path)
     put = pa.table({"key.k": [KEYS[3], 7], "value.value": [70, 80]})
     gone = pa.table({"key.k": [KEYS[0]]})
 
-    plan = checkpoint.plan_edit_in_place(delete=gone.to_reader(), upsert=put.to_reader())
-    assert "1 of 1 key has rows: 1 row of 40 deleted" in plan.describe()
-    assert "2 rows put" in plan.describe()
-    plan.run()
+    done = checkpoint.edit_in_place(delete=gone.to_reader(), upsert=put.to_reader())
+    assert "1 of 1 key has rows: 1 row of 40 deleted" in str(done)
+    assert "2 rows put" in str(done)
     to = tmp_path / "savepoint"
-    checkpoint.plan_edit(to, upsert=pa.table({"key.k": [8], "value.value": [9]}).to_reader()).run()
+    checkpoint.edit(to, upsert=pa.table({"key.k": [8], "value.value": [9]}).to_reader())
 
     rows = made.expected()[0, "default"]
     del rows[unsafe_row(KEYS[0])]

@@ -62,8 +62,8 @@ def test_forgotten_keys_are_in_no_byte_of_the_checkpoint(
             for key in [key for key in rows if int.from_bytes(key[8:16], "little") in gone]:
                 del rows[key]
 
-    assert checkpoint.plan_forget(keys=keys[0]).num_keys == 3
-    first = checkpoint.forget(keys=keys[0])
+    assert checkpoint.forget(keys=keys[0], dry_run=True).num_keys == 3
+    first = checkpoint.forget(keys=keys[0]).certificate
     # The same numbers are keys of the join as well.
     assert first.search is not None
     assert verdicts(first.search) == ["forgotten", "found", "forgotten", "forgotten"]
@@ -73,7 +73,7 @@ def test_forgotten_keys_are_in_no_byte_of_the_checkpoint(
     removed = {
         path: data for path, data in files_below(tmp_path / "query").items() if "state/1/" in path
     }
-    second = checkpoint.forget(names, operator=1)
+    second = checkpoint.forget(names, operator=1).certificate
 
     assert second.is_forgotten, second.describe()
     assert read_checkpoint(made.path) == expected
@@ -98,20 +98,25 @@ def test_the_plan_says_what_was_found_and_its_run_forgets_just_that(tmp_path: Pa
     keys = pa.table({"key.k": [KEYS[3], KEYS[30], 99]})
     missing = "2 of 3 keys have rows: 2 rows of 40 in version 2; 3 rows in 3 files of all versions"
 
-    plan = checkpoint.plan_forget(keys=keys.to_reader())
-    assert missing in plan.describe()
-    assert f'["{KEYS[3]}"]' in plan.describe()
-    done = plan.run()
+    plan = checkpoint.forget(keys=keys.to_reader(), dry_run=True)
+    assert missing in str(plan)
+    assert f'["{KEYS[3]}"]' in str(plan)
+    assert not plan.done
+    with pytest.raises(InvalidArgumentError, match="a dry run has no certificate"):
+        _ = plan.certificate
+    done = checkpoint.forget(keys=keys.to_reader())
 
-    assert (done.num_keys, done.num_rows, done.num_rows_before) == (3, 2, 40)
+    assert done.done
+    assert missing in str(done)
+    certificate = done.certificate
+    assert (certificate.num_keys, certificate.num_rows, done.num_rows_before) == (3, 2, 40)
     assert checkpoint.read().num_rows == 38
-    by_condition = checkpoint.plan_forget(f"k = {KEYS[1]} or k = {KEYS[2]}")
+    by_condition = checkpoint.forget(f"k = {KEYS[1]} or k = {KEYS[2]}")
     assert (by_condition.num_keys, by_condition.num_keys_found) == (2, 2)
-    by_condition.run()
     assert checkpoint.read().num_rows == 36
-    of_one = checkpoint.plan_forget(f"k = {KEYS[5]}")
-    assert "1 of 1 key has rows: 1 row of 36 in version 4; 1 row in 1 file" in of_one.describe()
-    assert "1 key, 1 row of 36, " in of_one.run().describe()
+    of_one = str(checkpoint.forget(f"k = {KEYS[5]}"))
+    assert "1 of 1 key has rows: 1 row of 36 in version 4; 1 row in 1 file" in of_one
+    assert "1 key, 1 row of 36, " in of_one
 
 
 @pytest.mark.parametrize(
@@ -136,9 +141,9 @@ def test_what_forgets_nobody_or_everybody_is_refused_without_a_certificate(
     before = files_below(tmp_path / "query")
     file = tmp_path / "certificate.json"
 
-    for forget in (Checkpoint(made.path).forget, Checkpoint(made.path).plan_forget):
+    for dry_run in (False, True):
         with pytest.raises(StateStoreError, match=match):
-            forget(**how, certificate=file)
+            Checkpoint(made.path).forget(**how, certificate=file, dry_run=dry_run)
 
     assert files_below(tmp_path / "query") == before
     assert not file.exists()
@@ -149,7 +154,7 @@ def test_all_rows_go_where_that_is_said(tmp_path: Path) -> None:
     made = make(tmp_path)
     checkpoint = Checkpoint(made.path)
 
-    done = checkpoint.forget("k is not null", all_rows=True)
+    done = checkpoint.forget("k is not null", all_rows=True).certificate
 
     assert (done.num_rows, checkpoint.read().num_rows) == (40, 0)
     assert done.search is not None
@@ -169,7 +174,7 @@ def test_small_numbers_and_ones_are_told_apart_from_other_numbers(
     assert {hit.path for hit in found.hits} == {"row"}
     assert verdicts(found) == ["found", "forgotten", "forgotten", "forgotten"]
 
-    done = Checkpoint(made.path).forget(keys=keys)
+    done = Checkpoint(made.path).forget(keys=keys).certificate
 
     assert done.is_forgotten, done.describe()
     assert done.search is not None
@@ -240,7 +245,7 @@ def test_bytes_that_are_in_every_file_can_be_forgotten(tmp_path: Path, key: byte
     Checkpoint(root).edit_in_place(upsert=keys.append_column("value.count", [[1]]))
     before = Checkpoint(root).search_keys(keys)
 
-    done = Checkpoint(root).forget(keys=keys)
+    done = Checkpoint(root).forget(keys=keys).certificate
 
     assert verdicts(before) == ["found", "forgotten"]
     assert done.is_forgotten, done.describe()
@@ -282,7 +287,7 @@ def test_the_certificate_is_begun_before_anything_changes_and_completed_after(
     assert (begun["status"], begun["search"], begun["written"]) == ("begun", None, [])
     assert len(begun["removed"]) == 8
 
-    done = Checkpoint(made.path).forget(keys=keys, certificate=file)
+    done = Checkpoint(made.path).forget(keys=keys, certificate=file).certificate
 
     document = json.loads(file.read_text())
     assert document == json.loads(json.dumps(done.fields()))
@@ -331,10 +336,10 @@ def test_files_that_a_savepoint_reads_or_a_branch_shares_are_named(tmp_path: Pat
             checkpoint.forget(f"k = {KEYS[0]}")
     checkpoint.branch(tmp_path / "branch")
 
-    plan = checkpoint.plan_forget(f"k = {KEYS[0]}")
+    plan = checkpoint.forget(f"k = {KEYS[0]}", dry_run=True)
     assert plan.num_shared > 0
-    assert "a branch's as well" in plan.describe()
-    plan.run()
+    assert "a branch's as well" in str(plan)
+    checkpoint.forget(f"k = {KEYS[0]}")
 
     assert Checkpoint(tmp_path / "branch").read().num_rows == 40
     assert checkpoint.read().num_rows == 39
@@ -365,7 +370,7 @@ def test_nothing_is_deleted_by_who_stood_still_after_the_commit(tmp_path: Path) 
     del expected[0, "default"][unsafe_row(KEYS[3])]
     assert read_checkpoint(made.path) == expected
     assert Checkpoint(made.path).newest_version == 5
-    done = Checkpoint(made.path).forget(f"k = {KEYS[3]}")
+    done = Checkpoint(made.path).forget(f"k = {KEYS[3]}").certificate
     assert done.search is not None
     assert done.search.outcomes[0].verdict == "forgotten"
     assert read_checkpoint(made.path) == expected
@@ -379,12 +384,12 @@ def test_a_damaged_file_that_no_version_needs_goes_with_the_rest(tmp_path: Path)
     left.write_bytes(old.read_bytes()[:-40] + bytes(40))
     keys = pa.table({"key.k": [KEYS[3]]})
 
-    plan = Checkpoint(made.path).plan_forget(keys=keys)
+    plan = Checkpoint(made.path).forget(keys=keys, dry_run=True)
     assert [Path(path).name for path in plan.damaged] == [left.name]
-    assert "1 of the files cannot be read" in plan.describe()
+    assert "1 of the files cannot be read" in str(plan)
     with pytest.raises(CorruptionError):
         Checkpoint(made.path).forget(keys=pa.table({"key.k": [-77]}))
     assert left.exists()
 
-    assert verdicts(Checkpoint(made.path).forget(keys=keys).search)[0] == "forgotten"
+    assert verdicts(Checkpoint(made.path).forget(keys=keys).certificate.search)[0] == "forgotten"
     assert not left.exists()

@@ -48,7 +48,7 @@ def test_a_key_that_spark_wrote_is_forgotten_in_every_column_family(
     before = checkpoint.search_keys(keys)
     assert {hit.path for hit in before.hits} >= {"row"}
 
-    done = checkpoint.forget(keys=keys, all_rows=True)
+    done = checkpoint.forget(keys=keys, all_rows=True).certificate
 
     assert done.search is not None
     assert done.search.outcomes[0].verdict == "forgotten", done.describe()

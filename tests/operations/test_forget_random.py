@@ -268,12 +268,12 @@ def test_random_keys_are_forgotten_and_nothing_else(
                     del of_store[key]
             left = sum(map(len, rows))
 
-            plan = checkpoint.plan_forget(
+            found = checkpoint.forget(
                 keys=pa.table({"key": keys}).to_reader(), operator=operator, all_rows=not left
             )
-            assert (plan.num_rows, plan.num_rows_before) == (before - left, before)
-            assert plan.num_keys == plan.num_keys_found == len(given)
-            done = plan.run()
+            assert (found.num_rows, found.num_rows_before) == (before - left, before)
+            assert found.num_keys == found.num_keys_found == len(given)
+            done = found.certificate
 
             assert read_checkpoint(str(query)) == model
             assert done.search is not None
@@ -387,7 +387,7 @@ def test_random_keys_are_forgotten_in_every_state_variable(
         for name, of_name in model.items()
     }
 
-    done = checkpoint.forget(keys=pa.table({"key.user_id": gone}))
+    done = checkpoint.forget(keys=pa.table({"key.user_id": gone})).certificate
 
     assert done.search is not None
     assert done.search.outcomes[0].verdict == "forgotten", done.describe()

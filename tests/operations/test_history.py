@@ -80,10 +80,10 @@ def test_directories_that_operations_make_begin_with_what_made_them(made, tmp_pa
     """Catches a savepoint or checkpoint that does not say what it is a copy of."""
     Checkpoint(made.path).compact()
     checkpoint = Checkpoint(made.path)
-    savepoint = checkpoint.savepoint(tmp_path / "savepoint")
+    savepoint = checkpoint.savepoint(tmp_path / "savepoint").made
     checkpoint.branch(tmp_path / "branch")
     checkpoint.transform(tmp_path / "transformed", {0: "SELECT * FROM state"})
-    restored = savepoint.restore(tmp_path / "restored", num_partitions=4)
+    restored = savepoint.restore(tmp_path / "restored", num_partitions=4).made
     restored.rescale(2)
 
     def found(name):
@@ -124,8 +124,8 @@ def test_operations_that_change_files_alone_are_in_it(tmp_path):
 
 def test_operation_that_changes_nothing_is_not_in_it(made):
     """Catches a history full of plans, and of calls that found nothing to do."""
-    Checkpoint(made.path).plan_rescale(4)
-    Checkpoint(made.path).plan_expire(2)
+    Checkpoint(made.path).rescale(4, dry_run=True)
+    Checkpoint(made.path).expire(2, dry_run=True)
     Checkpoint(made.path).rescale(2)
     Checkpoint(made.path).repair()
 

@@ -12,7 +12,7 @@ from statestore.core.errors import CorruptionError, StateStoreError
 from statestore.io.local import LocalFileIO
 from statestore.io.s3 import S3FileIO
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.savepoint.conversion import plan_convert
+from statestore.operations.savepoint.conversion import decide_convert
 from tests.checkpoints import AGGREGATION, JOIN, OPTIONS, files_below, make_query, restore
 from tests.hostile import edit_json, edit_trailer
 from tests.seams import at, place_of
@@ -148,8 +148,7 @@ def savepoint(made, tmp_path):
 
 
 def _branch(savepoint, target):
-    plan = at(savepoint, options=OPTIONS).plan_branch(target)
-    plan.run()
+    at(savepoint, options=OPTIONS).branch(target)
 
 
 def _restore_anew(savepoint, target):
@@ -166,7 +165,7 @@ def _savepoint_again(savepoint, target):
 
 def _convert(savepoint, target):
     with open_checkpoint(place_of(savepoint, options=OPTIONS)) as checkpoint:
-        plan = plan_convert(checkpoint, place_of(target), "spark-rocksdb")
+        plan = decide_convert(checkpoint, place_of(target), "spark-rocksdb")
         for operator in plan.operators:
             for store in operator.info.stores:
                 checkpoint.heads(plan.version, operator=operator.info.id, name=store.name)
@@ -233,8 +232,7 @@ def test_keys_of_an_object_store_stay_in_the_target_when_they_look_like_parents(
     target = tmp_path.joinpath("deep", "er", "target")
     before = files_below(tmp_path)
 
-    plan = at(f"/{bucket}/savepoint", kind=Savepoint, options=OPTIONS, io=io).plan_restore(target)
-    plan.run()
+    at(f"/{bucket}/savepoint", kind=Savepoint, options=OPTIONS, io=io).restore(target)
 
     after = files_below(tmp_path)
     assert {name for name in after if name.endswith("evil")} == set()

@@ -67,8 +67,8 @@ def test_source_and_target_that_are_not_apart_are_refused(tmp_path, source, targ
     shutil.rmtree(resolve_path(source))
     shutil.copytree(query.path, resolve_path(source))
     check("savepoint", lambda: at(source, options=OPTIONS).savepoint(target))
-    check("branch", lambda: at(source, options=OPTIONS).plan_branch(target))
-    check("convert", lambda: Checkpoint(source).plan_convert(target, "spark-hdfs"))
+    check("branch", lambda: at(source, options=OPTIONS).branch(target, dry_run=True))
+    check("convert", lambda: Checkpoint(source).convert(target, "spark-hdfs", dry_run=True))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_directory_that_another_operation_began_is_left_to_it(tmp_path):
         for act in (
             lambda: at(query.path, options=OPTIONS).savepoint(tmp_path / "new"),
             lambda: restore(tmp_path / "savepoint", tmp_path / "new"),
-            lambda: Checkpoint(query.path).plan_branch(tmp_path / "new"),
+            lambda: Checkpoint(query.path).branch(tmp_path / "new", dry_run=True),
         ):
             with pytest.raises(InvalidArgumentError, match="begun='convert'") as raised:
                 act()
@@ -131,8 +131,7 @@ CRASHES = {
 
 
 def branch(io):
-    plan = at("/query", options=OPTIONS, io=io).plan_branch(at("/new", options=OPTIONS, io=io))
-    plan.run()
+    at("/query", options=OPTIONS, io=io).branch(at("/new", options=OPTIONS, io=io))
 
 
 @pytest.fixture(scope="module")
@@ -216,16 +215,14 @@ def test_second_writer_of_a_directory_is_fenced(tmp_path):
     """Catches a directory in which the files of two restores are mixed."""
     query = make_query(tmp_path / "query")
     at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint")
-    first = at(tmp_path / "savepoint", kind=Savepoint, options=OPTIONS).plan_restore(
-        tmp_path / "again", num_partitions=2
-    )
+    first = at(tmp_path / "savepoint", kind=Savepoint, options=OPTIONS)
 
     def meanwhile(done, total):
         if done == total:
             restore(tmp_path / "savepoint", tmp_path / "again")
 
     with pytest.raises(FencedError, match="begun anew"):
-        first.run(meanwhile)
+        first.restore(tmp_path / "again", num_partitions=2, progress=meanwhile)
     assert read_rows(tmp_path / "again") == query.expected()
     with open_checkpoint(place_of(tmp_path / "again")) as checkpoint:
         assert checkpoint.num_partitions == 4

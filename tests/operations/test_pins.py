@@ -98,10 +98,9 @@ def test_pinned_version_outlives_the_querys_retention(query, tmp_path, taken):
     copy = str(tmp_path / "copy")
 
     if taken == "branch":
-        plan = at(query.path, options=OPTIONS, io=io).plan_branch(
+        at(query.path, options=OPTIONS, io=io).branch(
             at(copy, options=OPTIONS, io=io), version=VERSION
         )
-        plan.run()
     else:
         at(query.path, options=OPTIONS, io=io).savepoint(copy, version=VERSION, form=taken)
 

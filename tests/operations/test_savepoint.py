@@ -52,7 +52,7 @@ def test_query_goes_on_from_a_restored_savepoint(tmp_path, form, backend, checkp
     )  # fmt: skip
     before = files_below(tmp_path / "query")
 
-    taken = at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint", form=form).info
+    taken = at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint", form=form).made.info
 
     assert files_below(tmp_path / "query") == before
     assert (taken.version, taken.backend, taken.num_partitions) == (2, backend, 4)
@@ -141,7 +141,7 @@ def test_older_version_is_taken_when_asked_for(tmp_path):
     model = query.expected()
     query.run_batch({"key-1": "later"})
 
-    taken = at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint", version=1).info
+    taken = at(query.path, options=OPTIONS).savepoint(tmp_path / "savepoint", version=1).made.info
     restore(tmp_path / "savepoint", tmp_path / "again", num_partitions=2)
 
     assert taken.version == 1
@@ -195,7 +195,7 @@ def test_newer_version_is_taken_when_files_are_expired_meanwhile(tmp_path, form)
     taken = (
         at(query.path, options=OPTIONS, io=ExpiringFileIO(query))
         .savepoint(tmp_path / "newer", form=form)
-        .info
+        .made.info
     )
     restore(tmp_path / "newer", tmp_path / "again")
 
@@ -229,7 +229,7 @@ def test_damaged_descriptor_is_named_and_nothing_is_changed(tmp_path, old, new):
     before = files_below(saved)
 
     with pytest.raises(CorruptionError, match="saved/metadata"):
-        Savepoint(saved).plan_restore(tmp_path / "new")
+        Savepoint(saved).restore(tmp_path / "new", dry_run=True)
     for change in (
         lambda uri: Checkpoint(uri).rescale(2),
         lambda uri: Checkpoint(uri).expire(2),
@@ -248,7 +248,7 @@ def test_restore_has_as_many_state_partitions_as_the_savepoints_logs_say(tmp_pat
     path = saved / "metadata"
     path.write_text(path.read_text().replace('"num_partitions": 4', '"num_partitions": 7'))
 
-    plan = Savepoint(saved).plan_restore(tmp_path / "new")
+    plan = Savepoint(saved).restore(tmp_path / "new", dry_run=True)
     assert (Savepoint(saved).info.num_partitions, plan.num_partitions) == (7, 4)
 
 
@@ -274,15 +274,15 @@ def test_savepoint_is_never_changed(tmp_path):
     at(query.path, options=OPTIONS).savepoint(savepoint)
     before = files_below(savepoint)
     for act in (
-        lambda: Checkpoint(savepoint).plan_rescale(2),
+        lambda: Checkpoint(savepoint).rescale(2, dry_run=True),
         lambda: Checkpoint(savepoint).rescale(2),
-        lambda: Checkpoint(savepoint).plan_undo_rescale(),
+        lambda: Checkpoint(savepoint).undo_rescale(dry_run=True),
         lambda: Checkpoint(savepoint).undo_rescale(),
-        lambda: Checkpoint(savepoint).plan_repair(),
+        lambda: Checkpoint(savepoint).repair(dry_run=True),
         lambda: Checkpoint(savepoint).repair(),
-        lambda: Checkpoint(savepoint).plan_expire(2),
+        lambda: Checkpoint(savepoint).expire(2, dry_run=True),
         lambda: Checkpoint(savepoint).expire(2),
-        lambda: Checkpoint(savepoint).plan_convert(tmp_path / "new", "spark-hdfs"),
+        lambda: Checkpoint(savepoint).convert(tmp_path / "new", "spark-hdfs", dry_run=True),
     ):
         with pytest.raises(InvalidArgumentError, match="restore it first"):
             act()
@@ -290,7 +290,7 @@ def test_savepoint_is_never_changed(tmp_path):
 
     (tmp_path / "savepoint" / "metadata").write_text(metadata_fields(unfinished="savepoint"))
     with pytest.raises(NotFoundError, match="begun and not finished"):
-        Checkpoint(savepoint).plan_convert(tmp_path / "new", "spark-hdfs")
+        Checkpoint(savepoint).convert(tmp_path / "new", "spark-hdfs", dry_run=True)
 
 
 @pytest.mark.parametrize("partitions", [4, 8])
@@ -415,8 +415,7 @@ def test_restore_to_the_heap_backend_needs_the_drivers_memory(tmp_path):
 def test_branch_shares_files_and_harms_nobody(tmp_path):
     """Catches a branch that copies state, or that changes with the original."""
     query = make_query(tmp_path / "query", checkpoint_format=2)
-    plan = at(query.path, options=OPTIONS).plan_branch(tmp_path / "branch")
-    plan.run()
+    at(query.path, options=OPTIONS).branch(tmp_path / "branch")
     numbers = dict(query.numbers)
     shared = list((tmp_path / "branch" / "state").rglob("*.arrows"))
     assert len(shared) == 12

@@ -206,15 +206,15 @@ def test_file_source_that_would_read_again_is_found(tmp_path, lose, is_whole, mi
     """Catches a checkpoint called whole, and copied, whose query counts all of its input again."""
     query = make_query(tmp_path / "query")
     checkpoint = Checkpoint(query.path)
-    whole = checkpoint.savepoint(tmp_path / "whole")
+    whole = checkpoint.savepoint(tmp_path / "whole").made
     lose(tmp_path / "query" / "sources")
     lose(tmp_path / "whole" / "sources")
     actions = [
-        lambda: checkpoint.plan_savepoint(tmp_path / "new"),
+        lambda: checkpoint.savepoint(tmp_path / "new", dry_run=True),
         lambda: checkpoint.savepoint(tmp_path / "savepoint"),
-        lambda: checkpoint.plan_branch(tmp_path / "new"),
+        lambda: checkpoint.branch(tmp_path / "new", dry_run=True),
         lambda: checkpoint.branch(tmp_path / "branch"),
-        lambda: whole.plan_restore(tmp_path / "new"),
+        lambda: whole.restore(tmp_path / "new", dry_run=True),
         lambda: whole.restore(tmp_path / "restored"),
     ]
 
@@ -248,6 +248,6 @@ def test_source_that_a_query_reads_twice_has_one_log(tmp_path):
 
     assert checkpoint.verify(deep=True).findings == ()
 
-    checkpoint.savepoint(tmp_path / "savepoint").restore(tmp_path / "restored")
+    checkpoint.savepoint(tmp_path / "savepoint").made.restore(tmp_path / "restored")
     _lose_newest(tmp_path / "query" / "sources")
     assert len(checkpoint.verify().findings) == 1

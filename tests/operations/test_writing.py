@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from statestore import Checkpoint, Savepoint, plan_write_savepoint, write_savepoint
+from statestore import Checkpoint, Savepoint, write_savepoint
 from statestore.backends.spark.schemas import read_schemas, write_schemas
 from statestore.codec import sorting
 from statestore.codec.spark_types import parse_schema
@@ -61,16 +62,18 @@ def test_rows_are_transformed_and_all_others_kept(
         for key, value in expected[0, "default"].items()
     }
 
-    plan = Checkpoint(made.path).plan_transform(tmp_path / "savepoint", {0: makes})
+    plan = Checkpoint(made.path).transform(tmp_path / "savepoint", {0: makes}, dry_run=True)
     assert not (tmp_path / "savepoint").exists()
-    assert "operator 0" in plan.describe()
-    savepoint = plan.run()
+    assert "operator 0" in str(plan)
+    with pytest.raises(InvalidArgumentError, match="a dry run makes nothing"):
+        _ = plan.made
+    savepoint = Checkpoint(made.path).transform(tmp_path / "savepoint", {0: makes}).made
 
     assert files_below(tmp_path / "query") == before
     assert savepoint.verify(deep=True).findings == ()
     assert savepoint.info.num_rows == sum(map(len, expected.values()))
     for number, how in enumerate(({}, {"backend": "filesystem", "num_partitions": 6})):
-        restored = savepoint.restore(tmp_path / f"restored-{number}", **how)
+        restored = savepoint.restore(tmp_path / f"restored-{number}", **how).made
         assert restored.verify(deep=True).findings == ()
         assert read_checkpoint(str(tmp_path / f"restored-{number}")) == expected
         assert restored.newest_version == 2
@@ -99,7 +102,7 @@ def test_rows_of_any_library_are_written(tmp_path: Path, given: Any) -> None:
 
     savepoint = write_savepoint(
         tmp_path / "savepoint", like=Checkpoint(made.path), operators={0: given(rows)}
-    )
+    ).made
 
     expected = {unsafe_row(int(n)): unsafe_row(int(n) * 3) for n in numbers}
     assert read_checkpoint(str(tmp_path / "savepoint"))[0, "default"] == expected
@@ -114,20 +117,20 @@ def test_stores_of_a_join_and_an_operator_without_a_key_are_named(tmp_path: Path
 
     savepoint = (
         Checkpoint(made.path)
-        .plan_transform(
+        .transform(
             tmp_path / "savepoint",
             {
                 1: {"left-keyWithIndexToValue": lambda _: rows.slice(0, 0)},
                 2: "SELECT key, {'value': 5} AS value FROM state",
             },
         )
-        .run()
+        .made
     )
     again = write_savepoint(
         tmp_path / "again",
         like=savepoint,
         operators={1: {"left-keyWithIndexToValue": rows}, 2: total},
-    )
+    ).made
 
     expected = made.expected()
     found = read_checkpoint(str(tmp_path / "again"))
@@ -157,7 +160,7 @@ def test_state_larger_than_memory_is_sorted_on_the_disk(
         tmp_path / "savepoint",
         like=Checkpoint(made.path),
         operators={0: rows.to_reader(max_chunksize=500)},
-    )
+    ).made
 
     assert savepoint.verify(deep=True).findings == ()
     found = savepoint.read(flatten=True)
@@ -180,22 +183,21 @@ def test_schema_of_values_changes_only_when_told_so(tmp_path: Path) -> None:
     made = make(tmp_path)
     sql = "SELECT key, {'value': value.value / 1024, 'most': value.value} AS value FROM state"
     with pytest.raises(InvalidArgumentError, match=r"value\.most.*change_schema"):
-        Checkpoint(made.path).plan_transform(tmp_path / "savepoint", {0: sql})
+        Checkpoint(made.path).transform(tmp_path / "savepoint", {0: sql}, dry_run=True)
 
     with pytest.raises(InvalidArgumentError, match="columns='b'"):
-        Checkpoint(made.path).plan_transform(
+        Checkpoint(made.path).transform(
             tmp_path / "savepoint",
             {0: lambda rows: pa.table({"key": rows["key"], "value.b": [None] * rows.num_rows})},
             change_schema=True,
+            dry_run=True,
         )
 
-    plan = Checkpoint(made.path).plan_transform(
-        tmp_path / "savepoint", {0: sql}, change_schema=True
-    )
-    savepoint = plan.run()
+    plan = Checkpoint(made.path).transform(tmp_path / "savepoint", {0: sql}, change_schema=True)
+    savepoint = plan.made
 
-    assert "values become struct<value: double, most: int64>" in plan.describe()
-    assert "keys become" not in plan.describe()
+    assert "values become struct<value: double, most: int64>" in str(plan)
+    assert "keys become" not in str(plan)
     assert savepoint.find([60]).to_pylist()[0]["value"] == {"value": 60.0, "most": 60 * 1024}
     path = tmp_path / "savepoint" / "state" / "0" / "0" / "_metadata" / "schema"
     (family,) = read_schemas(path.read_bytes(), "")
@@ -233,9 +235,9 @@ def test_rows_that_are_not_given_by_operator_are_refused(tmp_path: Path) -> None
     of, to = Checkpoint(made.path), tmp_path / "savepoint"
     for write in (
         lambda wrong: write_savepoint(to, like=of, operators=wrong),
-        lambda wrong: plan_write_savepoint(to, like=of, operators=wrong),
+        lambda wrong: write_savepoint(to, like=of, operators=wrong, dry_run=True),
         lambda wrong: of.transform(to, wrong),
-        lambda wrong: of.plan_transform(to, wrong),
+        lambda wrong: of.transform(to, wrong, dry_run=True),
     ):
         for wrong, name in ((rows, "Table"), (None, "NoneType"), ([rows], "list")):
             with pytest.raises(InvalidArgumentError, match=f"operators='{name}'.*by operator ID"):
@@ -243,19 +245,20 @@ def test_rows_that_are_not_given_by_operator_are_refused(tmp_path: Path) -> None
     assert not to.exists()
 
 
-def test_a_savepoint_is_planned_before_it_is_written(tmp_path: Path) -> None:
-    """Catches a plan that writes, and one that cannot be run."""
+def test_a_dry_run_writes_no_savepoint_and_says_what_is_written(tmp_path: Path) -> None:
+    """Catches a dry run that writes, and an operation that does something else."""
     made = make(tmp_path)
     rows = pa.table({"key.k": [1], "value.value": [1]})
-    plan = plan_write_savepoint(
-        tmp_path / "savepoint", like=Checkpoint(made.path), operators={0: rows}
-    )
+    so_far: list[tuple[int, int]] = []
+    how: dict[str, Any] = {"like": Checkpoint(made.path), "operators": {0: rows}}
+    plan = write_savepoint(tmp_path / "savepoint", **how, dry_run=True)
 
     assert [str(change) for change in plan.changes] == [f"write {tmp_path / 'savepoint'}"]
     assert not (tmp_path / "savepoint").exists()
-    done: list[tuple[int, int]] = []
-    assert plan.run(lambda *so_far: done.append(so_far)).info.version == 2
-    assert done[-1] == (plan.state_bytes, plan.state_bytes)
+    done = write_savepoint(tmp_path / "savepoint", **how, progress=lambda *two: so_far.append(two))
+    assert done.made.info.version == 2
+    assert done == replace(plan, done=True)
+    assert so_far[-1] == (plan.state_bytes, plan.state_bytes)
 
 
 def test_keys_are_deleted_and_rows_put(tmp_path: Path) -> None:
@@ -263,21 +266,21 @@ def test_keys_are_deleted_and_rows_put(tmp_path: Path) -> None:
     made = make(tmp_path)
     put = pd.DataFrame({"key.k": [3, 1000], "value.value": [7, 8]})
 
-    plan = Checkpoint(made.path).plan_edit(
+    plan = Checkpoint(made.path).edit(
         tmp_path / "savepoint", delete=pa.table({"key.k": [1, 2, 5000]}), upsert=put
     )
-    savepoint = plan.run()
+    savepoint = plan.made
 
-    assert "2 of 3 keys have rows: 2 rows of 100 deleted" in plan.describe()
-    assert '{"k": 5000}, which has no row' in plan.describe()
-    assert "2 rows put, in place of those of 1 key" in plan.describe()
+    assert "2 of 3 keys have rows: 2 rows of 100 deleted" in str(plan)
+    assert '{"k": 5000}, which has no row' in str(plan)
+    assert "2 rows put, in place of those of 1 key" in str(plan)
     expected = made.expected()
     rows = expected[0, "default"]
     del rows[unsafe_row(1)], rows[unsafe_row(2)]
     rows |= {unsafe_row(3): unsafe_row(7), unsafe_row(1000): unsafe_row(8)}
     assert read_checkpoint(str(tmp_path / "savepoint")) == expected
     assert savepoint.verify(deep=True).findings == ()
-    fewer = savepoint.edit(tmp_path / "fewer", delete="k >= 10 AND value.value < 50000")
+    fewer = savepoint.edit(tmp_path / "fewer", delete="k >= 10 AND value.value < 50000").made
     assert {row["k"] for row in fewer.read()["key"].to_pylist() if row["k"] >= 10} == {
         row["key"]["k"]
         for row in savepoint.read().to_pylist()

@@ -121,7 +121,7 @@ def use_helpers(root: Path, url: str, backend: str) -> dict[str, Any]:
         "run": past.attempts,
         "read": Checkpoint(checkpoint).read().num_rows,
         "open_store": sum(map(_num_stored, [checkpoint] * NUM_PARTITIONS, range(NUM_PARTITIONS))),
-        "savepoint": Checkpoint(checkpoint).savepoint(root / "savepoint").info.version,
+        "savepoint": Checkpoint(checkpoint).savepoint(root / "savepoint").made.info.version,
     }
     if not missing("reader-of-ids"):
         reader = lane.made.read.format("statestore")

@@ -109,7 +109,7 @@ def test_half_of_the_flights_as_history_and_half_as_stream_are_all_of_them(
     table = duckdb.connect().read_csv(str(source / "*.csv"), na_values="NA", header=True)
     savepoint = write_savepoint(
         tmp_path / "savepoint", like=captured, operators={0: table.query("history", sql)}
-    )
+    ).made
     savepoint.restore(tmp_path / "bootstrapped")
     for file in files[len(files) // 2 :]:
         file.rename(source / file.name)

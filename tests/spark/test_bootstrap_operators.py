@@ -77,7 +77,7 @@ def bootstrapped(make_lane: MakeLane, query: Query, leave_out: Iterable[str] = (
         like=captured(lane),
         operators=history,
         watermark_ms=watermark_ms,
-    )
+    ).made
     assert savepoint.verify(deep=True).findings == ()
     lane.checkpoint = lane.root / "bootstrapped"
     savepoint.restore(lane.checkpoint)
@@ -138,7 +138,7 @@ def test_file_source_goes_on_where_it_is_told_to(make_lane: MakeLane) -> None:
             like=captured(lane),
             operators={},
             offsets=[f'{{"logOffset":{offset}}}'],
-        )
+        ).made
         lane.checkpoint = lane.root / "bootstrapped"
         savepoint.restore(lane.checkpoint)
         lane.run(*second)
@@ -172,7 +172,7 @@ def test_rate_source_goes_on_where_it_is_told_to(
         like=capture_query(frame, lane.root / "captured"),
         operators={0: history},
         offsets=[offset],
-    )
+    ).made
     savepoint.restore(lane.checkpoint)
     found: list[tuple[int, int]] = []
 

@@ -133,14 +133,16 @@ def _convert(lane: Lane, to: str) -> None:
     new = lane.checkpoint.with_name(f"checkpoint-{to}")
     reports: list[tuple[int, int]] = []
 
-    conversion = Checkpoint(lane.checkpoint, spark=lane.spark).plan_convert(new, to)
-    rows = conversion.run(lambda *done: reports.append(done)).rows
+    conversion = Checkpoint(lane.checkpoint, spark=lane.spark).convert(
+        new, to, progress=lambda *done: reports.append(done)
+    )
 
     assert _tree(lane.checkpoint) == before
     assert _leases(lane.checkpoint) <= leases
     assert not _leases(new), "no query has run on it yet"
     assert reports[-1][0] == reports[-1][1]
-    assert sum(rows.values()) > 0
+    assert conversion.rows is not None
+    assert sum(conversion.rows.values()) > 0
     assert conversion.num_stores > 0
     lane.checkpoint = new
 
@@ -282,13 +284,12 @@ def test_conversion_is_done_again_when_killed(make_lane: MakeLane, place: str) -
     with pytest.raises(InvalidArgumentError, match="checkpoint-exists"):
         Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "rocksdb")
     assert _tree(new) == finished
-    # The same command twice: each planned while the first conversion was unfinished.
     (new / "metadata").write_text(metadata_fields(unfinished="convert"))
-    conversion = Checkpoint(lane.checkpoint, spark=lane.spark).plan_convert(new, "filesystem")
-    assert conversion.is_begun
+    source = Checkpoint(lane.checkpoint, spark=lane.spark)
+    assert source.convert(new, "filesystem", dry_run=True).is_begun
     (new / "metadata").write_bytes(finished["metadata"])
     with pytest.raises(InvalidArgumentError, match="checkpoint-exists"):
-        conversion.run()
+        source.convert(new, "filesystem")
     assert _tree(new) == finished
     # A crash before the very last step; an overwritten file has no checksum file of Hadoop's.
     (new / "metadata").write_text(metadata_fields(unfinished="convert"))
@@ -297,9 +298,8 @@ def test_conversion_is_done_again_when_killed(make_lane: MakeLane, place: str) -
     def begin_anew() -> None:
         (new / "metadata").write_text(metadata_fields(unfinished="convert", attempt="another"))
 
-    conversion = Checkpoint(lane.checkpoint, spark=lane.spark).plan_convert(new, "rocksdb")
     with pytest.raises(FencedError, match="begun anew"):
-        conversion.run(lambda *_: begin_anew())
+        source.convert(new, "rocksdb", progress=lambda *_: begin_anew())
     assert not (new / "offsets").exists()
     Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "rocksdb")
     lane.checkpoint = new
@@ -324,6 +324,7 @@ def test_error_names_the_reason_when_state_is_damaged(make_lane: MakeLane) -> No
     assert not new.exists()
     damaged.write_bytes(data)
     converted = Checkpoint(f"{uri}/checkpoint", spark=session).convert(f"{uri}/new", "filesystem")
+    assert converted.rows is not None
     assert sum(converted.rows.values()) == lane.counts("numRowsTotal")[1][0]
 
 
@@ -426,9 +427,9 @@ def test_command_converts_when_yes_is_given(make_lane: MakeLane) -> None:
 
     plan, result = json.loads(planned.stdout), json.loads(done.stdout)
     assert (plan["done"], result["done"]) == (False, True)
-    assert plan["plan"] == result["plan"]
-    assert plan["plan"]["stores"][0]["num_partitions"] == 3
-    assert result["rows"][0]["rows"] == lane.counts("numRowsTotal")[0][0]
+    assert plan["stores"][0]["num_partitions"] == 3
+    assert plan["stores"][0]["rows"] is None
+    assert result["stores"][0]["rows"] == lane.counts("numRowsTotal")[0][0]
     assert again.exit_code == 1
     assert "checkpoint-exists" in again.output
 

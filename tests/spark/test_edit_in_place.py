@@ -57,9 +57,7 @@ def test_query_goes_on_from_edited_rows(make_lane: MakeLane, checkpoint_format: 
     lane.run(ONE)
     checkpoint = Checkpoint(lane.checkpoint)
     put = pa.table({"key.key": ["b", "e"], "value.count": [100, 5], "value.sum": [7, 50]})
-    plan = checkpoint.plan_edit_in_place(delete="key.key = 'c'", upsert=put)
-    assert plan.version == 2
-    plan.run()
+    assert checkpoint.edit_in_place(delete="key.key = 'c'", upsert=put).version == 2
     # As a process that died before the entry of the commit log leaves it.
     for name in ("1", ".1.crc"):
         (lane.checkpoint / "commits" / name).unlink(missing_ok=True)
@@ -71,7 +69,7 @@ def test_query_goes_on_from_edited_rows(make_lane: MakeLane, checkpoint_format: 
     checkpoint.edit_in_place(delete="key.key = 'c'", upsert=put)
     lane.run(*files([event("b", 1), event("c", 1), event("e", 1)]))
     assert rows_of(lane, 3) == {"b": (101, 8), "c": (1, 1), "e": (6, 51)}
-    forgotten = checkpoint.forget(keys=pa.table({"key.key": ["a", "b"]}))
+    forgotten = checkpoint.forget(keys=pa.table({"key.key": ["a", "b"]})).certificate
     assert forgotten.is_forgotten, forgotten.describe()
     assert forgotten.version == 5
     lane.run(*files([event("a", 1), event("e", 1)]))
@@ -144,23 +142,25 @@ def test_rows_expire_by_a_column(make_lane: MakeLane) -> None:
     checkpoint = Checkpoint(lane.checkpoint)
     limit = datetime(2024, 1, 1, 0, 0, 20)  # noqa: DTZ001 (in UTC)
 
-    plan = checkpoint.plan_edit_in_place(expire="value.max", older_than=limit)
-    assert "1 row of 3 deleted, where value.max < TIMESTAMPTZ" in plan.describe()
+    plan = checkpoint.edit_in_place(expire="value.max", older_than=limit, dry_run=True)
+    assert "1 row of 3 deleted, where value.max < TIMESTAMPTZ" in str(plan)
     of_all = {"expire": "value.max", "older_than": timedelta(days=1)}
     with pytest.raises(InvalidArgumentError, match="all rows of a store would be deleted"):
-        checkpoint.plan_edit_in_place(**of_all)
-    everything_goes = checkpoint.plan_edit_in_place(**of_all, all_rows=True).describe()
-    assert "all 3 rows deleted: the whole store" in everything_goes
-    plan.run()
+        checkpoint.edit_in_place(**of_all, dry_run=True)
+    everything_goes = checkpoint.edit_in_place(**of_all, all_rows=True, dry_run=True)
+    assert "all 3 rows deleted: the whole store" in str(everything_goes)
+    checkpoint.edit_in_place(expire="value.max", older_than=limit)
 
     lane.run(*files([event("a", 1, 40), event("b", 1, 40)]))
     assert rows_of(lane, 2) == {"a": (40, 1), "b": (40, 2)}
     with pytest.raises(InvalidArgumentError, match=r"this is none.*value\.count < 1704067220000"):
-        checkpoint.plan_edit_in_place(expire="value.count", older_than=limit)
+        checkpoint.edit_in_place(expire="value.count", older_than=limit, dry_run=True)
     with pytest.raises(InvalidArgumentError, match="how old"):
-        checkpoint.plan_edit_in_place(expire="value.max")
+        checkpoint.edit_in_place(expire="value.max", dry_run=True)
     with pytest.raises(InvalidArgumentError, match="either expire or are deleted"):
-        checkpoint.plan_edit_in_place(expire="value.max", older_than=limit, delete="key.key = 'a'")
+        checkpoint.edit_in_place(
+            expire="value.max", older_than=limit, delete="key.key = 'a'", dry_run=True
+        )
 
 
 @pytest.mark.extended
@@ -181,11 +181,10 @@ def test_a_key_is_forgotten_in_every_state_variable(make_lane: MakeLane, query: 
     held = (checkpoint.read(column_family=name, flatten=True) for name in ("count", "seen"))
     gone = min(set.intersection(*({*rows["key.value"].to_pylist()} for rows in held)))
 
-    plan = checkpoint.plan_forget(keys=pa.table({"key.value": [gone]}))
-    done = plan.run()
+    done = checkpoint.forget(keys=pa.table({"key.value": [gone]}))
 
-    assert done.is_forgotten, done.describe()
-    assert plan.num_keys == 1
+    assert done.certificate.is_forgotten, str(done)
+    assert done.num_keys == 1
     for name in names:
         left = str(checkpoint.read(column_family=name)["key"].to_pylist())
         assert f"'{gone}'" not in left, name

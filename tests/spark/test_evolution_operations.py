@@ -108,8 +108,7 @@ def test_query_goes_on_from_a_savepoint(
     savepoint, new = str(tmp_path / "savepoint"), str(tmp_path / "new")
     Checkpoint(stopped.path).savepoint(savepoint)
 
-    plan = Savepoint(savepoint).plan_restore(new, backend=backend, num_partitions=num_partitions)
-    plan.run()
+    Savepoint(savepoint).restore(new, backend=backend, num_partitions=num_partitions)
 
     assert Checkpoint(new).verify(deep=True).findings == ()
     assert _rows(new) == _rows(str(stopped.path))

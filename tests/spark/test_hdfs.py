@@ -101,15 +101,11 @@ def test_rows_equal_built_in_when_operated_on(
     Checkpoint(uri).expire(2)
     assert Checkpoint(uri).verify(deep=True).findings == ()
     Checkpoint(uri).savepoint(f"{uri}-native", form="native")
-    branch = Checkpoint(uri).plan_branch(f"{uri}-branch")
-    branch.run()
+    Checkpoint(uri).branch(f"{uri}-branch")
     before = Checkpoint(uri).read().sort_by("key")
     lane.run(*third)
     Checkpoint(uri).savepoint(f"{uri}-canonical")
-    plan = Savepoint(f"{uri}-canonical").plan_restore(
-        f"{uri}-restored", backend=other, num_partitions=3
-    )
-    plan.run()
+    Savepoint(f"{uri}-canonical").restore(f"{uri}-restored", backend=other, num_partitions=3)
     lane.checkpoint = f"{uri}-restored"  # type: ignore[assignment]
     lane.conf[PROVIDER_CLASS] = PROVIDERS[other]
     lane.run(*last)

@@ -93,7 +93,7 @@ def test_every_kind_of_state_is_what_plain_dicts_are(make_lane: MakeLane, tmp_pa
     assert all(f"'{what}" in shown for what in ("seen", "cleared", "timer")), "too little happens"
     if PROVIDER == HEAP:
         return
-    savepoint = Checkpoint(lane.checkpoint).savepoint(tmp_path / "savepoint")
+    savepoint = Checkpoint(lane.checkpoint).savepoint(tmp_path / "savepoint").made
     for stored in (Checkpoint(lane.checkpoint), savepoint):
         kept = {name: state.of_keys for name, state in model.states.items()}
         assert _read(stored, "largest") == {key: [(v,)] for key, v in kept["largest"].items()}

@@ -176,7 +176,7 @@ def test_spark_refuses_what_is_unfinished_and_goes_on_after_it(
         spark._streamingCheckpointManager.repartition(uri, 8)
     assert UNFINISHED in _refusal(lane)
     with _memory(spark, PROVIDER) as memory:
-        assert at(uri, memory=lambda: memory).plan_rescale(8).is_begun
+        assert at(uri, memory=lambda: memory).rescale(8, dry_run=True).is_begun
         at(uri, memory=lambda: memory).rescale(8)
     lane.run(*second)
     with _memory(spark, PROVIDER) as memory:
@@ -249,6 +249,6 @@ def test_global_aggregation_stays_whole(make_lane: MakeLane) -> None:
     lane.run(*GLOBAL_AGGREGATION.plan[0])
 
     with _memory(lane.spark, PROVIDER) as memory:
-        plan = at(lane.checkpoint, memory=lambda: memory).plan_rescale(6)
+        plan = at(lane.checkpoint, memory=lambda: memory).rescale(6, dry_run=True)
 
     assert [(store.way, store.partition_rows) for store in plan.stores] == [("whole", (1,))]

@@ -116,11 +116,10 @@ def test_edit_stream_goes_on_when_restored_otherwise(spark: SparkSession, tmp_pa
     try:
         wait_for(lambda: (original / "commits" / "1").exists(), "two batches", RUN_TIMEOUT_S)
 
-        running = Checkpoint(original).savepoint(tmp_path / "running", form="native").info
+        running = Checkpoint(original).savepoint(tmp_path / "running", form="native").made.info
         assert query.isActive
         assert (running.version, running.form) == (2, "native")
-        branch = Checkpoint(original).plan_branch(tmp_path / "branch")
-        branch.run()
+        Checkpoint(original).branch(tmp_path / "branch")
         edits.feed(2)
         wait_for(lambda: edits.rows["original"] == edits.sums[4], "files 3, 4", RUN_TIMEOUT_S)
         stopped = stop_with_savepoint(query, tmp_path / "stopped").info
@@ -133,8 +132,7 @@ def test_edit_stream_goes_on_when_restored_otherwise(spark: SparkSession, tmp_pa
     # Another state backend and parallelism. What the original wrote so far is what it starts from.
     other = tmp_path / "other"
     backend = "filesystem" if PROVIDER == ROCKSDB_BACKEND else "rocksdb"
-    plan = Savepoint(tmp_path / "stopped").plan_restore(other, backend=backend, num_partitions=8)
-    plan.run()
+    Savepoint(tmp_path / "stopped").restore(other, backend=backend, num_partitions=8)
     edits.feed(NUM_FILES - edits.num_fed)
     edits.rows["other"] = dict(edits.rows["original"])
     progress = edits.run(other)
@@ -146,9 +144,8 @@ def test_edit_stream_goes_on_when_restored_otherwise(spark: SparkSession, tmp_pa
 
     # Other business logic, the seeds' assignment 3.2: the sums stay bytes, what comes out are kB.
     kilobytes = tmp_path / "kilobytes"
-    plan = Savepoint(tmp_path / "running").plan_restore(kilobytes, claim=True, new_query_id=True)
+    plan = Savepoint(tmp_path / "running").restore(kilobytes, claim=True, new_query_id=True)
     assert plan.state_files == "moved"
-    plan.run()
     assert not (tmp_path / "running").exists()
     progress = edits.run(kilobytes, lambda diffs: diffs.select("user", sf.col("diff") / 1024))
     touched = sums(line for chunk in edits.chunks[2:] for line in chunk)
@@ -245,8 +242,7 @@ def test_query_refuses_what_is_not_a_whole_checkpoint(make_lane: MakeLane) -> No
     lane = make_lane(COUNTS)
     lane.run(*COUNTS.plan[0])
     Checkpoint(lane.checkpoint).savepoint(lane.root / "savepoint")
-    plan = Savepoint(lane.root / "savepoint").plan_restore(lane.root / "restored")
-    plan.run()
+    Savepoint(lane.root / "savepoint").restore(lane.root / "restored")
     unfinished = json.dumps({"statestore": {"unfinished": "restore", "attempt": "0"}})
     (lane.root / "restored" / "metadata").write_text(unfinished)
 

@@ -137,7 +137,7 @@ def _move(lane: Sunk) -> Path:
 
 def _restore(lane: Sunk) -> None:
     moved = _move(lane)
-    savepoint = Checkpoint(lane.checkpoint).savepoint(moved.with_suffix(".savepoint"))
+    savepoint = Checkpoint(lane.checkpoint).savepoint(moved.with_suffix(".savepoint")).made
     savepoint.restore(moved)
     lane.checkpoint = moved
 
@@ -164,7 +164,7 @@ def _bootstrap(lane: Sunk) -> None:
         moved.with_suffix(".savepoint"),
         like=captured,
         operators={0: pa.table({"key.key": sorted(lane.seen)})},
-    )
+    ).made
     written.restore(moved)
     lane.checkpoint = moved
     lane.begin_output(moved.name)
@@ -254,7 +254,7 @@ def test_file_sink_that_would_leave_out_rows_is_refused(
     """
     lane = FileSunk(spark, tmp_path, interval=10)
     lane.run_batches(2)
-    older = Checkpoint(lane.checkpoint).savepoint(tmp_path / "older")
+    older = Checkpoint(lane.checkpoint).savepoint(tmp_path / "older").made
     lane.run_batches(2)
     restored = tmp_path / "restored"
     older.restore(restored)
@@ -306,8 +306,7 @@ def test_conversion_to_spark_after_an_operation_is_what_its_plan_says(
     if waits:
         lane.run_batches(1)
     new = tmp_path / "converted"
-    conversion = Checkpoint(lane.checkpoint, spark=spark).plan_convert(new, "spark-hdfs")
-    conversion.run()
+    conversion = Checkpoint(lane.checkpoint, spark=spark).convert(new, "spark-hdfs")
     lane.checkpoint = new
 
     if waits:
@@ -316,7 +315,7 @@ def test_conversion_to_spark_after_an_operation_is_what_its_plan_says(
         assert lane.rows() == lane.expected
         return
     assert conversion.unseen == (3,)
-    assert "no sink was given batch 3" in conversion.describe()
+    assert "no sink was given batch 3" in str(conversion)
     lane.run_batches(1)
     with pytest.raises(Py4JJavaError, match=f"{LOG}/3"):
         lane.rows()

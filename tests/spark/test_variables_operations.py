@@ -152,10 +152,7 @@ def test_query_goes_on_from_a_savepoint_when_nothing_else_is_left(
     shutil.rmtree(path)
     moved = (tmp_path / "savepoint").rename(tmp_path / "moved")
 
-    plan = Savepoint(moved).plan_restore(
-        tmp_path / "new", backend=backend, num_partitions=num_partitions
-    )
-    plan.run()
+    Savepoint(moved).restore(tmp_path / "new", backend=backend, num_partitions=num_partitions)
     shutil.rmtree(moved)
 
     new = str(tmp_path / "new")

@@ -103,8 +103,10 @@ def test_query_with_one_more_aggregate_starts_from_the_old_state(make_lane: Make
     with pytest.raises(StreamingQueryException, match="VALUE_SCHEMA_NOT_COMPATIBLE"):
         go_on(refused, old, old.root / "branch")
     old._fed = refused._fed
-    savepoint = Checkpoint(old.checkpoint).transform(
-        old.root / "savepoint", {0: with_most}, change_schema=True
+    savepoint = (
+        Checkpoint(old.checkpoint)
+        .transform(old.root / "savepoint", {0: with_most}, change_schema=True)
+        .made
     )
     savepoint.restore(old.root / "restored", num_partitions=8)
     changed = make_lane(TOTALS_AND_MOST)
@@ -123,10 +125,14 @@ def test_sums_of_bytes_become_kilobytes(make_lane: MakeLane) -> None:
         never_interrupted.run(*batches)
     old.run(*BYTES.plan[0])
 
-    savepoint = Checkpoint(old.checkpoint).transform(
-        old.root / "savepoint",
-        {0: "SELECT key, {'sum': value.sum / 1024} AS value FROM state"},
-        change_schema=True,
+    savepoint = (
+        Checkpoint(old.checkpoint)
+        .transform(
+            old.root / "savepoint",
+            {0: "SELECT key, {'sum': value.sum / 1024} AS value FROM state"},
+            change_schema=True,
+        )
+        .made
     )
     savepoint.restore(old.root / "restored")
     go_on(changed, old, old.root / "restored")
@@ -156,7 +162,9 @@ def test_query_that_never_ran_begins_with_a_batch_history(
         lane.feed(*query.plan[0])
         captured = _captured(lane)
         rows = history(lane).query("history", sql)
-        savepoint = write_savepoint(lane.root / "savepoint", like=captured, operators={0: rows})
+        savepoint = write_savepoint(
+            lane.root / "savepoint", like=captured, operators={0: rows}
+        ).made
         assert not list((lane.root / "captured" / "state").rglob("*.arrows"))
         assert savepoint.info.checkpoint_format == int(checkpoint_format)
         lane.checkpoint = lane.root / "bootstrapped"
@@ -213,7 +221,7 @@ def test_operators_are_merged_and_split(
 
     savepoint = write_savepoint(
         lane.root / "savepoint", like=_captured(lane), operators={0: state.sql(sql)}
-    )
+    ).made
     lane.checkpoint = lane.root / "bootstrapped"
     savepoint.restore(lane.checkpoint)
     lane.run(*new.plan[1])

@@ -93,15 +93,13 @@ def test_rows_are_those_of_the_batches(history, checkpoint_format, num_partition
                     num_partitions, backend, form = argument
                     savepoint, made.path = f"{directory}/{number}-taken", f"{directory}/{number}"
                     at(path, options=OPTIONS).savepoint(savepoint, form=form)
-                    plan = at(savepoint, kind=Savepoint, options=OPTIONS).plan_restore(
+                    at(savepoint, kind=Savepoint, options=OPTIONS).restore(
                         made.path, backend=backend, num_partitions=num_partitions
                     )
-                    plan.run()
                     made.backend = backend
                 case "branch":
                     made.path = f"{directory}/{number}"
-                    branch = at(path, options=OPTIONS).plan_branch(made.path)
-                    branch.run()
+                    at(path, options=OPTIONS).branch(made.path)
             assert read_checkpoint(made.path) == made.expected()
         made.run_batch({2: 2})
 

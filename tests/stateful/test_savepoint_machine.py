@@ -56,7 +56,7 @@ class SavepointMachine(RuleBasedStateMachine):
     @rule(form=st.sampled_from(["canonical", "native"]))
     def take(self, form):
         name = self.new()
-        taken = at(self.query.path, options=OPTIONS).savepoint(name, form=form).info
+        taken = at(self.query.path, options=OPTIONS).savepoint(name, form=form).made.info
         assert taken.version == self.query.version
         self.savepoints[name] = (self.query.expected(), dict(self.query.numbers))
 
@@ -65,10 +65,9 @@ class SavepointMachine(RuleBasedStateMachine):
     def restore(self, data, backend, partitions, claims):
         name = data.draw(st.sampled_from(sorted(self.savepoints)))
         checkpoint = self.new()
-        plan = at(name, kind=Savepoint, options=OPTIONS).plan_restore(
+        at(name, kind=Savepoint, options=OPTIONS).restore(
             checkpoint, backend=backend, num_partitions=partitions, claim=claims
         )
-        plan.run()
         _, numbers = self.savepoints.pop(name) if claims else self.savepoints[name]
         assert Path(name).exists() != claims
         self.query.numbers, self.query.backend = dict(numbers), backend
@@ -77,8 +76,7 @@ class SavepointMachine(RuleBasedStateMachine):
     @rule()
     def branch(self):
         checkpoint = self.new()
-        plan = at(self.query.path, options=OPTIONS).plan_branch(checkpoint)
-        plan.run()
+        at(self.query.path, options=OPTIONS).branch(checkpoint)
         shutil.rmtree(self.query.path)
         self.query.path = checkpoint
 

@@ -24,6 +24,8 @@ SPELLED = {
     "sql": "operators",
 }
 """Parameters of methods, by the option that says the same in another word."""
+HOW = {"dry_run", "progress"}
+"""Parameters that say how an operation is called: the same ones of all that have them."""
 CONDITIONS = {"read": "filter", "edit": "delete", "forget": "where"}
 """What the option --where is to a method: a condition may stand where keys may."""
 
@@ -43,7 +45,7 @@ def named_on_the_page() -> list[Named]:
     """Return the methods and attributes of the page's tables of what is read and changed."""
     _, _, rest = (ROOT / "docs" / "python.md").read_text().partition("\n## What is read\n")
     read, _, rest = rest.partition("\n## What is changed\n")
-    changed, _, _ = rest.partition("\nEvery plan has")
+    changed, _, _ = rest.partition("\nEvery result has")
     found = []
     for text, is_changed in ((read, False), (changed, True)):
         of: tuple[type, ...] = ()
@@ -100,14 +102,18 @@ def is_in_order(part: list[str], whole: list[str]) -> bool:
 
 
 def test_the_page_names_all_that_the_classes_have() -> None:
-    """Catches an operation that the page lacks, and one that is gone or is not in two."""
+    """Catches an operation that the page lacks, and one that is gone or has no dry run."""
     named = named_on_the_page()
 
     for of in (Checkpoint, Savepoint):
-        public = {name for name in dir(of) if not name.startswith(("_", "plan_"))}
+        public = {name for name in dir(of) if not name.startswith("_")}
         assert {one.name for one in named if of in one.of} == public
-        planned = {name.removeprefix("plan_") for name in dir(of) if name.startswith("plan_")}
-        assert {one.name for one in named if of in one.of and one.is_changed} == planned
+        with_dry_run = {
+            name
+            for name, method in inspect.getmembers(of, inspect.isfunction)
+            if name in public and "dry_run" in inspect.signature(method).parameters
+        }
+        assert {one.name for one in named if of in one.of and one.is_changed} == with_dry_run
 
 
 def test_the_page_names_the_arguments_that_methods_take() -> None:
@@ -119,10 +125,7 @@ def test_the_page_names_the_arguments_that_methods_take() -> None:
             continue
         parameters = parameters_of(method)
         assert is_in_order(one.parameters, parameters), one
-        assert one.has_more or set(parameters) - set(one.parameters) <= {"progress"}, one
-        if one.is_changed:
-            of_plan = parameters_of(getattr(one.of[0], f"plan_{one.name}"))
-            assert is_in_order(one.parameters, of_plan), one
+        assert one.has_more or set(parameters) - set(one.parameters) <= HOW, one
 
 
 def test_the_shell_says_the_same_words_in_the_same_order() -> None:
@@ -138,7 +141,7 @@ def test_the_shell_says_the_same_words_in_the_same_order() -> None:
         if inspect.isfunction(method):
             parameters = parameters_of(method)
             assert is_in_order(options_of(one.command, parameters), parameters), one
-            assert {*parameters} - {*options_of(one.command, parameters)} <= {"progress"}, one
+            assert {*parameters} - {*options_of(one.command, parameters)} <= HOW, one
     on_a_checkpoint = {
         name
         for name in cli.list_commands(click.Context(cli))

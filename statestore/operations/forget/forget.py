@@ -44,14 +44,14 @@ from statestore.operations.forget.certificate import (
     who_and_when,
 )
 from statestore.operations.forget.files import StoreFile, files_of_operator
-from statestore.operations.forget.plans import ForgetPlan
+from statestore.operations.forget.result import Forget
 from statestore.operations.forget.search import find_rows, search
 from statestore.operations.full_state import (
     MAX_STATES_AT_ONCE,
     dealt_anew,
     write_full_state,
 )
-from statestore.operations.plan import no_progress
+from statestore.operations.result import no_progress
 from statestore.operations.rows import read_rows
 from statestore.operations.step import step
 from statestore.operations.writing.changes import NO_CHANGES, pick, write_changes
@@ -67,14 +67,14 @@ if TYPE_CHECKING:
     from statestore.codec.references import StoreName
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.forget.wanted import Wanted
-    from statestore.operations.plan import Progress
+    from statestore.operations.result import Progress
     from statestore.operations.step import Step
 
 _MOST_KEYS_SHOWN = 10
 
 
 @dataclass
-class Forget:
+class Forgetting:
     """Keys of an operator that are to be forgotten; making it reads every state file of it.
 
     Args:
@@ -142,12 +142,12 @@ class Forget:
             )
 
     @property
-    def plan(self) -> ForgetPlan:
-        """What is done."""
+    def result(self) -> Forget:
+        """What it would do."""
         files = self._files()
         removed = [file for file in files if file.is_state]
         found = sorted(self.wanted.found)[:_MOST_KEYS_SHOWN]
-        return ForgetPlan(
+        return Forget(
             checkpoint=self.checkpoint.uri,
             operator=self.operator,
             num_keys=len(self.wanted.encoded),
@@ -164,16 +164,17 @@ class Forget:
             removed=tuple(file.path for file in files),
             removed_bytes=sum(file.info.size for file in files),
             num_shared=sum(file.info.num_names > 1 for file in removed),
+            done=False,
         )
 
-    def run(self, progress: Progress = no_progress) -> Certificate:
+    def run(self, progress: Progress = no_progress) -> Forget:
         """Do it, and search every file that is left.
 
         Args:
             progress: Called with the state partitions written and their number.
 
         Returns:
-            The certificate; `search.outcomes` says of each operator whether the keys are in it.
+            What was done, with the certificate.
 
         Guarantee: on return the query goes on from all other rows, and no state file of the
         operator has a row of the keys. Nothing is changed unless a certificate that says `begun` is
@@ -187,7 +188,7 @@ class Forget:
             NotFoundError, CorruptionError, FencedError: A file cannot be read.
             StorageError: A storage failed, or the certificate cannot be written.
         """
-        certificate = self._described()
+        result, certificate = self.result, self._described()
         if self.found:
             self._require_no_pins()
         options = {
@@ -211,7 +212,7 @@ class Forget:
             )
             self._put(certificate)
             one.result["certificate"] = certificate.fields()
-        return certificate
+        return replace(result, done=True, _certificate=certificate)
 
     def _committed(self, step: Step, certificate: Certificate, progress: Progress) -> Certificate:
         """Write the version without the keys, let it count, and delete what was before it."""

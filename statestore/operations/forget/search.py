@@ -30,8 +30,8 @@ from statestore.operations.forget.files import files_of, files_of_operator, rows
 from statestore.operations.forget.needles import MIN_BYTES, Needles
 from statestore.operations.forget.values import Certainty, ValueSearch, key_columns
 from statestore.operations.forget.wanted import grouping_family, grouping_paths
-from statestore.operations.plan import no_progress
 from statestore.operations.reading.read import decode_by_key
+from statestore.operations.result import no_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.forget.files import StoreFile
     from statestore.operations.forget.wanted import Wanted
-    from statestore.operations.plan import Progress
+    from statestore.operations.result import Progress
 
 Verdict = Literal["forgotten", "found", "not searched"]
 SPARKS_FILES = "Spark's files"

@@ -12,7 +12,7 @@ from statestore.codec.byte_ranges import bits, buffer, unpack
 from statestore.codec.evolution import decode_value_rows, decode_values
 from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
 from statestore.codec.rows import from_numpy
-from statestore.operations.plan import no_progress
+from statestore.operations.result import no_progress
 from statestore.operations.rows import (
     find_family,
     find_store,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from statestore.codec.column_family import ColumnFamily
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.plan import Progress
+    from statestore.operations.result import Progress
     from statestore.operations.store_state import States
 
 NUM_THREADS = 2

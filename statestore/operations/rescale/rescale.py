@@ -30,117 +30,55 @@ from statestore.core.key_groups import check_not_chosen, check_range, default_ma
 from statestore.operations.batches import find_rescale, read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.in_use import is_query_running
-from statestore.operations.plan import no_progress
 from statestore.operations.rehashing import rehash, rehash_effort, rehash_store
-from statestore.operations.rescale.plan import RescalePlan, StoreRescale, UndoPlan, Way
+from statestore.operations.rescale.results import Rescale, StoreRescale, UndoRescale, Way
 from statestore.operations.rescale.undo import Undo
+from statestore.operations.result import no_progress
 from statestore.operations.rows import read_rows
 from statestore.operations.step import step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.operations.batches import OwnBatch
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.plan import Progress
+    from statestore.operations.result import Progress
     from statestore.operations.step import Step
 
 STRICT_DISTRIBUTION_KEY = "spark.sql.streaming.statefulOperator.useStrictDistribution"
-
-
-def plan_rescale(
-    checkpoint: OpenCheckpoint,
-    num_partitions: int,
-    *,
-    count_rows: bool = False,
-) -> RescalePlan:
-    """Return what a rescale would do; reads logs and trailers, changes nothing.
-
-    Args:
-        checkpoint: The checkpoint.
-        num_partitions: Number of state partitions to have, 1 to 32768.
-        count_rows: Whether to read every row, so that the rows of the new state partitions are
-            known where trailers do not tell them.
-
-    Raises:
-        InvalidArgumentError: The number is out of range; a batch is planned but not committed (kind
-            unfinished-batch); another rescale is (kind unfinished-operation); or the query has no
-            state.
-        IncompatibleError: Another provider's checkpoint, or state that does not follow its keys
-            (kind not-rescalable).
-        NotFoundError: There is no checkpoint, or a version of a store is not there; of the heap
-            backend also where its memory cannot be reached (kind
-            driver-lost).
-        CorruptionError, FencedError, StorageError: A file cannot be read.
-    """
-    rescale = _Rescale(checkpoint, num_partitions, is_running=is_query_running(checkpoint))
-    return rescale.plan(count_rows=count_rows)
 
 
 def rescale(
     checkpoint: OpenCheckpoint,
     num_partitions: int,
     *,
+    count_rows: bool = False,
+    dry_run: bool = False,
     progress: Progress = no_progress,
-) -> RescalePlan:
+) -> Rescale:
     """Change the number of state partitions of a query that does not run.
 
-    Args:
-        checkpoint: The checkpoint.
-        num_partitions: Number of state partitions to have, 1 to 32768.
-        progress: Called with what is done and the total: a new state partition of a store counts 1,
-            or where every row is hashed anew each row that is read and each that is written.
-
-    Returns:
-        What was done.
-
-    Guarantee: on return the query goes on from the same rows in the new state partitions. After a
-    raise, or a kill at any moment, it either starts on the old or new ones, whole, or is
-    refused because the rescale is unfinished, by Spark or before Spark 4.2 by the provider; the
-    same call again finishes it, `undo_rescale` takes it back.
-
-    Raises:
-        InUseError: A query, or another operation, is writing the checkpoint; or as `plan_rescale`.
+    Arguments, guarantee and errors as `Checkpoint.rescale`.
     """
-    planned = _Rescale(checkpoint, num_partitions)
+    of = _Rescaling(checkpoint, num_partitions, is_running=dry_run and is_query_running(checkpoint))
+    if dry_run:
+        return of.result(of.changes(), count_rows=count_rows, done=False)
     with step(checkpoint, "rescale", num_partitions=num_partitions) as one:
-        return planned.run(one, progress)
+        return of.run(one, progress, count_rows=count_rows)
 
 
-def plan_undo(checkpoint: OpenCheckpoint) -> UndoPlan:
-    """Return what the undo of the newest rescale would do; changes nothing.
-
-    Args:
-        checkpoint: The checkpoint.
-
-    Raises:
-        InvalidArgumentError: The newest batch is not a rescale's: nothing can be undone, or no more
-            since a batch has run; or what the rescale was made of is not all here.
-        NotFoundError, IncompatibleError, CorruptionError, StorageError: As `plan_rescale`.
-    """
-    return Undo(checkpoint).plan
-
-
-def undo_rescale(checkpoint: OpenCheckpoint) -> UndoPlan:
+def undo_rescale(checkpoint: OpenCheckpoint, *, dry_run: bool = False) -> UndoRescale:
     """Go back to the state partitions before the newest rescale, finished or not.
 
-    Args:
-        checkpoint: The checkpoint.
-
-    Returns:
-        What was done.
-
-    Guarantee: on return the checkpoint is as it was before the rescale. After a raise or a kill
-    Spark refuses to start the query, and the same call again goes on; so does `rescale`.
-
-    Raises:
-        InUseError: A query, or another operation, is writing the checkpoint; or as `plan_undo`.
+    Arguments, guarantee and errors as `Checkpoint.undo_rescale`.
     """
     undo = Undo(checkpoint)
+    if dry_run:
+        return undo.result
     with step(checkpoint, "undo of a rescale") as one:
         undo.run(one)
-    return undo.plan
+    return replace(undo.result, done=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +94,8 @@ class _StoreChange:
     made_of: rescaling.RescaledStores | None
 
 
-class _Rescale:
-    """One rescale of an open checkpoint; of one whose query runs only the plan."""
+class _Rescaling:
+    """One rescale of an open checkpoint; of one whose query runs only a dry run."""
 
     def __init__(
         self, checkpoint: OpenCheckpoint, num_partitions: int, *, is_running: bool = False
@@ -178,26 +116,35 @@ class _Rescale:
         self._begun = None if found is None or found.is_committed else found
         if self._begun is not None and self._begun.num_partitions != num_partitions:
             raise _begun_with_another(checkpoint, self._begun, num_partitions)
-        self._is_done = self._begun is None and checkpoint.num_partitions == num_partitions
-        self._batch = checkpoint.newest_version
-        if self._is_done:
-            self._batch -= 1
+        self._is_needed = self._begun is not None or checkpoint.num_partitions != num_partitions
+        self._batch = checkpoint.newest_version - (not self._is_needed)
 
-    def plan(self, *, count_rows: bool) -> RescalePlan:
-        """Return what is to be done."""
-        changes = [] if self._is_done else self._changes()
+    def result(self, changes: Sequence[_StoreChange], *, count_rows: bool, done: bool) -> Rescale:
+        """Return what is to be done, or was."""
         stores = list(map(self._describe, changes))
         if count_rows:
             stores = list(map(self._counted, stores, changes))
-        return self._as_plan(stores)
+        return Rescale(
+            checkpoint=self._checkpoint.uri,
+            backend=self._backend,
+            batch=self._batch,
+            num_partitions_before=self._checkpoint.num_partitions,
+            num_partitions=self._num_partitions,
+            is_begun=self._begun is not None,
+            is_needed=self._is_needed,
+            is_running=self._is_running,
+            stores=tuple(stores),
+            done=done,
+        )
 
-    def run(self, step: Step, progress: Progress) -> RescalePlan:
+    def run(self, step: Step, progress: Progress, *, count_rows: bool) -> Rescale:
         """Do it."""
         step.to_version = self._batch + 1
         step.result["num_partitions_before"] = self._checkpoint.num_partitions
-        if self._is_done:
-            return self._as_plan([])
-        changes = self._changes()
+        changes = self.changes()
+        result = self.result(changes, count_rows=count_rows, done=True)
+        if not self._is_needed:
+            return result
         step.commit(
             self._batch,
             "rescale",
@@ -205,22 +152,12 @@ class _Rescale:
             is_begun=self._begun is not None,
             num_partitions=self._num_partitions,
         )
-        return self._as_plan(map(self._describe, changes))
+        return result
 
-    def _as_plan(self, stores: Iterable[StoreRescale]) -> RescalePlan:
-        return RescalePlan(
-            checkpoint=self._checkpoint.uri,
-            backend=self._backend,
-            batch=self._batch,
-            num_partitions_before=self._checkpoint.num_partitions,
-            num_partitions=self._num_partitions,
-            is_begun=self._begun is not None,
-            is_done=self._is_done,
-            is_running=self._is_running,
-            stores=tuple(stores),
-        )
-
-    def _changes(self) -> list[_StoreChange]:
+    def changes(self) -> list[_StoreChange]:
+        """Return what is done with each store."""
+        if not self._is_needed:
+            return []
         heads: dict[tuple[int, str], dict[int, PublishedFile]] = {}
         for store, head in self._checkpoint.heads(self._checkpoint.newest_version).items():
             heads.setdefault((store.operator, store.name), {})[store.partition] = head

@@ -19,7 +19,7 @@ from statestore.codec.references import StoreName
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.batches import find_rescale
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
-from statestore.operations.rescale.plan import UndoPlan
+from statestore.operations.rescale.results import UndoRescale
 from statestore.operations.upkeep.verify import verify
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ class Undo:
         checkpoint: The checkpoint.
 
     Attributes:
-        plan: What it does.
+        result: What it would do.
 
     Raises:
         InvalidArgumentError, NotFoundError, IncompatibleError, CorruptionError, StorageError: As
-            `plan_undo`.
+            `Checkpoint.undo_rescale`.
     """
 
     def __init__(self, checkpoint: OpenCheckpoint) -> None:
@@ -63,7 +63,7 @@ class Undo:
             if found.is_committed:
                 self._check_rescaled()
             self._check_state_before()
-        self.plan = UndoPlan(
+        self.result = UndoRescale(
             checkpoint=checkpoint.uri,
             batch=None if found is None else found.batch,
             was_committed=found is not None and found.is_committed,
@@ -71,13 +71,14 @@ class Undo:
             num_partitions=before,
             version=self._version,
             stores=tuple(location.store for location in self._locations),
+            done=False,
         )
 
     def run(self, step: Step) -> None:
         """Do it."""
         checkpoint, found = self._checkpoint, self._found
         step.to_version = self._version - 1
-        step.result["num_partitions"] = self.plan.num_partitions
+        step.result["num_partitions"] = self.result.num_partitions
         if found is not None:
             checkpoint.commits.delete(found.batch)
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:

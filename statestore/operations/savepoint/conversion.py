@@ -1,4 +1,4 @@
-"""What a conversion of a checkpoint from one provider to another would do; nothing is written."""
+"""What a conversion from one provider to another did or would do; nothing is written here."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ from statestore.core.text import format_table
 from statestore.operations.batches import read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.new_directory import check_target, read_metadata
-from statestore.operations.plan import Change, Plan
+from statestore.operations.result import Change, Made, Making
 from statestore.operations.rows import find_states
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from statestore.checkpoint.layout import StoreLocation
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
@@ -41,7 +43,7 @@ _MAX_SCHEMA_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorPlan:
+class ConvertedOperator:
     """A stateful operator to convert.
 
     Attributes:
@@ -56,8 +58,8 @@ class OperatorPlan:
 
 
 @dataclass(frozen=True, repr=False)
-class ConvertPlan(Plan[Any]):
-    """A conversion that can be done.
+class Convert(Making[Made]):
+    """What a conversion did, or would do.
 
     Attributes:
         checkpoint, new: URIs of the checkpoint and of what is made from it.
@@ -70,6 +72,7 @@ class ConvertPlan(Plan[Any]):
         state_bytes: Bytes of the state files that are read; None where only Spark can read them.
         unseen: The newest batches, ascending, where an operation made them and no sink was given
             them, and the target writes no entry of them into the log of Spark's file sink.
+        rows: Rows by operator ID and store name, of all state partitions; None of a dry run.
     """
 
     checkpoint: str
@@ -79,10 +82,11 @@ class ConvertPlan(Plan[Any]):
     batch: int
     num_partitions: int
     checkpoint_format: int
-    operators: tuple[OperatorPlan, ...]
+    operators: tuple[ConvertedOperator, ...]
     is_begun: bool
     state_bytes: int | None
     unseen: tuple[int, ...] = ()
+    rows: Mapping[tuple[int, str], int] | None = None
 
     @property
     def size_bytes(self) -> int | None:
@@ -94,8 +98,7 @@ class ConvertPlan(Plan[Any]):
         """The new checkpoint."""
         return (Change("write", self.new),)
 
-    def describe(self) -> str:
-        """Return from what to what, and every store."""
+    def __str__(self) -> str:
         lines = [
             f"from  {self.checkpoint}: {self.source}, version {self.version}",
             f"to    {self.new}: {self.target}",
@@ -118,6 +121,7 @@ class ConvertPlan(Plan[Any]):
     def fields(self) -> dict[str, Any]:
         """Return the attributes that tell of the state, and every store."""
         return {
+            "done": self.done,
             "checkpoint": self.checkpoint,
             "new": self.new,
             "source": self.source,
@@ -133,6 +137,7 @@ class ConvertPlan(Plan[Any]):
                     "name": operator.info.name,
                     "store": store.name,
                     "num_partitions": operator.num_partitions,
+                    "rows": self.rows and self.rows.get((operator.info.id, store.name), 0),
                 }
                 for operator in self.operators
                 for store in operator.info.stores
@@ -147,10 +152,10 @@ class ConvertPlan(Plan[Any]):
     @property
     def num_stores(self) -> int:
         """Number of state stores, each a state partition of one store."""
-        return sum(len(plan.info.stores) * plan.num_partitions for plan in self.operators)
+        return sum(len(of.info.stores) * of.num_partitions for of in self.operators)
 
 
-def plan_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> ConvertPlan:
+def decide_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> Convert[Any]:
     """Return what a conversion would do.
 
     Args:
@@ -188,7 +193,7 @@ def plan_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> ConvertPlan
             checkpoint=checkpoint.uri,
             to_fix="convert to spark-rocksdb",
         )
-    return ConvertPlan(
+    return Convert(
         checkpoint.uri,
         new.uri,
         source,
@@ -200,6 +205,7 @@ def plan_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> ConvertPlan
         check_target(new, CONVERT, checkpoint.uri),
         _state_bytes(checkpoint, batch + 1),
         _unseen(checkpoint, batch) if TARGETS[to] in SPARK_PROVIDERS.values() else (),
+        done=False,
     )
 
 
@@ -240,7 +246,7 @@ def _check_pair(checkpoint: OpenCheckpoint, source: str, to: str) -> None:
         )
 
 
-def _operators(checkpoint: OpenCheckpoint) -> tuple[OperatorPlan, ...]:
+def _operators(checkpoint: OpenCheckpoint) -> tuple[ConvertedOperator, ...]:
     """Return every operator with state, after a check that no other state is there."""
     infos = checkpoint.operators
     for info in infos:
@@ -268,10 +274,10 @@ def schemas_of(store: StoreInfo) -> tuple[str, ...]:
     return store.schema_files or (f"0/{store.name}/_metadata/schema".replace("/default/", "/"),)
 
 
-def _operator(checkpoint: OpenCheckpoint, info: OperatorInfo) -> OperatorPlan:
+def _operator(checkpoint: OpenCheckpoint, info: OperatorInfo) -> ConvertedOperator:
     """Return what is to convert of an operator, whichever provider wrote it, wherever it is."""
     if info.has_families:  # the schemas were looked for with the metadata
-        return OperatorPlan(info, checkpoint.num_partitions)
+        return ConvertedOperator(info, checkpoint.num_partitions)
     for store in info.stores:
         schema = f"{checkpoint.state_directory}/{info.id}/{schemas_of(store)[-1]}"
         directory, _, name = schema.rpartition("/")
@@ -285,12 +291,12 @@ def _operator(checkpoint: OpenCheckpoint, info: OperatorInfo) -> OperatorPlan:
             )
     ids = checkpoint.commit_entry(checkpoint.newest_version - 1).checkpoint_ids.get(str(info.id))
     if ids is not None:
-        return OperatorPlan(info, len(ids))
+        return ConvertedOperator(info, len(ids))
     first = StoreName(info.id, 0, info.stores[0].name)
     family = ColumnFamily(0, "default", _read_key_schema(checkpoint.home(first)))
     if is_single(first.name, (family,), _used_partitions(checkpoint, info.id)):
-        return OperatorPlan(info, 1)
-    return OperatorPlan(info, checkpoint.num_partitions)
+        return ConvertedOperator(info, 1)
+    return ConvertedOperator(info, checkpoint.num_partitions)
 
 
 def _used_partitions(checkpoint: OpenCheckpoint, operator: int) -> set[int]:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from statestore.codec.references import StoreName
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.copying import Made
+    from statestore.operations.copying import MadeFiles
     from statestore.operations.passes import NewState, Store
     from statestore.operations.store_state import StoreState
 
@@ -102,7 +102,7 @@ class FromSpark(Pass):
             return {file.trailer.store: file for file in pool.map(write_one, self.states)}
 
 
-def decide_from_spark(checkpoint: OpenCheckpoint, target: Place, backend: str) -> Copy[Made]:
+def decide_from_spark(checkpoint: OpenCheckpoint, target: Place, backend: str) -> Copy[MadeFiles]:
     """Decide how the newest version of a checkpoint of Spark's becomes one of this package's.
 
     Nothing is written. The query goes on under its ID, with as many state partitions. `Copy.run`
@@ -140,7 +140,7 @@ def decide_from_spark(checkpoint: OpenCheckpoint, target: Place, backend: str) -
     query_id = version.query_id or ""
     require_same = same_batches(checkpoint)
 
-    def becomes(made: Made) -> tuple[str, Made]:
+    def becomes(made: MadeFiles) -> tuple[str, MadeFiles]:
         # A query over Spark's providers holds no lease: nothing kept it away.
         require_same()
         return query_metadata(query_id), made

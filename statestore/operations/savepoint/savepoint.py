@@ -27,7 +27,7 @@ from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.core.text import format_bytes, format_fields, to_time
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.copying import Copy, Made, same_shape, source_of
+from statestore.operations.copying import Copy, MadeFiles, same_shape, source_of
 from statestore.operations.new_directory import (
     QUERY_ID,
     check_finished,
@@ -35,7 +35,6 @@ from statestore.operations.new_directory import (
     read_metadata,
 )
 from statestore.operations.passes import Copied, Dealt
-from statestore.operations.plan import no_progress
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -44,7 +43,8 @@ if TYPE_CHECKING:
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.committed_version import CommittedVersion
-    from statestore.operations.plan import Progress
+    from statestore.operations.copy_result import CopyResult
+    from statestore.operations.result import Made, Progress
 
 FORMAT_VERSION = 1
 CANONICAL_BACKEND = "filesystem"
@@ -160,12 +160,14 @@ def decide_savepoint(
 def take_savepoint(
     place: Place,
     destination: Place,
+    made: Callable[[SavepointInfo], Made],
     *,
     version: int | None = None,
     form: SavepointForm = "canonical",
-    progress: Progress = no_progress,
-) -> SavepointInfo:
-    """Take a savepoint, as `decide_savepoint` decides and `Copy.run` makes it.
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> CopyResult[Made]:
+    """Take a savepoint, as `decide_savepoint` decides and `Copy.result` makes it.
 
     Where the query's retention deletes a file that is being copied, a newer version is copied
     instead, unless one was asked for.
@@ -173,9 +175,11 @@ def take_savepoint(
     Args:
         place: The checkpoint.
         destination: As `decide_savepoint`.
+        made: As `Copy.result`.
         version: As `decide_savepoint`.
         form: As `decide_savepoint`.
-        progress: As `Copy.run`.
+        dry_run: As `Copy.result`.
+        progress: As `Copy.result`.
 
     Raises:
         NotFoundError: The version is being expired faster than it is copied; or as `Copy.run`.
@@ -185,9 +189,8 @@ def take_savepoint(
     for attempt in range(_ATTEMPTS):
         try:
             with open_checkpoint(place) as source:
-                return decide_savepoint(source, destination, version=version, form=form).run(
-                    progress
-                )
+                copy = decide_savepoint(source, destination, version=version, form=form)
+                return copy.result(made, dry_run=dry_run, progress=progress)
         except NotFoundError as error:
             is_expiring = error.kind in ("file-not-found", "version-not-found")
             if version is not None or not is_expiring or attempt == _ATTEMPTS - 1:
@@ -201,7 +204,7 @@ def savepoint_of(
     form: SavepointForm,
     *,
     query_id: str | None = None,
-) -> Callable[[Made], tuple[str, SavepointInfo]]:
+) -> Callable[[MadeFiles], tuple[str, SavepointInfo]]:
     """Return what makes a copy of a version a savepoint: `Copy.becomes`.
 
     Args:
@@ -211,7 +214,7 @@ def savepoint_of(
         query_id: ID of the query, empty for none; that of the version when None.
     """
 
-    def becomes(made: Made) -> tuple[str, SavepointInfo]:
+    def becomes(made: MadeFiles) -> tuple[str, SavepointInfo]:
         sizes = [file.ref.size for file in made.values()]
         savepoint = SavepointInfo(
             form=form,

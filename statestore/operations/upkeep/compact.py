@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from statestore.core.text import format_bytes, format_count, format_table
-from statestore.operations.plan import Change, Plan, no_progress
+from statestore.operations.result import Change, Result, no_progress
 from statestore.operations.step import step
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.versions import VersionsBase
     from statestore.codec.references import StoreName
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.plan import Progress
+    from statestore.operations.result import Progress
 
 _MERGE_ALL = 1000
 """Files of similar size, the most that the option takes: what is merged is all of a version."""
@@ -44,8 +44,8 @@ class StoreCompact:
 
 
 @dataclass(frozen=True, repr=False)
-class CompactPlan(Plan["CompactPlan"]):
-    """What a compaction does, or did.
+class Compact(Result):
+    """What a compaction did, or would do.
 
     Attributes:
         checkpoint: URI of the checkpoint.
@@ -77,8 +77,7 @@ class CompactPlan(Plan["CompactPlan"]):
         """The files that are written."""
         return tuple(Change("write", store.file) for store in self.stores)
 
-    def describe(self) -> str:
-        """Return how much each store's file stands for."""
+    def __str__(self) -> str:
         if not self.stores:
             return f"Nothing to do: version {self.version} is one file in every store."
         rows = [
@@ -97,38 +96,23 @@ class CompactPlan(Plan["CompactPlan"]):
         return {"num_files": self.num_files, "num_bytes": self.num_bytes, **super().fields()}
 
 
-def plan_compact(checkpoint: OpenCheckpoint, *, progress: Progress = no_progress) -> CompactPlan:
-    """Say what `compact` would write; nothing is changed. Arguments and errors as there."""
-    checkpoint.check_of_query()
-    return _compact(checkpoint, progress, writes=False)
-
-
-def compact(checkpoint: OpenCheckpoint, *, progress: Progress = no_progress) -> CompactPlan:
+def compact(
+    checkpoint: OpenCheckpoint, *, dry_run: bool = False, progress: Progress = no_progress
+) -> Compact:
     """Write the newest version whole: a snapshot, or all of its files merged into one.
 
-    Args:
-        checkpoint: The checkpoint.
-        progress: Called with the stores done and their number.
-
-    Guarantee: on return every store has the version in one file, which is durable; no version has
-    changed. After a raise half way the stores that were done have it.
-
-    Raises:
-        NotFoundError: No checkpoint.
-        InvalidArgumentError: A savepoint, which is never changed; or the package that the state
-            backend needs is not installed.
-        InUseError: A query is writing the checkpoint, or may be, since this process stood still for
-            longer than its lease lasts.
-        CorruptionError, FencedError, IncompatibleError, StorageError: A file cannot be read, or the
-            storage or local disk failed.
+    Arguments, guarantee and errors as `Checkpoint.compact`.
     """
+    if dry_run:
+        checkpoint.check_of_query()
+        return _compact(checkpoint, progress, writes=False)
     with step(checkpoint, "compact") as one:
-        plan = _compact(checkpoint, progress, writes=True)
-        one.result |= {"num_files": plan.num_files, "num_bytes": plan.num_bytes}
-        return plan
+        done = _compact(checkpoint, progress, writes=True)
+        one.result |= {"num_files": done.num_files, "num_bytes": done.num_bytes}
+        return done
 
 
-def _compact(checkpoint: OpenCheckpoint, progress: Progress, *, writes: bool) -> CompactPlan:
+def _compact(checkpoint: OpenCheckpoint, progress: Progress, *, writes: bool) -> Compact:
     """Compact, or only say what would be done."""
     version = checkpoint.newest_version
     stores: list[StoreCompact] = []
@@ -139,7 +123,7 @@ def _compact(checkpoint: OpenCheckpoint, progress: Progress, *, writes: bool) ->
             form = checkpoint.work.form(location.body)
             versions = form.versions(location, checkpoint.clock, checkpoint.backend, directory)
             try:
-                found = _plan_store(versions, head)
+                found = _decide_store(versions, head)
                 if found is not None:
                     stores.append(found)
                     if writes:
@@ -147,10 +131,10 @@ def _compact(checkpoint: OpenCheckpoint, progress: Progress, *, writes: bool) ->
             finally:
                 versions.forget_heads()
             progress(number, len(heads))
-    return CompactPlan(checkpoint.uri, version, tuple(stores))
+    return Compact(checkpoint.uri, version, tuple(stores), done=writes)
 
 
-def _plan_store(versions: VersionsBase, head: PublishedFile) -> StoreCompact | None:
+def _decide_store(versions: VersionsBase, head: PublishedFile) -> StoreCompact | None:
     files = versions.files_of(head)
     if len(files) == 1:
         return None

@@ -13,14 +13,14 @@ from statestore.checkpoint.rescale_refs import find_refs
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.text import format_bytes, format_count, format_table
 from statestore.io.deferred import DeferredDeletes
-from statestore.operations.plan import Change, Plan, no_progress
+from statestore.operations.result import Change, Result, no_progress
 from statestore.operations.step import step
 
 if TYPE_CHECKING:
     from statestore.codec.references import StoreName
     from statestore.io.file_io import FileInfo
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.plan import Progress
+    from statestore.operations.result import Progress
 
 MIN_VERSIONS = 2
 """A restart may need the version before the newest: its batch may have to run again."""
@@ -74,8 +74,8 @@ class StoreStay:
 
 
 @dataclass(frozen=True, repr=False)
-class ExpirePlan(Plan["ExpirePlan"]):
-    """What an expiry does, or did.
+class Expire(Result):
+    """What an expiry did, or would do.
 
     Attributes:
         checkpoint: URI of the checkpoint.
@@ -111,8 +111,7 @@ class ExpirePlan(Plan["ExpirePlan"]):
         """The files that are deleted."""
         return tuple(Change("delete", file) for store in self.stores for file in store.files)
 
-    def describe(self) -> str:
-        """Return how much goes of each store, and why older versions stay."""
+    def __str__(self) -> str:
         stay = f"versions from {self.oldest_version} on stay."
         if not self.stores:
             return "\n".join([f"Nothing to delete: {stay}", *self._reasons()])
@@ -150,60 +149,32 @@ class ExpirePlan(Plan["ExpirePlan"]):
         return {"num_files": self.num_files, "num_bytes": self.num_bytes, **super().fields()}
 
 
-def plan_expire(
-    checkpoint: OpenCheckpoint,
-    keep: int,
-    *,
-    progress: Progress = no_progress,
-) -> ExpirePlan:
-    """Say what `expire` would delete; nothing is changed.
-
-    Args:
-        checkpoint: The checkpoint. Its option orphan_age_ms says how old a file that nobody needs
-            must be, since another process may be writing it.
-        keep: How many versions stay loadable, the newest; at least 2.
-        progress: Called with the stores done and their number.
-
-    Raises:
-        NotFoundError: No checkpoint.
-        InvalidArgumentError: keep is less than 2; or a savepoint, which is never changed.
-        CorruptionError, IncompatibleError, StorageError: A trailer cannot be read; nothing can be
-            deleted safely then.
-    """
-    checkpoint.check_of_query()
-    return _expire(checkpoint, keep, progress, deletes=False)
-
-
 def expire(
     checkpoint: OpenCheckpoint,
     keep: int,
     *,
+    dry_run: bool = False,
     progress: Progress = no_progress,
-) -> ExpirePlan:
+) -> Expire:
     """Delete the versions before the newest few, with the files that only they need.
 
-    Arguments and errors as `plan_expire`. Savepoints are elsewhere and never touched.
-
-    Guarantee: the newest `keep` versions stay loadable, also after a raise half way, and so do
-    those that a savepoint or branch being made has pinned.
-
-    Raises:
-        InUseError: A query is writing the checkpoint, or may be, since this process stood still for
-            longer than its lease lasts.
+    The checkpoint's option orphan_age_ms says how old a file that nobody needs must be, since
+    another process may be writing it. Arguments, guarantee and errors as `Checkpoint.expire`.
     """
+    if dry_run:
+        checkpoint.check_of_query()
+        return _expire(checkpoint, keep, progress, deletes=False)
     with step(checkpoint, "expire", keep=keep) as one:
-        plan = _expire(checkpoint, keep, progress, deletes=True)
+        done = _expire(checkpoint, keep, progress, deletes=True)
         one.result |= {
-            "oldest_version": plan.oldest_version,
-            "num_files": plan.num_files,
-            "num_bytes": plan.num_bytes,
+            "oldest_version": done.oldest_version,
+            "num_files": done.num_files,
+            "num_bytes": done.num_bytes,
         }
-        return plan
+        return done
 
 
-def _expire(
-    checkpoint: OpenCheckpoint, keep: int, progress: Progress, *, deletes: bool
-) -> ExpirePlan:
+def _expire(checkpoint: OpenCheckpoint, keep: int, progress: Progress, *, deletes: bool) -> Expire:
     """Expire, or only say what would go."""
     if keep < MIN_VERSIONS:
         raise InvalidArgumentError(
@@ -239,7 +210,7 @@ def _expire(
             if stay is not None:
                 stays.append(stay)
             progress(number, len(heads))
-    return ExpirePlan(checkpoint.uri, keep, oldest, tuple(stores), tuple(stays))
+    return Expire(checkpoint.uri, keep, oldest, tuple(stores), tuple(stays), done=deletes)
 
 
 def _stay(

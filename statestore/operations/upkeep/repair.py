@@ -10,14 +10,14 @@ or not. Nothing goes back behind a `forget`: files of before may be left, and ha
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.operations.batches import read_own_batch
-from statestore.operations.plan import Change, Plan, no_progress
+from statestore.operations.result import Change, Result, no_progress
 from statestore.operations.rows import check_committed
 from statestore.operations.step import step
 from statestore.operations.upkeep.verify import verify
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from statestore.operations.batches import BatchKind
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.plan import Progress
+    from statestore.operations.result import Progress
     from statestore.operations.upkeep.verification import Finding
 
 ASIDE = "statestore-repair"
@@ -35,8 +35,8 @@ ASIDE = "statestore-repair"
 
 
 @dataclass(frozen=True, repr=False)
-class RepairPlan(Plan["RepairPlan"]):
-    """What a repair does, or did.
+class Repair(Result):
+    """What a repair did, or would do.
 
     Attributes:
         checkpoint: URI of the checkpoint.
@@ -85,8 +85,7 @@ class RepairPlan(Plan["RepairPlan"]):
             *(Change("move", f"offsets/{batch}") for batch in reversed(self.unplans)),
         )
 
-    def describe(self) -> str:
-        """Return what is wrong, the version to go back to, and which batches run again."""
+    def __str__(self) -> str:
         lines = [finding.describe() for finding in self.findings]
         if not self.is_needed:
             lines.append(f"Version {self.version}, the newest, can be read: nothing to repair.")
@@ -117,34 +116,48 @@ class RepairPlan(Plan["RepairPlan"]):
         return {"is_needed": self.is_needed, **super().fields()}
 
 
-def plan_repair(
+def repair(
     checkpoint: OpenCheckpoint,
     *,
     deep: bool = True,
+    dry_run: bool = False,
     progress: Progress = no_progress,
-) -> RepairPlan:
-    """Find the newest version that can be read; nothing is changed.
+) -> Repair:
+    """Take a checkpoint back to its newest version that can be read.
 
-    Args:
-        checkpoint: The checkpoint, or a savepoint.
-        deep: Whether a version counts as readable only after every byte of it was read.
-        progress: As `verify`, once for each version that is tried.
-
-    Raises:
-        NotFoundError: No checkpoint, or no version that can be read (kind version-not-found) since
-            keys were forgotten.
-        InvalidArgumentError: A savepoint, which is never changed; or as `verify`.
-        IncompatibleError, StorageError: As `verify`: what cannot be reached is not taken for
-            damaged.
+    Arguments, guarantee and errors as `Checkpoint.repair`.
     """
-    checkpoint.check_of_query()
-    _ = checkpoint.backend  # what another provider wrote is read, not changed
+    if dry_run:
+        checkpoint.check_of_query()
+        _ = checkpoint.backend  # what another provider wrote is read, not changed
+        return _find(checkpoint, progress, deep=deep)
+    with step(checkpoint, "repair", deep=deep) as one:
+        found = _find(checkpoint, progress, deep=deep)
+        one.to_version = found.version
+        # Newest first, commits before offsets: whatever is left at a kill are logs without a gap.
+        for batch in reversed(found.uncommits):
+            _set_aside(checkpoint.commits, batch, found.aside)
+        num_partitions = checkpoint.num_partitions_at(found.version)
+        if found.unplans:
+            one.write_num_partitions(num_partitions, found.version)
+        for batch in reversed(found.unplans):
+            _set_aside(checkpoint.offsets, batch, found.aside)
+        one.result |= {
+            "uncommits": list(found.uncommits),
+            "unplans": list(found.unplans),
+            "aside": found.aside,
+        }
+        return replace(found, done=True)
+
+
+def _find(checkpoint: OpenCheckpoint, progress: Progress, *, deep: bool) -> Repair:
+    """Find the newest version that can be read."""
     findings: list[Finding] = []
     for batch in reversed(checkpoint.done_batches):
         found = verify(checkpoint, versions=[batch + 1], deep=deep, progress=progress)
         findings += found.findings
         if found.is_readable(batch + 1):
-            return _plan(checkpoint, batch + 1, findings)
+            return _back_to(checkpoint, batch + 1, findings)
         if _kind_of(checkpoint, batch) == "forgotten":
             raise NotFoundError(
                 "no version can be read since keys were forgotten, and those before have the keys",
@@ -167,7 +180,8 @@ def plan_repair(
     )
 
 
-def _plan(checkpoint: OpenCheckpoint, version: int, findings: list[Finding]) -> RepairPlan:
+def _back_to(checkpoint: OpenCheckpoint, version: int, findings: list[Finding]) -> Repair:
+    """Return what going back to a version would do."""
     # Batch `version` makes the version after it. Later ones are planned where a repair was killed
     # after it took out their commits, too.
     planned = [batch for batch in checkpoint.planned_batches if batch >= version]
@@ -189,7 +203,7 @@ def _plan(checkpoint: OpenCheckpoint, version: int, findings: list[Finding]) -> 
     replayed = version if version in {*planned} - {*rescales, *edits, *damaged} else None
     unplans = tuple(batch for batch in planned if batch != replayed)
     uncommits = tuple(batch for batch in checkpoint.committed_batches if batch >= version)
-    return RepairPlan(
+    return Repair(
         checkpoint=checkpoint.uri,
         newest_version=checkpoint.newest_version,
         version=version,
@@ -207,6 +221,7 @@ def _plan(checkpoint: OpenCheckpoint, version: int, findings: list[Finding]) -> 
         aside=_find_aside(
             checkpoint, version, ((checkpoint.commits, uncommits), (checkpoint.offsets, unplans))
         ),
+        done=False,
     )
 
 
@@ -235,44 +250,6 @@ def _find_aside(
         if all(_try_read(log, batch, directory) in (None, data) for log, batch, data in wanted):
             return directory
     raise AssertionError("unreachable")
-
-
-def repair(
-    checkpoint: OpenCheckpoint,
-    *,
-    deep: bool = True,
-    progress: Progress = no_progress,
-) -> RepairPlan:
-    """Take a checkpoint back to its newest version that can be read.
-
-    Arguments and errors as `plan_repair`.
-
-    Guarantee: on return the query starts from `RepairPlan.version`, and every entry that was taken
-    out of Spark's logs is in `RepairPlan.aside`. After a raise or a kill a query starts from that
-    version, from the one it would have started from before, or Spark refuses; doing it again
-    finishes it.
-
-    Raises:
-        InUseError: A query is writing the checkpoint, or may be, since this process stood still for
-            longer than its lease lasts; what is left is done by doing it again.
-    """
-    with step(checkpoint, "repair", deep=deep) as one:
-        plan = plan_repair(checkpoint, deep=deep, progress=progress)
-        one.to_version = plan.version
-        # Newest first, commits before offsets: whatever is left at a kill are logs without a gap.
-        for batch in reversed(plan.uncommits):
-            _set_aside(checkpoint.commits, batch, plan.aside)
-        num_partitions = checkpoint.num_partitions_at(plan.version)
-        if plan.unplans:
-            one.write_num_partitions(num_partitions, plan.version)
-        for batch in reversed(plan.unplans):
-            _set_aside(checkpoint.offsets, batch, plan.aside)
-        one.result |= {
-            "uncommits": list(plan.uncommits),
-            "unplans": list(plan.unplans),
-            "aside": plan.aside,
-        }
-        return plan
 
 
 def _aside_path(log: QueryLog, batch: int, directory: str) -> str:

@@ -33,12 +33,12 @@ from statestore.io.local import named_errors
 from statestore.operations import spark_states
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint, open_checkpoint
 from statestore.operations.new_directory import read_metadata
-from statestore.operations.plan import no_progress
 from statestore.operations.processes import (
     map_in_processes,
     num_processes,
     place_for_processes,
 )
+from statestore.operations.result import no_progress
 from statestore.operations.rows import check_committed, most_rows, state_of
 from statestore.operations.source_logs import SOURCES, check_sources
 from statestore.operations.upkeep.expired import (
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import FileRef, StoreName
     from statestore.io.place import Place
-    from statestore.operations.plan import Progress
+    from statestore.operations.result import Progress
     from statestore.operations.store_state import StoreState
 
 NUM_READERS = 2

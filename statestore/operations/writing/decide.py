@@ -37,7 +37,6 @@ from statestore.operations.writing.found import check_found, deleted_in_words, f
 from statestore.operations.writing.given import by_operator, read_given, rows_of
 from statestore.operations.writing.given_pass import Given
 from statestore.operations.writing.in_place import EditInPlace
-from statestore.operations.writing.row_files import RowsFile
 from statestore.operations.writing.shape import find_shape, shapes_of
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ def _of_rows(
     for operator, name, given in _named(operators):
         shape, family = find_shape(shapes, operator, name)
         stored = _stored(found, shape, family) if makes else None
-        if isinstance(given, Path | RowsFile):
+        if isinstance(given, Path):
             given = read_given(
                 given, shape.name, family, has_values=True, merges_zeros=shape.merges_zeros
             )
@@ -359,7 +358,7 @@ def _schema_files(version: CommittedVersion, rows: list[FamilyRows]) -> dict[str
     """Return Spark's files of state schemas that change, by their path."""
     changed: dict[str, dict[str, ColumnFamily]] = {}
     for of in rows:
-        if of.plan.key_schema is None and of.plan.value_schema is None:
+        if of.change.key_schema is None and of.change.value_schema is None:
             continue
         operator = version.checkpoint.operator(of.shape.operator)
         store = next(store for store in operator.stores if store.name == of.shape.name)

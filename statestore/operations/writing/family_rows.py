@@ -14,7 +14,7 @@ import pyarrow.ipc as ipc
 
 from statestore.codec.key_bytes import split_values
 from statestore.codec.rows import SCHEMA, from_numpy, to_numpy
-from statestore.operations.copy_plan import FamilyPlan
+from statestore.operations.copy_result import FamilyChange
 from statestore.operations.reading.condition import Condition
 from statestore.operations.reading.read import decode_batch
 from statestore.operations.writing.columns import FamilyColumns
@@ -65,10 +65,10 @@ class FamilyRows:
         return FamilyColumns(self.shape.name, self.family, self.shape.merges_zeros)
 
     @property
-    def plan(self) -> FamilyPlan:
+    def change(self) -> FamilyChange:
         """What is done, in words."""
         now, then = self.before, self.family
-        return FamilyPlan(
+        return FamilyChange(
             self.shape.operator,
             self.shape.name,
             self.family.name,

@@ -103,42 +103,18 @@ def as_reader(given: Any) -> pa.RecordBatchReader:
 
 
 def kept(given: Any) -> Any:
-    """Return what was given so that a plan and its run read the same: Arrow data as a table.
+    """Return what was given so that it is the same each time that it is read: a stream as a table.
 
-    A stream is read here, since it is read once only; a file, and data of another library, which
-    may change, are copied. Anything else is returned as it is.
+    So is data of other libraries; a file is copied. Anything else is returned as it is.
 
     Raises:
         InvalidArgumentError: As `RowsFile`; or as `as_reader`.
     """
     if isinstance(given, Path):
         return RowsFile(given)
-    if isinstance(given, pa.RecordBatchReader):
-        return given.read_all()
     if isinstance(given, pa.Table) or not hasattr(given, "__arrow_c_stream__"):
         return given
-    table = as_reader(given).read_all()
-    copy = pa.BufferOutputStream()
-    with pa.ipc.new_stream(copy, table.schema) as writer:
-        writer.write_table(table)
-    return pa.ipc.open_stream(copy.getvalue()).read_all()
-
-
-def kept_files(operators: Mapping[int, Any]) -> dict[Any, Any]:
-    """Return what is given for operators with its files as they are now: `kept` of paths alone.
-
-    Streams stay, which may be of more rows than memory holds.
-
-    Raises:
-        InvalidArgumentError: As `by_operator`; or as `RowsFile`.
-    """
-
-    def of(given: Any) -> Any:
-        if isinstance(given, Mapping):
-            return {name: of(one) for name, one in given.items()}
-        return kept(given) if isinstance(given, Path) else given
-
-    return {operator: of(given) for operator, given in by_operator(operators).items()}
+    return as_reader(given).read_all()
 
 
 def by_operator(operators: Any) -> Mapping[int, Any]:

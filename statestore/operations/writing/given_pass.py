@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from statestore.checkpoint.layout import StoreLocation
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.copy_plan import FamilyPlan
+    from statestore.operations.copy_result import FamilyChange
     from statestore.operations.passes import NewState, Store
     from statestore.operations.writing.family_rows import FamilyRows
     from statestore.operations.writing.shape import StoreShape
@@ -59,9 +59,9 @@ class Given(Pass):
         return "written anew"
 
     @property
-    def families(self) -> tuple[FamilyPlan, ...]:
+    def families(self) -> tuple[FamilyChange, ...]:
         """What becomes of the column families, in words."""
-        return tuple(of.plan for of in self.rows)
+        return tuple(of.change for of in self.rows)
 
     def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
         """Write them; refuse a key of one row that is there twice (kind duplicate-key)."""

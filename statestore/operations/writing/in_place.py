@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from statestore.checkpoint.layout import store_directory
 from statestore.core.ids import RandomIds
 from statestore.operations.full_state import MAX_STATES_AT_ONCE
-from statestore.operations.plan import no_progress
+from statestore.operations.result import no_progress
 from statestore.operations.step import step
 from statestore.operations.writing.changes import changes_of, write_changes
-from statestore.operations.writing.plans import EditPlan
+from statestore.operations.writing.edit import Edit
 
 if TYPE_CHECKING:
     from statestore.backends.form import Work
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from statestore.operations.batches import EditBatch
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.committed_version import CommittedVersion
-    from statestore.operations.plan import Progress
+    from statestore.operations.result import Progress
     from statestore.operations.writing.changes import Changes
     from statestore.operations.writing.family_rows import FamilyRows
     from statestore.operations.writing.shape import StoreShape
@@ -70,16 +70,16 @@ class EditInPlace:
                 of.shape.require_by_key()
 
     @property
-    def plan(self) -> EditPlan:
-        """What it does."""
+    def result(self) -> Edit:
+        """What it would do."""
         checkpoint = self.version.checkpoint
-        return EditPlan(
+        return Edit(
             checkpoint=checkpoint.uri,
             backend=checkpoint.backend,
             batch=self.batch.batch,
             version=self.batch.batch + 1,
             is_begun=self.batch.is_begun,
-            families=tuple(of.plan for of in self.rows),
+            families=tuple(of.change for of in self.rows),
             watermark_ms=self.watermark_ms,
             state_bytes=self.version.state_bytes(
                 store
@@ -87,9 +87,10 @@ class EditInPlace:
                 if any(of.shape.operator == store.operator for of in self.rows)
             ),
             directories=tuple(store_directory("state", store) for store in self.version.heads),
+            done=False,
         )
 
-    def run(self, progress: Progress = no_progress) -> EditPlan:
+    def run(self, progress: Progress = no_progress) -> Edit:
         """Make it.
 
         Args:
@@ -130,7 +131,7 @@ class EditInPlace:
                 is_begun=batch.is_begun,
                 watermark_ms=self.watermark_ms,
             )
-        return self.plan
+        return replace(self.result, done=True)
 
     def _write(self, shape: StoreShape, work: Work) -> dict[StoreName, PublishedFile]:
         checkpoint = self.version.checkpoint

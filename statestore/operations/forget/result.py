@@ -1,17 +1,19 @@
-"""What forgetting keys is going to do: what was found, not what was given."""
+"""What forgetting keys did or would do: what was found, not what was given."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from statestore.core.errors import InvalidArgumentError
 from statestore.core.text import format_bytes, format_count, format_fields
 from statestore.operations.forget.certificate import NOT_REACHED, Certificate
-from statestore.operations.plan import Change, Plan
+from statestore.operations.result import Change, Result
 
 
 @dataclass(frozen=True, repr=False)
-class ForgetPlan(Plan[Certificate]):
-    """What forgetting keys does.
+class Forget(Result):
+    """What forgetting keys did, or would do.
 
     Attributes:
         checkpoint: URI of the checkpoint.
@@ -49,6 +51,22 @@ class ForgetPlan(Plan[Certificate]):
     removed: tuple[str, ...]
     removed_bytes: int
     num_shared: int
+    _certificate: Certificate | None = field(default=None, kw_only=True)
+
+    @property
+    def certificate(self) -> Certificate:
+        """What says what was done, and what was found in every file afterwards.
+
+        Raises:
+            InvalidArgumentError: It was not done.
+        """
+        if self._certificate is None:
+            raise InvalidArgumentError(
+                "a dry run has no certificate",
+                operation="forget",
+                to_fix="leave out dry_run=True",
+            )
+        return self._certificate
 
     @property
     def size_bytes(self) -> int:
@@ -64,8 +82,13 @@ class ForgetPlan(Plan[Certificate]):
             *(Change("delete", path) for path in self.removed),
         )
 
-    def describe(self) -> str:
-        """Return what was found and goes, and what keeps the keys all the same."""
+    def fields(self) -> dict[str, Any]:
+        """Return the attributes, and the certificate or None."""
+        of = super().fields()
+        del of["_certificate"]
+        return {**of, "certificate": self.certificate.fields() if self.done else None}
+
+    def __str__(self) -> str:
         has = "has" if self.num_keys_found == 1 else "have"
         more = self.num_keys_found - len(self.keys)
         shared = []
@@ -73,7 +96,7 @@ class ForgetPlan(Plan[Certificate]):
             shared.append(("damaged", f"{len(self.damaged)} of the files cannot be read"))
         if self.num_shared:
             shared.append(("shared", f"{self.num_shared} of the files are a branch's as well"))
-        return format_fields(
+        text = format_fields(
             [
                 ("checkpoint", self.checkpoint),
                 ("operator", self.operator),
@@ -97,3 +120,4 @@ class ForgetPlan(Plan[Certificate]):
                 *(("not reached" if n == 0 else "", line) for n, line in enumerate(NOT_REACHED)),
             ]
         )
+        return f"{text}\n{self.certificate}" if self.done else text

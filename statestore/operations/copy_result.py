@@ -1,17 +1,17 @@
-"""What a copy of a version makes, for people: savepoint, restore, branch, transform and write."""
+"""What a copy of a version made or would make: savepoint, restore, branch, transform and write."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from statestore.codec.spark_types import parse_schema
 from statestore.core.text import format_bytes, format_fields
-from statestore.operations.plan import Change, Plan
+from statestore.operations.result import Change, Made, Making
 
 
 @dataclass(frozen=True, slots=True)
-class FamilyPlan:
+class FamilyChange:
     """What becomes of the rows of a column family.
 
     Attributes:
@@ -48,8 +48,8 @@ class FamilyPlan:
 
 
 @dataclass(frozen=True, repr=False)
-class CopyPlan(Plan[Any]):
-    """What a copy of a version makes: a savepoint, or a checkpoint.
+class CopyResult(Making[Made]):
+    """What a copy of a version made or would make: a savepoint, or a checkpoint.
 
     Attributes:
         operation: The command: savepoint, restore, branch, transform, edit or write.
@@ -80,7 +80,7 @@ class CopyPlan(Plan[Any]):
     operators: dict[int, int]
     dropped_operators: tuple[int, ...]
     added_operators: dict[int, str]
-    families: tuple[FamilyPlan, ...]
+    families: tuple[FamilyChange, ...]
     state_files: str
     state_bytes: int
     copied_bytes: int
@@ -97,8 +97,13 @@ class CopyPlan(Plan[Any]):
         made = Change("write", self.target)
         return (made, Change("delete", self.source)) if self.claim else (made,)
 
-    def describe(self) -> str:
-        """Return what is made of what, and how the state passes."""
+    def fields(self) -> dict[str, Any]:
+        """Return the attributes, but for what was made."""
+        of = asdict(replace(self, _made=None))
+        del of["_made"]
+        return of
+
+    def __str__(self) -> str:
         kept = [
             (f"operator {old}", "keeps its number" if old == new else f"becomes {new}")
             for old, new in self.operators.items()

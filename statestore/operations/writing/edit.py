@@ -1,17 +1,17 @@
-"""What an edit in place is going to do; nothing that does it."""
+"""What an edit in place did or would do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from statestore.core.text import format_bytes, format_fields
-from statestore.operations.copy_plan import FamilyPlan
-from statestore.operations.plan import Change, Plan
+from statestore.operations.copy_result import FamilyChange
+from statestore.operations.result import Change, Result
 
 
 @dataclass(frozen=True, repr=False)
-class EditPlan(Plan["EditPlan"]):
-    """What an edit of a checkpoint in place does, or did.
+class Edit(Result):
+    """What an edit of a checkpoint in place did, or would do.
 
     Attributes:
         checkpoint: URI of the checkpoint.
@@ -30,7 +30,7 @@ class EditPlan(Plan["EditPlan"]):
     batch: int
     version: int
     is_begun: bool
-    families: tuple[FamilyPlan, ...]
+    families: tuple[FamilyChange, ...]
     watermark_ms: int | None
     state_bytes: int
     directories: tuple[str, ...]
@@ -46,8 +46,7 @@ class EditPlan(Plan["EditPlan"]):
         logs = (f"offsets/{self.batch}", f"commits/{self.batch}")
         return tuple(Change("write", path) for path in (*self.directories, *logs))
 
-    def describe(self) -> str:
-        """Return which rows change, and as which version."""
+    def __str__(self) -> str:
         watermark = [] if self.watermark_ms is None else [("watermark", f"{self.watermark_ms} ms")]
         return format_fields(
             [

@@ -1,4 +1,4 @@
-"""What a rescale, or the undo of one, is going to do or did; nothing that does it."""
+"""What a rescale, or the undo of one, did or would do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from statestore.checkpoint.layout import store_directory
 from statestore.codec.references import StoreName
 from statestore.core.text import format_bytes, format_count, format_table
-from statestore.operations.plan import Change, Plan
+from statestore.operations.result import Change, Result
 
 Way = Literal["key-groups", "whole", "rehash"]
 """How a store is rescaled: by files it has already, each new state partition taking its key groups
@@ -90,8 +90,8 @@ class StoreRescale:
 
 
 @dataclass(frozen=True, repr=False)
-class RescalePlan(Plan["RescalePlan"]):
-    """What a rescale does, or did.
+class Rescale(Result):
+    """What a rescale did, or would do.
 
     Attributes:
         checkpoint: URI of the checkpoint.
@@ -102,10 +102,10 @@ class RescalePlan(Plan["RescalePlan"]):
         num_partitions: Number of state partitions afterwards.
         is_begun: Whether the batch is planned already, by a rescale that did not end or by Spark's
             own repartition, which refuses other providers after that.
-        is_done: Whether the checkpoint has that number of state partitions already, so that there
-            is nothing to do.
-        is_running: Whether the query ran when the plan was made: it has to be stopped first, and
-            the numbers are those of its newest committed version.
+        is_needed: Whether the checkpoint has another number of state partitions until now, or has
+            them only of an unfinished rescale.
+        is_running: Whether the query runs: it has to be stopped first, and the numbers are those of
+            its newest committed version.
         stores: What is done with each store.
     """
 
@@ -115,7 +115,7 @@ class RescalePlan(Plan["RescalePlan"]):
     num_partitions_before: int
     num_partitions: int
     is_begun: bool
-    is_done: bool
+    is_needed: bool
     is_running: bool
     stores: tuple[StoreRescale, ...]
 
@@ -127,7 +127,7 @@ class RescalePlan(Plan["RescalePlan"]):
     @property
     def changes(self) -> tuple[Change, ...]:
         """The new state partitions of every store, then Spark's logs."""
-        if self.is_done:
+        if not self.is_needed:
             return ()
         directories = [
             store_directory("state", StoreName(store.operator, partition, store.name))
@@ -139,9 +139,8 @@ class RescalePlan(Plan["RescalePlan"]):
         paths = (*directories, *offsets, *operators, f"commits/{self.batch}")
         return tuple(Change("write", path) for path in paths)
 
-    def describe(self) -> str:
-        """Return the numbers of state partitions, and what is done with each store."""
-        if self.is_done:
+    def __str__(self) -> str:
+        if not self.is_needed:
             return f"The checkpoint has {self.num_partitions} state partitions already."
         lines = [
             f"From {self.num_partitions_before} to {self.num_partitions} state partitions as batch "
@@ -167,8 +166,8 @@ class RescalePlan(Plan["RescalePlan"]):
 
 
 @dataclass(frozen=True, repr=False)
-class UndoPlan(Plan["UndoPlan"]):
-    """What the undo of a rescale does, or did.
+class UndoRescale(Result):
+    """What the undo of a rescale did, or would do.
 
     Attributes:
         checkpoint: URI of the checkpoint.
@@ -207,8 +206,7 @@ class UndoPlan(Plan["UndoPlan"]):
             Change("delete", f"offsets/{self.batch}"),
         )
 
-    def describe(self) -> str:
-        """Return which rescale is taken back."""
+    def __str__(self) -> str:
         if self.batch is None:
             return (
                 "Takes away the state files of a rescale that was killed before it planned its "
