@@ -3,7 +3,7 @@
     $ python -m benchmarks.expiry [--keys 10000000] [--rounds 3]
 
 An aggregation by a number, with a time in each row, is made without Spark in 4 state partitions on
-the filesystem and the rocksdb backend. Half of the rows are expired by `edit_in_place(expire=…)`;
+the filesystem and the rocksdb backend. Half of the rows are expired by `edit(expire=…)`;
 then half of the rows of a fresh copy are deleted as a list of keys. Each is timed with a deep
 verification before it, and medians are printed: of the time, and of what processors worked, which
 other load on the machine changes less. A verification takes several processes.
@@ -72,8 +72,8 @@ def measure(work: Path, backend: str, keys: int, rounds: int) -> None:
     path = make(work, backend, keys)
     gone = pa.table({"key.k": pa.array(np.arange(0, keys, 2))})
     operations: dict[str, Callable[[Checkpoint], object]] = {
-        "expire half": lambda it: it.edit_in_place(expire="value.seen", older_than=HALF),
-        "delete half by keys": lambda it: it.edit_in_place(delete=gone),
+        "expire half": lambda it: it.edit(expire="value.seen", older_than=HALF),
+        "delete half by keys": lambda it: it.edit(delete=gone),
     }
     for title, operation in operations.items():
         seconds, verified = [], []

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         NoRestart,
     )
     from statestore.core.restarts import Restart
+    from statestore.operations.writing.edited import Edited
     from statestore.spark.capture import CapturedQuery, capture_query
     from statestore.spark.configuration import configure
     from statestore.spark.failures import find_obstacle
@@ -40,6 +41,7 @@ __all__ = [
     "CapturedQuery",
     "Checkpoint",
     "CheckpointListener",
+    "Edited",
     "ExponentialDelay",
     "FailureRate",
     "FixedDelay",
@@ -64,6 +66,7 @@ _HOMES = {
     "CapturedQuery": "statestore.spark.capture",
     "capture_query": "statestore.spark.capture",
     "Checkpoint": "statestore.api.checkpoint",
+    "Edited": "statestore.operations.writing.edited",
     "Savepoint": "statestore.api.checkpoint",
     "Store": "statestore.store.store",
     "configure": "statestore.spark.configuration",

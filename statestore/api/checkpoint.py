@@ -31,8 +31,8 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
 
     What changes or makes something returns what it did; with `dry_run=True` it changes nothing, and
     returns what it would do. Both are one class, whose text the command line prints. The query must
-    not run, except for `savepoint`, `branch`, `transform` and `edit`. A checkpoint of Spark's own
-    providers is read and converted; everything else refuses it by name (IncompatibleError, kind
+    not run, except for `savepoint`, `branch` and `transform`. A checkpoint of Spark's own providers
+    is read and converted; everything else refuses it by name (IncompatibleError, kind
     other-provider).
     """
 

@@ -10,7 +10,7 @@ from statestore.operations.forget.forget import Forgetting
 from statestore.operations.forget.search import KeySearch, search
 from statestore.operations.forget.wanted import Wanted
 from statestore.operations.result import Progress, no_progress
-from statestore.operations.writing.decide import decide_edit_in_place
+from statestore.operations.writing.decide import decide_edit
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Editing(State):
     """State of which rows are changed in place; the query must not run."""
 
-    def edit_in_place(
+    def edit(
         self,
         *,
         operator: int = 0,
@@ -80,7 +80,7 @@ class Editing(State):
             CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
         """
         with self._opened() as checkpoint:
-            edit = decide_edit_in_place(
+            edit = decide_edit(
                 checkpoint,
                 operator=operator,
                 name=name,

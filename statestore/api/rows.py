@@ -51,7 +51,7 @@ def write_savepoint(
         watermark_ms: Of a captured query: its watermark, milliseconds since the Unix epoch.
         dry_run: Whether to return what it would do, and change nothing. Files are read, streams are
             not.
-        progress: Called with the stores done and their number.
+        progress: Called with bytes of state done and the total.
 
     Rows pass by in bounded memory: they are sorted on the local disk, which needs room for them
     three times.

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statestore.api.state import State
-from statestore.operations.writing.decide import decide_edit, decide_rows
+from statestore.operations.writing.decide import decide_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,15 +48,17 @@ class Writing(State, Generic[Written]):
         Args:
             destination: Directory of the savepoint, which must not be there; of any storage.
             operators: By operator ID what makes its rows: a function, called with a `pa.Table` of
-                some of them at a time, which returns rows; or SQL of DuckDB, over all of them as
-                the table `state`. Of a join a mapping by store, of transformWithState by state
-                variable. What is not named keeps its rows.
+                some of them at a time, which returns rows; SQL of DuckDB, over all of them as the
+                table `state`; or `Edited`, which keys go and which rows are put. Of a join a
+                mapping by store, of transformWithState by state variable. What is not named keeps
+                its rows.
             version: State version, None for the newest committed one.
             change_schema: Whether names and types of the columns returned are the schemas of keys
                 and values from now on; else they must be those there are.
             dry_run: Whether to return what it would do, and change nothing. Functions are called
-                with a table without rows, for the columns that they return.
-            progress: Called with the stores done and their number.
+                with a table without rows, for the columns that they return; a stream of rows in
+                `Edited` is read.
+            progress: Called with bytes of state done and the total.
 
         Guarantee: on return the savepoint is whole and durable, refers to nothing outside of it,
         and every row is in the state partition where Spark looks for it. After a raise, or when the
@@ -66,8 +68,10 @@ class Writing(State, Generic[Written]):
         Raises:
             InvalidArgumentError: The destination has files (kind checkpoint-exists); there is no
                 such operator, store or state variable; rows do not fit it; a key is there twice
-                (kind duplicate-key); or SQL is given and `duckdb` is not installed.
-            NotFoundError: The version was not committed, or is being expired.
+                (kind duplicate-key); all rows would go by an `Edited` without `all_rows`; or SQL is
+                given and `duckdb` is not installed.
+            NotFoundError: The version was not committed, or is being expired; or no row is there
+                that an `Edited` deletes (kind keys-not-found), and it puts none.
             IncompatibleError: Another provider wrote the checkpoint; rows are not where their keys
                 belong (kind not-rescalable); or a schema that cannot change would.
             CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
@@ -82,60 +86,6 @@ class Writing(State, Generic[Written]):
                 version=version,
                 change_schema=change_schema,
                 makes=True,
-            )
-            return self._made(copy, destination, dry_run=dry_run, progress=progress)
-
-    def edit(
-        self,
-        destination: DirectoryLike,
-        *,
-        operator: int = 0,
-        name: str | None = None,
-        delete: Any = None,
-        upsert: Any = None,
-        version: int | None = None,
-        all_rows: bool = False,
-        dry_run: bool = False,
-        progress: Progress | None = None,
-    ) -> CopyResult[Written]:
-        """Make a savepoint without some keys, and with some rows that are new or other.
-
-        Args:
-            destination: Directory of the savepoint, which must not be there; of any storage.
-            operator: Operator ID.
-            name: Of a join the store, of transformWithState the state variable; None for the only
-                one.
-            delete: Keys whose rows go, as Arrow data or the path of a file; or a condition in SQL
-                that their rows fulfil, such as `"user_id = 'x'"`. They and `upsert` are held in
-                memory.
-            upsert: Rows, in place of those that their keys have, as Arrow data or the path of a
-                file. Of a state variable that is a list a row an element.
-            version: State version, None for the newest committed one.
-            all_rows: Whether all rows of the store may go.
-            dry_run: Whether to return what it would do, and change nothing. It reads a stream of
-                rows, too.
-            progress: Called with the stores done and their number.
-
-        Guarantee: as `transform`.
-
-        Raises:
-            InvalidArgumentError: All rows would go and `all_rows` is not given; no row is in
-                `delete` or `upsert`; or as `transform`.
-            NotFoundError: No row is there to delete (kind keys-not-found), and none is put; or as
-                `transform`.
-            IncompatibleError, CorruptionError, FencedError, StorageError: As `transform`.
-        """
-        to = self._beside(destination).place
-        with self._opened() as checkpoint:
-            copy = decide_edit(
-                checkpoint,
-                to,
-                operator=operator,
-                name=name,
-                delete=delete,
-                upsert=upsert,
-                version=version,
-                all_rows=all_rows,
             )
             return self._made(copy, destination, dry_run=dry_run, progress=progress)
 

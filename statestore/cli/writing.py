@@ -34,6 +34,42 @@ def _version_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def _operator_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--operator", type=int, default=0, show_default=True, help="Operator ID.")(
+        command
+    )
+
+
+def _all_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option("--all", "all_rows", is_flag=True, help=text)
+
+
+def _edit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what says which rows go, and which are put."""
+    for option in (
+        click.option("--upsert", metavar="FILE", help="Rows, in place of those of their keys."),
+        click.option("--where", metavar="SQL", help="Instead of --delete: rows that fulfil it go."),
+        click.option("--delete", metavar="FILE", help="Keys whose rows go."),
+        click.option("--name", help="Store of a join, or state variable.  [default: the only one]"),
+        _operator_option,
+    ):
+        command = option(command)
+    return command
+
+
+def _edited(
+    delete: str | None, where: str | None, upsert: str | None, *, all_rows: bool
+) -> dict[str, Any]:
+    """Return which rows go and which are put, as Python's arguments."""
+    if delete is not None and where is not None:
+        raise click.UsageError("either --delete FILE or --where SQL")
+    return {
+        "delete": _rows_file(delete) if where is None else where,
+        "upsert": _rows_file(upsert),
+        "all_rows": all_rows,
+    }
+
+
 @click.command()
 @checkpoint_argument()
 @click.argument("destination")
@@ -42,11 +78,12 @@ def _version_option(command: Callable[..., Any]) -> Callable[..., Any]:
     "sqls",
     metavar="OPERATOR[/NAME]=SELECT",
     multiple=True,
-    required=True,
     callback=lambda *given: _queries(given[2]),
     help="What makes the rows of an operator: DuckDB's SQL over the table state. NAME is the store "
     "of a join, or a state variable. May be repeated.",
 )
+@_edit_options
+@_all_option("Even where no row of it is left.")
 @_version_option
 @click.option(
     "--change-schema",
@@ -60,17 +97,25 @@ def transform(
     checkpoint: str,
     destination: str,
     sqls: dict[int, Any],
+    operator: int,
+    name: str | None,
+    delete: str | None,
+    where: str | None,
+    upsert: str | None,
+    all_rows: bool,
     change_schema: bool,
     version: int | None,
     yes: bool,
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Make a savepoint of which some operators have other rows, made by SQL of those they have.
+    """Make a savepoint of which some operators have other rows, made of those they have.
 
-    The table state has the columns that `statestore read` shows: the structs key and value. The
-    SELECT returns the same, or their fields as columns named "key.NAME" and "value.NAME". The query
-    may run meanwhile. Operators that are not named keep their rows.
+    With --sql by a SELECT: the table state has the columns that `statestore read` shows, the
+    structs key and value. It returns the same, or their fields as columns named "key.NAME" and
+    "value.NAME". With --delete, --where and --upsert some keys of one operator go, and rows are
+    put, as `statestore edit` does it in place; FILE is described there. The query may run
+    meanwhile. What is not named keeps its rows.
 
     Without --yes the plan is shown. `statestore restore` makes a checkpoint of the savepoint.
 
@@ -80,9 +125,18 @@ def transform(
         --sql "0=SELECT key, {'sum': value.sum / 1024} AS value FROM state"
       statestore transform /data/checkpoint /data/savepoint --yes \\
         --sql "1/left-keyWithIndexToValue=SELECT * FROM state WHERE key.field0 > 5"
+      statestore transform /data/checkpoint /data/savepoint --delete users.csv --yes
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
+    from statestore.operations.writing.edited import Edited
 
+    if (delete, where, upsert) != (None,) * 3:
+        edited = Edited(**_edited(delete, where, upsert, all_rows=all_rows))
+        _add(sqls, operator, name, edited)
+    elif name is not None or all_rows:
+        raise click.UsageError("--name and --all go with --delete, --where or --upsert")
+    if not sqls:
+        raise click.UsageError("--sql SELECT, --delete FILE, --where SQL or --upsert FILE")
     it = Checkpoint(checkpoint, storage_options=storage_options)
     with progress_bar("transform", output=output) as progress:
         result = it.transform(
@@ -102,62 +156,50 @@ def _queries(given: tuple[str, ...]) -> dict[int, Any]:
         operator, _, name = place.partition("/")
         if not operator.isdecimal():
             raise click.UsageError(f"--sql takes OPERATOR=SELECT, a number before =, not {place!r}")
-        if name:
-            found.setdefault(int(operator), {})[name] = sql
-        else:
-            found[int(operator)] = sql
+        _add(found, int(operator), name or None, sql)
     return found
 
 
-def _operator_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option("--operator", type=int, default=0, show_default=True, help="Operator ID.")(
-        command
-    )
+def _add(operators: dict[int, Any], operator: int, name: str | None, made: Any) -> None:
+    """Note what makes the rows of an operator, or of a store or state variable of it."""
+    of = operators.setdefault(operator, made if name is None else {})
+    if name is not None and isinstance(of, dict) and name not in of:
+        of[name] = made
+    elif of is not made:
+        raise click.UsageError(f"the rows of operator {operator} are made in two ways")
 
 
 @click.command()
 @checkpoint_argument()
-@click.argument("destination", required=False)
-@click.option("--in-place", is_flag=True, help="As the next version of the checkpoint itself.")
-@_operator_option
-@click.option("--name", help="Store of a join, or state variable.  [default: the only one]")
-@click.option("--delete", metavar="FILE", help="Keys whose rows go.")
-@click.option("--where", metavar="SQL", help="In place of --delete: rows that fulfil this go.")
-@click.option("--upsert", metavar="FILE", help="Rows, in place of those of their keys.")
-@click.option(
-    "--watermark-ms", type=int, help="With --in-place: watermark from now on, of the Unix epoch."
-)
-@click.option("--expire", metavar="COLUMN", help="With --in-place: rows go by this time of theirs.")
+@_edit_options
+@click.option("--watermark-ms", type=int, help="Watermark from now on, of the Unix epoch.")
+@click.option("--expire", metavar="COLUMN", help="Rows go whose COLUMN is older than --older-than.")
 @click.option(
     "--older-than",
     metavar="AGE",
     callback=lambda *given: _age(given[2]),
     help="With --expire: how old, such as 90m, 36h or 7d.",
 )
-@_version_option
-@click.option("--all", "all_rows", is_flag=True, help="Even where no row of the store is left.")
+@_all_option("Even where no row of the store is left.")
 @yes_option
 @storage_option
 @output_option
 def edit(
     checkpoint: str,
-    destination: str | None,
-    in_place: bool,
     operator: int,
     name: str | None,
     delete: str | None,
     where: str | None,
     upsert: str | None,
-    expire: str | None,
-    older_than: timedelta | None,
     all_rows: bool,
     watermark_ms: int | None,
-    version: int | None,
+    expire: str | None,
+    older_than: timedelta | None,
     yes: bool,
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Take keys out of the state, and put rows in: as a savepoint, or in place.
+    """Take keys out of the state of a stopped query, and put rows in.
 
     FILE is .parquet, .csv or .json (a row a line), with the structs key and value, or their fields
     as columns named key.NAME and value.NAME; keys that go need no value. Its values are read by the
@@ -166,49 +208,29 @@ def edit(
     The plan says how many rows go, and of which keys. Exit status 1 where no row is there to
     delete, and where all would go without --all.
 
-    With DESTINATION a savepoint is made; the query may run, and `statestore restore` makes a
-    checkpoint of it. With --in-place the query must be stopped, and goes on from the edited rows
-    when it is started. Versions before keep theirs until they expire; `statestore forget` takes
-    keys out of those as well.
+    The query goes on from the edited rows when it is started. Versions before keep theirs until
+    they expire; `statestore forget` takes keys out of those as well. `statestore transform` makes a
+    savepoint with edited rows instead.
 
     Without --yes the plan is shown.
 
     \b
     Examples:
-      statestore edit /data/checkpoint /data/savepoint --delete users.csv
-      statestore edit /data/checkpoint --in-place --where "user_id = 'x'" --yes
-      statestore edit /data/checkpoint --in-place --upsert corrected.parquet --yes
-      statestore edit /data/checkpoint --in-place --expire value.max --older-than 7d --yes
+      statestore edit /data/checkpoint --where "user_id = 'x'" --yes
+      statestore edit /data/checkpoint --upsert corrected.parquet --yes
+      statestore edit /data/checkpoint --expire value.max --older-than 7d --yes
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
 
-    if (destination is None) != in_place:
-        raise click.UsageError("either DESTINATION or --in-place")
-    if delete is not None and where is not None:
-        raise click.UsageError("either --delete FILE or --where SQL")
     if (expire is None) != (older_than is None):
         raise click.UsageError("--expire COLUMN and --older-than AGE go together")
     if (delete, where, upsert, expire, watermark_ms) == (None,) * 5:
         raise click.UsageError("--delete FILE, --where SQL, --upsert FILE, or several of them")
-    it = Checkpoint(checkpoint, storage_options=storage_options)
-    how: dict[str, Any] = {
-        "operator": operator,
-        "name": name,
-        "delete": _rows_file(delete) if where is None else where,
-        "upsert": _rows_file(upsert),
-        "all_rows": all_rows,
-    }
-    if destination is not None:
-        if watermark_ms is not None or expire is not None:
-            raise click.UsageError("--watermark-ms and --expire go with --in-place")
-        with progress_bar("edit", output=output) as progress:
-            made = it.edit(destination, version=version, dry_run=not yes, progress=progress, **how)
-        print_result(made, output=output)
-        return
-    if version is not None:
-        raise click.UsageError("--version goes with DESTINATION")
+    how = _edited(delete, where, upsert, all_rows=all_rows)
     with progress_bar("edit", output=output) as progress:
-        result = it.edit_in_place(
+        result = Checkpoint(checkpoint, storage_options=storage_options).edit(
+            operator=operator,
+            name=name,
             watermark_ms=watermark_ms,
             expire=expire,
             older_than=older_than,
@@ -224,7 +246,7 @@ def edit(
 @click.option("--where", metavar="SQL", help="Keys: a condition over columns of the grouping key.")
 @click.option("--keys", metavar="FILE", help="Keys, in place of --where: columns key.NAME.")
 @_operator_option
-@click.option("--all", "all_rows", is_flag=True, help="Even where no other row is left.")
+@_all_option("Even where no other row is left.")
 @click.option(
     "--certificate",
     metavar="FILE",

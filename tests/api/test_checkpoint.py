@@ -209,7 +209,7 @@ def test_a_dry_run_of_every_operation_says_the_same_words_and_changes_nothing(qu
     before = files_below(tmp_path)
 
     # Which need schemas: operations/test_writing.py, operations/test_edit_in_place.py.
-    of_rows = {"transform", "edit", "edit_in_place", "forget"}
+    of_rows = {"transform", "edit", "forget"}
     methods = {
         name
         for kind in (Checkpoint, Savepoint)

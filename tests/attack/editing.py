@@ -6,6 +6,8 @@ import json
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
+from statestore import Edited
+
 from .bytes_search import find_bytes, needles_of
 from .conditions import draw_condition
 from .families import Key, Rows, State, keys_table
@@ -79,24 +81,27 @@ def edit(world: World, rng: Generator) -> Step | None:
         return {**after, family.name: after[family.name] | put}
 
     target = None if in_place else new_savepoint(world)
-    keywords: dict[str, Any] = {"operator": family.operator, "name": family.variable}
-    keywords |= {} if delete is None else {"delete": delete}
-    keywords |= {"upsert": family.table(put, structs=bool(rng.random() < 0.5))} if put else {}
+    changes: dict[str, Any] = {} if delete is None else {"delete": delete}
+    changes |= {"upsert": family.table(put, structs=bool(rng.random() < 0.5))} if put else {}
     if in_words:
         name = [] if family.variable is None else ["--name", family.variable]
-        where = ["--in-place"] if target is None else [target.path]
         every = ["--all"] if is_all else []
-        call = by_words(
-            "edit", world.current.path, *where, "--operator", family.operator, *name, *words,
-            *every, "--yes", *storage_words(),
-        )  # fmt: skip
-    else:
-        keywords |= {"all_rows": True} if is_all else {}
+        what = ["--operator", family.operator, *name, *words, *every, "--yes", *storage_words()]
         if target is None:
-            call = by_call(world.current, "edit_in_place", **keywords)
+            call = by_words("edit", world.current.path, *what)
         else:
-            call = by_call(world.current, "edit", str(target.path), **keywords)
-    name = "edit in place" if in_place else "edit to a savepoint"
+            call = by_words("transform", world.current.path, target.path, *what)
+    else:
+        changes |= {"all_rows": True} if is_all else {}
+        if target is None:
+            place = {"operator": family.operator, "name": family.variable}
+            call = by_call(world.current, "edit", **place, **changes)
+        else:
+            edited: Any = Edited(**changes)
+            if family.variable is not None:
+                edited = {family.variable: edited}
+            call = by_call(world.current, "transform", str(target.path), {family.operator: edited})
+    name = "edit" if in_place else "transform, edited"
     return Step(name, call, apply=apply, target=target, **expected)
 
 
@@ -135,11 +140,11 @@ def expire_rows(world: World, rng: Generator) -> Step | None:
     gone = expired(world.current.state)
     every = {"all_rows": True} if len(gone) == len(rows) else {}
     call = by_call(
-        world.current, "edit_in_place", operator=family.operator, name=family.variable,
+        world.current, "edit", operator=family.operator, name=family.variable,
         expire=f"{side}.{column.name}", older_than=limit, **every,
     )  # fmt: skip
     return Step(
-        "edit in place, by a time", call,
+        "edit, by a time", call,
         apply=lambda state: without(family, state, expired(state)),
     )  # fmt: skip
 

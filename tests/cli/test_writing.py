@@ -64,14 +64,14 @@ def test_transform_shows_its_plan_and_does_it_with_yes(checkpoint: str, tmp_path
     assert Savepoint(to).read(operator=1, store="left-keyToNumValues").num_rows == 1
 
 
-def test_edit_takes_keys_and_rows_from_files(checkpoint: str, tmp_path: Path) -> None:
+def test_transform_takes_keys_and_rows_from_files(checkpoint: str, tmp_path: Path) -> None:
     """Catches a form of file that is read as other keys."""
     (tmp_path / "keys.csv").write_text("key.k\n3\n4\n")
     (tmp_path / "rows.json").write_text('{"key": {"k": 5}, "value": {"value": 50}}\n')
     to = tmp_path / "savepoint"
     files = ["--delete", str(tmp_path / "keys.csv"), "--upsert", str(tmp_path / "rows.json")]
 
-    done = CliRunner().invoke(cli, ["edit", checkpoint, str(to), *files, "--yes"])
+    done = CliRunner().invoke(cli, ["transform", checkpoint, str(to), *files, "--yes"])
 
     assert done.exit_code == 0, done.output
     assert "2 of 2 keys have rows: 2 rows of 10 deleted" in done.output
@@ -81,12 +81,12 @@ def test_edit_takes_keys_and_rows_from_files(checkpoint: str, tmp_path: Path) ->
     assert found == {n: n for n in range(10) if n not in (3, 4, 5)} | {5: 50}
 
 
-def test_edit_in_place_and_forget_show_their_plans_and_do_it_with_yes(
+def test_edit_and_forget_show_their_plans_and_do_it_with_yes(
     checkpoint: str, tmp_path: Path
 ) -> None:
     """Catches a command that writes unasked, a certificate lost, a status that says all is well."""
     (tmp_path / "keys.csv").write_text("key.k\n3\n")
-    edit = ["edit", checkpoint, "--in-place", "--where", "k = 4", "--watermark-ms", "7"]
+    edit = ["edit", checkpoint, "--where", "k = 4", "--watermark-ms", "7"]
     forget = ["forget", checkpoint, "--keys", str(tmp_path / "keys.csv")]
     certificate = tmp_path / "certificate.json"
 
@@ -150,13 +150,14 @@ def test_edit_in_place_and_forget_show_their_plans_and_do_it_with_yes(
     [
         (["transform", "--sql", "SELECT 1"], "OPERATOR[/NAME]=SELECT|KEY=VALUE"),
         (["transform", "--sql", "x=SELECT 1"], "a number before ="),
+        (["transform"], "--sql SELECT, --delete FILE"),
+        (["transform", "--sql", "0=SELECT 1", "--all"], "--name and --all go with"),
+        (["transform", "--sql", "0=SELECT 1", "--where", "k = 1"], "in two ways"),
+        (["transform", "--sql", "0=SELECT 1", "--sql", "0/name=SELECT 1"], "in two ways"),
         (["edit"], "--delete FILE"),
-        (["edit", "--expire", "value.max", "--older-than", "7d"], "go with --in-place"),
         (["edit", "--expire", "value.max"], "go together"),
         (["edit", "--expire", "value.max", "--older-than", "7 days"], "a number with s, m, h or d"),
-        (["edit", "--in-place", "--where", "k = 1"], "either DESTINATION or --in-place"),
         (["edit", "--where", "k = 1", "--delete", "keys.csv"], "either --delete FILE or"),
-        (["edit", "--where", "k = 1", "--watermark-ms", "7"], "go with --in-place"),
         (["edit", "--delete", "keys.txt"], ".parquet"),
         (["edit", "--delete", "none.csv"], "none.csv"),
     ],
@@ -167,7 +168,8 @@ def test_what_is_mistaken_is_said(
     """Catches a traceback in place of what to type."""
     name, *options = command
     to = str(tmp_path / "to")
-    done = CliRunner().invoke(cli, [name, checkpoint, to, *options])
+    where = [checkpoint, to] if name == "transform" else [checkpoint]
+    done = CliRunner().invoke(cli, [name, *where, *options])
 
     assert done.exit_code == 2
     assert any(part in done.output for part in said.split("|")), done.output

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statestore import Checkpoint, Savepoint, StateStoreError, write_savepoint
+from statestore import Checkpoint, Edited, Savepoint, StateStoreError, write_savepoint
 
 LEFT = (0, 24 << 10, 96 << 10)
 """Bytes of space left."""
@@ -37,8 +37,10 @@ OPERATIONS = {
     "restore and rehash": lambda at: Savepoint(at / "sp").restore(at / "new", num_partitions=3),
     "transform": lambda at: Checkpoint(at / "ck").transform(at / "new", {0: halved}),
     "transform by SQL": lambda at: Checkpoint(at / "ck").transform(at / "new", {0: HALVED_SQL}),
-    "edit": lambda at: Checkpoint(at / "ck").edit(at / "new", upsert=rows_of(at)),
-    "edit in place": lambda at: Checkpoint(at / "ck").edit_in_place(upsert=rows_of(at)),
+    "transform by an edit": lambda at: Checkpoint(at / "ck").transform(
+        at / "new", {0: Edited(upsert=rows_of(at))}
+    ),
+    "edit": lambda at: Checkpoint(at / "ck").edit(upsert=rows_of(at)),
     "rows as a savepoint": lambda at: write_savepoint(
         at / "new", like=Checkpoint(at / "ck"), operators={0: rows_of(at)}
     ),

@@ -88,11 +88,11 @@ OPERATIONS = {
         deletes=True,
     ),
     "edit": Operation(
-        lambda found: found.edit_in_place(delete=pa.table({"key.k": [KEY]}), watermark_ms=7),
+        lambda found: found.edit(delete=pa.table({"key.k": [KEY]}), watermark_ms=7),
         is_another=True,  # the planned entry keeps the watermark of before
     ),
     "edit-v2": Operation(
-        lambda found: found.edit_in_place(delete=pa.table({"key.k": [KEY]})), checkpoint_format=2
+        lambda found: found.edit(delete=pa.table({"key.k": [KEY]})), checkpoint_format=2
     ),
     "forget": Operation(
         lambda found: found.forget(f"k = {KEY}"), checkpoint_format=2, is_another=True, deletes=True

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statestore import Checkpoint, Savepoint
+from statestore import Checkpoint, Edited, Savepoint
 from statestore.core.errors import StateStoreError
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
@@ -57,8 +57,8 @@ COPIES = {
         lambda of: of("checkpoint").transform(of("new"), {0: "SELECT * FROM state"}),
         makes_savepoint=True,
     ),
-    "edit": Copying(
-        lambda of: of("checkpoint").edit(of("new"), delete="key.k = 5", upsert=UPSERT),
+    "transform-edited": Copying(
+        lambda of: of("checkpoint").transform(of("new"), {0: Edited("key.k = 5", UPSERT)}),
         makes_savepoint=True,
     ),
     "restore": Copying(lambda of: of("savepoint").restore(of("new"))),

@@ -294,9 +294,7 @@ def test_repair_takes_an_edit_back_and_says_so(tmp_path, is_finished):
     before = made.expected()
     log = Path(made.path) / "commits"
     watermark = json.loads((log / "2").read_text().splitlines()[1])["nextBatchWatermarkMs"]
-    Checkpoint(made.path).edit_in_place(
-        delete=pa.table({"key.k": [5]}), watermark_ms=watermark + 5000
-    )
+    Checkpoint(made.path).edit(delete=pa.table({"key.k": [5]}), watermark_ms=watermark + 5000)
     flip(deltas(made, 4)[0])
     if not is_finished:
         # As an earlier repair leaves it that was killed between the logs.
@@ -310,7 +308,7 @@ def test_repair_takes_an_edit_back_and_says_so(tmp_path, is_finished):
     assert read_checkpoint(made.path) == before
     assert newest(made.path, "offsets") == newest(made.path, "commits") == 2
     assert not Checkpoint(made.path).repair().is_needed
-    Checkpoint(made.path).edit_in_place(watermark_ms=watermark)  # that of before, so no step back
+    Checkpoint(made.path).edit(watermark_ms=watermark)  # that of before, so no step back
 
 
 def test_repair_never_brings_forgotten_rows_back(tmp_path):

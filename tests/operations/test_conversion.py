@@ -172,7 +172,7 @@ def test_plan_names_the_batches_that_no_sink_was_given(tmp_path):
 
     assert plan("spark-rocksdb").unseen == ()
     checkpoint.rescale(8)
-    checkpoint.edit_in_place(delete="k = 1")
+    checkpoint.edit(delete="k = 1")
     assert plan("spark-rocksdb").unseen == (1, 2)
     assert "no sink was given batch 1, 2" in str(plan("spark-hdfs"))
     assert plan("spark-hdfs").fields()["unseen"] == [1, 2]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from statestore import Checkpoint
+from statestore import Checkpoint, Edited
 from statestore.core.errors import IncompatibleError
 from tests.checkpoints import DEFAULT, LISTS, write_checkpoint
 
@@ -53,7 +53,7 @@ def test_rows_are_put_where_a_state_partition_lacks_their_column_family(
     checkpoint = make(tmp_path, backend, (DEFAULT, COUNTS), families_of=without)
     before = checkpoint.read(column_family="counts").num_rows
 
-    checkpoint.edit_in_place(name="counts", upsert=put(WORDS))
+    checkpoint.edit(name="counts", upsert=put(WORDS))
 
     found = checkpoint.read(column_family="counts", flatten=True)
     assert 0 < before < len(WORDS)
@@ -74,9 +74,9 @@ def test_an_edit_is_refused_where_state_partitions_number_column_families_differ
 
     for how in ({"upsert": put(WORDS)}, {"delete": "word = 'word-1'"}):
         with pytest.raises(IncompatibleError, match="column families have other IDs"):
-            checkpoint.edit_in_place(name="counts", **how)  # type: ignore[arg-type]
+            checkpoint.edit(name="counts", **how)  # type: ignore[arg-type]
         with pytest.raises(IncompatibleError, match="column families have other IDs"):
-            checkpoint.edit(tmp_path / "to", name="counts", **how)  # type: ignore[arg-type]
+            checkpoint.transform(tmp_path / "to", {0: {"counts": Edited(**how)}})  # type: ignore[arg-type]
 
     assert len(before) == 4
     assert checkpoint.newest_version == 1

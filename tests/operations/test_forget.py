@@ -168,7 +168,7 @@ def test_small_numbers_and_ones_are_told_apart_from_other_numbers(
     """Catches a search that takes every count of 1 for user 1, or -1 for the end of a stream."""
     made = make(tmp_path, backend=backend)
     put = pa.table({"key.k": [1, -1], "value.value": [9, 9]})
-    Checkpoint(made.path).edit_in_place(upsert=put)
+    Checkpoint(made.path).edit(upsert=put)
     keys = pa.table({"key.k": [1, -1]})
     found = Checkpoint(made.path).search_keys(keys)
     assert {hit.path for hit in found.hits} == {"row"}
@@ -242,7 +242,7 @@ def test_bytes_that_are_in_every_file_can_be_forgotten(tmp_path: Path, key: byte
         families=(family({"id": "binary"}, {"count": "long"}),),
     )
     keys = pa.table({"key.id": pa.array([key], pa.binary())})
-    Checkpoint(root).edit_in_place(upsert=keys.append_column("value.count", [[1]]))
+    Checkpoint(root).edit(upsert=keys.append_column("value.count", [[1]]))
     before = Checkpoint(root).search_keys(keys)
 
     done = Checkpoint(root).forget(keys=keys).certificate

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import statestore
-from statestore import Checkpoint, Savepoint
+from statestore import Checkpoint, Edited, Savepoint
 from statestore.cli.commands import cli
 from statestore.codec.column_family import ColumnFamily
 from statestore.core.errors import InvalidArgumentError, NotFoundError
@@ -87,7 +87,7 @@ def users_of(path: str) -> list[Any]:
 @pytest.mark.parametrize(
     "command",
     [
-        ["edit", "--in-place", "--yes", "--where"],
+        ["edit", "--yes", "--where"],
         ["forget", "--yes", "--where"],
         ["read", "--where"],
         ["inspect", "--where"],
@@ -120,7 +120,7 @@ def test_edit_says_what_it_finds_and_wants_to_be_told_of_all_rows(
 ) -> None:
     """Catches a plan that says what it was given, and a store that is emptied by a slip."""
     every = "key.user IS NOT NULL"
-    edit = ["edit", sessions, "--in-place", "--where"]
+    edit = ["edit", sessions, "--where"]
     planned = run(*edit, "key.user = 'u3' OR key.user = 'u4'")
     assert "2 rows of 20 deleted, where key.user = 'u3'" in planned
     assert '{"user": "u3", "start": "1970-01-01 03:00:00+00:00"}' in planned
@@ -128,7 +128,7 @@ def test_edit_says_what_it_finds_and_wants_to_be_told_of_all_rows(
     refused = run(*edit, every, "--yes", status=1)
     assert "all rows of a store would be deleted" in refused
     assert "--all" in refused
-    assert "all rows" in run("edit", sessions, tmp_path / "to", "--where", every, status=1)
+    assert "all rows" in run("transform", sessions, tmp_path / "to", "--where", every, status=1)
     assert "all 20 rows deleted: the whole store" in run(*edit, every, "--all")
     assert Checkpoint(sessions).read().num_rows == 20
 
@@ -153,10 +153,10 @@ def test_key_in_a_file_is_the_key_that_is_deleted(
     expected = users_of(users)
     expected.remove(typed)
 
-    planned = run("edit", users, "--in-place", "--delete", file)
+    planned = run("edit", users, "--delete", file)
     assert "1 of 1 key has rows: 1 row of 10 deleted" in planned
     assert json.dumps({"user": typed}) in planned
-    run("edit", users, "--in-place", "--delete", file, "--yes")
+    run("edit", users, "--delete", file, "--yes")
 
     assert users_of(users) == expected
 
@@ -165,21 +165,21 @@ def test_key_that_is_not_there_is_said_and_a_number_is_no_text(users: str, tmp_p
     """Catches an edit of nothing that says that it is done."""
     file = tmp_path / "keys.csv"
     file.write_text("key.user\n0007\n\x1b[31m\n")
-    said = run("edit", users, "--in-place", "--delete", file, "--yes", status=1)
+    said = run("edit", users, "--delete", file, "--yes", status=1)
     assert "no row is there to delete" in said
     assert "0007" in said
     assert "\x1b" not in said
     file.write_text("key.user\n0007\n7\n007\n")
-    planned = run("edit", users, "--in-place", "--delete", file)
+    planned = run("edit", users, "--delete", file)
     assert "2 of 3 keys have rows: 2 rows of 10 deleted" in planned
     assert '{"user": "0007"}, which has no row' in planned
     (tmp_path / "keys.json").write_text('{"key.user": 7}\n')
-    said = run("edit", users, "--in-place", "--delete", tmp_path / "keys.json", status=1)
+    said = run("edit", users, "--delete", tmp_path / "keys.json", status=1)
     assert "line=1, column='key.user', value='7'" in said
     with pytest.raises(InvalidArgumentError, match=r"column='key\.user', expected='string'"):
-        Checkpoint(users).edit_in_place(delete=pa.table({"key.user": [7]}))
+        Checkpoint(users).edit(delete=pa.table({"key.user": [7]}))
     with pytest.raises(NotFoundError, match="keys-not-found"):
-        Checkpoint(users).edit_in_place(delete=pa.table({"key.user": ["x"]}), watermark_ms=1)
+        Checkpoint(users).edit(delete=pa.table({"key.user": ["x"]}), watermark_ms=1)
     assert len(users_of(users)) == 10
 
 
@@ -187,7 +187,9 @@ def test_rows_of_files_are_written(users: str, tmp_path: Path) -> None:
     """Catches a file that only the command line reads."""
     (tmp_path / "put.csv").write_text('key.user,value.count\n007,70\n"",\n')
 
-    savepoint = Checkpoint(users).edit(tmp_path / "to", upsert=tmp_path / "put.csv").made
+    savepoint = (
+        Checkpoint(users).transform(tmp_path / "to", {0: Edited(upsert=tmp_path / "put.csv")}).made
+    )
 
     found = savepoint.read(flatten=True)
     counts = dict(zip(found["key.user"].to_pylist(), found["value.count"].to_pylist(), strict=True))
@@ -199,9 +201,9 @@ def test_key_that_is_put_twice_is_refused_by_the_plan(users: str, tmp_path: Path
     checkpoint = Checkpoint(users)
     twice = pa.table({"key.user": ["007", "new", "007"], "value.count": [1, 2, 3]})
     for edit in (
-        lambda: checkpoint.edit_in_place(upsert=twice, dry_run=True),
-        lambda: checkpoint.edit_in_place(upsert=twice),
-        lambda: checkpoint.edit(tmp_path / "to", upsert=twice, dry_run=True),
+        lambda: checkpoint.edit(upsert=twice, dry_run=True),
+        lambda: checkpoint.edit(upsert=twice),
+        lambda: checkpoint.transform(tmp_path / "to", {0: Edited(upsert=twice)}, dry_run=True),
     ):
         with pytest.raises(InvalidArgumentError, match="num_rows_too_many=1") as refused:
             edit()
@@ -226,10 +228,10 @@ def test_rows_that_are_none_are_refused(users: str, tmp_path: Path) -> None:
     ]
     for how in given:
         with pytest.raises(InvalidArgumentError, match="no row is given"):
-            checkpoint.edit_in_place(**how)
+            checkpoint.edit(**how)
         how.pop("watermark_ms", None)
         with pytest.raises(InvalidArgumentError, match="no row is given"):
-            checkpoint.edit(tmp_path / "to", **how, dry_run=True)
+            checkpoint.transform(tmp_path / "to", {0: Edited(**how)}, dry_run=True)
     with pytest.raises(InvalidArgumentError, match="a stream of rows has no row"):
         statestore.write_savepoint(tmp_path / "to", like=checkpoint, operators={0: spent})
     assert checkpoint.newest_version == 1
@@ -246,7 +248,7 @@ def test_list_goes_with_all_its_elements(tmp_path: Path) -> None:
     of = family({"user": "string"}, {"n": "long"}, multi_values=True)
     path = make(tmp_path, of, {("a",): [(1,), (2,), (3,)], ("b",): [(4,)]})
 
-    done = Checkpoint(path).edit_in_place(delete="n = 2")
+    done = Checkpoint(path).edit(delete="n = 2")
 
     assert "3 rows of 4 deleted, where n = 2" in str(done)
     assert users_of(path) == ["b"]
@@ -265,14 +267,14 @@ def test_list_goes_with_all_its_elements(tmp_path: Path) -> None:
 def test_rows_expire_by_a_time_alone(users: str, column: str, said: str) -> None:
     """Catches an error in SQL that nobody typed."""
     with pytest.raises(InvalidArgumentError, match=said):
-        Checkpoint(users).edit_in_place(expire=column, older_than=timedelta(days=7), dry_run=True)
+        Checkpoint(users).edit(expire=column, older_than=timedelta(days=7), dry_run=True)
 
 
 def test_rows_expire_where_none_is_old(sessions: str) -> None:
     """Catches a nightly expiry that fails on the nights when nothing is old enough."""
     checkpoint = Checkpoint(sessions)
     how = {"expire": "value.window.end", "older_than": timedelta(days=365 * 300)}
-    assert "0 rows of 20 deleted" in str(checkpoint.edit_in_place(**how))
+    assert "0 rows of 20 deleted" in str(checkpoint.edit(**how))
 
     assert checkpoint.newest_version == 2
     assert checkpoint.read().num_rows == 20
@@ -344,7 +346,7 @@ def test_not_a_number_is_found_and_edited_as_one_key(tmp_path: Path) -> None:
     for nan in (math.nan, other, -math.nan):
         assert checkpoint.find([nan])["value"].to_pylist() == [{"count": 1}]
     assert checkpoint.find([-0.0])["value"].to_pylist() == [{"count": 3}]
-    checkpoint.edit_in_place(
+    checkpoint.edit(
         delete=pa.table({"key.ratio": [-0.0]}),
         upsert=pa.table({"key.ratio": [other], "value.count": [7]}),
     )

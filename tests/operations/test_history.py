@@ -27,7 +27,7 @@ OPERATIONS = {
     "rescale": (lambda found: found.rescale(4), 3, 4, {"num_partitions": 4}),
     "undo of a rescale": (lambda found: found.undo_rescale(), 4, 3, {}),
     "edit": (
-        lambda found: found.edit_in_place(delete=pa.table({"key.k": [5]}), watermark_ms=9),
+        lambda found: found.edit(delete=pa.table({"key.k": [5]}), watermark_ms=9),
         3, 4, {"column_families": [[0, "default", "default"]], "watermark_ms": 9},
     ),
     "forget": (
@@ -175,11 +175,9 @@ def test_history_shows_no_key(made):
     key = 1_234_567_890_123
     made.run_batch({key: key})
     checkpoint = Checkpoint(made.path)
-    checkpoint.edit_in_place(
-        upsert=pa.table({"key.k": [key, 9], "value.value": [key, 8]}), watermark_ms=3
-    )
-    checkpoint.edit_in_place(delete=f"value.value = {key}")
-    checkpoint.edit_in_place(upsert=pa.table({"key.k": [key], "value.value": [key]}))
+    checkpoint.edit(upsert=pa.table({"key.k": [key, 9], "value.value": [key, 8]}), watermark_ms=3)
+    checkpoint.edit(delete=f"value.value = {key}")
+    checkpoint.edit(upsert=pa.table({"key.k": [key], "value.value": [key]}))
     checkpoint.forget(f"k = {key}")
 
     assert len(checkpoint.history()) == 4

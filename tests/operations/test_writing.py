@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from statestore import Checkpoint, Savepoint, write_savepoint
+from statestore import Checkpoint, Edited, Savepoint, write_savepoint
 from statestore.backends.spark.schemas import read_schemas, write_schemas
 from statestore.codec import sorting
 from statestore.codec.spark_types import parse_schema
@@ -266,9 +266,8 @@ def test_keys_are_deleted_and_rows_put(tmp_path: Path) -> None:
     made = make(tmp_path)
     put = pd.DataFrame({"key.k": [3, 1000], "value.value": [7, 8]})
 
-    plan = Checkpoint(made.path).edit(
-        tmp_path / "savepoint", delete=pa.table({"key.k": [1, 2, 5000]}), upsert=put
-    )
+    edited = Edited(delete=pa.table({"key.k": [1, 2, 5000]}), upsert=put)
+    plan = Checkpoint(made.path).transform(tmp_path / "savepoint", {0: edited})
     savepoint = plan.made
 
     assert "2 of 3 keys have rows: 2 rows of 100 deleted" in str(plan)
@@ -280,11 +279,13 @@ def test_keys_are_deleted_and_rows_put(tmp_path: Path) -> None:
     rows |= {unsafe_row(3): unsafe_row(7), unsafe_row(1000): unsafe_row(8)}
     assert read_checkpoint(str(tmp_path / "savepoint")) == expected
     assert savepoint.verify(deep=True).findings == ()
-    fewer = savepoint.edit(tmp_path / "fewer", delete="k >= 10 AND value.value < 50000").made
+    fewer = savepoint.transform(
+        tmp_path / "fewer", {0: Edited(delete="k >= 10 AND value.value < 50000")}
+    ).made
     assert {row["k"] for row in fewer.read()["key"].to_pylist() if row["k"] >= 10} == {
         row["key"]["k"]
         for row in savepoint.read().to_pylist()
         if row["key"]["k"] >= 10 and row["value"]["value"] >= 50000
     }
     with pytest.raises(InvalidArgumentError, match="nothing to edit"):
-        savepoint.edit(tmp_path / "again")
+        savepoint.transform(tmp_path / "again", {0: Edited()})

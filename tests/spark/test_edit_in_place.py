@@ -57,7 +57,7 @@ def test_query_goes_on_from_edited_rows(make_lane: MakeLane, checkpoint_format: 
     lane.run(ONE)
     checkpoint = Checkpoint(lane.checkpoint)
     put = pa.table({"key.key": ["b", "e"], "value.count": [100, 5], "value.sum": [7, 50]})
-    assert checkpoint.edit_in_place(delete="key.key = 'c'", upsert=put).version == 2
+    assert checkpoint.edit(delete="key.key = 'c'", upsert=put).version == 2
     # As a process that died before the entry of the commit log leaves it.
     for name in ("1", ".1.crc"):
         (lane.checkpoint / "commits" / name).unlink(missing_ok=True)
@@ -66,7 +66,7 @@ def test_query_goes_on_from_edited_rows(make_lane: MakeLane, checkpoint_format: 
 
     assert checkpoint.newest_version == 2
     assert checkpoint.read().num_rows == 3
-    checkpoint.edit_in_place(delete="key.key = 'c'", upsert=put)
+    checkpoint.edit(delete="key.key = 'c'", upsert=put)
     lane.run(*files([event("b", 1), event("c", 1), event("e", 1)]))
     assert rows_of(lane, 3) == {"b": (101, 8), "c": (1, 1), "e": (6, 51)}
     forgotten = checkpoint.forget(keys=pa.table({"key.key": ["a", "b"]})).certificate
@@ -84,7 +84,7 @@ def test_state_in_the_memory_of_the_driver_is_edited(make_lane: MakeLane) -> Non
     lane.run(ONE)
     checkpoint = Checkpoint(lane.checkpoint, spark=lane.spark)
 
-    checkpoint.edit_in_place(delete="key.key = 'c'")
+    checkpoint.edit(delete="key.key = 'c'")
 
     lane.run(*files([event("b", 1), event("c", 1)]))
     assert rows_of(lane, 2) == {"b": (2, 3), "c": (1, 1)}
@@ -112,7 +112,7 @@ def test_rows_late_by_the_watermark_that_was_set_are_dropped(make_lane: MakeLane
     later = files([event("a", 1, 13), event("a", 1, 25), event("a", 1, 50)])
     for one in (lane, left):
         one.run(*early)
-    Checkpoint(lane.checkpoint).edit_in_place(watermark_ms=START_MS + 20_000)
+    Checkpoint(lane.checkpoint).edit(watermark_ms=START_MS + 20_000)
     for one in (lane, left):
         one.run(*later)
 
@@ -142,25 +142,23 @@ def test_rows_expire_by_a_column(make_lane: MakeLane) -> None:
     checkpoint = Checkpoint(lane.checkpoint)
     limit = datetime(2024, 1, 1, 0, 0, 20)  # noqa: DTZ001 (in UTC)
 
-    plan = checkpoint.edit_in_place(expire="value.max", older_than=limit, dry_run=True)
+    plan = checkpoint.edit(expire="value.max", older_than=limit, dry_run=True)
     assert "1 row of 3 deleted, where value.max < TIMESTAMPTZ" in str(plan)
     of_all = {"expire": "value.max", "older_than": timedelta(days=1)}
     with pytest.raises(InvalidArgumentError, match="all rows of a store would be deleted"):
-        checkpoint.edit_in_place(**of_all, dry_run=True)
-    everything_goes = checkpoint.edit_in_place(**of_all, all_rows=True, dry_run=True)
+        checkpoint.edit(**of_all, dry_run=True)
+    everything_goes = checkpoint.edit(**of_all, all_rows=True, dry_run=True)
     assert "all 3 rows deleted: the whole store" in str(everything_goes)
-    checkpoint.edit_in_place(expire="value.max", older_than=limit)
+    checkpoint.edit(expire="value.max", older_than=limit)
 
     lane.run(*files([event("a", 1, 40), event("b", 1, 40)]))
     assert rows_of(lane, 2) == {"a": (40, 1), "b": (40, 2)}
     with pytest.raises(InvalidArgumentError, match=r"this is none.*value\.count < 1704067220000"):
-        checkpoint.edit_in_place(expire="value.count", older_than=limit, dry_run=True)
+        checkpoint.edit(expire="value.count", older_than=limit, dry_run=True)
     with pytest.raises(InvalidArgumentError, match="how old"):
-        checkpoint.edit_in_place(expire="value.max", dry_run=True)
+        checkpoint.edit(expire="value.max", dry_run=True)
     with pytest.raises(InvalidArgumentError, match="either expire or are deleted"):
-        checkpoint.edit_in_place(
-            expire="value.max", older_than=limit, delete="key.key = 'a'", dry_run=True
-        )
+        checkpoint.edit(expire="value.max", older_than=limit, delete="key.key = 'a'", dry_run=True)
 
 
 @pytest.mark.extended

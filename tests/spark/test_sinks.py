@@ -118,7 +118,7 @@ def _rescale_and_undo(lane: Sunk) -> None:
 def _edit(lane: Sunk) -> None:
     # A second edit in a row needs a row of its own.
     gone = "gone" if "gone" in lane.seen else min(lane.seen)
-    Checkpoint(lane.checkpoint).edit_in_place(delete=f"key.key = '{gone}'")
+    Checkpoint(lane.checkpoint).edit(delete=f"key.key = '{gone}'")
     lane.seen.discard(gone)
 
 

@@ -31,6 +31,7 @@ from statestore.operations.savepoint.savepoint import (
 )
 from statestore.operations.writing.captured import find_captured
 from statestore.operations.writing.columns import FamilyColumns, decide_family
+from statestore.operations.writing.edited import Edited
 from statestore.operations.writing.expiry import expiry_condition
 from statestore.operations.writing.family_rows import FamilyRows
 from statestore.operations.writing.found import check_found, deleted_in_words, find_rows
@@ -72,16 +73,18 @@ def decide_rows(
         operation: The command.
         checkpoint: The checkpoint, or a savepoint.
         destination: The savepoint to write.
-        operators: Rows; or where `makes`, functions and SQL that make them.
+        operators: Rows; or where `makes`, functions and SQL that make them, and `Edited`.
         version: State version, None for the newest committed.
         change_schema: Whether schemas become those of the rows given.
         makes: Whether rows are made of those that are there.
 
     Raises:
         InvalidArgumentError: There is no such operator, store or state variable; what is given does
-            not fit it; or as `check_target`.
-        NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
-            `find_version`.
+            not fit it; all its rows would go by an `Edited` that does not say so; or as
+            `check_target`.
+        NotFoundError: No row is there that an `Edited` deletes (kind keys-not-found), and none is
+            put; or as `find_version`.
+        IncompatibleError, CorruptionError, FencedError, StorageError: As `find_version`.
     """
     found = find_version(checkpoint, version)
     return _of_rows(
@@ -127,6 +130,9 @@ def _of_rows(
 ) -> Copy[SavepointInfo]:
     rows = []
     for operator, name, given in _named(operators):
+        if makes and isinstance(given, Edited):
+            rows.append(_edited(found, shapes, operator, name, given))
+            continue
         shape, family = find_shape(shapes, operator, name)
         stored = _stored(found, shape, family) if makes else None
         if isinstance(given, Path):
@@ -140,43 +146,6 @@ def _of_rows(
 
 
 def decide_edit(
-    checkpoint: OpenCheckpoint,
-    destination: Place,
-    *,
-    operator: int,
-    name: str | None,
-    delete: Any,
-    upsert: Any,
-    version: int | None,
-    all_rows: bool = False,
-) -> Copy[SavepointInfo]:
-    """Decide a savepoint without some keys, and with some rows.
-
-    Args:
-        checkpoint: The checkpoint, or a savepoint.
-        destination: The savepoint to write.
-        operator: Operator ID.
-        name: As `find_shape`.
-        delete: Keys that go, as Arrow data or the path of a file; or a condition in SQL that their
-            rows fulfil; None for none.
-        upsert: Rows that come, in place of those of their keys, as Arrow data or the path of a
-            file; None for none.
-        version: State version, None for the newest committed.
-        all_rows: Whether all rows of the store may go.
-
-    Raises:
-        InvalidArgumentError: All rows would go and `all_rows` is not given; or as `decide_rows`.
-        NotFoundError: No row is there to delete (kind keys-not-found), and none is put; or as
-            `decide_rows`.
-        IncompatibleError, CorruptionError, FencedError, StorageError: As `decide_rows`.
-    """
-    found = find_version(checkpoint, version)
-    shapes = shapes_of(found)
-    of = _edited(found, shapes, operator, name, delete, upsert, all_rows=all_rows)
-    return _decided("edit", found, shapes, [of], destination)
-
-
-def decide_edit_in_place(
     checkpoint: OpenCheckpoint,
     *,
     operator: int = 0,
@@ -192,21 +161,25 @@ def decide_edit_in_place(
 
     Args:
         checkpoint: The checkpoint.
-        operator: As `decide_edit`.
-        name: As `decide_edit`.
-        delete: As `decide_edit`.
-        upsert: As `decide_edit`.
+        operator: Operator ID.
+        name: As `find_shape`.
+        delete: Keys that go, as Arrow data or the path of a file; or a condition in SQL that their
+            rows fulfil; None for none.
+        upsert: Rows that come, in place of those of their keys, as Arrow data or the path of a
+            file; None for none.
         watermark_ms: Watermark from now on, milliseconds since the Unix epoch; None for that of
             before.
         expire: A column that is a time, in place of `delete`.
         older_than: As `expiry_condition`.
-        all_rows: As `decide_edit`.
+        all_rows: Whether all rows of the store may go.
 
     Raises:
-        InvalidArgumentError: The watermark would go back; or as `decide_edit`, `expiry_condition`
-            and `find_edit`.
-        NotFoundError: As `decide_edit`; no row need be there that expires.
+        InvalidArgumentError: The watermark would go back; all rows would go and `all_rows` is not
+            given; or as `decide_rows`, `expiry_condition` and `find_edit`.
+        NotFoundError: No row is there to delete (kind keys-not-found), and none is put or expires;
+            or as `find_version`.
         InUseError: As `find_edit`.
+        IncompatibleError, CorruptionError, FencedError, StorageError: As `find_version`.
     """
     batch = find_edit(checkpoint)
     if watermark_ms is not None and watermark_ms < batch.watermark_ms:
@@ -228,8 +201,9 @@ def decide_edit_in_place(
     rows: tuple[FamilyRows, ...] = ()
     if watermark_ms is None or not (delete is None and upsert is None):
         # Where rows expire, none may be old enough.
-        how = {"may_be_none": expire is not None, "all_rows": all_rows}
-        rows = (_edited(found, shapes, operator, name, delete, upsert, **how),)
+        edited = Edited(delete, upsert, all_rows)
+        may_be_none = expire is not None
+        rows = (_edited(found, shapes, operator, name, edited, may_be_none=may_be_none),)
     edit = EditInPlace(found, shapes, rows, watermark_ms, batch)
     edit.check()
     return edit
@@ -240,13 +214,12 @@ def _edited(
     shapes: tuple[StoreShape, ...],
     operator: int,
     name: str | None,
-    delete: Any,
-    upsert: Any,
+    edited: Edited,
     *,
     may_be_none: bool = False,
-    all_rows: bool,
 ) -> FamilyRows:
     """Return what a column family loses and gets."""
+    delete, upsert = edited.delete, edited.upsert
     if delete is None and upsert is None:
         raise InvalidArgumentError(
             "there is nothing to edit", to_fix="name keys to delete, or rows to put"
@@ -275,7 +248,7 @@ def _edited(
     if delete is not None:
         words.append(deleted_in_words(counted, num_given, delete))
         may_be_none = may_be_none or upsert is not None
-        check_found(counted, words[0], may_be_none=may_be_none, all_rows=all_rows)
+        check_found(counted, words[0], may_be_none=may_be_none, all_rows=edited.all_rows)
     if given is not None:
         words.append(
             f"{format_count(table.num_rows, 'row')} put, in place of those of "
