@@ -85,7 +85,10 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
     "report": ({}, (Facts, StoreFacts, PartitionFacts, Spread, HeavyKey, Advice)),
     "rescale": (_DONE, (Rescale, StoreRescale, UndoRescale)),
     "restore": (_DONE, (CopyResult,)),
-    "savepoint": ({"destination": "the savepoint's directory"}, (SavepointInfo,)),
+    "savepoint": (
+        _DONE | {"savepoint": "once done, a `SavepointInfo`"},
+        (CopyResult, SavepointInfo),
+    ),
     "verify": (
         {"ok": "whether nothing is wrong", "to_fix": "what to do, null where nothing is wrong"},
         (Verification, Finding, StoreName),

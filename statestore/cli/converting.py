@@ -8,12 +8,12 @@ import click
 
 from statestore.cli.output import (
     checkpoint_argument,
+    dry_run_option,
     output_option,
     parse_settings,
     print_result,
     progress_bar,
     storage_option,
-    yes_option,
 )
 from statestore.core.providers import PROVIDERS, TARGETS
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     help="Configuration of the Spark session, such as spark.driver.memory; may be repeated.",
 )
 @storage_option
-@yes_option
+@dry_run_option
 @output_option
 def convert(
     checkpoint: str,
@@ -46,7 +46,7 @@ def convert(
     to: str,
     session_conf: tuple[str, ...],
     storage_options: dict[str, str],
-    yes: bool,
+    dry_run: bool,
     output: str,
 ) -> None:
     """Make a checkpoint from which a query goes on with another provider.
@@ -59,15 +59,15 @@ def convert(
 
     \b
     Examples:
+      statestore convert /data/checkpoint /data/converted --to rocksdb --dry-run
       statestore convert /data/checkpoint /data/converted --to rocksdb
-      statestore convert /data/checkpoint /data/converted --to rocksdb --yes
     """  # noqa: D301 (click reads the backspace)
     from statestore.api.checkpoint import Checkpoint
 
     conf = parse_settings("--session-conf", session_conf)
     it = Checkpoint(checkpoint, storage_options=storage_options)
     with progress_bar("convert", output=output) as progress:
-        result = it.convert(new, to, session_conf=conf, dry_run=not yes, progress=progress)
+        result = it.convert(new, to, session_conf=conf, dry_run=dry_run, progress=progress)
     print_result(result, output=output, done=_done(result.rows or {}, checkpoint, new, to))
 
 

@@ -25,6 +25,7 @@ from statestore.core.errors import InvalidArgumentError
 from statestore.core.options import StateStoreOptions
 from statestore.core.text import escape_controls, format_cell, is_numeric
 from statestore.io.hadoop_process import HADOOP_PREFIXES
+from statestore.operations.result import Making
 
 if TYPE_CHECKING:
     from statestore.operations.result import Result
@@ -35,7 +36,8 @@ SCHEMA_VERSION = 1
 """Of every JSON object: one more where a field goes or means something else."""
 
 _PLAIN_WIDTH = 240
-NOTHING_CHANGED = "Nothing was changed. Repeat the command with --yes to do it."
+_WITH_YES = "Nothing was changed. Repeat the command with --yes to do it."
+_WITHOUT_DRY_RUN = "Nothing was changed. Repeat the command without --dry-run to do it."
 
 
 def checkpoint_argument(name: str = "checkpoint") -> Callable[[Command], Command]:
@@ -55,8 +57,21 @@ def output_option(command: Command) -> Command:
 
 
 def yes_option(command: Command) -> Command:
-    """Add --yes, passed as `yes`: without it the command shows its plan and changes nothing."""
+    """Add --yes, passed as `yes`, to a command that changes a checkpoint where it is.
+
+    Without it the command shows its plan and changes nothing.
+    """
     return click.option("--yes", is_flag=True, help="Do it; without it only the plan is shown.")(
+        command
+    )
+
+
+def dry_run_option(command: Command) -> Command:
+    """Add --dry-run, passed as `dry_run`, to a command that makes a new directory.
+
+    With it the command shows its plan and makes nothing.
+    """
+    return click.option("--dry-run", is_flag=True, help="Only show the plan; make nothing.")(
         command
     )
 
@@ -110,9 +125,10 @@ def print_result(result: Result, *, output: str, done: str | None = "Done.") -> 
         print_json(result.fields())
         return
     click.echo(result)
-    said = done if result.done else NOTHING_CHANGED
-    if result.changes and said:
-        click.echo(said)
+    if not result.done:
+        done = _WITHOUT_DRY_RUN if isinstance(result, Making) else _WITH_YES
+    if result.changes and done:
+        click.echo(done)
 
 
 def console() -> Console:

@@ -9,19 +9,19 @@ import click
 
 from statestore.cli.output import (
     checkpoint_argument,
+    dry_run_option,
     output_option,
     print_json,
     print_result,
     progress_bar,
     storage_option,
-    yes_option,
 )
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.core.providers import PROVIDERS, TARGETS
-from statestore.core.text import format_fields
+from statestore.core.text import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from statestore.operations.savepoint.savepoint import SavepointForm
+    from statestore.operations.savepoint.savepoint import SavepointForm, SavepointInfo
 
 
 @click.command()
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Full states that every state backend can be restored from, or the files as they are.",
 )
+@dry_run_option
 @storage_option
 @output_option
 def savepoint(
@@ -42,6 +43,7 @@ def savepoint(
     destination: str,
     version: int | None,
     form: SavepointForm,
+    dry_run: bool,
     storage_options: dict[str, str],
     output: str,
 ) -> None:
@@ -58,11 +60,19 @@ def savepoint(
 
     it = Checkpoint(checkpoint, storage_options=storage_options)
     with progress_bar("savepoint", output=output) as progress:
-        taken = it.savepoint(destination, version=version, form=form, progress=progress).made
+        result = it.savepoint(
+            destination, version=version, form=form, dry_run=dry_run, progress=progress
+        )
+    info = result.made.info if result.done else None
     if output == "json":
-        print_json({"destination": destination, **asdict(taken.info)})
+        print_json({**result.fields(), "savepoint": info and asdict(info)})
         return
-    click.echo(format_fields([("savepoint", destination), *taken.info.fields_for_people()]))
+    print_result(result, output=output, done=None if info is None else _taken(info))
+
+
+def _taken(info: SavepointInfo) -> str:
+    rows = "" if info.num_rows is None else f", {format_count(info.num_rows, 'row')}"
+    return f"Done: a {info.form} savepoint of {format_bytes(info.state_bytes)}{rows}."
 
 
 @click.command()
@@ -108,7 +118,7 @@ def savepoint(
     "--claim/--no-claim",
     help="Move the savepoint, which is gone then, or copy it.  [default: no-claim]",
 )
-@yes_option
+@dry_run_option
 @storage_option
 @output_option
 def restore(
@@ -121,20 +131,20 @@ def restore(
     drop_operators: tuple[int, ...],
     add_operators: dict[int, str],
     new_query_id: bool,
-    yes: bool,
+    dry_run: bool,
     storage_options: dict[str, str],
     output: str,
 ) -> None:
     """Make a new checkpoint of a savepoint; start the query with it as its checkpointLocation.
 
     The query may have another state backend, another number of state partitions, and other code, as
-    long as its state keeps its schema. Shows what would be done; --yes does it. A restore that was
-    killed is repeated: until it is whole, no query starts from the checkpoint.
+    long as its state keeps its schema. A restore that was killed is repeated: until it is whole, no
+    query starts from the checkpoint.
 
     \b
-    statestore restore /backup/before-upgrade /data/new --yes
-    statestore restore /backup/x /data/new --backend rocksdb --num-partitions 8 --yes
-    statestore restore /backup/x /data/new --map-operator 0:1 --add-operator 0:dedupe --yes
+    statestore restore /backup/before-upgrade /data/new
+    statestore restore /backup/x /data/new --backend rocksdb --num-partitions 8
+    statestore restore /backup/x /data/new --map-operator 0:1 --add-operator 0:dedupe
     """  # noqa: D301
     from statestore.api.checkpoint import Savepoint
 
@@ -151,7 +161,7 @@ def restore(
             add_operators=add_operators,
             new_query_id=new_query_id,
             claim=claim,
-            dry_run=not yes,
+            dry_run=dry_run,
             progress=progress,
         )
     print_result(result, output=output)
@@ -161,14 +171,14 @@ def restore(
 @checkpoint_argument()
 @checkpoint_argument("new")
 @click.option("--version", type=int, help="State version.  [default: the newest committed one]")
-@yes_option
+@dry_run_option
 @storage_option
 @output_option
 def branch(
     checkpoint: str,
     new: str,
     version: int | None,
-    yes: bool,
+    dry_run: bool,
     storage_options: dict[str, str],
     output: str,
 ) -> None:
@@ -176,16 +186,16 @@ def branch(
 
     The query may run meanwhile. Neither query can harm the other's state: drop the branch by
     deleting its directory. On one local file system files are shared by hard links, on one S3
-    storage they are copied by the server. Shows what would be done; --yes does it.
+    storage they are copied by the server.
 
     \b
-    statestore branch /data/checkpoint /data/experiment --yes
+    statestore branch /data/checkpoint /data/experiment
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
 
     it = Checkpoint(checkpoint, storage_options=storage_options)
     with progress_bar("branch", output=output) as progress:
-        result = it.branch(new, version=version, dry_run=not yes, progress=progress)
+        result = it.branch(new, version=version, dry_run=dry_run, progress=progress)
     print_result(result, output=output)
 
 

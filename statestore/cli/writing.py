@@ -11,6 +11,7 @@ import click
 
 from statestore.cli.output import (
     checkpoint_argument,
+    dry_run_option,
     output_option,
     parse_settings,
     print_json,
@@ -90,7 +91,7 @@ def _edited(
     is_flag=True,
     help="The columns selected are the schemas of keys and values from now on.",
 )
-@yes_option
+@dry_run_option
 @storage_option
 @output_option
 def transform(
@@ -105,7 +106,7 @@ def transform(
     all_rows: bool,
     change_schema: bool,
     version: int | None,
-    yes: bool,
+    dry_run: bool,
     storage_options: dict[str, str],
     output: str,
 ) -> None:
@@ -117,15 +118,15 @@ def transform(
     put, as `statestore edit` does it in place; FILE is described there. The query may run
     meanwhile. What is not named keeps its rows.
 
-    Without --yes the plan is shown. `statestore restore` makes a checkpoint of the savepoint.
+    `statestore restore` makes a checkpoint of the savepoint.
 
     \b
     Examples:
-      statestore transform /data/checkpoint /data/savepoint --change-schema --yes \\
+      statestore transform /data/checkpoint /data/savepoint --change-schema \\
         --sql "0=SELECT key, {'sum': value.sum / 1024} AS value FROM state"
-      statestore transform /data/checkpoint /data/savepoint --yes \\
+      statestore transform /data/checkpoint /data/savepoint \\
         --sql "1/left-keyWithIndexToValue=SELECT * FROM state WHERE key.field0 > 5"
-      statestore transform /data/checkpoint /data/savepoint --delete users.csv --yes
+      statestore transform /data/checkpoint /data/savepoint --delete users.csv
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
     from statestore.operations.writing.edited import Edited
@@ -144,7 +145,7 @@ def transform(
             sqls,
             version=version,
             change_schema=change_schema,
-            dry_run=not yes,
+            dry_run=dry_run,
             progress=progress,
         )
     print_result(result, output=output)

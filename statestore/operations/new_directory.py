@@ -185,7 +185,7 @@ def check_of_query(io: FileIO, directory: str, uri: str) -> None:
         raise InvalidArgumentError(
             "the directory is a savepoint, not the checkpoint of a query",
             directory=uri,
-            to_fix=f"restore it first, with `statestore restore {uri} CHECKPOINT --yes`, and name "
+            to_fix=f"restore it first, with `statestore restore {uri} CHECKPOINT`, and name "
             "that checkpoint",
         )
 

@@ -86,9 +86,9 @@ def edit(world: World, rng: Generator) -> Step | None:
     if in_words:
         name = [] if family.variable is None else ["--name", family.variable]
         every = ["--all"] if is_all else []
-        what = ["--operator", family.operator, *name, *words, *every, "--yes", *storage_words()]
+        what = ["--operator", family.operator, *name, *words, *every, *storage_words()]
         if target is None:
-            call = by_words("edit", world.current.path, *what)
+            call = by_words("edit", world.current.path, *what, "--yes")
         else:
             call = by_words("transform", world.current.path, target.path, *what)
     else:

@@ -42,7 +42,7 @@ def branch(world: World, rng: Generator) -> Step:
     """Branch, and go on from the branch half of the time."""
     target = world.current.at(world.new_path())
     call = (
-        by_words("branch", world.current.path, target.path, "--yes", *storage_words())
+        by_words("branch", world.current.path, target.path, *storage_words())
         if rng.random() < 0.5
         else by_call(world.current, "branch", str(target.path))
     )
@@ -71,7 +71,7 @@ def restore(world: World, rng: Generator) -> Step | None:
         words += ["--new-query-id"]
     target = source.at(world.new_path(), is_savepoint=False, backend=backend, num_partitions=number)
     call = (
-        by_words("restore", source.path, target.path, *words, "--yes", *storage_words())
+        by_words("restore", source.path, target.path, *words, *storage_words())
         if rng.random() < 0.5
         else by_call(source, "restore", str(target.path), **keywords)
     )
@@ -114,7 +114,7 @@ def transform(world: World, rng: Generator) -> Step:
             family.operator if family.variable is None else f"{family.operator}/{family.variable}"
         )
         call = by_words(
-            "transform", world.current.path, target.path, "--sql", f"{place}={made}", "--yes",
+            "transform", world.current.path, target.path, "--sql", f"{place}={made}",
             *storage_words(),
         )  # fmt: skip
     else:

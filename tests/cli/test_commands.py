@@ -14,13 +14,14 @@ import pyspark
 import pytest
 from click.testing import CliRunner
 
-from statestore import __version__
+from statestore import Checkpoint, Savepoint, __version__
 from statestore.cli import __main__ as entry_point
 from statestore.cli.commands import cli
 from statestore.core.errors import NotFoundError
 from statestore.core.version import SPARK_MINORS
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar
 from statestore.io.spark_home import find_spark_minor
+from statestore.operations.result import Making, Result
 from tests.checkpoints import query_of, write_checkpoint
 from tools.json_reference import COMMANDS, fields
 
@@ -30,6 +31,30 @@ def test_version_is_printed() -> None:
     result = CliRunner().invoke(cli, ["version"])
 
     assert (result.exit_code, result.output) == (0, f"{__version__}\n")
+
+
+def test_what_changes_a_checkpoint_wants_yes_and_what_makes_a_directory_does_it() -> None:
+    """Catches a command that asks where no other one like it does, or does it unasked."""
+    flags = {
+        name: {option for each in command.params for option in each.opts}
+        for name in cli.list_commands(click.Context(cli))
+        if (command := cli.get_command(click.Context(cli), name)) is not None
+    }
+    returned = {
+        name: str(inspect.signature(method).return_annotation).partition("[")[0]
+        for kind in (Checkpoint, Savepoint)
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
+        if name in flags
+    }
+    makes = {kind.__name__ for kind in Making.__subclasses__()}
+    changes = {kind.__name__ for kind in Result.__subclasses__()} - {Making.__name__}
+    making = {name for name in returned if returned[name] in makes}
+    changing = {name for name in returned if returned[name] in changes}
+
+    assert making == {"branch", "convert", "restore", "savepoint", "transform"}
+    assert changing == {"compact", "edit", "expire", "forget", "repair", "rescale"}
+    assert {name for name in flags if "--dry-run" in flags[name]} == making
+    assert {name for name in flags if "--yes" in flags[name]} == changing
 
 
 def test_jar_is_the_one_named_by_the_variable(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def test_paths_may_be_relative_or_below_home(
     monkeypatch.setenv("HOME", str(tmp_path))
 
     run("savepoint", "../query", "saved")
-    run("restore", "saved", "./again", "--yes")
-    run("branch", "~/query", "fork", "--yes")
+    run("restore", "saved", "./again")
+    run("branch", "~/query", "fork")
     assert "all is well" in run("verify", "../query/")
     assert str(tmp_path / "work/saved") in run("list", "~/query", "--savepoints", ".")
     assert "nothing to repair" in run("repair", "./fork")
@@ -48,14 +48,14 @@ def test_paths_may_be_relative_or_below_home(
     assert read_rows(tmp_path / "work/fork") == query.expected()
     with Checkpoint("../query").open_store(0, 1) as store:
         assert store.version == 1
-    assert "not apart" in run("restore", "saved", "saved/in", "--yes", exit_code=1)
+    assert "not apart" in run("restore", "saved", "saved/in", exit_code=1)
     assert not Path("~").exists()
 
 
 def test_storage_of_a_query_is_absolute(tmp_path: Path, query: MadeCheckpoint) -> None:
     """Catches state put below the directory of a command, where no executor looks."""
     run("savepoint", query.path, tmp_path / "saved")
-    conf = ("--storage-option", "spark.sql.streaming.stateStore.checkpointStorage=state", "--yes")
+    conf = ("--storage-option", "spark.sql.streaming.stateStore.checkpointStorage=state")
 
     assert "[unsupported-scheme]" in run(
         "restore", tmp_path / "saved", tmp_path / "again", *conf, exit_code=1

@@ -147,7 +147,7 @@ def test_lost_query_id_is_a_finding(tmp_path: Path, query: MadeCheckpoint) -> No
     assert "[file-not-found]" in text
     assert "/query/metadata" in text
     assert "query ID           -" in run("savepoint", query.path, tmp_path / "saved")
-    assert "query ID          new" in run("restore", tmp_path / "saved", tmp_path / "new", "--yes")
+    assert "query ID          new" in run("restore", tmp_path / "saved", tmp_path / "new")
     assert read_rows(tmp_path / "new") == query.expected()
     assert "all is well" in run("verify", tmp_path / "new")
 

@@ -30,25 +30,29 @@ def run(*arguments: Any) -> Result:
 def test_savepoint_restore_and_branch_do_what_they_show(
     tmp_path: Path, query: MadeCheckpoint
 ) -> None:
-    """Catches a command that does it without --yes, or says that it did what it did not."""
+    """Catches a dry run that does it, or says that it did what it did not."""
+    planned = run("savepoint", query.path, tmp_path / "savepoint", "--dry-run")
+    assert "written anew" in planned.output
+    assert not (tmp_path / "savepoint").exists()
     taken = run("savepoint", query.path, tmp_path / "savepoint", "--output", "json")
     assert taken.exit_code == 0, taken.output
-    assert json.loads(taken.output).items() >= {"form": "canonical", "version": 1}.items()
+    assert json.loads(taken.output).items() >= {"done": True, "version": 1}.items()
+    assert json.loads(taken.output)["savepoint"]["form"] == "canonical"
     assert taken.stderr == ""
     native = run("savepoint", query.path, tmp_path / "native", "--form", "native", "--version", 1)
     assert native.stderr == ""
-    assert "form               native" in native.output.splitlines()
+    assert native.output.splitlines()[-1].startswith("Done: a native savepoint of ")
 
     how = ("--backend", "rocksdb", "--num-partitions", 4)
     for command in (
         ("restore", tmp_path / "savepoint", tmp_path / "again", *how),
         ("branch", query.path, tmp_path / "fork"),
     ):
-        planned = run(*command)
+        planned = run(*command, "--dry-run")
         assert planned.exit_code == 0, planned.output
         assert planned.output.splitlines()[-1].startswith("Nothing was changed.")
         assert not Path(command[2]).exists()
-        done = run(*command, "--yes", "--output", "json")
+        done = run(*command, "--output", "json")
         assert json.loads(done.output)["done"] is True
         assert read_rows(command[2]) == query.expected()
 
@@ -58,8 +62,9 @@ def test_restore_shows_what_becomes_of_operators(tmp_path: Path, query: MadeChec
     run("savepoint", query.path, tmp_path / "savepoint")
     moved = ("--map-operator", "0:1", "--add-operator", "0:dedupe", "--claim", "--new-query-id")
 
-    planned = run("restore", tmp_path / "savepoint", tmp_path / "again", *moved)
-    dropped = run("restore", tmp_path / "savepoint", tmp_path / "again", "--drop-operator", 0)
+    again = ("restore", tmp_path / "savepoint", tmp_path / "again", "--dry-run")
+    planned = run(*again, *moved)
+    dropped = run(*again, "--drop-operator", 0)
 
     lines = [" ".join(line.split()) for line in planned.output.splitlines()]
     assert {"operator 0 becomes 1", "new operator 0 dedupe, empty"} <= {*lines}
@@ -67,7 +72,7 @@ def test_restore_shows_what_becomes_of_operators(tmp_path: Path, query: MadeChec
     assert "afterwards the savepoint is deleted" in lines
     assert "afterwards" not in dropped.output
     assert "operator 0        dropped" in dropped.output.splitlines()
-    done = run("restore", tmp_path / "savepoint", tmp_path / "again", *moved, "--yes")
+    done = run("restore", tmp_path / "savepoint", tmp_path / "again", *moved)
     assert done.output.splitlines()[-1] == "Done."
     assert not (tmp_path / "savepoint").exists()
 
@@ -81,7 +86,7 @@ def test_wrong_usage_and_refusals_have_a_status_of_their_own(
 
     for wrong in (("--map-operator", "x"), ("--map-operator", "0:x"), ("--add-operator", "1")):
         assert run("restore", tmp_path / "savepoint", tmp_path / "again", *wrong).exit_code == 2
-    refused = run("restore", tmp_path / "savepoint", query.path, "--yes")
+    refused = run("restore", tmp_path / "savepoint", query.path)
 
     assert refused.exit_code == 1
     assert "[checkpoint-exists]" in refused.output

@@ -41,7 +41,7 @@ def _opened(path: Path) -> Iterator[list[str]]:
     is_over = True
 
 
-def test_transform_shows_its_plan_and_does_it_with_yes(checkpoint: str, tmp_path: Path) -> None:
+def test_transform_does_it_and_with_dry_run_says_what(checkpoint: str, tmp_path: Path) -> None:
     """Catches SQL given to another operator or store, and a command that writes unasked."""
     to = tmp_path / "savepoint"
     command = [
@@ -50,13 +50,13 @@ def test_transform_shows_its_plan_and_does_it_with_yes(checkpoint: str, tmp_path
         *("--sql", "1/left-keyToNumValues=SELECT * FROM state WHERE key.field0 = 3"),
     ]
 
-    planned = CliRunner().invoke(cli, command)
+    planned = CliRunner().invoke(cli, [*command, "--dry-run"])
     assert planned.exit_code == 0, planned.output
     assert "operator 1 left-keyToNumValues" in planned.output
     assert "Nothing was changed" in planned.output
     assert not to.exists()
 
-    done = CliRunner().invoke(cli, [*command, "--yes", "--output", "json"])
+    done = CliRunner().invoke(cli, [*command, "--output", "json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.output)["done"]
     found = Savepoint(to).read(flatten=True)
@@ -71,7 +71,7 @@ def test_transform_takes_keys_and_rows_from_files(checkpoint: str, tmp_path: Pat
     to = tmp_path / "savepoint"
     files = ["--delete", str(tmp_path / "keys.csv"), "--upsert", str(tmp_path / "rows.json")]
 
-    done = CliRunner().invoke(cli, ["transform", checkpoint, str(to), *files, "--yes"])
+    done = CliRunner().invoke(cli, ["transform", checkpoint, str(to), *files])
 
     assert done.exit_code == 0, done.output
     assert "2 of 2 keys have rows: 2 rows of 10 deleted" in done.output

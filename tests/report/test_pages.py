@@ -150,9 +150,9 @@ def test_branches_are_shown_where_they_began_and_of_what_they_are(made, tmp_path
     """Catches an experiment that nobody finds again, or one of another query's."""
     others = tmp_path / "others"
     others.mkdir()
-    run("branch", made.path, others / "later", "--yes")
-    run("branch", made.path, others / "early", "--version", "5", "--yes")
-    run("branch", others / "later", others / "of-branch", "--yes")
+    run("branch", made.path, others / "later")
+    run("branch", made.path, others / "early", "--version", "5")
+    run("branch", others / "later", others / "of-branch")
     page = tmp_path / "page.html"
 
     run("report", made.path, "--savepoints", others, "-o", page)
@@ -206,7 +206,7 @@ def test_chart_without_data_says_why(made, tmp_path):
         page.read_text()
     )
     run("savepoint", made.path, tmp_path / "savepoint")
-    run("restore", tmp_path / "savepoint", tmp_path / "restored", "--yes")
+    run("restore", tmp_path / "savepoint", tmp_path / "restored")
     run("report", tmp_path / "restored", "-o", page)
     assert "No commit times yet" in page.read_text()
     for name in ("commits", "phases"):

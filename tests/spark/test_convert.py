@@ -237,7 +237,7 @@ def _assert_not_startable(lane: Lane, checkpoint: Path) -> None:
 def _kill_in_the_middle(lane: Lane, new: Path, place: str) -> None:
     """Run the command in a process of its own and kill it at one of PLACES."""
     command = [sys.executable, "-c", KILLED_COMMAND, str(new / place)]
-    command += ["convert", str(lane.checkpoint), str(new), "--to", "filesystem", "--yes"]
+    command += ["convert", str(lane.checkpoint), str(new), "--to", "filesystem"]
     command += ["--session-conf", "spark.driver.host=127.0.0.1"]
     process = subprocess.Popen(
         command,
@@ -418,11 +418,11 @@ def test_command_converts_when_yes_is_given(make_lane: MakeLane) -> None:
     new = lane.root / "new"
     arguments = ["convert", str(lane.checkpoint), str(new), "--to", "rocksdb", "--output", "json"]
 
-    planned = CliRunner().invoke(cli, arguments)
+    planned = CliRunner().invoke(cli, [*arguments, "--dry-run"])
     assert planned.exit_code == 0, planned.output
     assert not new.exists()
-    done = CliRunner().invoke(cli, [*arguments, "--yes"])
-    again = CliRunner().invoke(cli, [*arguments, "--yes"])
+    done = CliRunner().invoke(cli, arguments)
+    again = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0, done.output
 
     plan, result = json.loads(planned.stdout), json.loads(done.stdout)
