@@ -158,7 +158,11 @@ def repair(world: World, rng: Generator) -> Step | None:
     ]
     if earlier is None or not files or directory.before_rescale is not None:
         return None
-    _damage(files[rng.integers(len(files))])
+    chosen = files[rng.integers(len(files))]
+    for path in files:
+        # A call that was killed may have left a file beside the one that counts.
+        if path.parent == chosen.parent:
+            _damage(path)
     call = (
         by_words("repair", directory.path, "--yes", *storage_words())
         if rng.random() < 0.5
