@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore import keyed
+from statestore import Checkpoint, keyed
 from tests.attack.keyed import STEP_MS, Plan, try_program
 from tests.keyed.kinds import Given
 from tests.keyed.program import START_MS, Call, State
-from tests.spark.harness import FILESYSTEM, ROCKSDB_BACKEND
+from tests.spark.harness import FILESYSTEM, ROCKSDB, ROCKSDB_BACKEND
 
 TTL = keyed.StateTtlConfig(timedelta(milliseconds=STEP_MS * 3 // 2), "OnCreateAndWrite")
 ENTRY = Given("entry", "entry")
@@ -69,3 +69,24 @@ def test_what_is_put_again_lives_its_own_time(
 
     assert tried["batch"] == 4
     assert tried["state read from the checkpoint"] == 4 - taken.count([])
+
+
+def test_conversion_leaves_the_index_of_a_deleted_state_behind(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Catches a checkpoint of Spark's that cannot be converted: its index outlives the state."""
+    states = [State(name, "value", int, None, None, TTL) for name in ("deleted", "kept")]
+    plan = Plan(
+        states, [[Call(0, "update", (_given(1),)), Call(1, "update", (_given(2),))]], [[]],
+        "ProcessingTime", ROCKSDB, False,
+        [[{"key": "a", "part": 1, "step": 0, "at": START_MS}]] * 2,
+        [[0], [1]], [None] * 2, [[0, 1], [1]], set(), ["key"],
+    )  # fmt: skip
+    try_program(spark, plan, tmp_path, Counter())
+
+    made = Checkpoint(tmp_path / "checkpoint").convert(tmp_path / "converted", "filesystem").made
+
+    assert made.read(column_family="kept").num_rows == 1
+    assert made.verify(deep=True).ok
+    names = {family.name for store in made.inspect() for family in store.column_families}
+    assert not {name for name in names if "deleted" in name}

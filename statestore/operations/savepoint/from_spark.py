@@ -36,7 +36,7 @@ from statestore.operations.reading.read import decode_pairs
 from statestore.operations.spark_states import find_versions, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from statestore.backends.form import Work
     from statestore.checkpoint.trailers import PublishedFile
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from statestore.operations.copying import MadeFiles
     from statestore.operations.passes import NewState, Store
     from statestore.operations.store_state import StoreState
+
+_INDEXES = ("$ttl", "$min", "$count", "$rowCounter")
+"""What Spark keeps beside a state variable: expiries of rows, and of a list its length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +130,7 @@ def decide_from_spark(checkpoint: OpenCheckpoint, target: Place, backend: str) -
         names = {family.name for family in found.families}
         ids = {} if found.snapshot is None else found.snapshot.family_ids
         removed = {*ids} - names - {DEFAULT_FAMILY}
+        removed -= {name for name in removed if _is_index_without_state(name, names)}
         if removed:
             raise IncompatibleError(
                 "a store has a column family that its newest schemas do not have",
@@ -157,6 +161,15 @@ def decide_from_spark(checkpoint: OpenCheckpoint, target: Place, backend: str) -
         operators=OperatorMap().resolve([operator.id for operator in checkpoint.operators]),
         query_id=query_id,
     )
+
+
+def _is_index_without_state(name: str, names: Collection[str]) -> bool:
+    """Whether a column family is an index of a state variable that is gone.
+
+    Spark's `deleteIfExists` deletes the variable and leaves its indexes.
+    """
+    index, _, variable = name.partition("_")
+    return index in _INDEXES and variable not in names
 
 
 def _own_family(family: ColumnFamily) -> ColumnFamily:
