@@ -1,1 +1,1 @@
-"""What programs and the command line use: Checkpoint, Savepoint and their plans."""
+"""What programs and the command line use: Checkpoint and Savepoint."""

@@ -30,10 +30,10 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
     """The checkpoint of a query: read, looked after, and gone on from with another shape.
 
     What changes or makes something returns what it did; with `dry_run=True` it changes nothing, and
-    returns what it would do. Both are one class, whose text the command line prints. The query must
-    not run, except for `savepoint`, `branch` and `transform`. A checkpoint of Spark's own providers
-    is read and converted; everything else refuses it by name (IncompatibleError, kind
-    other-provider).
+    returns what it would do. Both are one class, whose text the command line prints; `made` is the
+    savepoint or checkpoint that was made. The query must not run, except for `savepoint`, `branch`
+    and `transform`. A checkpoint of Spark's own providers is read and converted; everything else
+    refuses it by name (IncompatibleError, kind other-provider).
     """
 
     def savepoints(self, directory: str | os.PathLike[str]) -> tuple[Savepoint, ...]:
@@ -138,7 +138,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
         """
         to = self._beside(new)
         with self._opened() as checkpoint:
-            return decide_branch(checkpoint, to.place, version).result(
+            return decide_branch(checkpoint, to.place, version).make(
                 lambda _: Checkpoint._at(to), dry_run=dry_run, progress=progress
             )
 
@@ -187,7 +187,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
             spark=self._reach.spark,
             session_conf={**self._reach.hadoop_conf, **(session_conf or {})},
         ) as conversion:
-            return conversion.result(Checkpoint._at(there), dry_run=dry_run, progress=progress)
+            return conversion.make(Checkpoint._at(there), dry_run=dry_run, progress=progress)
 
 
 class Savepoint(Writing["Savepoint"]):
@@ -274,4 +274,4 @@ class Savepoint(Writing["Savepoint"]):
                 operators=operators,
                 claims=claim,
                 keeps_query_id=not new_query_id,
-            ).result(lambda _: Checkpoint._at(to), dry_run=dry_run, progress=progress)
+            ).make(lambda _: Checkpoint._at(to), dry_run=dry_run, progress=progress)

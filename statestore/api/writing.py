@@ -97,7 +97,7 @@ class Writing(State, Generic[Written]):
         dry_run: bool,
         progress: Progress | None,
     ) -> CopyResult[Written]:
-        return copy.result(lambda _: self._written(destination), dry_run=dry_run, progress=progress)
+        return copy.make(lambda _: self._written(destination), dry_run=dry_run, progress=progress)
 
     @abstractmethod
     def _written(self, destination: DirectoryLike) -> Written:

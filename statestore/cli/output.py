@@ -36,8 +36,8 @@ SCHEMA_VERSION = 1
 """Of every JSON object: one more where a field goes or means something else."""
 
 _PLAIN_WIDTH = 240
-_WITH_YES = "Nothing was changed. Repeat the command with --yes to do it."
-_WITHOUT_DRY_RUN = "Nothing was changed. Repeat the command without --dry-run to do it."
+WITH_YES = "Nothing was changed. Repeat the command with --yes to do it."
+WITHOUT_DRY_RUN = "Nothing was changed. Repeat the command without --dry-run to do it."
 
 
 def checkpoint_argument(name: str = "checkpoint") -> Callable[[Command], Command]:
@@ -126,7 +126,7 @@ def print_result(result: Result, *, output: str, done: str | None = "Done.") -> 
         return
     click.echo(result)
     if not result.done:
-        done = _WITHOUT_DRY_RUN if isinstance(result, Making) else _WITH_YES
+        done = WITHOUT_DRY_RUN if isinstance(result, Making) else WITH_YES
     if result.changes and done:
         click.echo(done)
 

@@ -103,7 +103,7 @@ class Copy(Generic[Told]):
         """What becomes of the state files, in words."""
         return ", ".join(dict.fromkeys(passing.words for passing in self.passes.values()))
 
-    def result(
+    def make(
         self,
         made: Callable[[Told], Made],
         *,
@@ -117,10 +117,12 @@ class Copy(Generic[Told]):
             dry_run: Whether to change nothing.
             progress: As `run`, and errors.
         """
-        result: CopyResult[Made] = self._result()
+        result: CopyResult[Made] = self.result
         return result if dry_run else result.done_with(made(self.run(progress or no_progress)))
 
-    def _result(self) -> CopyResult[Any]:
+    @property
+    def result(self) -> CopyResult[Any]:
+        """What it would do."""
         by_pass = self._by_pass()
         read = [
             store for store in self.stores if not self.passes[store.operator, store.name].is_free

@@ -64,7 +64,7 @@ def open_conversion(
     spark: SparkSession | None = None,
     session_conf: Mapping[str, str] | None = None,
 ) -> Iterator[Conversion]:
-    """Decide a conversion; nothing is written before `Conversion.result`.
+    """Decide a conversion; nothing is written before `Conversion.make`.
 
     Args:
         place: Checkpoint of a query that does not run, which Spark's Hadoop can open. It is never
@@ -103,7 +103,7 @@ class Conversion:
         self._uri = hadoop_uri(decided.checkpoint)
         self._new_uri = hadoop_uri(decided.new)
 
-    def result(
+    def make(
         self, made: Made, *, dry_run: bool = False, progress: Progress | None = None
     ) -> Convert[Made]:
         """Make the new checkpoint, unless `dry_run`, and return what was made and how.

@@ -236,7 +236,7 @@ def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
         ["history", path],
         ["savepoint", path, saved],
         ["restore", saved, new],
-        ["branch", path, new],
+        ["branch", path, f"{new}-branch"],
         ["inspect", typed],
         ["inspect", typed, "--key-groups"],
         ["inspect", typed, "--where", "total = 1"],

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from statestore.cli.commands import cli
-from statestore.cli.output import NOTHING_CHANGED
+from statestore.cli.output import WITH_YES
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 from statestore.testing.stores import OPERATORS
 
@@ -44,7 +44,7 @@ def test_plan_is_shown_and_nothing_done_without_yes(made):
     assert {(str(partition), str(num)) for partition, num in enumerate(rows)} <= shown
     assert run(made.path, "--num-partitions", "8", "--count-rows") == text
     assert "stays whole in state partition 0" in text
-    assert NOTHING_CHANGED in text
+    assert WITH_YES in text
     assert "From 4 to 8" in run(made.path, "--num-partitions", "8")
 
 
@@ -56,7 +56,7 @@ def test_rescale_is_done_with_yes_and_taken_back(made):
     assert "8 state partitions already" in run(made.path, "--num-partitions", "8", "--yes")
     text = run(made.path, "--undo")
     assert "Takes back the finished rescale of batch 1: from 8 to 4" in text
-    assert NOTHING_CHANGED in text
+    assert WITH_YES in text
     assert run(made.path, "--undo", "--yes").splitlines()[-1] == "Done."
 
     assert read_checkpoint(made.path) == made.expected()

@@ -46,8 +46,11 @@ def test_fault_at_every_step_leaves_a_certificate_of_what_was_begun(tmp_path):
         assert status or before <= left
 
         if status != "complete":
-            done = Checkpoint(copy).forget(keys=keys, certificate=file).certificate
-            assert done.is_forgotten, done.describe()
+            done = Checkpoint(copy).forget(keys=keys, certificate=file)
+            assert done.certificate.is_forgotten, str(done)
+            assert (done.version, done.batch + 1) == (done.certificate.version,) * 2
+            written = {change.path for change in done.changes if change.verb == "write"}
+            assert bool(written) == bool(done.files)
         document = json.loads(file.read_text())
         assert document["status"] == "complete"
         assert document["num_rows"] == 1

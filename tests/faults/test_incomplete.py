@@ -73,11 +73,8 @@ def test_savepoint_that_lost_a_state_partition_is_not_restored(made, tmp_path, f
     Checkpoint(made.path).savepoint(savepoint, form=form)
     shutil.rmtree(savepoint / "state" / "0" / "1")
 
-    with (
-        pytest.raises(NotFoundError, match="the version is not in the store directory"),
-        Savepoint(savepoint).restore(tmp_path / "new", num_partitions=4, dry_run=True),
-    ):
-        pass
+    with pytest.raises(NotFoundError, match="the version is not in the store directory"):
+        Savepoint(savepoint).restore(tmp_path / "new", num_partitions=4, dry_run=True)
 
 
 @pytest.mark.parametrize("operator", [0, 1, 2])

@@ -268,12 +268,12 @@ def test_random_keys_are_forgotten_and_nothing_else(
                     del of_store[key]
             left = sum(map(len, rows))
 
-            found = checkpoint.forget(
+            forgotten = checkpoint.forget(
                 keys=pa.table({"key": keys}).to_reader(), operator=operator, all_rows=not left
             )
-            assert (found.num_rows, found.num_rows_before) == (before - left, before)
-            assert found.num_keys == found.num_keys_found == len(given)
-            done = found.certificate
+            assert (forgotten.num_rows, forgotten.num_rows_before) == (before - left, before)
+            assert forgotten.num_keys == forgotten.num_keys_found == len(given)
+            done = forgotten.certificate
 
             assert read_checkpoint(str(query)) == model
             assert done.search is not None

@@ -144,7 +144,12 @@ class Forgetting:
     @property
     def result(self) -> Forget:
         """What it would do."""
-        files = self._files()
+        files, version = self._files(), self._batch.batch + 1
+        written = tuple(store_directory("state", store) for store in self._version.heads)
+        if not self.found and self._begun is not None:
+            # An earlier call has made the version: what it has left is deleted.
+            version, written = self._begun.version, ()
+            files = [file for file in files if _version_of(file) < version]
         removed = [file for file in files if file.is_state]
         found = sorted(self.wanted.found)[:_MOST_KEYS_SHOWN]
         return Forget(
@@ -153,14 +158,14 @@ class Forgetting:
             num_keys=len(self.wanted.encoded),
             num_keys_found=len(self.wanted.found),
             keys=tuple(map(_shown, spelled(self.wanted, found))),
-            batch=self._batch.batch,
-            version=self._batch.batch + 1,
+            batch=version - 1,
+            version=version,
             num_rows=self._num_rows,
             num_rows_before=self._num_rows_before,
             num_rows_of_files=sum(self.found.values()),
             files=tuple(self.found),
             damaged=tuple(self.damaged),
-            written=tuple(store_directory("state", store) for store in self._version.heads),
+            written=written,
             removed=tuple(file.path for file in files),
             removed_bytes=sum(file.info.size for file in files),
             num_shared=sum(file.info.num_names > 1 for file in removed),

@@ -28,7 +28,8 @@ class Forget(Result):
         num_rows_of_files: Rows of them in all state files, of every version.
         files: State files that hold such rows.
         damaged: State files whose rows are not known, of no version that can be loaded.
-        written: Store directories that get a file, below the checkpoint.
+        written: Store directories that get a file, below the checkpoint; none where an earlier call
+            wrote them, and was killed while it deleted files.
         removed: State files that are deleted: all of the operator's until now.
         removed_bytes: Their bytes.
         num_shared: Those of them that are another directory's as well, by hard link: a branch's,
@@ -78,7 +79,7 @@ class Forget(Result):
         """New state files, Spark's logs, then what is deleted."""
         logs = (f"offsets/{self.batch}", f"commits/{self.batch}")
         return (
-            *(Change("write", path) for path in (*self.written, *logs)),
+            *(Change("write", path) for path in self.written and (*self.written, *logs)),
             *(Change("delete", path) for path in self.removed),
         )
 

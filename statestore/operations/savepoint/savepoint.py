@@ -167,7 +167,7 @@ def take_savepoint(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> CopyResult[Made]:
-    """Take a savepoint, as `decide_savepoint` decides and `Copy.result` makes it.
+    """Take a savepoint, as `decide_savepoint` decides and `Copy.make` makes it.
 
     Where the query's retention deletes a file that is being copied, a newer version is copied
     instead, unless one was asked for.
@@ -175,11 +175,11 @@ def take_savepoint(
     Args:
         place: The checkpoint.
         destination: As `decide_savepoint`.
-        made: As `Copy.result`.
+        made: As `Copy.make`.
         version: As `decide_savepoint`.
         form: As `decide_savepoint`.
-        dry_run: As `Copy.result`.
-        progress: As `Copy.result`.
+        dry_run: As `Copy.make`.
+        progress: As `Copy.make`.
 
     Raises:
         NotFoundError: The version is being expired faster than it is copied; or as `Copy.run`.
@@ -190,7 +190,7 @@ def take_savepoint(
         try:
             with open_checkpoint(place) as source:
                 copy = decide_savepoint(source, destination, version=version, form=form)
-                return copy.result(made, dry_run=dry_run, progress=progress)
+                return copy.make(made, dry_run=dry_run, progress=progress)
         except NotFoundError as error:
             is_expiring = error.kind in ("file-not-found", "version-not-found")
             if version is not None or not is_expiring or attempt == _ATTEMPTS - 1:

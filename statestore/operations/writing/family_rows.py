@@ -44,7 +44,7 @@ class FamilyRows:
         where: Makes the condition that rows fulfil which go, once for each thread that reads rows;
             None for none. A key with several values goes where one of them fulfils it.
         laid_by: Rows that go by it, by state partition, where they were looked for already.
-        words: What happens, in words, for the plan.
+        words: What happens, in words.
         keys: Some of the keys whose rows go, in words.
     """
 

@@ -82,7 +82,7 @@ class _MisfitError(ValueError):
 class RowsFile:
     """A file of rows as it was when this was made: its bytes are in memory.
 
-    So a plan and its run read the same, whatever becomes of the file.
+    So it is the same each time that it is read, whatever becomes of the file.
 
     Args:
         path: A file whose name ends with .parquet, .csv, .json or .jsonl; with the columns that
