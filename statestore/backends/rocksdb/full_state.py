@@ -45,23 +45,9 @@ def read_full_state(
     memory: sst.Memory,
     column_family: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a version in order of column family and key.
+    """Yield the rows of a version in order of column family and key; see FileForm.rows.
 
-    Args:
-        location: The store; its body is sst.
-        head: The delta of the version.
-        scratch_directory: Local directory for the database, which is gone after the last row.
-        options: How the database is laid out.
-        clock: Source of time.
-        memory: Shared by all databases.
-        column_family: Only rows of this one, None for all.
-
-    Yields:
-        Record batches of SCHEMA, puts only, each key once and only keys of the store's own state
-        partition.
-
-    Raises:
-        NotFoundError, CorruptionError, FencedError, StorageError: As `RocksDBVersions.load`.
+    The database is in scratch_directory, and gone after the last row.
     """
     trailer = head.trailer
     checkpoint_id = trailer.checkpoint_id if trailer.checkpoint_format >= 2 else None
@@ -84,20 +70,9 @@ def read_full_state(
 def read_file(
     file: SealedFile, scratch_directory: str, options: StateStoreOptions, memory: sst.Memory
 ) -> Iterator[pa.RecordBatch]:
-    """Yield every row of one durable file, whichever version names it: puts, then deletes.
+    """Yield every row of one durable file, puts, then deletes, whose key group is 0.
 
-    Args:
-        file: The file, verified.
-        scratch_directory: Local directory for the database, which is gone after the last row.
-        options: How the database is laid out.
-        memory: Shared by all databases.
-
-    Yields:
-        Record batches of SCHEMA; deletes have key group 0.
-
-    Raises:
-        CorruptionError: Its deletes cannot be read.
-        StorageError: The local disk failed.
+    See FileForm.rows_of_file. The database is in scratch_directory, and gone after the last row.
     """
     with tempfile.TemporaryDirectory(prefix="file-", dir=scratch_directory) as directory:
         copy = sst.extract_sst(file, f"{directory}/1.sst")

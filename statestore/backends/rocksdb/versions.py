@@ -93,16 +93,7 @@ class RocksDBVersions(VersionsBase):
     ) -> LocalVersion:
         """Bring a version into the local database, fetching the missing files.
 
-        Args:
-            version: At least 1.
-            checkpoint_id: The attempt in checkpoint format v2, None in v1.
-            num_partitions: The query's, None to take the checkpoint's.
-            options: max_parallelism is checked against the checkpoint.
-            from_snapshot: As of `read`.
-
-        Raises:
-            NotFoundError, IncompatibleError, FencedError, CorruptionError, StorageError: As
-                `restore_version` and `check_settings`; the local disk failed.
+        Args and errors as StoreVersions.load; StorageError also when the local disk failed.
         """
         head = read_delta_trailer(self.location, version, checkpoint_id)
         check_settings(
@@ -129,18 +120,9 @@ class RocksDBVersions(VersionsBase):
     ) -> LocalVersion:
         """Make a view of a version for a reader without a query, beside loads and commits.
 
-        A version that the query's database is at, or has a view of, is taken from there. Any other
-        goes into a database for readers: the query's stays at the parent of the next commit.
-
-        Args:
-            version: At least 1.
-            checkpoint_id: The attempt in checkpoint format v2, None in v1.
-            options: max_parallelism is checked against the checkpoint.
-            from_snapshot: Version of the snapshot to start at, None for the nearest state.
-            turn: Of the query's loads and commits.
-
-        Raises:
-            As `load`.
+        A version that the query's database is at, or has a view of, is taken from there; `turn`
+        keeps loads and commits away meanwhile. Any other goes into a database for readers: the
+        query's stays at the parent of the next commit. Args and errors as `load`.
         """
         head = read_delta_trailer(self.location, version, checkpoint_id)
         check_settings(
@@ -213,20 +195,9 @@ class RocksDBVersions(VersionsBase):
     ) -> PublishedFile:
         """Make a version durable; the local database follows for the next reader.
 
-        Args:
-            new: The version.
-            local_path: A complete Arrow stream of the rows, in any order, or an SST of them where
-                `new` says so; deleted on success.
-            arrow_length: Bytes of the stream or SST.
-            options: rocksdb_incremental says whether the durable file is the rows or all the state.
-
-        Guarantee: as `publish_delta`; repeated with the same checkpoint ID, it returns the same.
-
-        Raises:
-            FencedError: The parent was replaced by another attempt.
-            StorageError: The storage or the local disk failed, or stream and version are both gone.
-            IncompatibleError: The version does not fit its parent's settings.
-            InvalidArgumentError, InternalError: The stream is not what `new` says.
+        As StoreVersions.commit, but the stream may be in any order, or is an SST where `new` says
+        so. With rocksdb_incremental off, the durable file is all the state. StorageError also when
+        the local disk failed.
         """
         done = self._recent.find_done(new, local_path, sync=options.fsync_enabled)
         if done is not None:
@@ -365,14 +336,7 @@ class RocksDBVersions(VersionsBase):
     ) -> PublishedFile:
         """Merge files of a version, all if no merge is due; later commits name the result.
 
-        Guarantee: on return the merged file is durable. After a raise nothing of the store changed;
-        at worst an orphan is left that maintenance deletes.
-
-        Raises:
-            NotFoundError, CorruptionError: A file of the version cannot be read.
-            InternalError: The merged rows are not as many as the version says.
-            FencedError: Another engine merged the same version; its file is left alone.
-            StorageError: The storage or the local disk failed.
+        Guarantee and errors as `merge_files`.
         """
         start_ms = self._clock.elapsed_ms()
         chain = self._chain(head)
@@ -403,16 +367,7 @@ class RocksDBVersions(VersionsBase):
     ) -> tuple[PublishedFile, list[tuple[int, StateFile]]]:
         """Return the deltas of a range of versions as Arrow files, and the last trailer.
 
-        Args:
-            start_version: First version, at least 1.
-            end_version: Last version, inclusive.
-            checkpoint_id: The attempt of end_version in checkpoint format v2, None in v1.
-            directory: Where the files go, made unless it is there; the caller removes it, also
-                after a raise.
-
-        Raises:
-            NotFoundError: One of the versions was expired.
-            CorruptionError, FencedError, StorageError: As `load`.
+        Args and errors as StoreVersions.changes; `directory` as `write_changes` takes it.
         """
         head = read_delta_trailer(self.location, end_version, checkpoint_id)
         deltas = deltas_since(self.location, head, start_version)
