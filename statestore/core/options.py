@@ -153,8 +153,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         "rocksdb.memoryBytes", "rocksdb_memory_bytes", "long", 134217728, scope="engine",
         unit="bytes", minimum=8388608,
-        doc="Block cache and write buffers of all databases of an engine process together, which "
-        "takes the value of the first query it serves.",
+        doc="Block cache and write buffers of all databases of an engine process together. The "
+        "first query of the process sets it.",
     ),
     Option(
         "rocksdb.rowCacheBytes", "rocksdb_row_cache_bytes", "long", -1, scope="shim",
@@ -189,9 +189,9 @@ TABLE: tuple[Option, ...] = (
     Option(
         "engine.callTimeoutMs", "engine_call_timeout_ms", "long", 600000, scope="shim",
         unit="ms", minimum=1000,
-        doc="How long a call to an engine may give no sign of life before the engine counts as "
-        "hung and is killed. Bytes that move and files that are done are signs of life, so a "
-        "restore may take as long as it needs.",
+        doc="Time without a sign of life of a call after which its engine counts as hung and is "
+        "killed. Moving bytes and finished files are signs of life, so a restore may take as long "
+        "as it needs.",
     ),
     Option(
         "engine.package", "engine_package", "string", "embedded", scope="shim",
@@ -203,8 +203,7 @@ TABLE: tuple[Option, ...] = (
         "lease.intervalMs", "lease_interval_ms", "long", 10000, scope="both",
         unit="ms", minimum=100, maximum=3600000,
         doc="How often an executor of a running query renews the query's lease on its checkpoint. "
-        "An executor that was killed counts as one that writes for three times as long, unless "
-        "who asks is on its machine.",
+        "A killed executor counts as a writer for three times as long, except on its own machine.",
     ),
     Option(
         "fsync.enabled", "fsync_enabled", "boolean", True, scope="engine",
@@ -226,8 +225,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         "heap.onDriverLoss", "heap_on_driver_loss", "string", "fail", scope="engine",
         choices=("fail", "empty"),
-        doc="Heap backend: what a query restarted without the driver that held its state does: "
-        "fail, or start with empty state and a warning in the log.",
+        doc="Heap backend: whether a query fails when it is restarted without the driver that held "
+        "its state, or starts with empty state and a warning in the log.",
     ),
     Option(
         "checkpointStorage", "checkpoint_storage", "string", "", scope="engine", fixed=True,
@@ -236,7 +235,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "s3.region", "s3_region", "string", "", scope="engine",
-        doc="Region of the buckets; empty takes what the AWS chain finds.",
+        doc="Region of the buckets; empty takes the AWS chain's.",
     ),
     Option(
         "s3.endpoint", "s3_endpoint", "string", "", scope="engine",
@@ -244,13 +243,13 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "s3.pathStyle", "s3_path_style", "boolean", False, scope="engine",
-        doc="Whether the bucket is part of the path instead of the host name, as most servers "
-        "other than AWS's want it.",
+        doc="Whether the bucket is part of the path instead of the host name, as for most servers "
+        "other than AWS's.",
     ),
     Option(
         "s3.sse", "s3_sse", "string", "", scope="engine",
         choices=("", "AES256", "aws:kms"),
-        doc="Server-side encryption of what is written; empty leaves it to the bucket.",
+        doc="Server-side encryption of written objects; empty leaves it to the bucket.",
     ),
     Option(
         "s3.sseKmsKey", "s3_sse_kms_key", "string", "", scope="engine",
@@ -258,7 +257,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "s3.accessKey", "s3_access_key", "string", "", scope="engine",
-        doc="Access key; empty takes what the AWS chain finds (environment, profile, role).",
+        doc="Access key; empty takes the AWS chain's (environment, profile, role).",
     ),
     Option(
         "s3.secretKey", "s3_secret_key", "string", "", scope="engine",
@@ -276,7 +275,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "s3.timeoutMs", "s3_timeout_ms", "long", 30000, scope="engine",
         unit="ms", minimum=1,
-        doc="How long to wait for a connection, and for the next bytes of an answer.",
+        doc="Wait for a connection, and for the next bytes of an answer.",
     ),
     Option(
         "fetch.cacheBytes", "fetch_cache_bytes", "long", 1073741824, scope="engine",
