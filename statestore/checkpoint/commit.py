@@ -209,7 +209,7 @@ def check_rows(new: NewVersion, num_rows: int, local_path: str) -> None:
     """
     if num_rows != new.rows.total:
         raise InternalError(
-            "the delta does not hold the rows it was announced with",
+            "the delta has another number of rows than announced",
             file=local_path,
             expected=new.rows.total,
             found=num_rows,
@@ -312,8 +312,8 @@ def _require_same_rows(location: StoreLocation, name: str, version: int, lineage
             committed_batch=version - 1,
             expected=found.lineage,
             found=lineage,
-            to_fix="nothing, where the query runs on: this attempt came too late, and its rows "
-            "count nowhere; or see that one application alone runs the query, and restart it",
+            to_fix="nothing, if the query runs on: this attempt came too late, and its rows count "
+            "nowhere; else let one application alone run the query, and restart it",
         )
 
 

@@ -150,5 +150,5 @@ def _damaged(path: str, data: bytes) -> CorruptionError:
         offset=0,
         expected="a JSON object with format_version, storage and id",
         found=data[:100].decode(errors="replace"),
-        to_fix="put the file back; it is the only one that says where the state is",
+        to_fix="put the file back: no other file names the place of the state",
     )

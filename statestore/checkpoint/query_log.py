@@ -151,7 +151,7 @@ class QueryLog:
                 f"a query or another operation added the batch to the log of {self.name} first",
                 batch=batch,
                 file=self.path(batch),
-                to_fix="run one operation at a time; repeat this one where it is still wanted",
+                to_fix="run one operation at a time; repeat this one if it is still wanted",
             ) from error
 
     def replace(self, batch: int, text: str) -> None:
@@ -299,11 +299,11 @@ def compact(fields: Mapping[str, Any]) -> str:
 def damaged(path: str, text: str, offset: int = 0) -> CorruptionError:
     """Return the error for one of Spark's files with wrong content."""
     return CorruptionError(
-        "a file of the checkpoint is not what Spark writes",
+        "a file of the checkpoint is not in Spark's form",
         file=path,
         offset=offset,
         expected="a JSON object, in a log after a version line",
         found=text[:100],
-        to_fix="put the file back from a copy; an entry of a log can also be taken out, with what "
-        "came after it, by `statestore repair`",
+        to_fix="put the file back from a copy; or take out a log's entry and all later ones with "
+        "`statestore repair`",
     )

@@ -121,7 +121,7 @@ def plan_rescale(
     number = of.version + 1 if version is None else version
     if number <= of.version:
         raise InvalidArgumentError(
-            "a rescaled version must follow what it is made of",
+            "a rescaled version must be newer than the versions it is made of",
             version=number,
             newest_version=of.version,
             to_fix=f"take {of.version + 1} or a later one",
@@ -281,8 +281,8 @@ def _check_heads(heads: Heads, num_partitions: int, *, is_whole: bool) -> Traile
     for trailer in trailers:
         if not (trailer.rescalable or is_whole):
             raise IncompatibleError(
-                "a store is not rescalable by key groups: some rows are not where their key "
-                "groups belong",
+                "a store is not rescalable by key groups: some rows are outside of the state "
+                "partition of their key group",
                 kind="not-rescalable",
                 store=str(trailer.store),
                 version=trailer.version,

@@ -130,7 +130,7 @@ def _follow(metadata: memoryview, at: int) -> int:
 
 def _no_batch(path: str, offset: int, error: Exception) -> CorruptionError:
     return CorruptionError(
-        "a block of a state file holds no rows that can be read",
+        "a block of a state file has no readable rows",
         file=path,
         offset=offset,
         expected="an Arrow record batch of state rows",

@@ -68,7 +68,7 @@ def decode_avro_rows(rows: ByteRanges, schema: SparkType) -> pa.Array[Any]:
         from fastavro import schemaless_reader
     except ImportError as error:
         raise IncompatibleError(
-            "rows are encoded as Avro, and nothing here reads that",
+            "rows are encoded as Avro, and the package that reads it is not installed",
             missing="fastavro",
             to_fix="pip install 'statestore[avro]'",
         ) from error
@@ -111,9 +111,9 @@ def _avro(kind: SparkType, name: str) -> Any:
         return {"type": "fixed", "name": name, "size": fixed_bytes(kind), **number}
     if kind.kind not in _NAMES:
         raise IncompatibleError(
-            "a column is of a data type that Spark writes no Avro of",
+            "a column is of a data type that Spark does not encode as Avro",
             type=str(kind.arrow),
-            to_fix="see that the schema files in the checkpoint are those of this state",
+            to_fix="check that the schema files in the checkpoint are those of this state",
         )
     return _NAMES[kind.kind]
 

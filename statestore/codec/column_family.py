@@ -85,7 +85,7 @@ def _schemas(fields: Fields) -> dict[int, str]:
     try:
         return {to_integer(int(number), 0, _I16): fields.text(number) for number in fields.all}
     except ValueError as error:
-        raise MalformedError("a value schema without the number it goes by") from error
+        raise MalformedError("a value schema without an ID") from error
 
 
 def _one_binary(name: str) -> str:

@@ -115,7 +115,7 @@ def decode_keys(keys: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
         found = {num_columns - 1: numbers(times, schema.types[-1], None)}
     else:
         raise IncompatibleError(
-            "a column family has a key encoder that is not known",
+            "a column family has an unknown key encoder",
             column_family=family.name,
             encoder=family.encoder,
             to_fix="use the statestore release that wrote it, or a later one",

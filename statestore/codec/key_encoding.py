@@ -68,7 +68,7 @@ def encode_keys(keys: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
         is_prefix = family.encoder == "timestamp-prefix"
         return join_binary(time, _VERSION, row) if is_prefix else join_binary(_VERSION, row, time)
     raise IncompatibleError(
-        "a column family has a key encoder that is not known",
+        "a column family has an unknown key encoder",
         column_family=family.name,
         encoder=family.encoder,
         to_fix="use the statestore release that wrote it, or a later one",

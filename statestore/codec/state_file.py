@@ -83,7 +83,7 @@ def _message_ends(whole: pa.Buffer, path: str) -> list[int]:
             ends.append(reader.tell())
             if start and unpacked_bytes(message) > most_unpacked(ends[-1] - start):
                 raise InvalidArgumentError(
-                    "rows of a commit are compressed more than anybody reads",
+                    "compressed rows of a commit unpack to more than a reader takes",
                     file=path,
                     offset=start,
                     unpacked_bytes=unpacked_bytes(message),

@@ -299,7 +299,7 @@ def decode_trailer(tail: bytes, size: int, path: str) -> Trailer:
         trailer = _trailer_from_json(parse_fields(text))
     except MalformedError as error:
         raise CorruptionError(
-            "the trailer of a state file is not one",
+            "the trailer of a state file has wrong content",
             file=path,
             offset=size - END_LENGTH - length,
             expected="the fields of docs/format.md",

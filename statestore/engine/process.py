@@ -73,7 +73,7 @@ def read_handshake(stdin: BinaryIO) -> Handshake:
             jar_protocol=protocol,
             package_protocol=PROTOCOL_VERSION,
             python=sys.executable,
-            to_fix="set spark.jars to what `statestore jar` of this Python prints, or "
+            to_fix="set spark.jars to the output of `statestore jar` of this Python, or "
             "spark.sql.streaming.stateStore.engine.package to embedded",
         )
     return Handshake(token, scratch, engine)

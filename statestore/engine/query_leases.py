@@ -61,7 +61,7 @@ class QueryLeases:
                 lease.drop()
             case action:
                 raise ProtocolError(
-                    "the engine does not know what to do with a lease",
+                    "a call for a lease has an unknown action",
                     action=action,
                     to_fix="use the shim and the package of one version",
                 )

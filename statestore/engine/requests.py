@@ -149,7 +149,7 @@ class Request:
         growth = self.get_optional("key_group_growth", list)
         if growth is not None and len(growth) != NUM_CLASSES:
             raise InvalidArgumentError(
-                "growth by key group is not told in as many numbers as it should",
+                "growth by key group has a wrong number of entries",
                 key_group_growth=len(growth),
                 expected=NUM_CLASSES,
                 to_fix="send one for each class of key groups, or null",
@@ -188,7 +188,7 @@ def _family(described: Any) -> ColumnFamily:
         return ColumnFamily.from_json(Fields(described))
     except MalformedError as error:
         raise ProtocolError(
-            "a column family is not described as it should be",
+            "a column family has a wrong description",
             found=str(error),
             to_fix="use the shim and the package of one version",
         ) from error

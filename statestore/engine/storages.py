@@ -182,7 +182,7 @@ class Storages:
         address = request.memory()
         if address is None:
             raise ProtocolError(
-                "a call for the heap backend does not say where the driver's memory is",
+                "a call for the heap backend lacks the address of the driver's memory",
                 to_fix="use the shim and the package of one version",
             )
         if request.options().checkpoint_storage:

@@ -252,7 +252,7 @@ class DriverMemoryFileIO:
     def _lost(self, action: str, path: str) -> StateStoreError:
         return StorageError(
             f"cannot {action}: the process that held the heap backend's checkpoints in the "
-            "driver's memory is gone, and they with it",
+            "driver's memory is gone, and with it the checkpoints",
             kind="driver-lost",
             file=path,
             address=str(self._address),

@@ -86,7 +86,7 @@ class HadoopProcess:
                 "the JVM for Hadoop's file systems has ended",
                 status=jvm.process.returncode,
                 reason=jvm.last_words,
-                to_fix="mend what the reason names, and do it again",
+                to_fix="remove the reason, and try again",
             ) from error
 
     def close(self) -> None:
@@ -191,8 +191,7 @@ class _Jvm:
                     command=self._command,
                     status=self.process.returncode,
                     reason=self._last_lines(),
-                    to_fix="mend what the reason names; `statestore doctor` checks Java, Spark "
-                    "and the jar",
+                    to_fix="remove the reason; `statestore doctor` checks Java, Spark and the jar",
                 )
             time.sleep(_POLL_S)
 
@@ -212,7 +211,7 @@ def find_spark_submit() -> Path:
     submit = home / "bin" / "spark-submit" if home else None
     if submit is None or not submit.is_file():
         raise NotFoundError(
-            "Hadoop's file systems are opened by Spark, which is not there",
+            "Hadoop's file systems need Spark, which is not installed",
             kind="file-not-found",
             spark_submit=str(submit) if submit else None,
             to_fix="pip install 'statestore[spark]', or set SPARK_HOME to a Spark; in a program "

@@ -47,7 +47,7 @@ class S3Settings:
                 "one half of a pair of S3 credentials is missing",
                 kind="invalid-option",
                 missing="s3.secretKey" if self.access_key else "s3.accessKey",
-                to_fix="set both, or neither to take what the AWS chain finds",
+                to_fix="set both, or neither to take the AWS chain's",
             )
 
     @classmethod

@@ -61,7 +61,7 @@ class ShimFiles:
             port, token = self._address
             if port is None:
                 raise ProtocolError(
-                    "the engine was not told where the shim serves files",
+                    "the engine does not know where the shim serves files",
                     kind="files-not-offered",
                     to_fix="nothing, the shim tells it and calls again",
                 ) from None

@@ -47,7 +47,7 @@ def find_jar(
     minor = spark or find_spark_minor(environment)
     if minor is None:
         raise NotFoundError(
-            "there is no Spark that the shim jar is to be for",
+            "no Spark is installed to find the shim jar for",
             kind="file-not-found",
             spark_home=environment.get(HOME_VARIABLE),
             to_fix="pip install 'statestore[spark]', or name the Spark of the cluster: statestore "

@@ -155,7 +155,7 @@ def test_a_type_that_avro_has_not_is_refused() -> None:
     """Catches columns of such a type shown empty."""
     rows = ByteRanges.of_column(pa.array([b"\0"], pa.binary()))
 
-    with pytest.raises(IncompatibleError, match="writes no Avro of"):
+    with pytest.raises(IncompatibleError, match="does not encode as Avro"):
         decode_avro_rows(rows, SparkType("struct", (("a", SparkType("interval")),)))
 
 

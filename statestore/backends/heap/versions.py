@@ -150,7 +150,7 @@ class HeapVersions(StoreVersions):
     ) -> NotFoundError | StorageError:
         return error_class(
             "the memory of this application's driver does not hold the state: the heap backend's "
-            "checkpoints went with the driver, or the process beside it, that held them",
+            "checkpoints were lost with the driver, or with the process beside it",
             kind="driver-lost",
             store=str(self.location.store),
             checkpoint=self._home.root,

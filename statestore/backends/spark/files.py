@@ -153,7 +153,7 @@ class StoreFiles:
             missing=f"{self.directory}/{name}",
             no_snapshot=f"{self.directory}/{name.rpartition('.')[0]}.{of_snapshot}",
             oldest_version=self._oldest_version,
-            to_fix="ask for a newer version; Spark deletes those that it needs no more",
+            to_fix="ask for a newer version; Spark deletes old ones",
         )
 
     @property

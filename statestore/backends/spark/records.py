@@ -161,7 +161,7 @@ class Records:
 
     def _unknown(self, what: str, found: str) -> IncompatibleError:
         return IncompatibleError(
-            f"{what} is of a form that is not known",
+            f"{what} has an unknown form",
             kind="newer-format",
             file=self._path,
             found=found,

@@ -63,7 +63,7 @@ def read_schemas(data: bytes, path: str) -> tuple[ColumnFamily, ...]:
             return tuple(_read_family(source) for _ in range(count))
     except (MalformedError, struct.error, UnicodeError) as error:
         raise CorruptionError(
-            "a file of state schemas is not what Spark writes",
+            "a file of state schemas is not in Spark's form",
             file=path,
             offset=source.position,
             expected="schemas of keys and values",
@@ -71,7 +71,7 @@ def read_schemas(data: bytes, path: str) -> tuple[ColumnFamily, ...]:
             to_fix="put the file back from a copy",
         ) from error
     raise IncompatibleError(
-        "a file of state schemas is of a version that is not known",
+        "a file of state schemas has an unknown version",
         kind="newer-format",
         file=path,
         found=version,
