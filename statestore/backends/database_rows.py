@@ -50,7 +50,7 @@ def all_pieces(
         last = piece[-1][0]
         yield piece
         most_rows = min(2 * most_rows, MOST_ROWS)
-    # `items` takes a block that cannot be read for the end: whoever reads on is told.
+    # `items` takes an unreadable block for the end: only reading on raises.
     rest = database.iter(options)
     if last is not None:
         rest.seek(last)

@@ -296,7 +296,7 @@ def _publish(location: StoreLocation, new: NewVersion, body: Body, *, sync: bool
         try:
             return location.io.publish(body.local_path, path, sync=sync, overwrite=False)
         except FencedError:
-            # Of a batch that failed, and runs again; or this is an attempt that comes too late.
+            # Its batch failed, and runs again; or this attempt comes too late.
             if location.commits.newest() >= new.version - 1:
                 _require_same_rows(location, name, new.version, body.lineage)
     return location.io.publish(body.local_path, path, sync=sync, overwrite=True)

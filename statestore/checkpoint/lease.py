@@ -82,7 +82,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class FoundLease:
-    """Somebody's lease, as it was read.
+    """A lease as it was read.
 
     Attributes:
         path: Its file.
@@ -235,7 +235,7 @@ class Lease:
         data = json.dumps(fields, indent=2).encode()
         with self._lock:
             if not self._is_dropped:
-                # Not synced: after a power failure nobody writes any more.
+                # Not synced: after a power failure the writer is gone.
                 self._io.write(self.leases.path(self.name), data, sync=False, overwrite=True)
 
     def drop(self) -> None:

@@ -85,7 +85,7 @@ class _Watch:
         if self._found is None:
             return True  # the next listing tells whether it was dropped
         state = self._found.holder.process.state()
-        # What was watched counts also where nobody knows what time it is for the storage.
+        # The time that it was watched counts also where the storage's time is unknown.
         age_ms = max(now_ms + waited_ms - self._last.modified_ms, waited_ms - self._last_ms)
         if state == "gone" and self._gone_since_ms is None:
             self._gone_since_ms = waited_ms

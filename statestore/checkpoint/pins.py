@@ -76,7 +76,7 @@ def pinned(locations: Sequence[StoreLocation], version: int, pin_id: str) -> Ite
     is_over = threading.Event()
 
     def write(location: StoreLocation) -> None:
-        # Not synced: after a power failure nobody reads any more.
+        # Not synced: after a power failure the reader is gone.
         location.io.write(location.path(name), b"", sync=False, overwrite=True)
 
     def delete(location: StoreLocation) -> None:

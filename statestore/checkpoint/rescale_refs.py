@@ -157,7 +157,7 @@ def _delete_abandoned(
     cleaned = delete_files(
         location, [info for info in files if _is_below(info.name, below)], deadline
     )
-    # What it let go of, or would have, may have been left by everybody as well.
+    # It was perhaps the last that needed the files of its own sources.
     own = {ref for ref in refs if ref.partition == partition}
     for source in sorted({source for ref in own for source in _read_sources(location, ref)}):
         if not cleaned.num_left:

@@ -147,7 +147,7 @@ def _retained(
             at = read_delta_trailer(location, before.version, checkpoint_id)
             check_parent(at.trailer, before, location.path(at.ref.path))
         except (NotFoundError, FencedError) as error:
-            # Expired before, or replaced in format v1. What lies behind the hole may be retained.
+            # Expired before, or replaced in format v1. Versions behind the hole may be retained.
             logger.info("lineage ends early: store=%s, error=%s", location.store, error)
             known = min(ref.version for ref in own_deltas((newer.ref, *chain), oldest))
             return _Retained(known, frozenset(files), has_hole=True)

@@ -91,7 +91,7 @@ class Summaries:
         """Return a chain with known summaries in place of the files that they replace."""
         with self._lock:
             found = [file for file in self._known.values() if file is not None]
-        # The newest stands for most. One that is made of others fits only where those stand.
+        # The newest replaces most. One that is made of others fits only where those are named.
         found.sort(key=lambda file: (file.ref.version, file.ref.kind == "snapshot"), reverse=True)
         while True:
             shorter = next((s for s in (_put(file, chain) for file in found) if s), None)
@@ -150,7 +150,7 @@ class Summaries:
                     reached.add(name)
                 continue
             file = self._find(name)
-            # Nobody can tell what an unreadable one stands for.
+            # An unreadable one may replace any files.
             if file is None or reached.issuperset(ref.path for ref in file.trailer.files):
                 reached.add(name)
         return reached - given
@@ -188,7 +188,7 @@ def _put(summary: PublishedFile, chain: Chain) -> Chain | None:
         for index, ref in enumerate(chain):
             if of is None or ref.version != of.version or ref.lineage != of.lineage:
                 continue
-            # What a rescale took over is another partition's version, even where it is the one.
+            # A file that a rescale took over makes another version, even if its number is the same.
             if ref.kind == "delta" and not ref.is_foreign:
                 return (summary.ref, *chain[index + 1 :])
         return None

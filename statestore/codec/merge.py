@@ -252,7 +252,7 @@ def _live_rows(batch: pa.RecordBatch, groups: npt.NDArray[np.uint32]) -> pa.Reco
 def _with_merges(
     batch: pa.RecordBatch, ops: npt.NDArray[np.uint8], starts_key: npt.NDArray[np.bool_]
 ) -> pa.RecordBatch:
-    # A row counts from the last put or delete of its key on: what stands before was overwritten.
+    # A row counts from the last put or delete of its key on: earlier ones were overwritten.
     row = np.arange(len(ops))
     key_number = np.cumsum(starts_key) - 1
     last_base = np.full(key_number[-1] + 1, -1)

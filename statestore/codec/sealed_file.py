@@ -39,7 +39,7 @@ def append_trailer(path: str, trailer: Trailer) -> bytes:
         OSError: The file cannot be written.
     """
     encoded = encode_trailer(trailer)
-    # What readers refuse is refused before it is published.
+    # A trailer that readers refuse is refused before it is published.
     decode_trailer(encoded, trailer.body_length + len(encoded), path)
     with Path(path).open("r+b", buffering=0) as file:
         if file.seek(0, os.SEEK_END) != trailer.body_length:

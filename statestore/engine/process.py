@@ -121,7 +121,7 @@ def run_process(serve: Callable[[Handshake], tuple[int, Callable[[], bool]]]) ->
     scratch.sweep_beside(SystemClock())
     while sys.stdin.buffer.read(65536):
         pass
-    # The JVM is gone; threads in the middle of a snapshot have nobody left to report to.
+    # The JVM is gone; threads in the middle of a snapshot report to none.
     if end():
         scratch.remove()
     # Else it takes what still writes along; the next engine removes the directory.

@@ -223,7 +223,7 @@ class Session:
                 self.versions.end_reading()
 
     def _rest(self) -> None:
-        # Whoever opens it again says so first, and then waits for its turn.
+        # A call that opens it again adds its provider first, and then waits for its turn.
         if not self.providers:
             self.versions.forget_heads()
 

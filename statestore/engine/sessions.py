@@ -34,7 +34,7 @@ BACKENDS = ("filesystem", "heap", "rocksdb")
 _MAX_GONE = 10_000
 """Provider instances that are remembered after they closed, longer than any task outlives one."""
 MAX_CLOSED_STORES = 32
-"""Stores closed last that keep what they have on the local disk, for when they come back."""
+"""Stores closed last that keep their files on the local disk, for when they come back."""
 
 
 class Sessions:
@@ -64,9 +64,9 @@ class Sessions:
         self._lock = threading.Lock()
         self._open: dict[tuple[str, StoreLocation], Session] = {}
         self._closed: dict[tuple[str, StoreLocation], Session] = {}
-        """Sessions that nobody uses, in the order in which they were closed."""
+        """Unused sessions, in the order in which they were closed."""
         self._gone: OrderedDict[str, None] = OrderedDict()
-        """Provider instances that have closed, the last ones: of none a new session may wait."""
+        """The last provider instances that closed: no new session waits for one of them."""
         self._rocksdb_memory: Memory | None = None
         self._rocksdb_memory_asked: set[int] = set()
         self._rocksdb_names: Counter[str] = Counter()
@@ -107,7 +107,7 @@ class Sessions:
         )
         with self._lock:
             session = self._open.get(key) or self._closed.pop(key, made)
-            # A task that outlives its provider calls once more: nobody would close what it opens.
+            # A task that outlives its provider calls once more: nothing would close a new store.
             if opens and request.provider() not in self._gone:
                 session.providers.add(request.provider())
                 if is_reader:
@@ -178,7 +178,7 @@ class Sessions:
 
     def _keys_to_close(self, request: Request) -> list[tuple[str, StoreLocation]]:
         backend = request.backend(BACKENDS)
-        # Whoever closes a store of the heap backend does not ask where the driver's memory is.
+        # A close of the heap backend comes without the address of the driver's memory.
         if backend not in IN_DRIVER_MEMORY:
             return [(backend, self._storages.locate(request))]
         home = self._storages.home(request)

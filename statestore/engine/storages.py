@@ -67,7 +67,7 @@ class Storages:
         self.lease_requests = RequestCounts()
         """Those for leases, which are no store's."""
         self.write_gate = WriteGate()
-        """What is written for stores, but not for leases, passes it."""
+        """Passed by writes for stores, but not for leases."""
         self._local = io or LocalFileIO(clock=clock)
         self._lock = threading.Lock()
         self._hadoop = hadoop

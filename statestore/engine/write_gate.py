@@ -33,7 +33,7 @@ class WriteGate:
             StorageError: It came too late; nothing was written.
         """
         with self._changed:
-            # Asked each time: whoever reads stdin may notice the end a while later.
+            # Asked each time: the reader of stdin may notice the end a while later.
             if self._is_closed or os.getppid() != self._parent:
                 raise StorageError(
                     "the engine writes no more: its Spark application has ended",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_DELETED_AT_ONCE = 1000
-"""Most files of one `delete_files`: what S3 takes in one request."""
+"""Most files of one `delete_files`, as S3 takes in one request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def is_certain(error: ClientError | BotoCoreError) -> bool:
     Otherwise the reply to a successful try may have been lost.
     """
     status = status_of(error)
-    # An upload is not there any more when it was ended, maybe by that try.
+    # A missing upload was ended, maybe by a try whose reply was lost.
     return (
         status is not None
         and status < 500

@@ -108,7 +108,7 @@ class ArrowForm(FileForm):
             if puts:
                 runs: list[SortedRun] = [*sort_into_runs(deletes, max_parallelism, own)]
                 rows = interleave([*runs, _Held(puts)], max_parallelism)
-            # Rows that go pass in file order, as they are read.
+            # Rows to delete come in file order, as they are read.
             for batch in gather(rows, MAX_BLOCK_BYTES):
                 for block in split_for_blocks(batch):
                     stream.write_batch(block)

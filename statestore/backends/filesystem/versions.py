@@ -165,7 +165,7 @@ class StoreVersions(VersionsBase):
             raise
         self._recent.remember(published)
         with self._lock:
-            # Whoever commits on a version has read its files.
+            # A commit on a version comes after its files were read.
             self._pinned, self._held = frozenset(), ()
         return published
 

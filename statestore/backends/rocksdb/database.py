@@ -83,7 +83,7 @@ class LocalDatabase:
         self._ingested: VersionRef | None = None
         self._is_mixed = False
         self._waiting: list[_Step] = []
-        """Oldest first, on top of what is ingested."""
+        """Oldest first, on top of the ingested version."""
         self._views: dict[VersionRef, LocalView] = {}
         """Least recently used first."""
         with local_errors("open the local database", directory):
@@ -321,7 +321,7 @@ class LocalDatabase:
             shutil.rmtree(old, ignore_errors=True)
 
     def _make_view(self, version: VersionRef) -> LocalView:
-        """Make a view of what is ingested, which is a version."""
+        """Make a view of the database, whose ingested rows are a version."""
         self._ingested = version
         temporary = self.directory / ".tmp-view"
         shutil.rmtree(temporary, ignore_errors=True)

@@ -110,7 +110,7 @@ class SstForm(FileForm):
                 checksum = google_crc32c.extend(checksum, value or b"")
                 yield key, value
 
-        # Rows that go pass in the order of their keys, as the database has them.
+        # Rows to delete come in the order of their keys, as the database has them.
         gone = (row for batch in deletes for row in sst.encode_rows(batch))
         put = sorted(row for batch in puts for row in sst.encode_rows(batch))
         encoded = heapq.merge(gone, put, key=operator.itemgetter(0))

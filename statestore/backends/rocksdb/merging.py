@@ -92,11 +92,11 @@ def lay_out(
 ) -> LaidOut:
     """Copy the SST of a durable file for a database of a state partition.
 
-    What else is in a file that a rescale took over is passed over by whoever reads the database,
-    since a row tells its key group. Only where the file holds rows of the partition that another
-    file tells anew, by a merge that passed on no deletes, are they left out of the copy. Keys that
-    the file deletes stay: files are ingested in the order of their versions, so that whatever puts
-    such a key for a partition it moved to comes later.
+    Readers of the database skip foreign rows of a file that a rescale took over, since a row has
+    its key group. Only rows of the partition itself that another file has anew, from a merge that
+    passed on no deletes, are left out of the copy. Keys that the file deletes stay: files are
+    ingested in the order of their versions, so a put of such a key by the partition that it moved
+    to comes later.
 
     Args:
         file: The durable file.
@@ -286,7 +286,7 @@ def _publish(
     except FencedError:
         # An engine that died, or another one, was first. Trailers may name its file already.
         existing = read_trailer(location, name)
-        # A snapshot stands for its version, whatever files it was made of.
+        # A snapshot replaces all files of its version, whatever it was made of.
         is_same = is_whole and existing.trailer.parent == of.version_ref
         if existing.trailer.files != sources and not is_same:
             raise

@@ -100,7 +100,7 @@ class Memory:
             budget_bytes, False, self.cache
         )
         self._env = Env()
-        # Compactions run at the priority of whoever starts these threads: here, that of commits.
+        # Compactions run at the priority of the thread that starts these: here, that of commits.
         # At a lower one they wait while tasks keep all cores busy, and lookups ask ever more files.
         self._env.set_low_priority_background_threads(COMPACTION_THREADS)
 
@@ -319,7 +319,7 @@ class _Deletes:
             self._write()
 
     def finish(self) -> None:
-        """Write what is left; no key is added any more."""
+        """Write the remaining keys; none is added after."""
         if self._keys:
             self._write()
         self._close()

@@ -253,8 +253,8 @@ class RocksDBVersions(VersionsBase):
             if options.rocksdb_compact_on_commit:
                 database.compact()
         except StorageError as error:
-            # The version is durable. The local database is a cache: whoever needs it next has it
-            # fetch what it lacks.
+            # The version is durable. The local database is a cache: its next use fetches the
+            # missing files.
             logger.warning(
                 "local database did not follow: store=%s, error=%s", self.location.store, error
             )

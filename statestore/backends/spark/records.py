@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Record = tuple[int, bytes, bytes | None]
-"""What is done (PUT, DELETE, MERGE), key, value; no value for a delete."""
+"""Operation (PUT, DELETE, MERGE), key, value; no value for a delete."""
 
 _INT = struct.Struct(">i")
 _HEAD = re.compile(rb"\x00\x02v([2-9])", re.DOTALL)

@@ -179,8 +179,8 @@ def open_snapshot(
         check_size(sst, files.size(sst.path))
         local_path = files.open(sst.path)
         with named_errors("lay out a snapshot in the scratch directory", directory):
-            # What was fetched may be deleted when more is; what is fetched nowhere may not be
-            # linked to from another disk.
+            # Fetched copies may be deleted when more are fetched, so they get a second name; a
+            # file in place may be on another disk, to which no hard link leads.
             place = os.symlink if local_path == sst.path else os.link
             place(local_path, f"{directory}/{sst.name}")
     with _named(snapshot.path):
