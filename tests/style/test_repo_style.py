@@ -207,6 +207,14 @@ def test_lines_of_documents_are_short() -> None:
     assert long == []
 
 
+def test_design_pages_are_at_most_two_pages() -> None:
+    """Catches a decision that is buried under history and measurements."""
+    pages = sorted((ROOT / "docs" / "design").glob("*.md"))
+
+    assert pages
+    assert [page.name for page in pages if len(page.read_text().split()) > 1250] == []
+
+
 def test_every_dependency_is_pinned() -> None:
     """Catches an environment that another day would make differently."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
