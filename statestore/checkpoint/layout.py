@@ -14,7 +14,7 @@
   .tmp-<id>, .<name>.<id>.tmp                  being written, the latter through Hadoop
   <version>.<partition>.ref                    a rescale made that version of that state partition
                                                of files here
-  <version>.<id>.pin                           a savepoint or branch reads that version
+  <version>.<id>.pin                           an operation copies that version
   heap-backend                                 alone: the state is in the driver's memory
 
 The body is how rows are kept: `arrows`, an Arrow stream (heap, filesystem), or `sst` (rocksdb).
