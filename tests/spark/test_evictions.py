@@ -15,6 +15,7 @@ from tests.keyed.kinds import Given
 from tests.keyed.program import START_MS, Call, State
 from tests.spark.harness import FILESYSTEM, ROCKSDB, ROCKSDB_BACKEND
 
+pytestmark = pytest.mark.needs("row-api")
 TTL = keyed.StateTtlConfig(timedelta(milliseconds=STEP_MS * 3 // 2), "OnCreateAndWrite")
 ENTRY = Given("entry", "entry")
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from tests.attack.keyed import run
 from tests.attack.keyed_bugs import BUGS
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.needs("row-api")]
 
 
 def test_programs_return_what_plain_dicts_do(spark: SparkSession, tmp_path: Path) -> None:
