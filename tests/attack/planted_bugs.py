@@ -149,7 +149,7 @@ BUGS: dict[str, Bug] = {
     ),
     "deletes-newer": Bug(
         _plant_deletes_newer,
-        "the query failed|cannot be read|rows are|verify finds damage",
+        "the query failed|cannot be read|rows are|verify finds damage|version is not in the store",
         {
             "operator": "aggregation", "backend": "filesystem", "operations": ("forget",),
             "disturbances": ("beside the query",),
