@@ -421,6 +421,7 @@ private[statestore] final class StoreHandle(
     accepting = false
     releaseView()
     families.clear()
+    evictions.written()
     overlay = null
   }
 

@@ -18,7 +18,10 @@ private[statestore] final class Evictions {
   private var indexRow: UnsafeRow = _
 
   /** Takes note of a write that removes nothing. */
-  def written(): Unit = family = null
+  def written(): Unit = {
+    family = null
+    indexRow = null // It points into the task's pages.
+  }
 
   /** Takes note of a removal; returns whether its row expires later than the index said. */
   def isEarly(key: UnsafeRow, state: FamilyState): Boolean = {
