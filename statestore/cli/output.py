@@ -25,7 +25,7 @@ from statestore.core.errors import InvalidArgumentError
 from statestore.core.options import StateStoreOptions
 from statestore.core.text import escape_controls, format_cell, is_numeric
 from statestore.io.hadoop_process import HADOOP_PREFIXES
-from statestore.operations.result import Making
+from statestore.operations.result import NewDirectoryResult
 
 if TYPE_CHECKING:
     from statestore.operations.result import Result
@@ -126,7 +126,7 @@ def print_result(result: Result, *, output: str, done: str | None = "Done.") -> 
         return
     click.echo(result)
     if not result.done:
-        done = WITHOUT_DRY_RUN if isinstance(result, Making) else WITH_YES
+        done = WITHOUT_DRY_RUN if isinstance(result, NewDirectoryResult) else WITH_YES
     if result.changes and done:
         click.echo(done)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from statestore.codec.spark_types import parse_schema
 from statestore.core.text import format_bytes, format_fields
-from statestore.operations.result import Change, Made, Making
+from statestore.operations.result import Change, Made, NewDirectoryResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,11 @@ class FamilyChange:
 
 
 @dataclass(frozen=True, repr=False)
-class CopyResult(Making[Made]):
+class CopyResult(NewDirectoryResult[Made]):
     """What a copy of a version made or would make: a savepoint, or a checkpoint.
 
     Attributes:
-        operation: The command: savepoint, restore, branch, transform, edit or write.
+        operation: The operation: savepoint, restore, branch, transform or write.
         source: URI of the checkpoint or savepoint that is copied.
         target: The new directory, as the caller named it.
         version: State version.
@@ -96,12 +95,6 @@ class CopyResult(Making[Made]):
         """The new directory; and the source where it is claimed."""
         made = Change("write", self.target)
         return (made, Change("delete", self.source)) if self.claim else (made,)
-
-    def fields(self) -> dict[str, Any]:
-        """Return the attributes, but for what was made."""
-        of = asdict(replace(self, _made=None))
-        del of["_made"]
-        return of
 
     def __str__(self) -> str:
         kept = [

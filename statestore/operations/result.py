@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from statestore.core.errors import InvalidArgumentError
@@ -64,8 +64,14 @@ class Result(ABC):
     def __str__(self) -> str: ...
 
     def fields(self) -> dict[str, Any]:
-        """Return the attributes by name, those of what is in it likewise: for JSON."""
-        return asdict(self)
+        """Return the attributes by name, those of what is in it likewise: for JSON.
+
+        An object that was made, or a certificate, is not among them.
+        """
+        private = [each.name for each in fields(self) if each.name.startswith("_")]
+        without: dict[str, Any] = dict.fromkeys(private)
+        of = asdict(replace(self, **without))
+        return {name: value for name, value in of.items() if name not in private}
 
     def __repr__(self) -> str:
         how = "" if self.done else ", dry run"
@@ -76,7 +82,7 @@ class Result(ABC):
 
 
 @dataclass(frozen=True, repr=False)
-class Making(Result, Generic[Made]):
+class NewDirectoryResult(Result, Generic[Made]):
     """What an operation did or would do that makes a new directory of a version."""
 
     _made: Made | None = field(default=None, kw_only=True, compare=False)

@@ -21,7 +21,7 @@ from statestore.core.errors import NotFoundError
 from statestore.core.version import SPARK_MINORS
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar
 from statestore.io.spark_home import find_spark_minor
-from statestore.operations.result import Making, Result
+from statestore.operations.result import NewDirectoryResult, Result
 from tests.checkpoints import query_of, write_checkpoint
 from tools.json_reference import COMMANDS, fields
 
@@ -46,8 +46,8 @@ def test_what_changes_a_checkpoint_wants_yes_and_what_makes_a_directory_does_it(
         for name, method in inspect.getmembers(kind, inspect.isfunction)
         if name in flags
     }
-    makes = {kind.__name__ for kind in Making.__subclasses__()}
-    changes = {kind.__name__ for kind in Result.__subclasses__()} - {Making.__name__}
+    makes = {kind.__name__ for kind in NewDirectoryResult.__subclasses__()}
+    changes = {kind.__name__ for kind in Result.__subclasses__()} - {NewDirectoryResult.__name__}
     making = {name for name in returned if returned[name] in makes}
     changing = {name for name in returned if returned[name] in changes}
 

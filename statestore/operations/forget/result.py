@@ -85,9 +85,7 @@ class Forget(Result):
 
     def fields(self) -> dict[str, Any]:
         """Return the attributes, and the certificate or None."""
-        of = super().fields()
-        del of["_certificate"]
-        return {**of, "certificate": self.certificate.fields() if self.done else None}
+        return {**super().fields(), "certificate": self.certificate.fields() if self.done else None}
 
     def __str__(self) -> str:
         has = "has" if self.num_keys_found == 1 else "have"

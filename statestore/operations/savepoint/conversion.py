@@ -24,7 +24,7 @@ from statestore.core.text import format_table
 from statestore.operations.batches import read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.new_directory import check_target, read_metadata
-from statestore.operations.result import Change, Made, Making
+from statestore.operations.result import Change, Made, NewDirectoryResult
 from statestore.operations.rows import find_states
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class ConvertedOperator:
 
 
 @dataclass(frozen=True, repr=False)
-class Convert(Making[Made]):
+class Convert(NewDirectoryResult[Made]):
     """What a conversion did, or would do.
 
     Attributes:

@@ -18,7 +18,7 @@ private[statestore] final class Evictions {
   private var indexRow: UnsafeRow = _
 
   /** Takes note of a write that removes nothing. */
-  def written(): Unit = {
+  def written(): Unit = if (family != null) {
     family = null
     indexRow = null // It points into the task's pages.
   }
@@ -29,7 +29,7 @@ private[statestore] final class Evictions {
       indexRow.getStruct(1, key.numFields) == key
     val dueMs = if (isEviction) indexRow.getLong(0) else 0L
     family = state.family.indexOf
-    indexRow = key
+    indexRow = if (family == null) null else key
     isEviction && {
       val row = state.get(key)
       row != null && row.getLong(row.numFields - 1) > dueMs
