@@ -82,7 +82,7 @@ def measure(work: Path, backend: str, keys: int, rounds: int) -> None:
             shutil.copytree(path, copy)
             verified.append(timed(lambda it: it.verify(deep=True), copy))
             seconds.append(timed(operation, copy))
-            left = sum(batch.num_rows for batch in Checkpoint(copy).read_batches())
+            left = sum(batch.num_rows for batch in Checkpoint(copy).rows().read_batches())
             if left != keys // 2:
                 raise SystemExit(f"{left} rows are left of {keys}")
             shutil.rmtree(copy)
@@ -136,7 +136,7 @@ def make(work: Path, backend: str, keys: int) -> Path:
     first = next(batches)
     stream = pa.RecordBatchReader.from_batches(first.schema, _all(first, batches))
     savepoint = write_savepoint(
-        work / "savepoint", like=Checkpoint(like.path), operators={0: stream}
+        work / "savepoint", like=Checkpoint(like.path), rows={0: stream}
     ).made
     savepoint.restore(work / "query", backend=backend)
     shutil.rmtree(work / "savepoint")

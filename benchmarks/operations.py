@@ -106,7 +106,7 @@ def workload(keys: int) -> QueryWorkload:
 
 
 def _read(checkpoint: str, _: str) -> None:
-    for _batch in Checkpoint(checkpoint).read_batches():
+    for _batch in Checkpoint(checkpoint).rows().read_batches():
         pass
 
 
@@ -135,7 +135,7 @@ def _convert(spark: SparkSession, checkpoint: str, to: str, new: str) -> None:
 def _write_rows(checkpoint: str, path: Path) -> None:
     """Write the state's keys, once each, as input of the query."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = Checkpoint(checkpoint).read().flatten()
+    table = Checkpoint(checkpoint).rows().read().flatten()
     pq.write_table(table.select(["key.k", "value.sum"]).rename_columns(["k", "v"]), path)
 
 

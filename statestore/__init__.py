@@ -16,8 +16,9 @@ from statestore.core.version import __version__
 
 if TYPE_CHECKING:
     from statestore.api.checkpoint import Checkpoint, Savepoint
-    from statestore.api.rows import write_savepoint
+    from statestore.api.rows import Rows
     from statestore.api.stopping import stop_with_savepoint
+    from statestore.api.writing import write_savepoint
     from statestore.core.errors import QueryFailedError, StateStoreError
     from statestore.core.restart_strategies import (
         ExponentialDelay,
@@ -48,6 +49,7 @@ __all__ = [
     "NoRestart",
     "QueryFailedError",
     "Restart",
+    "Rows",
     "Savepoint",
     "StateStoreError",
     "Store",
@@ -67,6 +69,7 @@ _HOMES = {
     "capture_query": "statestore.spark.capture",
     "Checkpoint": "statestore.api.checkpoint",
     "Edited": "statestore.operations.writing.edited",
+    "Rows": "statestore.api.rows",
     "Savepoint": "statestore.api.checkpoint",
     "Store": "statestore.store.store",
     "configure": "statestore.spark.configuration",
@@ -81,7 +84,7 @@ _HOMES = {
     "Restart": "statestore.core.restarts",
     "QueryFailedError": "statestore.core.errors",
     "stop_with_savepoint": "statestore.api.stopping",
-    "write_savepoint": "statestore.api.rows",
+    "write_savepoint": "statestore.api.writing",
     "StateStoreError": "statestore.core.errors",
 }
 

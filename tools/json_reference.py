@@ -77,7 +77,10 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
         (StoreDescription, FamilyDescription),
     ),
     "list": (
-        {"savepoints": "with --savepoints: `uri` and `savepoint`, a `SavepointInfo`"},
+        {
+            "versions": "a `VersionInfo` each, newest first",
+            "savepoints": "with --savepoints: `uri` and `savepoint`, a `SavepointInfo`",
+        },
         (CheckpointInfo, VersionInfo, CommitTimes, OperatorInfo, StoreInfo, StateVariable),
     ),
     "read": (_ROWS | {"file": "with --to, where rows is their number"}, ()),

@@ -2,39 +2,376 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import TYPE_CHECKING
+import html
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
 
-from statestore.api.editing import Editing
-from statestore.api.upkeep import Upkeep
-from statestore.api.writing import Writing
+import pyarrow as pa
+
+from statestore.api.listing import Listing, schema_of
+from statestore.api.reaching import Reach
+from statestore.api.rows import Rows
+from statestore.checkpoint.history import HistoryEntry, read_history
+from statestore.core.errors import StateStoreError
+from statestore.core.text import format_fields
+from statestore.operations.forget.certificate import CertificateFile
+from statestore.operations.forget.forget import Forgetting
+from statestore.operations.forget.search import KeySearch, search
+from statestore.operations.forget.wanted import Wanted
 from statestore.operations.operator_map import OperatorMap
+from statestore.operations.reading import inspection
+from statestore.operations.rescale import rescale
+from statestore.operations.result import Progress, no_progress
 from statestore.operations.savepoint.branch import decide_branch
 from statestore.operations.savepoint.restore import decide_restore
 from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
-from statestore.operations.upkeep.listing import find_savepoints
+from statestore.operations.upkeep import compact, expire, repair
+from statestore.operations.upkeep.listing import (
+    VersionInfo,
+    describe,
+    find_savepoints,
+    list_versions,
+)
+from statestore.operations.upkeep.verify import verify
+from statestore.operations.writing.decide import decide_edit, decide_rows
 from statestore.spark.convert import open_conversion
+from statestore.store.store import open_store
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Mapping
+    from datetime import datetime, timedelta
+    from typing import Self, TypeAlias
 
-    from statestore.api.directory import DirectoryLike
+    from pyspark.sql import SparkSession
+
+    from statestore.io.place import Place
     from statestore.operations.copy_result import CopyResult
-    from statestore.operations.result import Progress
+    from statestore.operations.forget.result import Forget
+    from statestore.operations.reading.inspection import StoreDescription
+    from statestore.operations.rescale.results import Rescale, UndoRescale
     from statestore.operations.savepoint.conversion import Convert
     from statestore.operations.savepoint.savepoint import SavepointForm, SavepointInfo
+    from statestore.operations.upkeep.compact import Compact
+    from statestore.operations.upkeep.expire import Expire
+    from statestore.operations.upkeep.listing import CheckpointInfo
+    from statestore.operations.upkeep.repair import Repair
+    from statestore.operations.upkeep.verification import Verification
+    from statestore.operations.writing.edit import Edit
+    from statestore.report.facts import Facts
+    from statestore.store.store import Backend, Store
+
+    DirectoryLike: TypeAlias = "str | os.PathLike[str] | Directory"
+
+_SHOWN_VERSIONS = 5
+_HISTORY: dict[str, pa.DataType] = {
+    "begun_ms": pa.int64(),
+    "done_ms": pa.int64(),
+    "status": pa.string(),
+    "operation": pa.string(),
+    "from_version": pa.int64(),
+    "to_version": pa.int64(),
+    "taken_back_by": pa.string(),
+    "user": pa.string(),
+    "host": pa.string(),
+    "writer": pa.string(),
+    "details": pa.string(),
+}
+_FAMILIES: list[pa.Field[Any]] = [
+    pa.field("name", pa.string()),
+    pa.field("key", pa.string()),
+    pa.field("value", pa.string()),
+    pa.field("encoder", pa.string()),
+    pa.field("multi_values", pa.bool_()),
+    pa.field("internal", pa.bool_()),
+    pa.field("variable", pa.string()),
+    pa.field("has_ttl", pa.bool_()),
+    pa.field("address", pa.string()),
+]
+_STORES: list[pa.Field[Any]] = [
+    pa.field("operator", pa.int64()),
+    pa.field("operator_name", pa.string()),
+    pa.field("store", pa.string()),
+    pa.field("num_partitions", pa.int64()),
+    pa.field("max_parallelism", pa.int64()),
+    pa.field("rescalable", pa.bool_()),
+    pa.field("num_keys", pa.int64()),
+    pa.field("column_families", pa.list_(pa.struct(_FAMILIES))),
+]
 
 
-class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
+class Directory:
+    """A directory with a query's state: a checkpoint or a savepoint, of this package or of Spark's.
+
+    Nothing is open between two calls: each sees the directory as it is then, also while the query
+    runs.
+
+    Args:
+        directory: The directory: a path, also relative or below `~`, or a URI that this package,
+            or Hadoop, opens.
+        storage_options: Options of the query that it takes to reach its storage, such as
+            `{"s3.endpoint": …}`, by key or by field of docs/configuration.md. Those that begin
+            with `spark.hadoop.` or `spark.jars` are for Hadoop's file systems.
+        spark: A session, in its driver: its JVM opens Hadoop's file systems, with its
+            configuration, and its memory has the state of the heap backend.
+
+    Errors of all that reads:
+
+        NotFoundError: There is no checkpoint, no such version, or it was expired; or its state is
+            in the memory of a driver, and no session of it was given (kind driver-lost).
+        IncompatibleError: A provider's that cannot be read, or such a data type.
+        CorruptionError, FencedError, StorageError: The version cannot be restored.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, object] | None = None,
+        spark: SparkSession | None = None,
+    ) -> None:
+        self._reach = Reach(directory, storage_options, spark)
+
+    @classmethod
+    def _at(cls, reach: Reach | Place) -> Self:
+        """Return the object of a place that is reached otherwise; also a seam for tests."""
+        made = cls.__new__(cls)
+        made._reach = reach if isinstance(reach, Reach) else Reach.of(reach)
+        return made
+
+    @property
+    def uri(self) -> str:
+        """Where it is: an absolute path, or a URI."""
+        return self._reach.place.uri
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.uri!r})"
+
+    def _repr_html_(self) -> str:
+        title = f"<p><b>{html.escape(repr(self))}</b></p>"
+        try:
+            with self._reach.checkpoint() as checkpoint:
+                info = describe(checkpoint)
+            versions = self.versions(limit=_SHOWN_VERSIONS)
+        except StateStoreError as error:
+            return f"{title}<pre>{html.escape(str(error))}</pre>"
+        about = f"<pre>{html.escape(format_fields(info.fields_for_people()))}</pre>"
+        return f"{title}{about}{versions._repr_html_()}"
+
+    def rows(self, name: str | int | None = None, *, version: int | None = None) -> Rows:
+        """Return the rows of a store or state variable, to be read and compared.
+
+        Args:
+            name: Their address: `NAME`, `OPERATOR/NAME` or `OPERATOR`. NAME is a store of a join, a
+                state variable of transformWithState, or a column family; OPERATOR, a number, is
+                needed where several operators have the name, and enough where one has no others.
+                None for the only rows there are.
+            version: State version, which is batch + 1; None for the newest committed when they are
+                read.
+        """
+        return Rows(self._reach, name, version)
+
+    def versions(self, *, limit: int | None = None) -> Listing[VersionInfo]:
+        """List the versions, newest first; no row is read.
+
+        Args:
+            limit: At most so many, the newest; None for all that the commit log has.
+        """
+        with self._reach.checkpoint() as checkpoint:
+            found = list_versions(checkpoint, limit=limit)
+        return Listing(found, schema_of(VersionInfo), asdict)
+
+    def history(self, *, limit: int | None = None) -> Listing[HistoryEntry]:
+        """List the operations that changed the checkpoint where it is, newest first.
+
+        Each notes that it begins before it changes anything, and that it is done after everything:
+        who, where, when, from and to which version, what was asked for and what was done. The
+        certificate of `forget` is in its result. No key or value of a row is. Batches of the query
+        are no operations.
+
+        Args:
+            limit: At most so many, the newest; None for all.
+
+        Returns:
+            The entries. A line that somebody damaged is one, too, with its text. As a table without
+            options and results, which its column details has in words.
+        """
+        with self._reach.checkpoint() as checkpoint:
+            found = read_history(checkpoint.io, checkpoint.path)[::-1][:limit]
+        return Listing(found, pa.schema(_HISTORY), _history_fields)
+
+    def inspect(self, *, version: int | None = None) -> Listing[StoreDescription]:
+        """List the stores of a version with their schemas and numbers of rows; no row is read."""
+        with self._reach.checkpoint() as checkpoint:
+            found = inspection.describe(checkpoint, version=version)
+        return Listing(found, pa.schema(_STORES), lambda store: store.fields())
+
+    def verify(
+        self,
+        *,
+        versions: Iterable[int] | Literal["all"] | None = None,
+        deep: bool = False,
+        progress: Progress | None = None,
+    ) -> Verification:
+        """Prove that versions are whole; nothing is changed.
+
+        Args:
+            versions: State versions, None for the newest committed; all for every one that was
+                committed, from the oldest entry of the commit log on, and that was not expired.
+            deep: Whether to read every row. Where a backend of this package has 4 million rows or
+                more on a local disk or S3, a process for each core reads them, 16 at most. Each
+                has `fetch.cacheBytes` and `rocksdb.memoryBytes` for itself.
+            progress: Called with the stores done and their number, from any thread.
+
+        Returns:
+            What was found. Damage is a finding, not an error.
+
+        Raises:
+            NotFoundError: There is no checkpoint, or a version is not committed; of the heap
+                backend also without a session of its driver (kind driver-lost).
+            InvalidArgumentError: The package that the state backend needs is not installed.
+            IncompatibleError: Neither this package's nor one of Spark's own providers wrote it
+                (kind other-provider), or it is in a newer format than this release knows (kind
+                newer-format).
+            StorageError: The storage, or the local disk, failed; nothing is known of the rest then.
+        """
+        with self._reach.checkpoint() as checkpoint:
+            return verify(
+                checkpoint, versions=versions, deep=deep, progress=progress or no_progress
+            )
+
+    def report(
+        self,
+        to: str | os.PathLike[str] | None = None,
+        *,
+        limit: int = 100,
+        deep: bool = False,
+        savepoints: str | os.PathLike[str] | None = None,
+    ) -> Facts:
+        """Gather the facts of a page, and write the page: one HTML file that needs no network.
+
+        Args:
+            to: HTML file to write, in place of one there; none when None.
+            limit: At most so many versions of the history, at least 1.
+            deep: Whether to read every row: the heaviest keys of state of any size, and all checks
+                of `verify(deep=True)`.
+            savepoints: Directory to look for savepoints and branches in.
+
+        Raises:
+            NotFoundError: There is no checkpoint.
+            InvalidArgumentError: The page cannot be written.
+            IncompatibleError: Neither this package's nor one of Spark's own providers wrote it.
+            CorruptionError, StorageError: Spark's logs cannot be read, or the storage failed.
+                Damaged state is a finding instead.
+        """
+        # Imported here because it needs packages that are an extra.
+        from statestore.report.gather import gather
+        from statestore.report.page import write_page
+
+        place = None if savepoints is None else os.fspath(savepoints)
+        with self._reach.checkpoint() as checkpoint:
+            facts = gather(checkpoint, num_versions=limit, deep=deep, savepoints=place)
+        if to is not None:
+            write_page(facts, to)
+        return facts
+
+    def transform(
+        self,
+        destination: DirectoryLike,
+        rows: Mapping[Any, Any],
+        *,
+        version: int | None = None,
+        change_schema: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> CopyResult[Savepoint]:
+        """Make a savepoint in which some rows are others, made of those there are.
+
+        The query may run meanwhile. Rows are Arrow data: a table, a stream of record batches, or
+        what pandas, Polars and DuckDB make; or the path of a file. Their columns are those of
+        `Rows.read`: structs `key` and `value`, or their fields as columns named with dots,
+        `key.shop`. Values keep the types that the state has; they are cast where nothing is lost by
+        it. A column `partition_id` is passed over: Spark's hash of the key decides.
+
+        Args:
+            destination: Directory of the savepoint, which must not be there; of any storage.
+            rows: By address what makes the rows: a function, called with a `pa.Table` of some of
+                them at a time, which returns rows; SQL of DuckDB, over all of them as the table
+                `state`; or `Edited`, which keys go and which rows are put. What is not named keeps
+                its rows.
+            version: State version, None for the newest committed one.
+            change_schema: Whether names and types of the columns returned are the schemas of keys
+                and values from now on; else they must be those there are.
+            dry_run: Whether to return what it would do, and change nothing. Functions are called
+                with a table without rows, for the columns that they return; a stream of rows in
+                `Edited` is read.
+            progress: Called with bytes of state done and the total.
+
+        Guarantee: on return the savepoint is whole and durable, refers to nothing outside of it,
+        and every row is in the state partition where Spark looks for it. After a raise, or when the
+        process is killed, the destination is not taken for a savepoint, and the call may be
+        repeated; this directory is as it was.
+
+        Raises:
+            InvalidArgumentError: The destination has files (kind checkpoint-exists); no rows have
+                an address, or rows do not fit; a key is there twice
+                (kind duplicate-key); all rows would go by an `Edited` without `all_rows`; or SQL is
+                given and `duckdb` is not installed.
+            NotFoundError: The version was not committed, or is being expired; or no row is there
+                that an `Edited` deletes (kind keys-not-found), and it puts none.
+            IncompatibleError: Another provider wrote the checkpoint; rows are not where their keys
+                belong (kind not-rescalable); or a schema that cannot change would.
+            CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
+        """
+        to = self._beside(destination).place
+        with self._reach.checkpoint() as checkpoint:
+            copy = decide_rows(
+                "transform",
+                checkpoint,
+                to,
+                rows,
+                version=version,
+                change_schema=change_schema,
+                makes=True,
+            )
+            return copy.make(
+                lambda _: self._savepoint(destination), dry_run=dry_run, progress=progress
+            )
+
+    def _beside(self, directory: DirectoryLike) -> Reach:
+        """Return how another directory is reached: as it says, or else as this one."""
+        if isinstance(directory, Directory):
+            return directory._reach
+        return self._reach.beside(directory)
+
+    def _savepoint(self, directory: DirectoryLike) -> Savepoint:
+        return Savepoint._at(self._beside(directory))
+
+
+class Checkpoint(Directory):
     """The checkpoint of a query: read, looked after, and gone on from with another shape.
 
     What changes or makes something returns what it did; with `dry_run=True` it changes nothing, and
-    returns what it would do. Both are one class, whose text the command line prints; `made` is the
-    savepoint or checkpoint that was made. The query must not run, except for `savepoint`, `branch`
-    and `transform`. A checkpoint of Spark's own providers is read and converted; everything else
-    refuses it by name (IncompatibleError, kind other-provider).
+    returns what it would do: it reads what is given to it all the same, and is refused as the
+    operation itself would be. Both are one class, whose text the command line prints; `made` is the
+    savepoint or checkpoint that was made. `progress` is called with what is done and the total.
+    The query must not run, except for `savepoint`, `branch` and `transform`. A checkpoint of
+    Spark's own providers is read and converted; everything else refuses it by name
+    (IncompatibleError, kind other-provider).
+
+    Errors of all that changes it where it is, beside those of reading:
+
+        InUseError: A query or another operation is writing the checkpoint, or may be, since this
+            process stood still for longer than its lease lasts; the same call again goes on.
+        InvalidArgumentError: It is a savepoint, which is never changed; or the package that the
+            state backend needs is not installed.
     """
+
+    @property
+    def info(self) -> CheckpointInfo:
+        """What there is at a glance: backend, operators, sizes, the newest version."""
+        with self._reach.checkpoint() as checkpoint:
+            return describe(checkpoint)
 
     def savepoints(self, directory: str | os.PathLike[str]) -> tuple[Savepoint, ...]:
         """Return the query's savepoints that lie directly in a directory, oldest version first.
@@ -48,17 +385,346 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
             StorageError: The storage failed.
         """
         reach = self._reach.beside(directory)
-        with self._opened() as checkpoint:
+        with self._reach.checkpoint() as checkpoint:
             found = find_savepoints(checkpoint, reach.place.uri)
-        return tuple(self._savepoint(one.uri, one.savepoint) for one in found)
+        return tuple(self._savepoint(one.uri) for one in found)
 
-    def _written(self, destination: DirectoryLike) -> Savepoint:
-        return Savepoint._at(self._beside(destination))
+    def open_store(
+        self,
+        operator: int = 0,
+        partition: int = 0,
+        store: str = "default",
+        *,
+        version: int | None = None,
+        checkpoint_id: str | None = None,
+        num_partitions: int | None = None,
+        checkpoint_format: int = 1,
+        backend: Backend | None = None,
+    ) -> Store:
+        """Open one state store at a version, to read and write its bytes.
 
-    def _savepoint(self, directory: DirectoryLike, info: SavepointInfo) -> Savepoint:
-        made = Savepoint._at(self._beside(directory))
-        made.__dict__["info"] = info
-        return made
+        Args:
+            operator: Operator ID.
+            partition: State partition.
+            store: Store name.
+            version: Version to open, 0 for the empty store, None for the newest: of a query's
+                checkpoint the newest that a batch has committed.
+            checkpoint_id: The attempt in checkpoint format v2; None takes the only one there is.
+            num_partitions: Checked against the checkpoint; None takes the checkpoint's, or 1 in a
+                new one.
+            checkpoint_format: 1 or 2, for a new store; an existing one keeps its own.
+            backend: State backend; None takes the checkpoint's, or filesystem in a new one.
+
+        Returns:
+            An open store, owned by the caller; close it or use it as a context manager.
+
+        Raises:
+            NotFoundError: The version is not there.
+            InvalidArgumentError: Several attempts made the version and none was named.
+            IncompatibleError, FencedError, CorruptionError, StorageError: It cannot be restored.
+        """
+        with self._reach.using():
+            return open_store(
+                self._reach.place,
+                operator,
+                partition,
+                store,
+                version=version,
+                checkpoint_id=checkpoint_id,
+                num_partitions=num_partitions,
+                checkpoint_format=checkpoint_format,
+                backend=backend,
+            )
+
+    def rescale(
+        self,
+        num_partitions: int,
+        *,
+        count_rows: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> Rescale:
+        """Change the number of state partitions.
+
+        Args:
+            num_partitions: Number of state partitions to have, 1 to 32768.
+            count_rows: Whether to read every row, so that the rows of the new state partitions are
+                known where trailers do not tell them.
+            progress: Called with what is done and the total: a new state partition of a store
+                counts 1, or where every row is hashed anew each row that is read and each that is
+                written.
+
+        Guarantee: on return the query goes on from the same rows in the new state partitions. After
+        a raise, or a kill at any moment, it either starts on the old or new ones, whole, or is
+        refused because the rescale is unfinished, by Spark or before Spark 4.2 by the provider; the
+        same call again finishes it, `undo_rescale` takes it back.
+
+        Raises:
+            InUseError: A query, or another operation, is writing the checkpoint.
+            InvalidArgumentError: The number is out of range; a batch is planned but not committed
+                (kind unfinished-batch); another rescale is (kind unfinished-operation); or the
+                query has no state.
+            IncompatibleError: Another provider's checkpoint, or state that does not follow its keys
+                (kind not-rescalable).
+            NotFoundError: There is no checkpoint, or a version of a store is not there; of the heap
+                backend also without a session of its driver (kind driver-lost).
+            CorruptionError, FencedError, StorageError: A file cannot be read.
+        """
+        with self._reach.checkpoint() as checkpoint:
+            return rescale.rescale(
+                checkpoint,
+                num_partitions,
+                count_rows=count_rows,
+                dry_run=dry_run,
+                progress=progress or no_progress,
+            )
+
+    def undo_rescale(self, *, dry_run: bool = False) -> UndoRescale:
+        """Go back to the state partitions before the newest rescale, finished or not.
+
+        Guarantee: on return the checkpoint is as it was before the rescale. After a raise or a kill
+        Spark refuses to start the query, and the same call again goes on; so does `rescale`.
+
+        Raises:
+            InUseError: A query, or another operation, is writing the checkpoint.
+            InvalidArgumentError: The newest batch is not a rescale's: nothing can be undone, or no
+                more since a batch has run; or what the rescale was made of is not all here.
+            NotFoundError, IncompatibleError, CorruptionError, StorageError: As `rescale`.
+        """
+        with self._reach.checkpoint() as checkpoint:
+            return rescale.undo_rescale(checkpoint, dry_run=dry_run)
+
+    def repair(
+        self, *, deep: bool = True, dry_run: bool = False, progress: Progress | None = None
+    ) -> Repair:
+        """Take the checkpoint back to its newest version that can be read.
+
+        Args:
+            deep: Whether a version counts as readable only after every byte of it was read.
+            dry_run: Whether to return what it would do, and change nothing. It looks for the
+                version all the same.
+            progress: As `verify`, once for each version that is tried.
+
+        Guarantee: on return the query starts from `Repair.version`, and every entry that was taken
+        out of Spark's logs is in `Repair.aside`. After a raise or a kill a query starts from that
+        version, from the one it would have started from before, or Spark refuses; doing it again
+        finishes it.
+
+        Raises:
+            InUseError: A query is writing the checkpoint, or may be, since this process stood still
+                for longer than its lease lasts; what is left is done by doing it again.
+            NotFoundError: No checkpoint, or no version that can be read (kind version-not-found),
+                or none since keys were forgotten.
+            InvalidArgumentError: A savepoint, which is never changed; or as `verify`.
+            IncompatibleError, StorageError: As `verify`: what cannot be reached is not taken for
+                damaged.
+        """
+        with self._reach.checkpoint() as checkpoint:
+            return repair.repair(
+                checkpoint, deep=deep, dry_run=dry_run, progress=progress or no_progress
+            )
+
+    def expire(
+        self, keep: int = 2, *, dry_run: bool = False, progress: Progress | None = None
+    ) -> Expire:
+        """Delete the versions before the newest few, with the files that only they need.
+
+        Savepoints are elsewhere and never touched. A file that nobody names goes when it is older
+        than the option orphan.ageMs.
+
+        Args:
+            keep: How many versions stay loadable, the newest; at least 2.
+            progress: Called with the stores done and their number.
+
+        Guarantee: the newest `keep` versions stay loadable, also after a raise half way, and so do
+        those that a savepoint or branch being made has pinned.
+
+        Raises:
+            InUseError: A query is writing the checkpoint, or may be, since this process stood still
+                for longer than its lease lasts.
+            NotFoundError: No checkpoint.
+            InvalidArgumentError: keep is less than 2; or a savepoint, which is never changed.
+            CorruptionError, IncompatibleError, StorageError: A trailer cannot be read; nothing can
+                be deleted safely then.
+        """
+        with self._reach.checkpoint() as checkpoint:
+            return expire.expire(
+                checkpoint, keep, dry_run=dry_run, progress=progress or no_progress
+            )
+
+    def compact(self, *, dry_run: bool = False, progress: Progress | None = None) -> Compact:
+        """Write the newest version as one file a store: versions after it need no older files.
+
+        A version is the changes to the one before it, so it keeps the files of those from being
+        expired until a snapshot, or of the rocksdb backend all of them merged, stands for them.
+
+        Args:
+            progress: Called with the stores done and their number.
+
+        Guarantee: on return every store has the version in one file, which is durable; no version
+        has changed. After a raise half way the stores that were done have it.
+
+        Raises:
+            NotFoundError: No checkpoint.
+            InvalidArgumentError: A savepoint, which is never changed; or the package that the state
+                backend needs is not installed.
+            InUseError: A query is writing the checkpoint, or may be, since this process stood still
+                for longer than its lease lasts.
+            CorruptionError, FencedError, IncompatibleError, StorageError: A file cannot be read, or
+                the storage or local disk failed.
+        """
+        with self._reach.checkpoint() as checkpoint:
+            return compact.compact(checkpoint, dry_run=dry_run, progress=progress or no_progress)
+
+    def edit(
+        self,
+        rows: str | int | None = None,
+        *,
+        delete: Any = None,
+        upsert: Any = None,
+        watermark_ms: int | None = None,
+        expire: str | None = None,
+        older_than: timedelta | datetime | None = None,
+        all_rows: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> Edit:
+        """Make the next version of the checkpoint itself, without some keys and with some rows.
+
+        The version is a batch of the query that reads nothing. Versions before it keep their rows
+        until they expire: `forget` is what takes a key out of them.
+
+        Args:
+            rows: Address of the rows, as `rows` takes it.
+            upsert: Rows, in place of those that their keys have, as Arrow data or the path of a
+                file. Of a state variable that is a list a row an element.
+            delete: Keys whose rows go, as Arrow data or the path of a file; or a condition in SQL
+                that their rows fulfil, such as `"user_id = 'x'"`. They and `upsert` are held in
+                memory.
+            watermark_ms: Watermark from now on, milliseconds since the Unix epoch, not before that
+                of now: later rows are dropped, and what has ended by it is evicted, from the next
+                batch on.
+            expire: In place of `delete`: a timestamp or date of the key or value, such as
+                `value.max`; rows go for which it is earlier than a limit. Only of an operator with
+                one store that is not transformWithState.
+            older_than: The limit: how old, by this machine's clock; or a time, in UTC where it has
+                no zone.
+            all_rows: Whether all rows of the store may go.
+            dry_run: Whether to return what it would do, and change nothing. It reads a stream of
+                rows, too.
+            progress: Called with the stores done and their number.
+
+        Guarantee: on return the query goes on from the edited rows. After a raise, or a kill at any
+        moment, it goes on from those or from the ones before, whole; the same call again is safe.
+
+        Raises:
+            InUseError: A query, or another operation, is writing the checkpoint.
+            InvalidArgumentError: A batch is planned but not committed (kind unfinished-batch); the
+                watermark would go back; there is nothing to edit, or no row in `delete` or
+                `upsert`; all rows would go and `all_rows` is not given; or rows do not fit, or a
+                key is there twice (kind duplicate-key).
+            IncompatibleError: Another provider wrote the checkpoint; or rows are not where their
+                keys belong (kind not-rescalable).
+            NotFoundError: No row is there to delete (kind keys-not-found), and none is put; where
+                rows expire that is fine. Or a file is not there.
+            CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
+        """
+        with self._reach.checkpoint() as checkpoint:
+            edit = decide_edit(
+                checkpoint,
+                rows,
+                delete=delete,
+                upsert=upsert,
+                watermark_ms=watermark_ms,
+                expire=expire,
+                older_than=older_than,
+                all_rows=all_rows,
+            )
+            return edit.result if dry_run else edit.run(progress or no_progress)
+
+    def forget(
+        self,
+        where: str | None = None,
+        *,
+        keys: Any = None,
+        operator: int = 0,
+        all_rows: bool = False,
+        certificate: str | os.PathLike[str] | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> Forget:
+        """Take keys out of every version of an operator, and search every file for them.
+
+        The newest version is written whole, without the rows of the keys in any store or column
+        family of the operator. Every other state file of the operator is deleted: its older
+        versions cannot be loaded any more. This is not undone.
+
+        Args:
+            where: A condition in SQL over the columns of the grouping key, such as
+                `"user_id = 'x'"`.
+            keys: In place of it, grouping keys as Arrow data or the path of a file, columns
+                `key.NAME`; held in memory.
+            operator: Operator ID.
+            all_rows: Whether every row of the operator may go.
+            certificate: Local file for the certificate. It is written first, and says `begun`; at
+                the end a whole one takes its place. The same call completes one that was begun.
+            dry_run: Whether to return what it would do, and change nothing. It reads every state
+                file, and a stream of keys.
+            progress: Called with the state partitions written and their number.
+
+        Returns:
+            What was found; and once done `certificate`: files written and removed, with their
+            checksums, and for each operator whether the keys are forgotten there, were found, or
+            could not be looked for. It does not hold the keys, but salted fingerprints of them.
+
+        Guarantee: on return the query goes on from all other rows, and no state file of the
+        operator has a row of the keys. After a raise or a kill the query goes on from the rows of
+        before or from those without the keys, whole; older files may be left, and the same call
+        again deletes them. Savepoints and branches keep what they have.
+
+        Raises:
+            InUseError: A query or another operation is writing the checkpoint, or a savepoint of it
+                is being taken.
+            InvalidArgumentError: A batch is planned but not committed (kind unfinished-batch); what
+                is given is no key of the operator, or nothing; every row is of the keys and
+                `all_rows` is not given; or another file is where the certificate goes (kind
+                file-exists).
+            IncompatibleError: Another provider wrote the checkpoint.
+            NotFoundError: No row of the keys is there (kind keys-not-found); or a file is not.
+            CorruptionError, FencedError, StorageError: A file cannot be read; a storage failed; or
+                the certificate cannot be written, before which nothing is changed.
+        """
+        wanted = Wanted(where, keys)
+        to = None if certificate is None else CertificateFile(certificate)
+        with self._reach.checkpoint() as checkpoint:
+            forget = Forgetting(checkpoint, operator, wanted, all_rows, to)
+            return forget.result if dry_run else forget.run(progress or no_progress)
+
+    def search_keys(
+        self, keys: Any, *, operator: int = 0, certificate: str | os.PathLike[str] | None = None
+    ) -> KeySearch:
+        """Look for keys in every file of the checkpoint; the query may run, if files stay.
+
+        Rows of every state file are decoded, whatever version names them, deleted ones too, and
+        each column is compared with the columns of the keys; bytes of rows and files are searched
+        for the keys as they are stored, and Spark's own files as text.
+
+        Args:
+            keys: Grouping keys as `forget` takes them. There is no condition: it would find nothing
+                after the rows are gone.
+            operator: Operator ID, of which these are keys.
+            certificate: Local file with a certificate, to be compared with the keys.
+
+        Returns:
+            What was found of each operator, and whether the certificate is of these very keys.
+            Nothing is changed.
+
+        Raises:
+            InvalidArgumentError: The file is no certificate; or as `forget`, like all others.
+        """
+        is_of = None if certificate is None else CertificateFile(certificate).is_of
+        with self._reach.checkpoint() as checkpoint:
+            return search(checkpoint, operator, Wanted(keys=keys), is_of)
 
     def savepoint(
         self,
@@ -79,7 +745,6 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
                 is reached as this checkpoint's, or by the options of the object given.
             version: State version, None for the newest committed one.
             form: canonical can be restored on every state backend; native is copied faster.
-            dry_run: Whether to return what it would do, and change nothing.
             progress: Called with bytes done and the total.
 
         Guarantee: on return the savepoint is whole and durable, and refers to nothing outside of
@@ -99,7 +764,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
             return take_savepoint(
                 place,
                 to,
-                lambda info: self._savepoint(destination, info),
+                lambda _: self._savepoint(destination),
                 version=version,
                 form=form,
                 dry_run=dry_run,
@@ -122,7 +787,6 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
             new: The new checkpoint, which must not be there; state files are shared where it is on
                 the storage that has the state, and else copied.
             version: State version, None for the newest committed one.
-            dry_run: Whether to return what it would do, and change nothing.
             progress: Called with bytes of state done and the total.
 
         Guarantee: on return the new checkpoint is whole and durable, and neither query can harm the
@@ -137,7 +801,7 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
                 a storage failed.
         """
         to = self._beside(new)
-        with self._opened() as checkpoint:
+        with self._reach.checkpoint() as checkpoint:
             return decide_branch(checkpoint, to.place, version).make(
                 lambda _: Checkpoint._at(to), dry_run=dry_run, progress=progress
             )
@@ -159,7 +823,6 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
             to: filesystem, rocksdb, spark-hdfs or spark-rocksdb; the latter two run Spark.
             session_conf: Configuration of the session that is started for Spark, where this object
                 has none, and none is active; it is stopped at the end.
-            dry_run: Whether to return what it would do, and change nothing.
             progress: Called with bytes of state done and the total; where Spark runs, with the
                 stores that are copied and compared, and their number.
 
@@ -190,16 +853,13 @@ class Checkpoint(Upkeep, Editing, Writing["Savepoint"]):
             return conversion.make(Checkpoint._at(there), dry_run=dry_run, progress=progress)
 
 
-class Savepoint(Writing["Savepoint"]):
+class Savepoint(Directory):
     """A savepoint: a version of a query, whole, that nothing but its user deletes.
 
     It is read as a checkpoint is, and restored to a new one.
     """
 
-    def _written(self, destination: DirectoryLike) -> Savepoint:
-        return Savepoint._at(self._beside(destination))
-
-    @cached_property
+    @property
     def info(self) -> SavepointInfo:
         """What the savepoint says about itself.
 
@@ -242,7 +902,6 @@ class Savepoint(Writing["Savepoint"]):
             new_query_id: Whether it is a new query beside the one that was; else the query goes on
                 under its ID, so that sinks which know its batches by it pass over those they have.
             claim: Whether the savepoint is moved, and gone afterwards.
-            dry_run: Whether to return what it would do, and change nothing.
             progress: Called with bytes of state done and the total.
 
         Guarantee: on return the checkpoint is whole and durable, and the savepoint as it was, or
@@ -275,3 +934,7 @@ class Savepoint(Writing["Savepoint"]):
                 claims=claim,
                 keeps_query_id=not new_query_id,
             ).make(lambda _: Checkpoint._at(to), dry_run=dry_run, progress=progress)
+
+
+def _history_fields(entry: HistoryEntry) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in _HISTORY}

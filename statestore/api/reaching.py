@@ -13,6 +13,7 @@ from statestore.core.options import StateStoreOptions
 from statestore.io.hadoop_process import HADOOP_PREFIXES, HadoopProcess, use
 from statestore.io.place import Place
 from statestore.io.storage import absolute_uri
+from statestore.operations.checkpoint import open_checkpoint
 from statestore.spark.connect import require_driver
 from statestore.spark.driver_files import DriverFiles
 from statestore.spark.driver_memory import driver_memory
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from statestore.io.hadoop import HadoopFiles
+    from statestore.operations.checkpoint import OpenCheckpoint
 
 
 class Reach:
@@ -106,6 +108,18 @@ class Reach:
         elif self.hadoop_conf:
             files = _hadoop_process(frozenset(self.hadoop_conf.items()))
         return nullcontext() if files is None else use(files)
+
+    @contextmanager
+    def checkpoint(self) -> Iterator[OpenCheckpoint]:
+        """Open the checkpoint or savepoint at the place, for a block of one call."""
+        with self.using(), self.opened() as place, open_checkpoint(place) as checkpoint:
+            yield checkpoint
+
+    def enter(self, stack: ExitStack) -> OpenCheckpoint:
+        """Open it for a generator, whose caller's thread goes on while it is open."""
+        place = stack.enter_context(self.opened())
+        with self.using():
+            return stack.enter_context(open_checkpoint(place))
 
 
 @cache

@@ -1,116 +1,212 @@
-"""Savepoints of rows that are given: like a checkpoint, or like a query that has never run."""
+"""Rows: a store or state variable of a checkpoint or savepoint, read and compared."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from statestore.api.checkpoint import Checkpoint, Savepoint
-from statestore.core.errors import InvalidArgumentError
-from statestore.operations.writing.captured import CapturedBatch
-from statestore.operations.writing.decide import decide_bootstrap, decide_rows
-from statestore.spark.capture import CapturedQuery
+import pyarrow as pa
+
+from statestore.operations.reading import diff as differences
+from statestore.operations.reading import inspection
+from statestore.operations.reading.read import read_batches
+from statestore.operations.reading.selection import Selection
+from statestore.operations.result import Progress, no_progress
+from statestore.operations.rows import rows_at, rows_of_both
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
-    from statestore.api.directory import DirectoryLike
-    from statestore.operations.copy_result import CopyResult
-    from statestore.operations.copying import Copy
-    from statestore.operations.result import Progress
-    from statestore.operations.savepoint.savepoint import SavepointInfo
+    import pyarrow.compute as pc
+
+    from statestore.api.reaching import Reach
+    from statestore.operations.addresses import Address
+    from statestore.operations.reading.diff import DiffCounts
+    from statestore.operations.rows import FoundRows
 
 
-def write_savepoint(
-    destination: DirectoryLike,
-    *,
-    like: Checkpoint | Savepoint | CapturedQuery,
-    operators: Mapping[int, Any],
-    version: int | None = None,
-    change_schema: bool = False,
-    offsets: Sequence[str] | None = None,
-    watermark_ms: int = 0,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-) -> CopyResult[Savepoint]:
-    """Write a savepoint of rows, from which `Savepoint.restore` makes a checkpoint.
+class Rows:
+    """The rows of a store or state variable at a version; made by `Checkpoint.rows`.
 
-    Args:
-        destination: Directory of the savepoint, which must not be there; of any storage, which is
-            reached as that of `like`, or by the options of the object given.
-        like: A checkpoint or savepoint of the query, whose operators, state partitions and offsets
-            it gets; or of a query that has never run what `capture_query` returned.
-        operators: By operator ID its rows, Arrow data as `Checkpoint` says; of a join a mapping by
-            store, of transformWithState by state variable. What is not named keeps its rows, and
-            has none in a query that has never run.
-        version: State version of `like`, None for the newest committed one.
-        change_schema: Whether names and types of the columns given are the schemas of keys and
-            values from now on; else they must be those there are.
-        offsets: Of a captured query: where each source goes on, as Spark's JSON of it; where the
-            sources ended when it was captured, if None.
-        watermark_ms: Of a captured query: its watermark, milliseconds since the Unix epoch.
-        dry_run: Whether to return what it would do, and change nothing. Files are read, streams are
-            not.
-        progress: Called with bytes of state done and the total.
+    Nothing is open between two calls, and none is made before the first. pandas, Polars, DuckDB and
+    pyarrow take it for a table, by the Arrow PyCapsule interface.
 
-    Rows pass by in bounded memory: they are sorted on the local disk, which needs room for them
-    three times.
+    Attributes:
+        name: Their address, as given.
+        version: State version, None for the newest committed when they are read.
 
-    Guarantee and errors: as `Checkpoint.transform`.
+    Errors of all that reads:
+
+        InvalidArgumentError: No rows have the address, or several; names those there are.
+        NotFoundError: There is no checkpoint, no such version, or it was expired; or its state is
+            in the memory of a driver, and no session of it was given (kind driver-lost).
+        IncompatibleError: A provider's that cannot be read, or such a data type.
+        CorruptionError, FencedError, StorageError: The version cannot be restored.
     """
-    with _deciding_rows(
-        destination,
-        like=like,
-        operators=operators,
-        version=version,
-        change_schema=change_schema,
-        offsets=offsets,
-        watermark_ms=watermark_ms,
-    ) as decided:
-        return _directory(like)._made(decided, destination, dry_run=dry_run, progress=progress)
 
+    def __init__(self, reach: Reach, name: Address, version: int | None) -> None:
+        self.name = name
+        self.version = version
+        self._reach = reach
 
-def _directory(like: Checkpoint | Savepoint | CapturedQuery) -> Checkpoint | Savepoint:
-    return Checkpoint(like.directory) if isinstance(like, CapturedQuery) else like
+    def __repr__(self) -> str:
+        version = "" if self.version is None else f", version {self.version}"
+        return f"<Rows {self.name!r} of {self._reach.place.uri}{version}>"
 
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        batches = self.read_batches()
+        first = next(batches)
 
-@contextmanager
-def _deciding_rows(
-    destination: DirectoryLike,
-    *,
-    like: Checkpoint | Savepoint | CapturedQuery,
-    operators: Mapping[int, Any],
-    version: int | None,
-    change_schema: bool,
-    offsets: Sequence[str] | None,
-    watermark_ms: int,
-) -> Iterator[Copy[SavepointInfo]]:
-    of = _directory(like)
-    if not isinstance(like, CapturedQuery):
-        if offsets is not None or watermark_ms:
-            raise InvalidArgumentError(
-                "a query that has run goes on where it was",
-                like=of.uri,
-                to_fix="leave offsets and watermark_ms out",
-            )
-        with of._opened() as checkpoint:
-            yield decide_rows(
-                "write",
-                checkpoint,
-                of._beside(destination).place,
-                operators,
-                version=version,
-                change_schema=change_schema,
-                makes=False,
-            )
-        return
-    if version is not None or change_schema:
-        raise InvalidArgumentError(
-            "a query that has never run has no version, and its own schemas",
-            like=of.uri,
-            to_fix="leave version and change_schema out",
+        def all_batches() -> Iterator[pa.RecordBatch]:
+            yield first
+            yield from batches
+
+        reader = pa.RecordBatchReader.from_batches(first.schema, all_batches())
+        return reader.__arrow_c_stream__(requested_schema)  # type: ignore[no-untyped-call]
+
+    def read(
+        self,
+        *,
+        partitions: Iterable[int] | None = None,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | str | None = None,
+        flatten: bool = False,
+    ) -> pa.Table:
+        """Read the rows into memory.
+
+        Args:
+            partitions: Only these state partitions, None for all.
+            columns: Only these columns, fields of a struct by names with dots: `key.shop`.
+            filter: Only rows for which it holds, such as `pc.field("value.count") > 3`, by the same
+                names, also where the column itself is not wanted; or a condition in SQL, such as
+                `"shop = 'x' and value.count > 3"`, where a field whose name no other has needs no
+                dots, and times are in UTC.
+            flatten: Whether every field becomes a column of its own, named with dots.
+
+        Returns:
+            A row a key, in a multi-value column family a row a value; no order. Columns as in
+            Spark's state reader: `key` and `value`, structs of the column family's schemas, and
+            `partition_id`.
+
+        Raises:
+            InvalidArgumentError: There is no such column or state partition, the filter does not
+                fit them, or the package that SQL needs is not installed.
+        """
+        batches = self.read_batches(
+            partitions=partitions, columns=columns, filter=filter, flatten=flatten
         )
-    batch = CapturedBatch(like.checkpoint_format, offsets, watermark_ms)
-    with of._opened() as checkpoint:
-        to = of._beside(destination).place
-        yield decide_bootstrap(checkpoint, batch, to, operators)
+        return pa.Table.from_batches(list(batches))
+
+    def read_batches(
+        self,
+        *,
+        partitions: Iterable[int] | None = None,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | str | None = None,
+        flatten: bool = False,
+        progress: Progress | None = None,
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Read the rows batch by batch, for state that does not fit memory.
+
+        Yields:
+            Record batches of the columns of `read`, a few MiB each, the first one always, if empty.
+            A version stays readable while it is read unless the query expires it.
+
+        Arguments and errors as `read`; and `progress` is called with the rows read so far and the
+        total, of all column families of the store.
+        """
+        selection = Selection(None if columns is None else tuple(columns), filter, flatten)
+        with ExitStack() as stack:
+            rows = rows_at(self._reach.enter(stack), self.name, self.version)
+            batches = read_batches(rows, partitions=partitions, progress=progress or no_progress)
+            for batch in batches:
+                yield selection.apply(batch)
+
+    def find(self, key: Sequence[Any]) -> pa.Table:
+        """Read the rows of a key, or of all keys that begin with some columns.
+
+        Only one state partition is read where the columns given decide on it.
+
+        Args:
+            key: Values of the first key columns, in order: Python values, or text that Arrow can
+                read as the column's type; for a struct, such as a window, a dict of all its fields
+                or a list of their values; None for null.
+
+        Returns:
+            Columns as `read`.
+
+        Raises:
+            InvalidArgumentError: A value is not of its column's type, or there are more values than
+                columns.
+        """
+        with self._reach.checkpoint() as checkpoint:
+            return inspection.find_key(rows_at(checkpoint, self.name, self.version), key)
+
+    def largest(self, num_keys: int = 10) -> pa.Table:
+        """Find the keys with the most bytes of values.
+
+        Args:
+            num_keys: How many, at least 1.
+
+        Returns:
+            Largest first; columns `key`, `partition_id`, `key_bytes` and `value_bytes`.
+        """
+        with self._reach.checkpoint() as checkpoint:
+            return inspection.largest_keys(rows_at(checkpoint, self.name, self.version), num_keys)
+
+    def key_groups(self) -> pa.Table:
+        """Count the rows of every key group: how state would spread over more state partitions.
+
+        Returns:
+            Key groups that have rows, ascending; columns `key_group`, `partition_id`, `num_rows`,
+            `key_bytes` and `value_bytes`.
+        """
+        with self._reach.checkpoint() as checkpoint:
+            return inspection.key_group_histogram(rows_at(checkpoint, self.name, self.version))
+
+    def diff(self, new: Rows) -> pa.Table:
+        """Compare the rows with others: of another version, or of another directory.
+
+        Args:
+            new: Such as `checkpoint.rows("clicks", version=12)`, or those of a savepoint.
+
+        Returns:
+            A row a key that differs, in no order. Columns: `change` (added, removed or changed),
+            `key`, `old_value` and `new_value`, null where there is none. A multi-value column
+            family has lists of values. Both values are of their own version's schema, the key of
+            the new one's.
+
+        Raises:
+            IncompatibleError: Their keys are encoded in different ways.
+        """
+        return pa.Table.from_batches(list(self.diff_batches(new)))
+
+    def diff_batches(self, new: Rows) -> Generator[pa.RecordBatch, None, None]:
+        """Compare the rows with others batch by batch, in bounded memory.
+
+        Yields:
+            Record batches of the columns of `diff`, the first one always, if empty.
+
+        Arguments and errors as `diff`.
+        """
+        with ExitStack() as stack:
+            yield from differences.diff_batches(*self._sides(stack, new))
+
+    def count_differences(self, new: Rows) -> DiffCounts:
+        """Count what `diff` would return, in bounded memory; arguments and errors as there."""
+        with ExitStack() as stack:
+            return differences.count_differences(*self._sides(stack, new))
+
+    def _sides(self, stack: ExitStack, new: Rows) -> tuple[FoundRows, FoundRows, str]:
+        checkpoint = self._reach.enter(stack)
+        there = checkpoint
+        if new._reach is not self._reach:
+            there = new._reach.enter(stack)
+        if new.name == self.name:
+            both = rows_of_both(checkpoint, there, self.name, (self.version, new.version))
+        else:
+            both = (
+                rows_at(checkpoint, self.name, self.version),
+                rows_at(there, new.name, new.version),
+            )
+        return *both, checkpoint.scratch_directory

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from statestore.api.checkpoint import Savepoint
-    from statestore.api.directory import DirectoryLike
+    from statestore.api.checkpoint import DirectoryLike, Savepoint
     from statestore.operations.savepoint.savepoint import SavepointForm
 
 POLL_S = 0.05
@@ -60,7 +59,7 @@ def stop_with_savepoint(
             `Checkpoint.savepoint`.
     """
     checkpoint = Checkpoint(checkpoint_of(query), storage_options=storage_options, spark=_session())
-    with checkpoint._opened() as found:
+    with checkpoint._reach.checkpoint() as found:
         check_target(checkpoint._beside(destination).place, "savepoint", found.uri)
         if found.newest_version:
             find_version(found)  # what cannot be read is told while the query runs

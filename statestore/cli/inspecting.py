@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 from rich.text import Text
 
 from statestore.cli.output import (
@@ -21,6 +20,7 @@ from statestore.cli.output import (
     output_option,
     print_json,
     progress_bar,
+    rows_option,
     storage_option,
     table,
     to_json,
@@ -45,22 +45,11 @@ _VARIABLES: dict[str | None, str] = {
 }
 
 
-_operator_option = click.option("--operator", default=0, show_default=True, metavar="ID")
-_store_option = click.option(
-    "--store", default="default", show_default=True, help="A join has four.", metavar="NAME"
-)
 _version_option = click.option(
     "--version",
     type=int,
     metavar="V",
     help="State version, batch + 1.  [default: newest committed]",
-)
-_family_option = click.option(
-    "--column-family",
-    default="default",
-    show_default=True,
-    help="Column family; of transformWithState the name of a state variable.",
-    metavar="NAME",
 )
 _where_option = click.option(
     "--where",
@@ -78,10 +67,8 @@ _limit_option = click.option(
 
 @click.command()
 @checkpoint_argument()
-@_operator_option
-@_store_option
+@rows_option
 @_version_option
-@_family_option
 @click.option("--partition", "partitions", type=int, multiple=True, help="Only these partitions.")
 @click.option(
     "--column",
@@ -103,9 +90,7 @@ _limit_option = click.option(
 @output_option
 def read(
     checkpoint: str,
-    operator: int,
-    store: str,
-    column_family: str,
+    rows: str | None,
     version: int | None,
     partitions: tuple[int, ...],
     columns: tuple[str, ...],
@@ -120,20 +105,17 @@ def read(
 
     \b
     statestore read /data/checkpoint --limit 5
-    statestore read /data/checkpoint --store left-keyToNumValues --output json
-    statestore read /data/checkpoint --operator 1 --column-family clicks
+    statestore read /data/checkpoint --rows left-keyToNumValues --output json
+    statestore read /data/checkpoint --rows 1/clicks
     statestore read s3://bucket/checkpoint --version 12 --to state.parquet
     statestore read /data/checkpoint --column key.shop --column value.count
     statestore read /data/checkpoint --where "shop = 'x' and key.window.start < '2024-01-31 12:00'"
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
 
+    it = Checkpoint(checkpoint, storage_options=storage_options)
     read_some = partial(
-        Checkpoint(checkpoint, storage_options=storage_options).read_batches,
-        operator=operator,
-        store=store,
-        version=version,
-        column_family=column_family,
+        it.rows(rows, version=version).read_batches,
         partitions=partitions or None,
         columns=columns or None,
         filter=where,
@@ -168,20 +150,14 @@ def read(
 @_where_option
 @click.option("--largest", metavar="N", type=click.IntRange(1), help="The N keys of most bytes.")
 @click.option("--key-groups", is_flag=True, help="How rows and bytes spread over key groups.")
-@_operator_option
-@_store_option
+@rows_option
 @_version_option
-@_family_option
 @_limit_option
 @storage_option
 @output_option
-@click.pass_context
 def inspect(
-    ctx: click.Context,
     checkpoint: str,
-    operator: int,
-    store: str,
-    column_family: str,
+    rows: str | None,
     version: int | None,
     key: str | None,
     where: str | None,
@@ -202,7 +178,7 @@ def inspect(
     statestore inspect /data/checkpoint --key '["user-17"]'
     statestore inspect /data/checkpoint --key '[["2024-01-31T12:00Z", "2024-01-31T13:00Z"], "x"]'
     statestore inspect /data/checkpoint --where "shop = 'x'"
-    statestore inspect /data/checkpoint --operator 1 --largest 10
+    statestore inspect /data/checkpoint --rows 1/clicks --largest 10
     statestore inspect /data/checkpoint --key-groups --output json
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
@@ -210,29 +186,19 @@ def inspect(
     if sum([key is not None, where is not None, largest is not None, key_groups]) > 1:
         raise click.UsageError("--key, --where, --largest and --key-groups exclude each other")
     it = Checkpoint(checkpoint, storage_options=storage_options)
-    place: dict[str, Any] = {
-        "operator": operator,
-        "store": store,
-        "version": version,
-        "column_family": column_family,
-    }
+    of = it.rows(rows, version=version)
     if key is not None:
-        _print_rows(iter(it.find(_parse_key(key), **place).to_batches()), limit, output)
+        _print_rows(iter(of.find(_parse_key(key)).to_batches()), limit, output)
     elif where is not None:
-        with closing(it.read_batches(filter=where, **place)) as batches:
+        with closing(of.read_batches(filter=where)) as batches:
             _print_rows(batches, limit, output)
     elif largest is not None:
-        found = it.largest(min(largest, sys.maxsize), **place)
-        _print_rows(iter(found.to_batches()), 0, output)
+        _print_rows(iter(of.largest(min(largest, sys.maxsize)).to_batches()), 0, output)
     elif key_groups:
-        _print_key_groups(it.key_groups(**place), output)
+        _print_key_groups(of.key_groups(), output)
+    elif rows is not None:
+        raise click.UsageError("--rows goes with --key, --where, --largest or --key-groups")
     else:
-        for name in ("operator", "store", "column_family"):
-            if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
-                option = f"--{name.replace('_', '-')}"
-                raise click.UsageError(
-                    f"{option} goes with --key, --where, --largest or --key-groups"
-                )
         _print_stores(it.inspect(version=version), output)
 
 
@@ -241,9 +207,7 @@ def inspect(
 @click.argument("new", required=False)
 @click.option("--old-version", type=int, metavar="V", help="[default: newest committed]")
 @click.option("--new-version", type=int, metavar="V", help="[default: newest committed]")
-@_operator_option
-@_store_option
-@_family_option
+@rows_option
 @click.option("--counts", is_flag=True, help="Only how many rows differ.")
 @_limit_option
 @storage_option
@@ -253,9 +217,7 @@ def diff(
     ctx: click.Context,
     old: str,
     new: str | None,
-    operator: int,
-    store: str,
-    column_family: str,
+    rows: str | None,
     old_version: int | None,
     new_version: int | None,
     counts: bool,
@@ -276,18 +238,14 @@ def diff(
     if new is None and old_version == new_version:
         raise click.UsageError("a version is not compared with itself: give --old-version", ctx)
     it = Checkpoint(old, storage_options=storage_options)
-    place: dict[str, Any] = {
-        "operator": operator,
-        "store": store,
-        "column_family": column_family,
-        "old_version": old_version,
-        "new_version": new_version,
-    }
+    there = it if new is None else Checkpoint(new, storage_options=storage_options)
+    before = it.rows(rows, version=old_version)
+    after = there.rows(rows, version=new_version)
     if not counts:
-        with closing(it.diff_batches(new, **place)) as batches:
+        with closing(before.diff_batches(after)) as batches:
             _print_rows(batches, limit, output)
         return
-    found = it.count_differences(new, **place)
+    found = before.count_differences(after)
     numbers = {"added": found.added, "removed": found.removed, "changed": found.changed}
     if output == "json":
         print_json(numbers)
@@ -307,12 +265,12 @@ def _print_rows(batches: Iterator[pa.RecordBatch], limit: int, output: str) -> N
     """Print rows, nested values as JSON; as one JSON object with --output json."""
     columns: list[str] = []
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def all_rows() -> Iterator[dict[str, Any]]:
         for batch in batches:
             columns[:] = batch.schema.names
             yield from batch.to_pylist()
 
-    found = rows()
+    found = all_rows()
     shown = list(islice(found, min(limit, sys.maxsize))) if limit else list(found)
     more = next(found, None) is not None
     if output == "json":
@@ -366,8 +324,11 @@ def _print_stores(stores: Iterable[StoreDescription], output: str) -> None:
         for family in store.column_families:
             kind = f"{family.encoder} keys" + (", multi-value" if family.multi_values else "")
             kind += ", entries expire" if family.has_ttl else ""
-            name = escape_controls(family.name)
-            out.print(f"  {_VARIABLES.get(family.variable, 'column family')} {name}: {kind}")
+            variable = _VARIABLES.get(family.variable, "column family")
+            if family.address is None:
+                out.print(f"  {variable} {escape_controls(family.name)}: {kind}")
+            else:
+                out.print(f"  rows {escape_controls(family.address)}: {variable}, {kind}")
             out.print(f"    key    {escape_controls(str(family.key))}")
             out.print(f"    value  {escape_controls(str(family.value))}")
 

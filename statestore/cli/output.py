@@ -101,6 +101,14 @@ def _parse_storage_options(
     return options
 
 
+rows_option = click.option(
+    "--rows",
+    metavar="NAME",
+    help="A state variable of transformWithState or a store of a join, as NAME or OPERATOR/NAME; "
+    "or the number of an operator that has no others.  [default: the only rows there are]",
+)
+
+
 def parse_settings(option: str, given: Iterable[str], form: str = "KEY=VALUE") -> dict[str, str]:
     """Return settings of the form KEY=VALUE that an option was given with; `form` says which.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import click
 
@@ -19,9 +19,6 @@ from statestore.cli.output import (
     yes_option,
 )
 from statestore.core.text import format_bytes, format_time
-
-if TYPE_CHECKING:
-    from statestore.api.checkpoint import Savepoint
 
 
 @click.command("list")
@@ -41,14 +38,13 @@ def list_command(
 ) -> None:
     """List the versions of a checkpoint.
 
-    A version is kept incremental, full or rescaled. One that an operation made says which. Shown of
-    it are its rows, the bytes it added,
-    the bytes that a restore reads, and its snapshots. Then comes when its batch was committed, and
-    how long the commit of its slowest store took. An expired version is one that retention took, or
-    that a savepoint or restore did not take along; nothing is wrong with it. A damaged one lost
-    files, or has wrong ones; an unreadable one cannot be reached. Savepoints are wherever they were
-    put: --savepoints says where to look. Checkpoints of Spark's own providers are read as they are,
-    here and by verify, read, inspect and diff.
+    For each version: how it is kept (incremental, full or rescaled), the operation that made it if
+    the query did not, its rows, the bytes that it added, the bytes that a restore reads, its
+    snapshots, when its batch was committed, and how long the commit of its slowest store took.
+    Retention took an expired version, or a savepoint or restore left it behind; nothing is wrong
+    with it. A damaged version lost files or has wrong ones. An unreadable one cannot be reached.
+    --savepoints names the directory in which savepoints are looked for. Checkpoints of Spark's own
+    providers are read, too, here and by verify, read, inspect and diff.
 
     \b
     Examples:
@@ -59,10 +55,12 @@ def list_command(
     from statestore.api.checkpoint import Checkpoint
 
     it = Checkpoint(checkpoint, storage_options=storage_options)
-    info = it.summary(limit=limit)
+    info, versions = it.info, it.versions(limit=limit)
     retained = () if savepoints is None else it.savepoints(savepoints)
     if output == "json":
-        print_json({**asdict(info), "savepoints": [_savepoint(found) for found in retained]})
+        listed = [asdict(version) for version in versions]
+        found = [{"uri": one.uri, "savepoint": asdict(one.info)} for one in retained]
+        print_json({**asdict(info), "versions": listed, "savepoints": found})
         return
     click.echo(
         f"{info.uri}: {info.backend} backend, {info.num_partitions} state partitions, "
@@ -94,21 +92,16 @@ def list_command(
             None if version.committed_ms is None else format_time(version.committed_ms),
             None if version.commit is None else f"{version.commit.total_ms:.0f} ms",
         ]
-        for version in info.versions
+        for version in versions
     ]
     console().print(table(columns, rows))
-    for version in (version for version in info.versions if version.problem):
+    for version in (version for version in versions if version.problem):
         click.echo(f"version {version.version}: {version.problem}")
     if retained:
+        infos = [(one.uri, one.info) for one in retained]
         rows = [
-            [
-                found.info.version,
-                found.info.form,
-                found.info.num_rows,
-                format_bytes(found.info.state_bytes),
-                found.uri,
-            ]
-            for found in retained
+            [of.version, of.form, of.num_rows, format_bytes(of.state_bytes), uri]
+            for uri, of in infos
         ]
         console().print(table(["version", "form", "rows", "bytes", "savepoint"], rows))
 
@@ -153,10 +146,6 @@ def history(checkpoint: str, limit: int, storage_options: dict[str, str], output
         for entry in entries
     ]
     console().print(table(columns, rows))
-
-
-def _savepoint(found: Savepoint) -> dict[str, Any]:
-    return {"uri": found.uri, "savepoint": asdict(found.info)}
 
 
 @click.command()

@@ -17,6 +17,7 @@ from statestore.cli.output import (
     print_json,
     print_result,
     progress_bar,
+    rows_option,
     storage_option,
     yes_option,
 )
@@ -51,8 +52,7 @@ def _edit_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--upsert", metavar="FILE", help="Rows, in place of those of their keys."),
         click.option("--where", metavar="SQL", help="Instead of --delete: rows that fulfil it go."),
         click.option("--delete", metavar="FILE", help="Keys whose rows go."),
-        click.option("--name", help="Store of a join, or state variable.  [default: the only one]"),
-        _operator_option,
+        rows_option,
     ):
         command = option(command)
     return command
@@ -77,11 +77,11 @@ def _edited(
 @click.option(
     "--sql",
     "sqls",
-    metavar="OPERATOR[/NAME]=SELECT",
+    metavar="NAME=SELECT",
     multiple=True,
     callback=lambda *given: _queries(given[2]),
-    help="What makes the rows of an operator: DuckDB's SQL over the table state. NAME is the store "
-    "of a join, or a state variable. May be repeated.",
+    help="What makes rows: DuckDB's SQL over the table state. NAME is as for --rows. May be "
+    "repeated.",
 )
 @_edit_options
 @_all_option("Even where no row of it is left.")
@@ -97,9 +97,8 @@ def _edited(
 def transform(
     checkpoint: str,
     destination: str,
-    sqls: dict[int, Any],
-    operator: int,
-    name: str | None,
+    sqls: dict[Any, Any],
+    rows: str | None,
     delete: str | None,
     where: str | None,
     upsert: str | None,
@@ -110,13 +109,13 @@ def transform(
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Make a savepoint of which some operators have other rows, made of those they have.
+    """Make a savepoint in which some rows are others, made of those there are.
 
-    With --sql by a SELECT: the table state has the columns that `statestore read` shows, the
-    structs key and value. It returns the same, or their fields as columns named "key.NAME" and
-    "value.NAME". With --delete, --where and --upsert some keys of one operator go, and rows are
-    put, as `statestore edit` does it in place; FILE is described there. The query may run
-    meanwhile. What is not named keeps its rows.
+    --sql names rows and a SELECT that makes them. Its table state has the columns that
+    `statestore read` shows, the structs key and value. It returns the same, or their fields as
+    columns named "key.NAME" and "value.NAME". With --delete, --where and --upsert some keys go and
+    rows are put, as `statestore edit` does it in place; FILE is described there. What is not named
+    keeps its rows. The query may run meanwhile.
 
     `statestore restore` makes a checkpoint of the savepoint.
 
@@ -125,17 +124,18 @@ def transform(
       statestore transform /data/checkpoint /data/savepoint --change-schema \\
         --sql "0=SELECT key, {'sum': value.sum / 1024} AS value FROM state"
       statestore transform /data/checkpoint /data/savepoint \\
-        --sql "1/left-keyWithIndexToValue=SELECT * FROM state WHERE key.field0 > 5"
+        --sql "left-keyWithIndexToValue=SELECT * FROM state WHERE key.field0 > 5"
       statestore transform /data/checkpoint /data/savepoint --delete users.csv
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
     from statestore.operations.writing.edited import Edited
 
     if (delete, where, upsert) != (None,) * 3:
-        edited = Edited(**_edited(delete, where, upsert, all_rows=all_rows))
-        _add(sqls, operator, name, edited)
-    elif name is not None or all_rows:
-        raise click.UsageError("--name and --all go with --delete, --where or --upsert")
+        if rows in sqls:
+            raise click.UsageError(f"the rows of {rows} are made in two ways")
+        sqls[rows] = Edited(**_edited(delete, where, upsert, all_rows=all_rows))
+    elif rows is not None or all_rows:
+        raise click.UsageError("--rows and --all go with --delete, --where or --upsert")
     if not sqls:
         raise click.UsageError("--sql SELECT, --delete FILE, --where SQL or --upsert FILE")
     it = Checkpoint(checkpoint, storage_options=storage_options)
@@ -151,23 +151,12 @@ def transform(
     print_result(result, output=output)
 
 
-def _queries(given: tuple[str, ...]) -> dict[int, Any]:
-    found: dict[int, Any] = {}
-    for place, sql in parse_settings("--sql", given, "OPERATOR[/NAME]=SELECT").items():
-        operator, _, name = place.partition("/")
-        if not operator.isdecimal():
-            raise click.UsageError(f"--sql takes OPERATOR=SELECT, a number before =, not {place!r}")
-        _add(found, int(operator), name or None, sql)
-    return found
-
-
-def _add(operators: dict[int, Any], operator: int, name: str | None, made: Any) -> None:
-    """Note what makes the rows of an operator, or of a store or state variable of it."""
-    of = operators.setdefault(operator, made if name is None else {})
-    if name is not None and isinstance(of, dict) and name not in of:
-        of[name] = made
-    elif of is not made:
-        raise click.UsageError(f"the rows of operator {operator} are made in two ways")
+def _queries(given: tuple[str, ...]) -> dict[Any, Any]:
+    """Return what makes rows, by their address."""
+    queries = parse_settings("--sql", given, "NAME=SELECT")
+    if len(queries) < len(given):
+        raise click.UsageError("--sql names the same rows twice")
+    return dict(queries)
 
 
 @click.command()
@@ -187,8 +176,7 @@ def _add(operators: dict[int, Any], operator: int, name: str | None, made: Any) 
 @output_option
 def edit(
     checkpoint: str,
-    operator: int,
-    name: str | None,
+    rows: str | None,
     delete: str | None,
     where: str | None,
     upsert: str | None,
@@ -230,8 +218,7 @@ def edit(
     how = _edited(delete, where, upsert, all_rows=all_rows)
     with progress_bar("edit", output=output) as progress:
         result = Checkpoint(checkpoint, storage_options=storage_options).edit(
-            operator=operator,
-            name=name,
+            rows,
             watermark_ms=watermark_ms,
             expire=expire,
             older_than=older_than,

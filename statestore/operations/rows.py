@@ -7,16 +7,17 @@ memory; `spark_states` does the same for Spark's own providers.
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.codec.joined_trailers import join_schemas
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.operations import spark_states
+from statestore.operations.addresses import find_place
 from statestore.operations.store_state import StoreState
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.column_family import ColumnFamily
+    from statestore.operations.addresses import Address
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.store_state import States, VersionKind
 
@@ -82,47 +84,104 @@ def state_of(checkpoint: OpenCheckpoint, head: PublishedFile) -> StoreState:
 
 
 def find_store(
-    checkpoint: OpenCheckpoint,
-    operator: int,
-    store: str,
-    version: int | None,
-    column_family: str | None = None,
+    checkpoint: OpenCheckpoint, operator: int, store: str, version: int | None = None
 ) -> States:
     """Return a version of a store, one a state partition.
 
     Args:
         checkpoint: The checkpoint.
         operator: Operator ID.
-        store: Store name.
+        store: Name of a store that the operator has.
         version: State version, which is batch + 1; None for the newest committed.
-        column_family: Whose rows are looked for, None for all.
 
     Raises:
         NotFoundError: No batch is committed, or the version was expired.
-        InvalidArgumentError: There is no such operator or store; or the operator has its rows in
-            state variables, and none is named.
         IncompatibleError, CorruptionError, FencedError, StorageError: As `find_states`.
     """
-    info = checkpoint.operator(operator)
-    known = [found.name for found in info.stores]
-    if column_family == DEFAULT_FAMILY and info.variables:
-        raise InvalidArgumentError(
-            "the operator has its state in variables, and none is named",
-            operator=operator,
-            variables=", ".join(sorted(variable.name for variable in info.variables)),
-            to_fix="name one of these as the column family",
-        )
-    if store not in known:
-        raise InvalidArgumentError(
-            "the operator has no such store",
-            operator=operator,
-            store=store,
-            known=", ".join(known),
-            to_fix="use one of these",
-        )
     version = checkpoint.newest_version if version is None else version
     check_committed(checkpoint, version)
     return find_states(checkpoint, version, operator=operator, name=store)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRows:
+    """A column family of a store at a version, in all its state partitions.
+
+    Attributes:
+        states: The store's versions.
+        name: Name of the column family.
+    """
+
+    states: States
+    name: str
+
+    @property
+    def family(self) -> ColumnFamily:
+        """The column family.
+
+        Raises:
+            InvalidArgumentError: The version has none of that name; names those it has.
+        """
+        known = families_of(self.states)
+        if self.name not in known:
+            raise InvalidArgumentError(
+                "the store has no such column family",
+                column_family=self.name,
+                known=", ".join(known),
+                to_fix="use one of these",
+            )
+        return known[self.name]
+
+
+def rows_at(checkpoint: OpenCheckpoint, address: Address, version: int | None) -> FoundRows:
+    """Return the rows of an address at a version.
+
+    Raises:
+        InvalidArgumentError: As `find_place`.
+        NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
+            `find_store`.
+    """
+    stores = cache(partial(find_store, checkpoint, version=version))
+    place = find_place(
+        address,
+        checkpoint.operators,
+        lambda operator, store: families_of(stores(operator, store)).values(),
+    )
+    return FoundRows(stores(place.operator, place.store), place.family)
+
+
+def rows_of_both(
+    old: OpenCheckpoint,
+    new: OpenCheckpoint,
+    address: Address,
+    versions: tuple[int | None, int | None],
+) -> tuple[FoundRows, FoundRows]:
+    """Return the rows of an address at a version of each of two checkpoints.
+
+    Where one of them has none of that name, but the same store, it has no rows: it is from before
+    the state variable was made.
+
+    Raises:
+        As `rows_at`.
+    """
+    found: list[FoundRows | InvalidArgumentError] = []
+    for checkpoint, version in zip((old, new), versions, strict=True):
+        try:
+            found.append(rows_at(checkpoint, address, version))
+        except InvalidArgumentError as error:
+            found.append(error)
+    for at, checkpoint in enumerate((old, new)):
+        one, other = found[at], found[1 - at]
+        if isinstance(one, InvalidArgumentError):
+            if isinstance(other, InvalidArgumentError) or not other.states:
+                raise one
+            store = next(iter(other.states))
+            operators = [info for info in checkpoint.operators if info.id == store.operator]
+            if store.name not in [info.name for each in operators for info in each.stores]:
+                raise one
+            states = find_store(checkpoint, store.operator, store.name, versions[at])
+            found[at] = FoundRows(states, other.name)
+    return found[0], found[1]  # type: ignore[return-value]
 
 
 def check_committed(checkpoint: OpenCheckpoint, version: int) -> None:
@@ -176,23 +235,6 @@ def families_of(states: States) -> dict[str, ColumnFamily]:
         for family in state.column_families:
             found[family.name] = join_schemas(found.get(family.name, family), family)
     return found
-
-
-def find_family(states: States, name: str) -> ColumnFamily:
-    """Return a column family by its name.
-
-    Raises:
-        InvalidArgumentError: There is none of that name; names those there are.
-    """
-    known = families_of(states)
-    if name not in known:
-        raise InvalidArgumentError(
-            "the store has no such column family",
-            column_family=name,
-            known=", ".join(known),
-            to_fix="use one of these",
-        )
-    return known[name]
 
 
 def read_rows(

@@ -6,9 +6,11 @@ cost that a user notices; a rule that does not know enough says nothing.
 
 from __future__ import annotations
 
+import shlex
 from statistics import median
 from typing import TYPE_CHECKING
 
+from statestore.codec.references import STORE_NAME
 from statestore.core.options import StateStoreOptions
 from statestore.core.providers import IN_DRIVER_MEMORY, IN_LOCAL_DATABASE, SPARK_PROVIDERS
 from statestore.core.text import format_count
@@ -108,6 +110,15 @@ def _sizes(facts: Facts) -> Iterator[Advice]:
                 return
 
 
+def _address(store: StoreFacts) -> str:
+    """Return the address of the rows of a store, of its first state variable, as a shell word."""
+    if store.name != STORE_NAME:
+        return shlex.quote(f"{store.operator}/{store.name}")
+    if store.variables:
+        return shlex.quote(f"{store.operator}/{store.variables[0].rpartition(' (')[0]}")
+    return str(store.operator)
+
+
 def _skew(facts: Facts) -> Iterator[Advice]:
     for store in _changeable(facts):
         spread = store.spreads.get("num_rows")
@@ -127,7 +138,7 @@ def _skew(facts: Facts) -> Iterator[Advice]:
                 f"{seen} Most of them are in one class of key groups, which stays together: no "
                 "number of state partitions spreads it. Look at the keys, and put something that "
                 "varies into the grouping key.",
-                f"statestore inspect {facts.uri} --operator {store.operator} --key-groups",
+                f"statestore inspect {facts.uri} --rows {_address(store)} --key-groups",
             )
         elif (more := _times(store, 2)) is not None:
             # By their class, rows of a state partition go to one of two new ones.

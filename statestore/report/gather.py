@@ -15,6 +15,7 @@ from statestore.checkpoint.key_group_rows import NUM_CLASSES, folded
 from statestore.core.errors import StateStoreError
 from statestore.core.providers import IN_LOCAL_DATABASE
 from statestore.operations.reading.inspection import largest_keys
+from statestore.operations.rows import FoundRows, find_store
 from statestore.operations.upkeep.listing import find_branches, find_savepoints, survey
 from statestore.operations.upkeep.verify import verify
 from statestore.report.advice import advise
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from statestore.codec.commit_times import CommitTimes
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.store_state import States, StoreState
-    from statestore.operations.upkeep.listing import CheckpointInfo
+    from statestore.operations.upkeep.listing import CheckpointInfo, VersionInfo
 
 NUM_VERSIONS = 100
 NUM_OPERATIONS = 100
@@ -67,7 +68,7 @@ def gather(
         CorruptionError, StorageError: Spark's logs cannot be read, or the storage failed. Damaged
             state is a finding instead.
     """
-    info, versions = survey(checkpoint, num_versions)
+    info, listed, versions = survey(checkpoint, num_versions)
     newest = versions.get(info.newest_version, {})
     times = _commits_by_store(versions.values())
     is_read = deep or sum(state.full_bytes for state in newest.values()) <= READ_BYTES
@@ -77,7 +78,7 @@ def gather(
         for store in operator.stores
         if any(_is_of(state, operator.id, store.name) for state in newest.values())
     )
-    facts = _facts(checkpoint, info, stores, deep=deep)
+    facts = _facts(checkpoint, info, listed, stores, deep=deep)
     if savepoints is not None:
         facts = replace(
             facts,
@@ -90,6 +91,7 @@ def gather(
 def _facts(
     source: OpenCheckpoint,
     info: CheckpointInfo,
+    versions: tuple[VersionInfo, ...],
     stores: tuple[StoreFacts, ...],
     *,
     deep: bool,
@@ -105,7 +107,7 @@ def _facts(
         newest_version=info.newest_version,
         uncommitted_batch=info.uncommitted_batch,
         stored_bytes=info.stored_bytes,
-        versions=info.versions,
+        versions=versions,
         stores=stores,
         branch_of=info.branch_of,
         pinned_versions=info.pinned_versions,
@@ -216,13 +218,8 @@ def _heaviest(source: OpenCheckpoint, states: Sequence[StoreState]) -> tuple[Hea
         if family.internal or (variables and family.name not in variables):
             continue
         try:
-            table = largest_keys(
-                source,
-                NUM_HEAVIEST,
-                operator=store.operator,
-                store=store.name,
-                column_family=family.name,
-            )
+            rows = FoundRows(find_store(source, store.operator, store.name), family.name)
+            table = largest_keys(rows, NUM_HEAVIEST)
         except StateStoreError:
             continue  # verify names what is damaged
         found += [

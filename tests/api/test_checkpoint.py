@@ -44,7 +44,7 @@ def rows_of(table):
 @pytest.mark.parametrize("spell", [str, Path, Path.as_uri], ids=["str", "path", "uri"])
 def test_a_directory_is_named_as_anywhere_else(path, spell):
     """Catches a directory that has to be text, or is looked for below another."""
-    assert rows_of(Checkpoint(spell(path)).read()) == contents(VERSIONS)
+    assert rows_of(Checkpoint(spell(path)).rows("default").read()) == contents(VERSIONS)
 
 
 def test_a_relative_path_stays_that_of_then_and_a_tilde_is_home(path, monkeypatch, tmp_path):
@@ -54,7 +54,7 @@ def test_a_relative_path_stays_that_of_then_and_a_tilde_is_home(path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(path.parent))
 
-    assert relative.newest_version == Checkpoint("~/ck").newest_version == 2
+    assert relative.info.newest_version == Checkpoint("~/ck").info.newest_version == 2
     assert relative.uri == str(path)
 
 
@@ -97,7 +97,7 @@ def test_columns_and_rows_are_chosen_by_names_with_dots(path):
     checkpoint, expected = Checkpoint(path), contents(VERSIONS)
     large = {key: value for key, value in expected.items() if value[0] > 100}
 
-    found = checkpoint.read(
+    found = checkpoint.rows("default").read(
         columns=["key.word", "key.number", "value"], filter=pc.field("value.total") > 100
     )
     assert found.schema.names == ["key.word", "key.number", "value"]
@@ -105,31 +105,35 @@ def test_columns_and_rows_are_chosen_by_names_with_dots(path):
         (row["key.word"], row["key.number"]): tuple(row["value"].values())
         for row in found.to_pylist()
     } == large
-    assert rows_of(checkpoint.read(filter=pc.field("value", "total") > 100)) == large
-    assert checkpoint.read(filter=pc.field("key.word").is_null()).num_rows == 1
+    assert (
+        rows_of(checkpoint.rows("default").read(filter=pc.field("value", "total") > 100)) == large
+    )
+    assert checkpoint.rows("default").read(filter=pc.field("key.word").is_null()).num_rows == 1
     batches = list(
-        checkpoint.read_batches(columns=["partition_id"], filter=pc.field("key.number") < 0)
+        checkpoint.rows("default").read_batches(
+            columns=["partition_id"], filter=pc.field("key.number") < 0
+        )
     )
     assert [batch.schema.names for batch in batches[:1]] == [["partition_id"]]
     assert sum(batch.num_rows for batch in batches) == 0
     with pytest.raises(InvalidArgumentError, match=r"known='key, key\.word, key\.number, value"):
-        checkpoint.read(columns=["key.words"])
+        checkpoint.rows("default").read(columns=["key.words"])
     with pytest.raises(InvalidArgumentError, match="the filter does not fit"):
-        checkpoint.read(filter=pc.field("nothing") > 1)
+        checkpoint.rows("default").read(filter=pc.field("nothing") > 1)
 
 
 def test_nested_columns_are_flattened_on_request(path):
     """Catches a null struct whose fields become other than null, and a name without its parent."""
     checkpoint = Checkpoint(path)
 
-    flat = checkpoint.read(flatten=True)
+    flat = checkpoint.rows("default").read(flatten=True)
 
     assert flat.schema.names == [
         "key.word", "key.number", "value.total", "value.note", "partition_id"
     ]  # fmt: skip
     rows = zip(*(flat.column(number).to_pylist() for number in range(4)), strict=True)
     assert {row[:2]: row[2:] for row in rows} == contents(VERSIONS)
-    assert checkpoint.read(columns=["value"], flatten=True).schema.names == [
+    assert checkpoint.rows("default").read(columns=["value"], flatten=True).schema.names == [
         "value.total", "value.note"
     ]  # fmt: skip
 
@@ -139,7 +143,7 @@ def test_tables_and_listings_are_frames_of_other_packages(path):
     checkpoint = Checkpoint(path)
     versions, stores = checkpoint.versions(), checkpoint.inspect()
 
-    assert pl.from_arrow(checkpoint.read(flatten=True))["value.total"].sum() == sum(
+    assert pl.from_arrow(checkpoint.rows("default").read(flatten=True))["value.total"].sum() == sum(
         total for total, _ in contents(VERSIONS).values()
     )
     for listing in (versions, stores):
@@ -148,12 +152,14 @@ def test_tables_and_listings_are_frames_of_other_packages(path):
         assert table.num_rows == len(listing)
         assert pa.table(listing[:0]).schema == table.schema
     assert pl.DataFrame(versions)["version"].to_list() == [2, 1]
-    found = checkpoint.read(flatten=True)  # noqa: F841 (DuckDB finds it by its name)
-    query = 'SELECT max("value.total") FROM found'
+    found = checkpoint.rows("default")  # noqa: F841 (DuckDB finds it by its name)
+    query = "SELECT max(value.total) FROM found"
     assert duckdb.sql(query).fetchall() == [(19 * 7,)]
     listed = versions.to_arrow()  # noqa: F841 (likewise)
     assert duckdb.sql("SELECT sum(num_stores) FROM listed").fetchall() == [(4,)]
-    assert pl.from_arrow(checkpoint.key_groups())["num_rows"].sum() == len(contents(VERSIONS))
+    assert pl.from_arrow(checkpoint.rows("default").key_groups())["num_rows"].sum() == len(
+        contents(VERSIONS)
+    )
 
 
 def test_what_is_seen_has_a_text_and_html(path):
@@ -176,9 +182,9 @@ def test_completion_finds_what_there_is():
     """Catches names that only an attribute hook knows, and seams of tests among them."""
     names = {name for name in dir(Checkpoint) if not name.startswith("_")}
 
-    assert {"read", "rescale", "versions", "operators", "open_store"} <= names
+    assert {"info", "rows", "rescale", "versions", "open_store"} <= names
     assert {"Checkpoint", "Savepoint", "stop_with_savepoint"} <= {*dir(statestore)}
-    for kind in (Checkpoint, Savepoint):
+    for kind in (Checkpoint, Savepoint, statestore.Rows):
         for name, method in inspect.getmembers(kind, inspect.isfunction):
             if not name.startswith("_"):
                 parameters = {*inspect.signature(method).parameters}
@@ -276,8 +282,8 @@ def test_state_goes_round_by_the_objects_that_operations_return(query, tmp_path)
     restored = savepoint.restore(tmp_path / "restored", backend="rocksdb", num_partitions=4).made
     branch = restored.branch(Checkpoint(tmp_path / "branch")).made
 
-    assert (savepoint.info.version, savepoint.newest_version) == (3, 3)
-    assert (restored.backend, restored.num_partitions) == ("rocksdb", 4)
+    assert (savepoint.info.version, Checkpoint(savepoint.uri).info.newest_version) == (3, 3)
+    assert (restored.info.backend, restored.info.num_partitions) == ("rocksdb", 4)
     assert read_rows(branch.uri) == read_rows(restored.uri) == query.expected()
     (found,) = checkpoint.savepoints(tmp_path / "savepoints")
     assert (found.uri, found.info) == (savepoint.uri, savepoint.info)

@@ -224,7 +224,13 @@ def _in_python(call: Call) -> tuple[Ending, str, str, Any]:
         if call.method == "write_savepoint":
             value = write_savepoint(*call.arguments, like=directory, **call.keywords)
         else:
-            value = getattr(directory, call.method)(*call.arguments, **call.keywords)
+            of, _, method = call.method.rpartition(".")
+            if of:
+                address, version, *more = call.arguments
+                directory = directory.rows(address, version=version)
+                if method == "diff":
+                    more = [made(call.directory).rows(address, version=more[0])]
+            value = getattr(directory, method)(*(more if of else call.arguments), **call.keywords)
     except StateStoreError as error:
         return "refused", str(error), error.kind, None
     sent = _sendable(value)

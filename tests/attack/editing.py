@@ -15,12 +15,14 @@ from .steps import (
     Step,
     by_call,
     by_words,
+    draw_address,
     draw_family,
     draw_keys,
     draw_rows,
     expected_of,
     grouping_keys,
     new_savepoint,
+    rows_words,
     select,
     storage_words,
     without,
@@ -81,12 +83,12 @@ def edit(world: World, rng: Generator) -> Step | None:
         return {**after, family.name: after[family.name] | put}
 
     target = None if in_place else new_savepoint(world)
+    address = draw_address(world, rng, family)
     changes: dict[str, Any] = {} if delete is None else {"delete": delete}
     changes |= {"upsert": family.table(put, structs=bool(rng.random() < 0.5))} if put else {}
     if in_words:
-        name = [] if family.variable is None else ["--name", family.variable]
         every = ["--all"] if is_all else []
-        what = ["--operator", family.operator, *name, *words, *every, *storage_words()]
+        what = [*rows_words(address), *words, *every, *storage_words()]
         if target is None:
             call = by_words("edit", world.current.path, *what, "--yes")
         else:
@@ -94,13 +96,10 @@ def edit(world: World, rng: Generator) -> Step | None:
     else:
         changes |= {"all_rows": True} if is_all else {}
         if target is None:
-            place = {"operator": family.operator, "name": family.variable}
-            call = by_call(world.current, "edit", **place, **changes)
+            call = by_call(world.current, "edit", address, **changes)
         else:
-            edited: Any = Edited(**changes)
-            if family.variable is not None:
-                edited = {family.variable: edited}
-            call = by_call(world.current, "transform", str(target.path), {family.operator: edited})
+            edited = {address: Edited(**changes)}
+            call = by_call(world.current, "transform", str(target.path), edited)
     name = "edit" if in_place else "transform, edited"
     return Step(name, call, apply=apply, target=target, **expected)
 
@@ -140,7 +139,7 @@ def expire_rows(world: World, rng: Generator) -> Step | None:
     gone = expired(world.current.state)
     every = {"all_rows": True} if len(gone) == len(rows) else {}
     call = by_call(
-        world.current, "edit", operator=family.operator, name=family.variable,
+        world.current, "edit", draw_address(world, rng, family),
         expire=f"{side}.{column.name}", older_than=limit, **every,
     )  # fmt: skip
     return Step(

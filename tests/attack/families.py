@@ -14,6 +14,8 @@ from .columns import Column, array, plain
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from numpy.random import Generator
+
 Key = tuple[Any, ...]
 Rows = dict[Key, tuple[Any, ...]]
 """Values by key; of a list the elements by key, in order."""
@@ -35,8 +37,8 @@ class Family:
         name: Its name in the model.
         keys: Key columns.
         values: Value columns.
-        store, column_family: Where `read` finds it.
-        variable: What a mapping calls it: a state variable, a store of a join; None where the
+        store, column_family: Where Spark's reader finds it.
+        variable: Its name in an address: a state variable, a store of a join; None where the
             operator has no other.
         kind: What a key has.
         operator: Number of the operator.
@@ -61,20 +63,36 @@ class Family:
         """The key columns that keys are forgotten by."""
         return self.keys[: self.num_grouping]
 
+    @property
+    def address(self) -> str:
+        """The address that stands for its rows whatever else there is."""
+        operator = str(self.operator)
+        return operator if self.variable is None else f"{operator}/{self.variable}"
+
+    def draw_address(self, rng: Generator, *, is_alone: bool = False) -> str | int | None:
+        """Return its address in one of the ways in which people write it.
+
+        Args:
+            rng: Draws.
+            is_alone: Whether the query has no other rows.
+        """
+        ways: list[str | int | None] = [self.address]
+        if is_alone:
+            ways.append(None)
+        if self.variable is None:
+            ways.append(self.operator)
+        elif not self.variable[0].isdigit():
+            ways.append(self.variable)
+        return ways[rng.integers(len(ways))]
+
     def read(self, path: Path | str, version: int | None = None, where: str | None = None) -> Rows:
         """Return its rows in a checkpoint or savepoint.
 
         Raises:
             WrongRowsError: A key is there twice.
-            StateStoreError: As `Checkpoint.read`.
+            StateStoreError: As `Rows.read`.
         """
-        table = Checkpoint(path).read(
-            operator=self.operator,
-            store=self.store,
-            column_family=self.column_family,
-            version=version,
-            filter=where,
-        )
+        table = Checkpoint(path).rows(self.address, version=version).read(filter=where)
         return self.rows_of(table)
 
     def rows_of(self, table: pa.Table) -> Rows:

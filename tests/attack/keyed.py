@@ -347,7 +347,7 @@ def _compare_stored(lane: Lane, plan: Plan, plain: model.Plain, tried: Counter[s
     checkpoint = Checkpoint(lane.checkpoint)
     for name, state in plain.states.items():
         found: Counter[Any] = Counter()
-        for row in checkpoint.read(column_family=name).to_pylist():
+        for row in checkpoint.rows(name).read().to_pylist():
             key = row["key"]["key"] if state.is_map else row["key"]
             ends_ms = row["value"]["ttlExpirationMs"] if state.descriptor.ttl else None
             found[(*(key[each] for each in plan.key_columns), ends_ms)] += 1
@@ -364,7 +364,7 @@ def _compare_stored(lane: Lane, plan: Plan, plain: model.Plain, tried: Counter[s
     by = "event" if plan.time_mode == "EventTime" else "proc"
     timers = {
         (row["key"]["expiryTimestampMs"], tuple(row["key"]["key"].values()))
-        for row in checkpoint.read(column_family=f"${by}Timers_keyToTimestamp").to_pylist()
+        for row in checkpoint.rows(f"${by}Timers_keyToTimestamp").read().to_pylist()
     }
     if timers != plain.timers:
         raise DiffersError(f"timers: {timers - plain.timers}, not {plain.timers - timers}")

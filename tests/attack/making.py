@@ -10,6 +10,7 @@ from .steps import (
     Step,
     by_call,
     by_words,
+    draw_address,
     draw_family,
     draw_keys,
     draw_rows,
@@ -110,16 +111,14 @@ def transform(world: World, rng: Generator) -> Step:
             made = f"SELECT * FROM state WHERE {condition.sql}"
             apply = lambda state: {**state, family.name: select(family, state, condition)}  # noqa: E731
     if isinstance(made, str) and rng.random() < 0.5:
-        place = (
-            family.operator if family.variable is None else f"{family.operator}/{family.variable}"
-        )
         call = by_words(
-            "transform", world.current.path, target.path, "--sql", f"{place}={made}",
+            "transform", world.current.path, target.path, "--sql", f"{family.address}={made}",
             *storage_words(),
         )  # fmt: skip
     else:
-        of_operator = made if family.variable is None else {family.variable: made}
-        call = by_call(world.current, "transform", str(target.path), {family.operator: of_operator})
+        call = by_call(
+            world.current, "transform", str(target.path), {draw_address(world, rng, family): made}
+        )
     return Step("transform", call, apply=apply, target=target)
 
 
@@ -148,21 +147,17 @@ def write_savepoint(world: World, rng: Generator) -> Step | None:
     state = draw_state(world, rng)
     target = new_savepoint(world)
     call = by_call(
-        world.current, "write_savepoint", str(target.path), operators=_as_given(world, state, rng)
+        world.current, "write_savepoint", str(target.path), rows=_as_given(world, state, rng)
     )
     return Step("write_savepoint", call, apply=lambda before: state, target=target)
 
 
 def _as_given(world: World, state: State, rng: Generator) -> Any:
     structs = bool(rng.random() < 0.5)
-    operators: dict[int, Any] = {}
-    for family in world.operator.families:
-        table = family.table(state[family.name], structs=structs)
-        if family.variable is None:
-            operators[family.operator] = table
-        else:
-            operators.setdefault(family.operator, {})[family.variable] = table
-    return operators
+    return {
+        draw_address(world, rng, family): family.table(state[family.name], structs=structs)
+        for family in world.operator.families
+    }
 
 
 def bootstrap(world: World, rng: Generator) -> Step | None:
@@ -181,7 +176,7 @@ def bootstrap(world: World, rng: Generator) -> Step | None:
             frame, str(world.new_path()), output_mode=world.operator.mode
         )
         savepoint = statestore.write_savepoint(
-            str(world.new_path()), like=captured, operators=given
+            str(world.new_path()), like=captured, rows=given
         ).made
         savepoint.restore(str(target.path))
 

@@ -81,6 +81,16 @@ def by_call(directory: Directory, method: str, *arguments: Any, **keywords: Any)
     )
 
 
+def draw_address(world: World, rng: Generator, family: Family) -> str | int | None:
+    """Return the address of rows in one of the ways in which people write it."""
+    return family.draw_address(rng, is_alone=len(world.operator.families) == 1)
+
+
+def rows_words(address: str | int | None) -> list[str]:
+    """Return an address as an option."""
+    return [] if address is None else ["--rows", str(address)]
+
+
 def storage_words() -> list[str]:
     return [word for key, value in LEASE.items() for word in ("--storage-option", f"{key}={value}")]
 

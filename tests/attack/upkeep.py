@@ -9,7 +9,16 @@ from statestore import Checkpoint
 
 from .conditions import draw_condition
 from .families import Key, State, taken
-from .steps import Step, by_call, by_words, draw_family, expected_of, select, storage_words
+from .steps import (
+    Step,
+    by_call,
+    by_words,
+    draw_address,
+    draw_family,
+    expected_of,
+    select,
+    storage_words,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,10 +34,9 @@ def read(world: World, rng: Generator) -> Step:
     condition = draw_condition(rng, family, world.current.state[family.name])
     call = by_call(
         world.current,
-        "read",
-        operator=family.operator,
-        store=family.store,
-        column_family=family.column_family,
+        "rows.read",
+        draw_address(world, rng, family),
+        None,
         filter=condition.sql,
     )
 
@@ -115,12 +123,10 @@ def diff(world: World, rng: Generator) -> Step | None:
     old, new = (int(v) for v in sorted(rng.choice(versions, 2, replace=False)))
     call = by_call(
         world.current,
-        "diff",
-        old_version=old,
-        new_version=new,
-        operator=family.operator,
-        store=family.store,
-        column_family=family.column_family,
+        "rows.diff",
+        draw_address(world, rng, family),
+        old,
+        new,
     )
     before = world.current.versions[old][family.name]
     after = world.current.versions[new][family.name]

@@ -282,7 +282,7 @@ class World:
 
     def newest_version(self, directory: Directory) -> int:
         """Return the newest committed version, as the directory says."""
-        return int(Checkpoint(directory.path).newest_version or 0)
+        return int(Checkpoint(directory.path).info.newest_version or 0)
 
 
 def _watermark_ms(directory: Directory, batch: int) -> int:

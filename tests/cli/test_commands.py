@@ -189,7 +189,7 @@ def test_singular_and_plural_are_one_word(tmp_path: Path) -> None:
     assert run("lists", query.path) == run("list", query.path)
     plan = run("rescale", query.path, "--num-partitions", "4")
     assert run("rescale", query.path, "--num-partition", "4") == plan
-    groups = run("inspect", query.path, "--key-groups", "--stores", "default")
+    groups = run("inspect", query.path, "--key-groups", "--row", "0")
     assert run("inspect", query.path, "--key-group") == groups
     assert run("verify", query.path, "--versions", "all")
     refused = CliRunner().invoke(cli, ["read", query.path, "--partition", "x", "--outputs", "jsn"])
@@ -238,12 +238,12 @@ def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
         ["restore", saved, new],
         ["branch", path, f"{new}-branch"],
         ["inspect", typed],
-        ["inspect", typed, "--key-groups"],
-        ["inspect", typed, "--where", "total = 1"],
-        ["read", typed],
-        ["read", typed, "--to", str(tmp_path / "rows.parquet")],
-        ["diff", typed, "--old-version", "1"],
-        ["diff", typed, "--old-version", "1", "--counts"],
+        ["inspect", typed, *rows, "--key-groups"],
+        ["inspect", typed, *rows, "--where", "total = 1"],
+        ["read", typed, *rows],
+        ["read", typed, *rows, "--to", str(tmp_path / "rows.parquet")],
+        ["diff", typed, *rows, "--old-version", "1"],
+        ["diff", typed, *rows, "--old-version", "1", "--counts"],
         ["forget", typed, "--where", "word = 'y'"],
         ["forget", typed, "--keys", str(keys), "--verify"],
         ["doctor", "--backend", "heap"],

@@ -41,26 +41,28 @@ def _json(*arguments):
 
 def test_read_prints_rows_up_to_a_limit(checkpoint):
     """Catches rows left out without a word."""
-    everything = _json("read", checkpoint, "--limit", 0)
+    everything = _json("read", checkpoint, "--rows", "default", "--limit", 0)
     assert not everything["more"]
     found = {tuple(row["key"].values()): tuple(row["value"].values()) for row in everything["rows"]}
     assert found == contents(VERSIONS)
 
-    few = _json("read", checkpoint, "--limit", 3, "--partition", 1)
+    few = _json("read", checkpoint, "--rows", "default", "--limit", 3, "--partition", 1)
     assert len(few["rows"]) == 3
     assert few["more"]
-    text = _run("read", checkpoint, "--version", 1, "--limit", 2)
+    text = _run("read", checkpoint, "--rows", "default", "--version", 1, "--limit", 2)
     assert "partition_id" in text
     assert "The first 2 rows" in text
-    assert "second" in _run("read", checkpoint, "--column-family", "lists")
+    assert "second" in _run("read", checkpoint, "--rows", "lists")
 
 
 def test_read_writes_parquet(checkpoint, tmp_path):
     """Catches a file without the rows of some state partition."""
     path = tmp_path / "state.parquet"
 
-    assert _json("read", checkpoint, "--to", path)["rows"] == len(contents(VERSIONS))
-    assert "kB" in _run("read", checkpoint, "--to", path)
+    assert _json("read", checkpoint, "--rows", "default", "--to", path)["rows"] == len(
+        contents(VERSIONS)
+    )
+    assert "kB" in _run("read", checkpoint, "--rows", "default", "--to", path)
 
     rows = pq.read_table(path).to_pylist()
     found = {tuple(row["key"].values()): tuple(row["value"].values()) for row in rows}
@@ -91,12 +93,14 @@ def test_a_parquet_file_that_cannot_be_written_is_an_error_with_a_name(checkpoin
     link.symlink_to(tmp_path / "target.parquet")
 
     missing = tmp_path / "none" / "state.parquet"
-    assert f"{missing}" in _run("read", checkpoint, "--to", missing, status=1)
-    assert "no regular file" in _run("read", checkpoint, "--to", "/dev/null", status=1)
+    assert f"{missing}" in _run("read", checkpoint, "--rows", "default", "--to", missing, status=1)
+    assert "no regular file" in _run(
+        "read", checkpoint, "--rows", "default", "--to", "/dev/null", status=1
+    )
     refused = _run("read", untyped, "--to", tmp_path / "x.parquet", status=1)
     assert "Parquet has no type" in refused
     assert not (tmp_path / "x.parquet").exists()
-    _run("read", checkpoint, "--to", link)
+    _run("read", checkpoint, "--rows", "default", "--to", link)
     assert link.is_symlink()
     assert pq.read_metadata(link).num_rows == len(contents(VERSIONS))
 
@@ -114,15 +118,15 @@ def test_inspect_shows_stores_and_schemas(checkpoint):
 
 def test_inspect_finds_rows_by_key_and_what_is_large(checkpoint):
     """Catches a key given as JSON that is compared as text."""
-    rows = _json("inspect", checkpoint, "--key", '["user-4", 4]')["rows"]
+    rows = _json("inspect", checkpoint, "--rows", "default", "--key", '["user-4", 4]')["rows"]
     assert [row["value"] for row in rows] == [{"total": 400, "note": None}]
-    assert _json("inspect", checkpoint, "--key", '"user-3"')["rows"] == []
+    assert _json("inspect", checkpoint, "--rows", "default", "--key", '"user-3"')["rows"] == []
 
-    top = _json("inspect", checkpoint, "--largest", 1, "--column-family", "lists")["rows"]
+    top = _json("inspect", checkpoint, "--largest", 1, "--rows", "lists")["rows"]
     assert top[0]["key"] == {"word": "user-1", "number": 1}
-    groups = _json("inspect", checkpoint, "--key-groups")["key_groups"]
+    groups = _json("inspect", checkpoint, "--rows", "default", "--key-groups")["key_groups"]
     assert sum(group["num_rows"] for group in groups) == len(contents(VERSIONS))
-    assert "most in one" in _run("inspect", checkpoint, "--key-groups")
+    assert "most in one" in _run("inspect", checkpoint, "--rows", "default", "--key-groups")
 
 
 def _windows(root):
@@ -220,13 +224,14 @@ def test_values_are_printed_as_they_are(tmp_path):
     old = {(f"[bold]{n}", n): (n, "") for n, _ in enumerate(notes)}
     new = {(f"[bold]{n}", n): (n, note) for n, note in enumerate(notes)}
     path = write_checkpoint(tmp_path / "[b]c[/b]", [{"default": old}, {"default": new}])
+    of = ["--rows", "default"]
     everything = [json.dumps(note, ensure_ascii=False) for note in notes]
 
     for shown, expected in (
-        (_run("read", path), everything),
-        (_run("diff", path, "--old-version", 1), everything),
-        (_run("inspect", path, "--key", '["[bold]2"]'), everything[2:3]),
-        (_run("inspect", path, "--largest", 9), [f'"[bold]{n}"' for n, _ in enumerate(notes)]),
+        (_run("read", path, *of), everything),
+        (_run("diff", path, *of, "--old-version", 1), everything),
+        (_run("inspect", path, *of, "--key", '["[bold]2"]'), everything[2:3]),
+        (_run("inspect", path, *of, "--largest", 9), [f'"[bold]{n}"' for n, _ in enumerate(notes)]),
     ):
         assert [text for text in expected if text not in shown] == []
     renamed = Path(path, "state/0/_metadata/metadata")
@@ -236,11 +241,13 @@ def test_values_are_printed_as_they_are(tmp_path):
 
 def test_diff_shows_what_differs(checkpoint):
     """Catches old and new exchanged."""
-    counts = _json("diff", checkpoint, "--old-version", 1, "--counts")
+    counts = _json("diff", checkpoint, "--rows", "default", "--old-version", 1, "--counts")
     assert counts == {"schema_version": 1, "added": 1, "removed": 1, "changed": 1}
-    assert "removed" in _run("diff", checkpoint, "--old-version", 1, "--counts")
+    assert "removed" in _run(
+        "diff", checkpoint, "--rows", "default", "--old-version", 1, "--counts"
+    )
 
-    rows = _json("diff", checkpoint, checkpoint, "--old-version", 1)["rows"]
+    rows = _json("diff", checkpoint, "--rows", "default", checkpoint, "--old-version", 1)["rows"]
     assert {row["change"]: row["key"]["word"] for row in rows} == {
         "added": "new", "removed": "user-3", "changed": "user-4"
     }  # fmt: skip
@@ -261,7 +268,9 @@ def test_diff_shows_what_differs(checkpoint):
 )
 def test_values_that_are_no_keys_are_refused(checkpoint, key, status):
     """Catches a traceback, and rows of another key than the one that was asked for."""
-    refused = _run("inspect", checkpoint, "--version", 1, "--key", key, status=status)
+    refused = _run(
+        "inspect", checkpoint, "--rows", "default", "--version", 1, "--key", key, status=status
+    )
     assert ("not of the type" if status == 1 else "JSON list") in refused
 
 
@@ -287,7 +296,7 @@ def test_odd_values_have_no_traceback(checkpoint, arguments, status):
 def test_text_that_a_terminal_has_no_letters_for_is_printed_escaped(tmp_path):
     """Catches a traceback in place of the rows, by the locale of a machine."""
     path = write_checkpoint(tmp_path / "checkpoint", [{"default": {("ü", 1): (1, "")}}])
-    command = [sys.executable, "-m", "statestore.cli", "read", path]
+    command = [sys.executable, "-m", "statestore.cli", "read", path, "--rows", "default"]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
 
     done = subprocess.run(command, capture_output=True, env=environment, check=True)
@@ -299,8 +308,7 @@ def test_wrong_usage_is_told_from_errors(checkpoint, tmp_path):
     """Catches scripts that cannot tell a misspelt option from a damaged checkpoint."""
     assert "JSON list" in _run("inspect", checkpoint, "--key", "[user", status=2)
     assert "exclude" in _run("inspect", checkpoint, "--key", "[]", "--largest", 1, status=2)
-    for option in ("--operator", "--store", "--column-family"):
-        assert f"{option} goes with" in _run("inspect", checkpoint, option, 0, status=2)
+    assert "--rows goes with" in _run("inspect", checkpoint, "--rows", 0, status=2)
     assert "itself" in _run("diff", checkpoint, status=2)
-    assert "no such column family" in _run("read", checkpoint, "--column-family", "x", status=1)
+    assert "no rows of that name" in _run("read", checkpoint, "--rows", "x", status=1)
     assert "no checkpoint" in _run("read", tmp_path / "none", status=1)

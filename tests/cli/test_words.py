@@ -142,7 +142,7 @@ def test_objects_are_short_and_times_are_times(made):
     checkpoint = Checkpoint(made.path)
     newest = checkpoint.versions()[0]
 
-    assert len(repr(checkpoint.summary())) < 300
+    assert len(repr(checkpoint.info)) < 300
     assert len(repr(checkpoint.report())) < 300
     assert newest.committed_at == datetime.fromtimestamp(newest.committed_ms / 1000, UTC)
     assert {"Any", "TYPE_CHECKING", "annotations", "import_module"}.isdisjoint(dir(statestore))
@@ -169,7 +169,7 @@ def test_help_tells_each_command_in_whole_sentences():
     assert "[filesystem|rocksdb|spark-hdfs|spark-rocksdb]" in " ".join(
         run("convert", "--help")[1].split()
     )
-    assert "takes OPERATOR[/NAME]=SELECT" in run("transform", "a", "b", "--sql", "SELECT 1")[1]
+    assert "takes NAME=SELECT" in run("transform", "a", "b", "--sql", "SELECT 1")[1]
 
 
 def test_options_are_explained_without_a_network():

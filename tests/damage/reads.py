@@ -75,7 +75,7 @@ def listed(root, _new):
     """Versions that have no problem; a savepoint has one."""
     return {
         ("list", one.version): (one.kind, one.num_partitions, one.full_bytes)
-        for one in Checkpoint(root).summary().versions
+        for one in Checkpoint(root).versions()
         if not one.problem
     }
 

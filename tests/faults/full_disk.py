@@ -26,7 +26,7 @@ def halved(rows):
 
 
 def rows_of(at):
-    return Checkpoint(at / "ck").read()
+    return Checkpoint(at / "ck").rows().read()
 
 
 OPERATIONS = {
@@ -42,7 +42,7 @@ OPERATIONS = {
     ),
     "edit": lambda at: Checkpoint(at / "ck").edit(upsert=rows_of(at)),
     "rows as a savepoint": lambda at: write_savepoint(
-        at / "new", like=Checkpoint(at / "ck"), operators={0: rows_of(at)}
+        at / "new", like=Checkpoint(at / "ck"), rows={0: rows_of(at)}
     ),
     "rescale": lambda at: Checkpoint(at / "ck").rescale(8),
     "rescale and rehash": lambda at: Checkpoint(at / "ck").rescale(3),

@@ -27,9 +27,9 @@ def operations(made, tmp_path):
     """What reads the logs and the metadata, by its name."""
     path, new = made.path, str(tmp_path / "new")
     return {
-        "list": lambda: Checkpoint(path).summary(),
+        "list": lambda: Checkpoint(path).info,
         "verify": lambda: Checkpoint(path).verify(),
-        "read": lambda: Checkpoint(path).read(operator=0),
+        "read": lambda: Checkpoint(path).rows().read(),
         "savepoint": lambda: Checkpoint(path).savepoint(new),
         "branch": lambda: Checkpoint(path).branch(new, dry_run=True),
         "rescale": lambda: Checkpoint(path).rescale(2, dry_run=True),
@@ -77,7 +77,7 @@ def test_any_byte_may_be_damaged(tmp_path, name):
         byte = (NO_TEXT, data[offset] ^ 1, data[offset] ^ 0x10)[offset % 3]
         path.write_bytes(bytes([*data[:offset], byte, *data[offset + 1 :]]))
         for call in (
-            lambda: Checkpoint(made.path).summary(),
+            lambda: Checkpoint(made.path).info,
             lambda: Checkpoint(made.path).rescale(2, dry_run=True),
             lambda: Checkpoint(made.path).branch(tmp_path / "new", dry_run=True),
         ):
@@ -231,5 +231,5 @@ def test_repair_takes_back_a_rescale_whose_entry_is_damaged(tmp_path, finished):
     plan = Checkpoint(made.path).repair()
 
     assert (plan.version, plan.replayed_batch) == (3, None)
-    assert Checkpoint(made.path).summary().operators[0].stores[0].num_partitions == 1
+    assert Checkpoint(made.path).info.operators[0].stores[0].num_partitions == 1
     assert Checkpoint(made.path).verify(deep=True).findings == ()

@@ -119,7 +119,7 @@ def test_restored_operators_wait_for_the_metadata_of_the_first_batch(made, tmp_p
     Checkpoint(made.path).savepoint(savepoint)
     Savepoint(savepoint).restore(path, add_operators={3: "dedupe"})
 
-    (version,) = Checkpoint(path).summary(limit=1).versions
+    (version,) = Checkpoint(path).versions(limit=1)
 
     assert version.kind == "unreadable"
     assert "run a batch of the query" in version.problem
@@ -187,7 +187,7 @@ def test_what_was_lost_is_never_taken_for_nothing(tmp_path, checkpoint_format, l
     found = Checkpoint(made.path).verify()
     assert found.findings
     assert {finding.version for finding in found.findings} == {3}
-    assert Checkpoint(made.path).summary().versions[0].kind in ("damaged", "unreadable")
+    assert Checkpoint(made.path).versions()[0].kind in ("damaged", "unreadable")
     branch, savepoint = str(tmp_path / "branch"), str(tmp_path / "savepoint")
     for operation in (
         lambda: Checkpoint(made.path).branch(branch, dry_run=True),
@@ -230,7 +230,7 @@ def test_repair_goes_back_over_commits_that_were_lost(tmp_path, checkpoint_forma
 
     assert (plan.newest_version, plan.version, plan.replayed_batch) == (3, 1, 1)
     assert Checkpoint(made.path).verify(versions="all", deep=True).findings == ()
-    assert Checkpoint(made.path).summary().newest_version == 1
+    assert Checkpoint(made.path).info.newest_version == 1
 
 
 def test_last_operator_is_missed_in_format_v2(tmp_path):
@@ -268,7 +268,7 @@ def test_query_without_stateful_operators_is_well_when_its_log_says_so(tmp_path)
     assert Checkpoint(made.path).verify(versions="all", deep=True).findings == ()
     taken = Checkpoint(made.path).savepoint(tmp_path / "savepoint").made.info
     assert (taken.num_stores, taken.num_rows) == (0, 0)
-    assert Checkpoint(made.path).summary().versions[0].kind == "full"
+    assert Checkpoint(made.path).versions()[0].kind == "full"
 
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
@@ -280,4 +280,4 @@ def test_query_before_its_first_commit_is_well(tmp_path, checkpoint_format):
     found = Checkpoint(made.path).verify(versions="all")
 
     assert (found.versions, found.findings) == ((), ())
-    assert Checkpoint(made.path).summary().uncommitted_batch == 0
+    assert Checkpoint(made.path).info.uncommitted_batch == 0

@@ -39,11 +39,11 @@ def test_repair_goes_back_to_the_newest_readable_version(made):
     code, printed = run("repair", made.path)
     assert (code, printed["done"], printed["version"]) == (1, False, 2)
     assert sorted(map(int, kept["commits"])) == [0, 1, 2, 3]
-    assert Checkpoint(made.path).summary().newest_version == 4
+    assert Checkpoint(made.path).info.newest_version == 4
 
     code, printed = run("repair", made.path, "--yes")
     assert (code, printed["done"], printed["version"]) == (0, True, 2)
-    info = Checkpoint(made.path).summary()
+    info = Checkpoint(made.path).info
     assert (info.newest_version, info.uncommitted_batch) == (2, 2)
     assert read_checkpoint(made.path) == before
     aside = Path(plan.aside)
@@ -208,7 +208,7 @@ def read_checkpoint_at(made, version):
     """The rows of the newest version after the batches up to one."""
     later = [
         Path(made.path) / log / str(batch)
-        for batch in range(version, Checkpoint(made.path).summary().newest_version)
+        for batch in range(version, Checkpoint(made.path).info.newest_version)
         for log in ("offsets", "commits")
     ]
     texts = {path: path.read_text() for path in later}
@@ -261,7 +261,7 @@ def test_repair_of_a_checkpoint_with_nothing_readable_says_so(made):
     with pytest.raises(NotFoundError, match="no version of the checkpoint can be read"):
         Checkpoint(made.path).repair()
 
-    assert Checkpoint(made.path).summary().newest_version == 4
+    assert Checkpoint(made.path).info.newest_version == 4
 
 
 def test_verify_names_repair_and_its_status_says_that_it_is_needed(made, tmp_path):

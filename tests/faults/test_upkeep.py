@@ -32,7 +32,7 @@ def test_list_tells_what_each_version_added(made):
         os.utime(Path(made.path, "commits", str(batch)), (0, 1_002.5 + batch * 100))
 
     made_ms = time.time() * 1000
-    info = Checkpoint(made.path).summary()
+    info = Checkpoint(made.path).info
 
     assert [version.version for version in info.versions] == [4, 3, 2, 1]
     assert [version.kind for version in info.versions] == ["incremental"] * 3 + ["full"]
@@ -53,7 +53,7 @@ def test_list_tells_what_each_version_added(made):
         assert 0 <= made_ms - phases.committed_ms < 600_000
 
     Checkpoint(made.path).rescale(8)
-    assert Checkpoint(made.path).summary(limit=1).versions[0].kind == "rescaled"
+    assert Checkpoint(made.path).versions(limit=1)[0].kind == "rescaled"
 
 
 def test_list_counts_the_files_of_state_partitions_that_are_no_more(made):
@@ -62,9 +62,7 @@ def test_list_counts_the_files_of_state_partitions_that_are_no_more(made):
     made.run_batch({1: 1})
 
     files = Path(made.path, "state").rglob("*.[as][rs][rt]*")
-    assert Checkpoint(made.path).summary().stored_bytes == sum(
-        file.stat().st_size for file in files
-    )
+    assert Checkpoint(made.path).info.stored_bytes == sum(file.stat().st_size for file in files)
 
 
 def test_list_finds_the_savepoints_of_the_query_only(made, tmp_path):
@@ -240,7 +238,7 @@ def test_versions_whose_base_was_expired_are_expired_everywhere(tmp_path, backen
         query.run_batch({"more": number})
     at(query.path, options=NOW).expire(2)
 
-    listed = Checkpoint(query.path).summary().versions
+    listed = Checkpoint(query.path).versions()
     found = Checkpoint(query.path).verify(versions="all")
     shown = Checkpoint(query.path).report().versions
 
@@ -283,7 +281,7 @@ def test_list_and_verify_agree_on_what_random_upkeep_has_left(tmp_path, seed):
             Checkpoint(query.path).rescale(num_partitions)
             query.num_partitions = num_partitions
 
-    listed = Checkpoint(query.path).summary().versions
+    listed = Checkpoint(query.path).versions()
     found = Checkpoint(query.path).verify(versions="all", deep=True)
 
     assert found.findings == ()

@@ -49,9 +49,7 @@ def read_all(path, version=None):
     return {
         family.name: sorted(
             json.dumps(row, default=str)
-            for row in Checkpoint(path)
-            .read(version=version, store=store.name, column_family=family.name)
-            .to_pylist()
+            for row in Checkpoint(path).rows(family.name, version=version).read().to_pylist()
         )
         for store in Checkpoint(path).inspect(version=version)
         for family in store.column_families
@@ -82,14 +80,14 @@ def test_rows_are_the_same_when_few_of_them_fit_memory(monkeypatch, piece_bytes)
 def test_golden_checkpoint_is_verified_and_listed(name):
     """Catches a whole checkpoint that is taken for a damaged one."""
     verified = Checkpoint(path_of(name)).verify(versions="all", deep=True)
-    listed = Checkpoint(path_of(name)).summary()
+    listed, versions = Checkpoint(path_of(name)).info, Checkpoint(path_of(name)).versions()
 
     assert verified.findings == ()
     assert verified.num_rows
-    assert len(verified.versions) == len(listed.versions) >= 4
+    assert len(verified.versions) == len(versions) >= 4
     assert listed.backend == f"spark-{name.split('-')[0]}"
     assert listed.stored_bytes >= verified.num_bytes
-    for version in listed.versions:
+    for version in versions:
         assert version.problem is None
         assert version.kind == ("full" if name == "rocksdb-no-changelog" else "incremental")
         assert 0 < version.incremental_bytes <= version.full_bytes
@@ -126,8 +124,8 @@ def test_golden_checkpoint_becomes_one_of_ours_without_spark(name, backend, tmp_
     verified = done.made.verify(deep=True)
     assert verified.findings == ()
     assert verified.num_rows == sum(done.rows.values())
-    assert done.made.backend == backend
-    assert done.made.newest_version == Checkpoint(path_of(name)).newest_version
+    assert done.made.info.backend == backend
+    assert done.made.info.newest_version == Checkpoint(path_of(name)).info.newest_version
     assert json.loads((tmp_path / "new" / "metadata").read_text()) == json.loads(
         (Path(path_of(name)) / "metadata").read_text()
     )
@@ -149,9 +147,12 @@ def test_golden_checkpoints_begin_with_snapshots_and_go_on():
 def test_two_versions_are_compared():
     """Catches a diff that passes over state partitions, or finds what did not change."""
     path = path_of("hdfs")
-    counts = Checkpoint(path).count_differences(old_version=1)
+    counts = Checkpoint(path).rows(version=1).count_differences(Checkpoint(path).rows())
     old, new = (
-        {json.dumps(row["key"]): row for row in Checkpoint(path).read(version=version).to_pylist()}
+        {
+            json.dumps(row["key"]): row
+            for row in Checkpoint(path).rows(version=version).read().to_pylist()
+        }
         for version in (1, None)
     )
 
@@ -161,7 +162,12 @@ def test_two_versions_are_compared():
         changed=sum(old[key] != new[key] for key in {*old} & {*new}),
     )
     assert counts.changed
-    assert Checkpoint(path).count_differences(path_of("rocksdb-no-changelog")) == DiffCounts()
+    assert (
+        Checkpoint(path)
+        .rows()
+        .count_differences(Checkpoint(path_of("rocksdb-no-changelog")).rows())
+        == DiffCounts()
+    )
 
 
 @pytest.mark.parametrize(
@@ -278,7 +284,7 @@ def test_other_checksums_of_a_row_are_an_error(copy):
             entry.write_text(text.replace(off, on))
 
     with pytest.raises(CorruptionError) as caught:
-        Checkpoint(path).read()
+        Checkpoint(path).rows().read()
 
     assert caught.value.kind == "checksum-mismatch"
 
@@ -301,7 +307,7 @@ def test_what_cannot_be_read_is_said_by_name(copy, old, new, error):
         entry.write_text(text.replace(old, new))
 
     with pytest.raises(error):
-        Checkpoint(path).read()
+        Checkpoint(path).rows().read()
 
 
 def test_missing_schema_is_named(copy):
@@ -311,7 +317,7 @@ def test_missing_schema_is_named(copy):
     schema.unlink()
 
     with pytest.raises(NotFoundError, match="_metadata/schema"):
-        Checkpoint(path).read()
+        Checkpoint(path).rows().read()
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 40])
@@ -322,7 +328,7 @@ def test_damaged_schema_is_an_error(copy, length):
     schema.write_bytes(schema.read_bytes()[:length])
 
     with pytest.raises(CorruptionError) as caught:
-        Checkpoint(path).read()
+        Checkpoint(path).rows().read()
 
     assert caught.value.fields["file"] == str(schema)
 
@@ -336,7 +342,7 @@ def test_expired_versions_are_told_from_lost_ones(copy):
     found = Checkpoint(path).verify(versions="all", deep=True)
     assert (found.findings, found.expired) == ((), (2, 1))
     with pytest.raises(NotFoundError) as caught:
-        Checkpoint(path).read(version=2)
+        Checkpoint(path).rows(version=2).read()
     assert caught.value.kind == "version-not-found"
     assert caught.value.fields["oldest_version"] == 3
     (first, *_) = files_of(path, "3.snapshot")
@@ -349,9 +355,7 @@ def test_rocksdict_is_asked_for_only_by_snapshots(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "rocksdict", None)
 
     with pytest.raises(InvalidArgumentError, match=r"statestore\[rocksdb\]"):
-        Checkpoint(path_of("rocksdb-no-changelog")).read()
-    assert Checkpoint(path_of("hdfs")).read().num_rows
-    assert isinstance(
-        Checkpoint(path_of("rocksdb-no-changelog")).summary().versions[0].num_rows, int
-    )
+        Checkpoint(path_of("rocksdb-no-changelog")).rows().read()
+    assert Checkpoint(path_of("hdfs")).rows().read().num_rows
+    assert isinstance(Checkpoint(path_of("rocksdb-no-changelog")).versions()[0].num_rows, int)
     assert issubclass(InvalidArgumentError, StateStoreError)

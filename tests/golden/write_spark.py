@@ -66,7 +66,7 @@ def _write_expected(target: Path, lane: Lane) -> None:
     """Write the rows of the newest version, which Spark's reader was compared with here."""
     path = str(target / "checkpoint")
     rows = {
-        family.name: Checkpoint(path).read(store=store.name, column_family=family.name).to_pylist()
+        family.name: Checkpoint(path).rows(family.name).read().to_pylist()
         for store in Checkpoint(path).inspect()
         for family in store.column_families
         if len(store.column_families) == 1 or family.name != "default"

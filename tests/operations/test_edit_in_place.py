@@ -42,13 +42,13 @@ def test_an_edit_is_the_next_version(tmp_path: Path, backend: str, checkpoint_fo
     before = files_below(tmp_path / "query")
     put = pa.table({"key.k": [KEYS[3], 7], "value.value": [70, 80]})
 
-    plan = checkpoint.edit(delete=f"k < {KEYS[2]}", upsert=put, dry_run=True)
+    plan = checkpoint.edit(0, delete=f"k < {KEYS[2]}", upsert=put, dry_run=True)
     assert f"2 rows of 40 deleted, where k < {KEYS[2]}" in str(plan)
     assert "2 rows put, in place of those of 1 key" in str(plan)
     assert f'{{"k": {KEYS[0]}}}' in str(plan)
     assert not plan.done
     assert files_below(tmp_path / "query") == before
-    done = checkpoint.edit(delete=f"k < {KEYS[2]}", upsert=put)
+    done = checkpoint.edit(0, delete=f"k < {KEYS[2]}", upsert=put)
     assert done == replace(plan, done=True)
 
     expected = made.expected()
@@ -56,13 +56,13 @@ def test_an_edit_is_the_next_version(tmp_path: Path, backend: str, checkpoint_fo
     del rows[unsafe_row(KEYS[0])], rows[unsafe_row(KEYS[1])]
     rows |= {unsafe_row(KEYS[3]): unsafe_row(70), unsafe_row(7): unsafe_row(80)}
     assert read_checkpoint(made.path) == expected
-    assert checkpoint.newest_version == 3
+    assert checkpoint.info.newest_version == 3
     assert checkpoint.verify(versions="all", deep=True).findings == ()
-    assert checkpoint.read(version=2).num_rows == 40
+    assert checkpoint.rows(0, version=2).read().num_rows == 40
     # What a batch goes on from: its deltas name the edit's.
     made.numbers |= {7: 80}
     made.numbers.pop(KEYS[0])
-    checkpoint.edit(delete=pa.table({"key.k": [KEYS[5], KEYS[5]]}))
+    checkpoint.edit(0, delete=pa.table({"key.k": [KEYS[5], KEYS[5]]}))
     del rows[unsafe_row(KEYS[5])]
     assert read_checkpoint(made.path) == expected
 
@@ -81,7 +81,7 @@ def test_an_edit_sets_the_watermark_forward_and_never_back(tmp_path: Path) -> No
     assert read_checkpoint(made.path) == made.expected()
     with pytest.raises(InvalidArgumentError, match="watermark_ms_now=5000"):
         checkpoint.edit(watermark_ms=4999, dry_run=True)
-    checkpoint.edit(delete=f"k = {KEYS[0]}")
+    checkpoint.edit(0, delete=f"k = {KEYS[0]}")
     commit = CommitEntry.parse((tmp_path / "query" / "commits" / "3").read_text(), "")
     assert commit.fields["nextBatchWatermarkMs"] == 5000
 
@@ -92,7 +92,7 @@ def test_rows_of_a_join_do_not_expire_by_a_column(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidArgumentError, match="belong together"):
         Checkpoint(made.path).edit(
-            operator=1, expire="value.value", older_than=timedelta(days=1), dry_run=True
+            "left-keyToNumValues", expire="value.value", older_than=timedelta(days=1), dry_run=True
         )
 
 
@@ -102,7 +102,7 @@ def test_an_edit_waits_for_the_batch_under_way(tmp_path: Path) -> None:
     (tmp_path / "query" / "commits" / "1").unlink()
 
     with pytest.raises(InvalidArgumentError, match="planned but not committed"):
-        Checkpoint(made.path).edit(delete="k = 0", dry_run=True)
+        Checkpoint(made.path).edit(0, delete="k = 0", dry_run=True)
     with pytest.raises(InvalidArgumentError, match="planned but not committed"):
         Checkpoint(made.path).forget("k = 0", dry_run=True)
 
@@ -114,7 +114,7 @@ def test_a_stream_is_read_once_and_all_of_it_counts(tmp_path: Path) -> None:
     put = pa.table({"key.k": [KEYS[3], 7], "value.value": [70, 80]})
     gone = pa.table({"key.k": [KEYS[0]]})
 
-    done = checkpoint.edit(delete=gone.to_reader(), upsert=put.to_reader())
+    done = checkpoint.edit(0, delete=gone.to_reader(), upsert=put.to_reader())
     assert "1 of 1 key has rows: 1 row of 40 deleted" in str(done)
     assert "2 rows put" in str(done)
     to = tmp_path / "savepoint"
@@ -148,7 +148,7 @@ def test_an_edit_that_stood_still_writes_over_no_batch_of_the_query(tmp_path: Pa
             return super().publish(local_path, path, sync=sync, overwrite=overwrite)
 
     with pytest.raises(InUseError, match="lease on the checkpoint has expired"):
-        at(made.path, io=Pausing(), clock=clock).edit(delete=f"k = {KEYS[3]}")
+        at(made.path, io=Pausing(), clock=clock).edit(0, delete=f"k = {KEYS[3]}")
 
     assert len(stood_still) == 3
     assert read_checkpoint(made.path) == made.expected()

@@ -51,11 +51,11 @@ def test_rows_are_put_where_a_state_partition_lacks_their_column_family(
     """Catches rows that no reader finds: of an ID that the trailer of their file does not know."""
     without = dict.fromkeys((1, 2), (DEFAULT,))
     checkpoint = make(tmp_path, backend, (DEFAULT, COUNTS), families_of=without)
-    before = checkpoint.read(column_family="counts").num_rows
+    before = checkpoint.rows("counts").read().num_rows
 
-    checkpoint.edit(name="counts", upsert=put(WORDS))
+    checkpoint.edit("counts", upsert=put(WORDS))
 
-    found = checkpoint.read(column_family="counts", flatten=True)
+    found = checkpoint.rows("counts").read(flatten=True)
     assert 0 < before < len(WORDS)
     assert sorted(found["key.word"].to_pylist()) == sorted(WORDS)
     assert {*found["value.total"].to_pylist()} == {7}
@@ -70,14 +70,14 @@ def test_an_edit_is_refused_where_state_partitions_number_column_families_differ
     """Catches rows of one column family deleted, or put, as those of another of the same ID."""
     swapped = {1: (DEFAULT, replace(OTHER, id=1), replace(COUNTS, id=2))}
     checkpoint = make(tmp_path, backend, (DEFAULT, COUNTS, OTHER), families_of=swapped)
-    before = checkpoint.read(column_family="counts").to_pylist()
+    before = checkpoint.rows("counts").read().to_pylist()
 
     for how in ({"upsert": put(WORDS)}, {"delete": "word = 'word-1'"}):
         with pytest.raises(IncompatibleError, match="column families have other IDs"):
-            checkpoint.edit(name="counts", **how)  # type: ignore[arg-type]
+            checkpoint.edit("counts", **how)  # type: ignore[arg-type]
         with pytest.raises(IncompatibleError, match="column families have other IDs"):
             checkpoint.transform(tmp_path / "to", {0: {"counts": Edited(**how)}})  # type: ignore[arg-type]
 
     assert len(before) == 4
-    assert checkpoint.newest_version == 1
-    assert checkpoint.read(column_family="counts").to_pylist() == before
+    assert checkpoint.info.newest_version == 1
+    assert checkpoint.rows("counts").read().to_pylist() == before

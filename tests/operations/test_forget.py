@@ -110,10 +110,10 @@ def test_the_plan_says_what_was_found_and_its_run_forgets_just_that(tmp_path: Pa
     assert missing in str(done)
     certificate = done.certificate
     assert (certificate.num_keys, certificate.num_rows, done.num_rows_before) == (3, 2, 40)
-    assert checkpoint.read().num_rows == 38
+    assert checkpoint.rows(0).read().num_rows == 38
     by_condition = checkpoint.forget(f"k = {KEYS[1]} or k = {KEYS[2]}")
     assert (by_condition.num_keys, by_condition.num_keys_found) == (2, 2)
-    assert checkpoint.read().num_rows == 36
+    assert checkpoint.rows(0).read().num_rows == 36
     of_one = str(checkpoint.forget(f"k = {KEYS[5]}"))
     assert "1 of 1 key has rows: 1 row of 36 in version 4; 1 row in 1 file" in of_one
     assert "1 key, 1 row of 36, " in of_one
@@ -156,7 +156,7 @@ def test_all_rows_go_where_that_is_said(tmp_path: Path) -> None:
 
     done = checkpoint.forget("k is not null", all_rows=True).certificate
 
-    assert (done.num_rows, checkpoint.read().num_rows) == (40, 0)
+    assert (done.num_rows, checkpoint.rows(0).read().num_rows) == (40, 0)
     assert done.search is not None
     assert done.search.outcomes[0].verdict == "forgotten"
 
@@ -168,7 +168,7 @@ def test_small_numbers_and_ones_are_told_apart_from_other_numbers(
     """Catches a search that takes every count of 1 for user 1, or -1 for the end of a stream."""
     made = make(tmp_path, backend=backend)
     put = pa.table({"key.k": [1, -1], "value.value": [9, 9]})
-    Checkpoint(made.path).edit(upsert=put)
+    Checkpoint(made.path).edit(0, upsert=put)
     keys = pa.table({"key.k": [1, -1]})
     found = Checkpoint(made.path).search_keys(keys)
     assert {hit.path for hit in found.hits} == {"row"}
@@ -341,8 +341,8 @@ def test_files_that_a_savepoint_reads_or_a_branch_shares_are_named(tmp_path: Pat
     assert "a branch's as well" in str(plan)
     checkpoint.forget(f"k = {KEYS[0]}")
 
-    assert Checkpoint(tmp_path / "branch").read().num_rows == 40
-    assert checkpoint.read().num_rows == 39
+    assert Checkpoint(tmp_path / "branch").rows(0).read().num_rows == 40
+    assert checkpoint.rows(0).read().num_rows == 39
 
 
 def test_nothing_is_deleted_by_who_stood_still_after_the_commit(tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_nothing_is_deleted_by_who_stood_still_after_the_commit(tmp_path: Path) 
     expected = made.expected()
     del expected[0, "default"][unsafe_row(KEYS[3])]
     assert read_checkpoint(made.path) == expected
-    assert Checkpoint(made.path).newest_version == 5
+    assert Checkpoint(made.path).info.newest_version == 5
     done = Checkpoint(made.path).forget(f"k = {KEYS[3]}").certificate
     assert done.search is not None
     assert done.search.outcomes[0].verdict == "forgotten"

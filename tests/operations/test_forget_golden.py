@@ -38,7 +38,7 @@ def test_a_key_that_spark_wrote_is_forgotten_in_every_column_family(
         members = [one for one in archive.getmembers() if one.name.split("/")[0] == name]
         archive.extractall(tmp_path, members, filter="data")
     checkpoint = Checkpoint(tmp_path / name / "checkpoint")
-    rows = checkpoint.read(column_family=family)
+    rows = checkpoint.rows(family).read()
     (first, *_) = rows["key"].to_pylist()
     columns = [key] if key is not None else grouping_columns(first)
     kinds: Any = rows["key"].type
@@ -53,7 +53,7 @@ def test_a_key_that_spark_wrote_is_forgotten_in_every_column_family(
     assert done.search is not None
     assert done.search.outcomes[0].verdict == "forgotten", done.describe()
     assert done.num_rows >= 1
-    left = checkpoint.read(column_family=family)["key"].to_pylist()
+    left = checkpoint.rows(family).read()["key"].to_pylist()
     assert all(any(row[one] != first[one] for one in columns) for row in left)
     assert checkpoint.verify(versions="all", deep=True).findings == ()
 

@@ -392,7 +392,7 @@ def test_random_keys_are_forgotten_in_every_state_variable(
     assert done.search is not None
     assert done.search.outcomes[0].verdict == "forgotten", done.describe()
     for name, rows in expected.items():
-        read = checkpoint.read(column_family=name).to_pylist()
+        read = checkpoint.rows(name).read().to_pylist()
         assert sorted((_values(row["key"]), _values(row["value"])) for row in read) == rows
     assert checkpoint.verify(versions="all", deep=True).findings == ()
     for user in gone:

@@ -81,7 +81,7 @@ def run(*arguments: Any, status: int = 0) -> str:
 
 
 def users_of(path: str) -> list[Any]:
-    return sorted(key["user"] for key in Checkpoint(path).read()["key"].to_pylist())
+    return sorted(key["user"] for key in Checkpoint(path).rows().read()["key"].to_pylist())
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_condition_with_a_name_that_is_not_one_column_deletes_nothing(
         assert "key.user, value.user" in said
     elif "'" in where:
         assert "key.user" in said
-    assert Checkpoint(sessions).newest_version == 1
-    assert Checkpoint(sessions).read().num_rows == 20
+    assert Checkpoint(sessions).info.newest_version == 1
+    assert Checkpoint(sessions).rows().read().num_rows == 20
 
 
 def test_edit_says_what_it_finds_and_wants_to_be_told_of_all_rows(
@@ -130,11 +130,11 @@ def test_edit_says_what_it_finds_and_wants_to_be_told_of_all_rows(
     assert "--all" in refused
     assert "all rows" in run("transform", sessions, tmp_path / "to", "--where", every, status=1)
     assert "all 20 rows deleted: the whole store" in run(*edit, every, "--all")
-    assert Checkpoint(sessions).read().num_rows == 20
+    assert Checkpoint(sessions).rows().read().num_rows == 20
 
     run(*edit, every, "--all", "--yes")
 
-    assert Checkpoint(sessions).read().num_rows == 0
+    assert Checkpoint(sessions).rows().read().num_rows == 0
 
 
 @pytest.mark.parametrize("typed", ["007", "00123", "NA", "null", "2024-01-31 10:00", "1.0"])
@@ -191,7 +191,7 @@ def test_rows_of_files_are_written(users: str, tmp_path: Path) -> None:
         Checkpoint(users).transform(tmp_path / "to", {0: Edited(upsert=tmp_path / "put.csv")}).made
     )
 
-    found = savepoint.read(flatten=True)
+    found = savepoint.rows().read(flatten=True)
     counts = dict(zip(found["key.user"].to_pylist(), found["value.count"].to_pylist(), strict=True))
     assert (counts["007"], counts["7"], counts[""], len(counts)) == (70, 1, None, 10)
 
@@ -208,7 +208,7 @@ def test_key_that_is_put_twice_is_refused_by_the_plan(users: str, tmp_path: Path
         with pytest.raises(InvalidArgumentError, match="num_rows_too_many=1") as refused:
             edit()
         assert refused.value.kind == "duplicate-key"
-    assert checkpoint.newest_version == 1
+    assert checkpoint.info.newest_version == 1
 
 
 def test_rows_that_are_none_are_refused(users: str, tmp_path: Path) -> None:
@@ -233,14 +233,14 @@ def test_rows_that_are_none_are_refused(users: str, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgumentError, match="no row is given"):
             checkpoint.transform(tmp_path / "to", {0: Edited(**how)}, dry_run=True)
     with pytest.raises(InvalidArgumentError, match="a stream of rows has no row"):
-        statestore.write_savepoint(tmp_path / "to", like=checkpoint, operators={0: spent})
-    assert checkpoint.newest_version == 1
+        statestore.write_savepoint(tmp_path / "to", like=checkpoint, rows={0: spent})
+    assert checkpoint.info.newest_version == 1
 
     none = statestore.write_savepoint(
-        tmp_path / "none", like=checkpoint, operators={0: put.slice(0, 0)}
+        tmp_path / "none", like=checkpoint, rows={0: put.slice(0, 0)}
     ).made
 
-    assert none.read().num_rows == 0
+    assert none.rows().read().num_rows == 0
 
 
 def test_list_goes_with_all_its_elements(tmp_path: Path) -> None:
@@ -276,8 +276,8 @@ def test_rows_expire_where_none_is_old(sessions: str) -> None:
     how = {"expire": "value.window.end", "older_than": timedelta(days=365 * 300)}
     assert "0 rows of 20 deleted" in str(checkpoint.edit(**how))
 
-    assert checkpoint.newest_version == 2
-    assert checkpoint.read().num_rows == 20
+    assert checkpoint.info.newest_version == 2
+    assert checkpoint.rows().read().num_rows == 20
 
 
 def test_sql_runs_in_utc_and_reaches_no_file(users: str, tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_sql_runs_in_utc_and_reaches_no_file(users: str, tmp_path: Path) -> None
 
     savepoint = Checkpoint(users).transform(tmp_path / "to", {0: sql}).made
 
-    assert {value["count"] for value in savepoint.read()["value"].to_pylist()} == {1}
+    assert {value["count"] for value in savepoint.rows().read()["value"].to_pylist()} == {1}
     (tmp_path / "rows.csv").write_text("a\n1\n")
     for other in (f"SELECT * FROM '{tmp_path}/rows.csv'", "SELECT * FROM batches"):
         with pytest.raises(InvalidArgumentError, match="the SQL cannot be run"):
@@ -311,7 +311,8 @@ def test_sql_is_one_select(users: str, tmp_path: Path, sql: str) -> None:
     rows = (
         Checkpoint(users)
         .transform(tmp_path / "to", {0: "SELECT key, value FROM state;"})
-        .made.read()
+        .made.rows()
+        .read()
     )
     assert rows.num_rows == 10
 
@@ -325,7 +326,9 @@ def test_intervals_go_through_sql_unchanged(tmp_path: Path) -> None:
     Checkpoint(path).transform(tmp_path / "to", {0: "SELECT * FROM state"})
 
     def by_user(checkpoint: Any) -> dict[str, Any]:
-        return {row["key"]["user"]: row["value"]["of"] for row in checkpoint.read().to_pylist()}
+        return {
+            row["key"]["user"]: row["value"]["of"] for row in checkpoint.rows().read().to_pylist()
+        }
 
     assert by_user(Savepoint(tmp_path / "to")) == by_user(Checkpoint(path))
     (tmp_path / "long").mkdir()
@@ -344,12 +347,12 @@ def test_not_a_number_is_found_and_edited_as_one_key(tmp_path: Path) -> None:
     (other,) = struct.unpack("<d", bytes.fromhex("010000000000f8ff"))
 
     for nan in (math.nan, other, -math.nan):
-        assert checkpoint.find([nan])["value"].to_pylist() == [{"count": 1}]
-    assert checkpoint.find([-0.0])["value"].to_pylist() == [{"count": 3}]
+        assert checkpoint.rows().find([nan])["value"].to_pylist() == [{"count": 1}]
+    assert checkpoint.rows().find([-0.0])["value"].to_pylist() == [{"count": 3}]
     checkpoint.edit(
         delete=pa.table({"key.ratio": [-0.0]}),
         upsert=pa.table({"key.ratio": [other], "value.count": [7]}),
     )
 
-    assert checkpoint.read().num_rows == 2
-    assert checkpoint.find([math.nan])["value"].to_pylist() == [{"count": 7}]
+    assert checkpoint.rows().read().num_rows == 2
+    assert checkpoint.rows().find([math.nan])["value"].to_pylist() == [{"count": 7}]

@@ -52,19 +52,19 @@ def _rows(table):
 def test_every_version_is_read_as_it_was(checkpoint):
     """Catches a delete that comes back, an old value, a row of another version or partition."""
     for version in range(1, len(VERSIONS) + 1):
-        table = Checkpoint(checkpoint).read(version=version)
+        table = Checkpoint(checkpoint).rows("default", version=version).read()
 
         expected = contents(VERSIONS[:version])
         assert _rows(table) == expected
         assert table.num_rows == len(expected)
-    assert _rows(Checkpoint(checkpoint).read()) == expected
+    assert _rows(Checkpoint(checkpoint).rows("default").read()) == expected
     assert table.schema.names == ["key", "value", "partition_id"]
 
 
 def test_values_of_a_multi_value_family_are_rows_in_order(checkpoint):
     """Catches values of one key out of order, or only the first of them."""
     found = {}
-    for row in Checkpoint(checkpoint).read(column_family="lists").to_pylist():
+    for row in Checkpoint(checkpoint).rows("lists").read().to_pylist():
         found.setdefault(tuple(row["key"].values()), []).append(tuple(row["value"].values()))
 
     assert found == contents(VERSIONS, "lists")
@@ -73,13 +73,20 @@ def test_values_of_a_multi_value_family_are_rows_in_order(checkpoint):
 def test_batches_and_state_partitions_make_up_the_whole(checkpoint):
     """Catches a state partition read twice or left out, and a reader that needs all memory."""
     reports = []
-    batches = list(Checkpoint(checkpoint).read_batches(progress=lambda *done: reports.append(done)))
+    batches = list(
+        Checkpoint(checkpoint)
+        .rows("default")
+        .read_batches(progress=lambda *done: reports.append(done))
+    )
     assert batches[0].num_rows == 0
     assert reports == sorted(reports)
     assert {total for _, total in reports} == {reports[-1][0]}
     whole = pa.Table.from_batches(batches)
 
-    pieces = [Checkpoint(checkpoint).read(partitions=[partition]) for partition in range(4)]
+    pieces = [
+        Checkpoint(checkpoint).rows("default").read(partitions=[partition])
+        for partition in range(4)
+    ]
 
     assert all(set(piece["partition_id"].to_pylist()) == {n} for n, piece in enumerate(pieces))
     assert _rows(pa.concat_tables(pieces)) == _rows(whole)
@@ -93,9 +100,10 @@ def test_batches_and_state_partitions_make_up_the_whole(checkpoint):
 @pytest.mark.parametrize(
     ("arguments", "kind", "names"),
     [
-        ({"operator": 7}, "invalid-argument", "0 (stateStoreSave)"),
-        ({"store": "left"}, "invalid-argument", "default"),
-        ({"column_family": "timers"}, "invalid-argument", "default, lists"),
+        ({"name": 7}, "invalid-argument", "known='0'"),
+        ({"name": "left"}, "invalid-argument", "default, lists"),
+        ({"name": "0/timers"}, "invalid-argument", "default, lists"),
+        ({"name": None}, "invalid-argument", "default, lists"),
         ({"partitions": [0, 4]}, "invalid-argument", "num_partitions=4"),
         ({"version": 0}, "version-not-found", "newest_version=3"),
         ({"version": 4}, "version-not-found", "newest_version=3"),
@@ -103,8 +111,11 @@ def test_batches_and_state_partitions_make_up_the_whole(checkpoint):
 )
 def test_what_is_not_there_is_refused_by_name(checkpoint, arguments, kind, names):
     """Catches an empty table where a name was misspelt."""
+    given = {"name": "default", "version": None, "partitions": None} | arguments
+    rows = Checkpoint(checkpoint).rows(given["name"], version=given["version"])
+
     with pytest.raises((InvalidArgumentError, NotFoundError)) as caught:
-        Checkpoint(checkpoint).read(**arguments)
+        rows.read(partitions=given["partitions"])
 
     assert caught.value.kind == kind
     assert names in str(caught.value)
@@ -140,11 +151,13 @@ def test_two_versions_differ_in_what_was_written_between_them(checkpoint):
     """Catches rows missed at the seams of batches, and equal rows taken for changed."""
     for old in range(1, 4):
         for new in range(1, 4):
-            versions = {"old_version": old, "new_version": new}
+            before, after = (
+                Checkpoint(checkpoint).rows("default", version=version) for version in (old, new)
+            )
             expected = _expected(contents(VERSIONS[:old]), contents(VERSIONS[:new]))
 
-            assert _differences(Checkpoint(checkpoint).diff(**versions)) == expected
-            assert Checkpoint(checkpoint).count_differences(**versions) == _counts(expected)
+            assert _differences(before.diff(after)) == expected
+            assert before.count_differences(after) == _counts(expected)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +177,11 @@ def test_two_checkpoints_are_compared_whatever_their_layout(
     monkeypatch.setattr(sorting, "RUN_BYTES", 1000)
     twin = write_checkpoint(tmp_path / "twin", VERSIONS, **other)
 
-    assert Checkpoint(checkpoint).count_differences(twin) == DiffCounts()
-    found = Checkpoint(checkpoint).diff(twin, new_version=1)
+    assert (
+        Checkpoint(checkpoint).rows("default").count_differences(Checkpoint(twin).rows("default"))
+        == DiffCounts()
+    )
+    found = Checkpoint(checkpoint).rows("default").diff(Checkpoint(twin).rows("default", version=1))
     assert _differences(found) == _expected(contents(VERSIONS), contents(VERSIONS[:1]))
 
 
@@ -175,8 +191,8 @@ def test_a_column_family_made_later_is_all_added(checkpoint, tmp_path):
         tmp_path / "plain", without_lists(VERSIONS), num_partitions=4, families=(DEFAULT,)
     )
 
-    found = Checkpoint(plain).diff(checkpoint, column_family="lists").to_pylist()
-    back = Checkpoint(checkpoint).count_differences(plain, column_family="lists")
+    found = Checkpoint(plain).rows("lists").diff(Checkpoint(checkpoint).rows("lists")).to_pylist()
+    back = Checkpoint(checkpoint).rows("lists").count_differences(Checkpoint(plain).rows("lists"))
 
     expected = contents(VERSIONS, "lists")
     assert {row["change"] for row in found} == {"added"}
@@ -185,32 +201,38 @@ def test_a_column_family_made_later_is_all_added(checkpoint, tmp_path):
         for row in found
     } == expected
     assert back == DiffCounts(removed=len(expected))
-    with pytest.raises(InvalidArgumentError, match="no such column family"):
-        Checkpoint(plain).diff(checkpoint, column_family="timers")
+    with pytest.raises(InvalidArgumentError, match="no rows of that name"):
+        Checkpoint(plain).rows("timers").diff(Checkpoint(checkpoint).rows("timers"))
 
 
 def test_rows_are_found_by_key_and_by_its_first_columns(checkpoint):
     """Catches a key looked for in the wrong state partition, and null taken for no value."""
     expected = contents(VERSIONS)
     for key in [("zwölf", 5), (None, 7), ("", 0), ("a", "2")]:
-        found = Checkpoint(checkpoint).find(list(key))
+        found = Checkpoint(checkpoint).rows("default").find(list(key))
         assert _rows(found) == {(key[0], int(key[1])): expected[key[0], int(key[1])]}
     for word in WORDS:
-        assert _rows(Checkpoint(checkpoint).find([word])) == {
+        assert _rows(Checkpoint(checkpoint).rows("default").find([word])) == {
             key: value for key, value in expected.items() if key[0] == word
         }
-    assert _rows(Checkpoint(checkpoint).find([])) == expected
-    assert Checkpoint(checkpoint).find(["zwölf", 3]).num_rows == 0
-    assert Checkpoint(checkpoint).find(["a", 5], version=1).to_pylist()[0]["value"]["total"] == 35
+    assert _rows(Checkpoint(checkpoint).rows("default").find([])) == expected
+    assert Checkpoint(checkpoint).rows("default").find(["zwölf", 3]).num_rows == 0
+    assert (
+        Checkpoint(checkpoint)
+        .rows("default", version=1)
+        .find(["a", 5])
+        .to_pylist()[0]["value"]["total"]
+        == 35
+    )
     with pytest.raises(InvalidArgumentError, match="not of the type"):
-        Checkpoint(checkpoint).find(["a", "three"])
+        Checkpoint(checkpoint).rows("default").find(["a", "three"])
     with pytest.raises(InvalidArgumentError, match="more values"):
-        Checkpoint(checkpoint).find(["a", 3, 4])
+        Checkpoint(checkpoint).rows("default").find(["a", 3, 4])
 
 
 def test_the_largest_keys_come_first(checkpoint):
     """Catches sizes of other rows, and a largest key forgotten between batches."""
-    found = Checkpoint(checkpoint).largest(3, column_family="lists").to_pylist()
+    found = Checkpoint(checkpoint).rows("lists").largest(3).to_pylist()
 
     assert tuple(found[0]["key"].values()) == ("b", 0)
     assert found[0]["value_bytes"] == 12 * (4 + 32)
@@ -219,7 +241,7 @@ def test_the_largest_keys_come_first(checkpoint):
 
 def test_key_groups_add_up_to_the_state(checkpoint):
     """Catches rows counted under a key group that is not their state partition's."""
-    table = Checkpoint(checkpoint).key_groups()
+    table = Checkpoint(checkpoint).rows("default").key_groups()
 
     assert sum(table["num_rows"].to_pylist()) == len(contents(VERSIONS))
     groups = table["key_group"].to_pylist()
@@ -251,9 +273,9 @@ def test_state_on_the_heap_is_read_through_the_drivers_memory(tmp_path):
         text = entry.read_text()
         entry.write_text(text.replace(PROVIDERS["filesystem"], PROVIDERS["heap"]))
 
-    assert _rows(at(root, memory=LocalFileIO).read()) == contents(VERSIONS)
+    assert _rows(at(root, memory=LocalFileIO).rows("default").read()) == contents(VERSIONS)
     with pytest.raises(NotFoundError) as caught:
-        Checkpoint(root).read()
+        Checkpoint(root).rows("default").read()
     assert caught.value.kind == "driver-lost"
 
 
@@ -270,8 +292,13 @@ def test_state_on_s3_is_read_by_its_uri(backend, s3_server, bucket, tmp_path):
             name = f"{path}/{file.relative_to(root)}"
             io.write(name, file.read_bytes(), sync=True, overwrite=False)
 
-    assert _rows(at(uri, options=options).read()) == contents(VERSIONS)
-    assert at(root, options=options).count_differences(uri) == DiffCounts()
+    assert _rows(at(uri, options=options).rows("default").read()) == contents(VERSIONS)
+    assert (
+        at(root, options=options)
+        .rows("default")
+        .count_differences(at(uri, options=options).rows("default"))
+        == DiffCounts()
+    )
 
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
@@ -281,12 +308,22 @@ def test_a_rescaled_version_reads_as_before(backend, tmp_path):
     for number, num_partitions in enumerate((8, 2, 6)):
         Checkpoint(root).rescale(num_partitions)
 
-        table = Checkpoint(root).read()
+        table = Checkpoint(root).rows("default").read()
         assert _rows(table) == contents(VERSIONS)
         assert table.num_rows == len(contents(VERSIONS))
-        assert Checkpoint(root).count_differences(old_version=3) == DiffCounts()
-        assert Checkpoint(root).count_differences(old_version=3 + number) == DiffCounts()
-        assert Checkpoint(root).find(["zwölf", 5]).num_rows == 1
-        groups = Checkpoint(root).key_groups()
+        assert (
+            Checkpoint(root)
+            .rows("default", version=3)
+            .count_differences(Checkpoint(root).rows("default"))
+            == DiffCounts()
+        )
+        assert (
+            Checkpoint(root)
+            .rows("default", version=3 + number)
+            .count_differences(Checkpoint(root).rows("default"))
+            == DiffCounts()
+        )
+        assert Checkpoint(root).rows("default").find(["zwölf", 5]).num_rows == 1
+        groups = Checkpoint(root).rows("default").key_groups()
         assert sum(groups["num_rows"].to_pylist()) == len(contents(VERSIONS))
         assert max(groups["partition_id"].to_pylist()) < num_partitions

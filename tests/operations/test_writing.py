@@ -76,7 +76,7 @@ def test_rows_are_transformed_and_all_others_kept(
         restored = savepoint.restore(tmp_path / f"restored-{number}", **how).made
         assert restored.verify(deep=True).findings == ()
         assert read_checkpoint(str(tmp_path / f"restored-{number}")) == expected
-        assert restored.newest_version == 2
+        assert restored.info.newest_version == 2
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_rows_of_any_library_are_written(tmp_path: Path, given: Any) -> None:
     rows = pa.table({"key.k": numbers, "value.value": pa.array(numbers * 3, pa.int32())})
 
     savepoint = write_savepoint(
-        tmp_path / "savepoint", like=Checkpoint(made.path), operators={0: given(rows)}
+        tmp_path / "savepoint", like=Checkpoint(made.path), rows={0: given(rows)}
     ).made
 
     expected = {unsafe_row(int(n)): unsafe_row(int(n) * 3) for n in numbers}
@@ -120,7 +120,7 @@ def test_stores_of_a_join_and_an_operator_without_a_key_are_named(tmp_path: Path
         .transform(
             tmp_path / "savepoint",
             {
-                1: {"left-keyWithIndexToValue": lambda _: rows.slice(0, 0)},
+                "1/left-keyWithIndexToValue": lambda _: rows.slice(0, 0),
                 2: "SELECT key, {'value': 5} AS value FROM state",
             },
         )
@@ -129,7 +129,7 @@ def test_stores_of_a_join_and_an_operator_without_a_key_are_named(tmp_path: Path
     again = write_savepoint(
         tmp_path / "again",
         like=savepoint,
-        operators={1: {"left-keyWithIndexToValue": rows}, 2: total},
+        rows={"left-keyWithIndexToValue": rows, "2/default": total},
     ).made
 
     expected = made.expected()
@@ -141,7 +141,7 @@ def test_stores_of_a_join_and_an_operator_without_a_key_are_named(tmp_path: Path
         unsafe_row(8, 0): unsafe_row(2),
     }
     assert found[2, "default"] == {b"": unsafe_row(5)}
-    assert savepoint.read(operator=1, store="left-keyWithIndexToValue").num_rows == 0
+    assert savepoint.rows("1/left-keyWithIndexToValue").read().num_rows == 0
     assert again.info.query_id == savepoint.info.query_id != ""
     with pytest.raises(InvalidArgumentError, match="left-keyToNumValues"):
         Checkpoint(made.path).transform(tmp_path / "other", {1: HALVED_SQL})
@@ -159,11 +159,11 @@ def test_state_larger_than_memory_is_sorted_on_the_disk(
     savepoint = write_savepoint(
         tmp_path / "savepoint",
         like=Checkpoint(made.path),
-        operators={0: rows.to_reader(max_chunksize=500)},
+        rows={0: rows.to_reader(max_chunksize=500)},
     ).made
 
     assert savepoint.verify(deep=True).findings == ()
-    found = savepoint.read(flatten=True)
+    found = savepoint.rows(0).read(flatten=True)
     assert found.num_rows == len(numbers)
     assert found["key.k"].equals(found["value.value"])
 
@@ -198,7 +198,10 @@ def test_schema_of_values_changes_only_when_told_so(tmp_path: Path) -> None:
 
     assert "values become struct<value: double, most: int64>" in str(plan)
     assert "keys become" not in str(plan)
-    assert savepoint.find([60]).to_pylist()[0]["value"] == {"value": 60.0, "most": 60 * 1024}
+    assert savepoint.rows(0).find([60]).to_pylist()[0]["value"] == {
+        "value": 60.0,
+        "most": 60 * 1024,
+    }
     path = tmp_path / "savepoint" / "state" / "0" / "0" / "_metadata" / "schema"
     (family,) = read_schemas(path.read_bytes(), "")
     (described,) = savepoint.inspect()[0].column_families
@@ -222,25 +225,25 @@ def test_rows_that_do_not_fit_are_refused_by_name(tmp_path: Path, rows: Any, mat
     """Catches a key written twice, a column mistaken, a value cut; half a savepoint taken whole."""
     made = make(tmp_path)
     with pytest.raises(InvalidArgumentError, match=match):
-        write_savepoint(tmp_path / "savepoint", like=Checkpoint(made.path), operators={0: rows})
+        write_savepoint(tmp_path / "savepoint", like=Checkpoint(made.path), rows={0: rows})
 
     with pytest.raises(NotFoundError):
         _ = Savepoint(tmp_path / "savepoint").info
 
 
-def test_rows_that_are_not_given_by_operator_are_refused(tmp_path: Path) -> None:
+def test_rows_that_are_not_given_by_their_address_are_refused(tmp_path: Path) -> None:
     """Catches a bare AttributeError where somebody gives the rows of the only operator."""
     made = make(tmp_path)
     rows = pa.table({"key.k": [1], "value.value": [1]})
     of, to = Checkpoint(made.path), tmp_path / "savepoint"
     for write in (
-        lambda wrong: write_savepoint(to, like=of, operators=wrong),
-        lambda wrong: write_savepoint(to, like=of, operators=wrong, dry_run=True),
+        lambda wrong: write_savepoint(to, like=of, rows=wrong),
+        lambda wrong: write_savepoint(to, like=of, rows=wrong, dry_run=True),
         lambda wrong: of.transform(to, wrong),
         lambda wrong: of.transform(to, wrong, dry_run=True),
     ):
         for wrong, name in ((rows, "Table"), (None, "NoneType"), ([rows], "list")):
-            with pytest.raises(InvalidArgumentError, match=f"operators='{name}'.*by operator ID"):
+            with pytest.raises(InvalidArgumentError, match=f"rows='{name}'.*a mapping"):
                 write(wrong)
     assert not to.exists()
 
@@ -250,7 +253,7 @@ def test_a_dry_run_writes_no_savepoint_and_says_what_is_written(tmp_path: Path) 
     made = make(tmp_path)
     rows = pa.table({"key.k": [1], "value.value": [1]})
     so_far: list[tuple[int, int]] = []
-    how: dict[str, Any] = {"like": Checkpoint(made.path), "operators": {0: rows}}
+    how: dict[str, Any] = {"like": Checkpoint(made.path), "rows": {0: rows}}
     plan = write_savepoint(tmp_path / "savepoint", **how, dry_run=True)
 
     assert [str(change) for change in plan.changes] == [f"write {tmp_path / 'savepoint'}"]
@@ -282,9 +285,9 @@ def test_keys_are_deleted_and_rows_put(tmp_path: Path) -> None:
     fewer = savepoint.transform(
         tmp_path / "fewer", {0: Edited(delete="k >= 10 AND value.value < 50000")}
     ).made
-    assert {row["k"] for row in fewer.read()["key"].to_pylist() if row["k"] >= 10} == {
+    assert {row["k"] for row in fewer.rows(0).read()["key"].to_pylist() if row["k"] >= 10} == {
         row["key"]["k"]
-        for row in savepoint.read().to_pylist()
+        for row in savepoint.rows("0").read().to_pylist()
         if row["key"]["k"] >= 10 and row["value"]["value"] >= 50000
     }
     with pytest.raises(InvalidArgumentError, match="nothing to edit"):

@@ -129,7 +129,7 @@ def test_skew_is_told_apart_by_whether_a_rescale_helps():
 
     assert told(spread) == [("skew", "statestore rescale /ck --num-partitions 8")]
     assert "would have 20,000 rows" in advise(spread)[0].text
-    assert told(hot) == [("hot-key", "statestore inspect /ck --operator 0 --key-groups")]
+    assert told(hot) == [("hot-key", "statestore inspect /ck --rows 0 --key-groups")]
     assert told(replace(spread, stores=(replace(spread.stores[0], key_groups=None),))) == []
 
 

@@ -119,7 +119,7 @@ def use_helpers(root: Path, url: str, backend: str) -> dict[str, Any]:
     checkpoint, new = str(lane.checkpoint), str(root / "new")
     worked = {
         "run": past.attempts,
-        "read": Checkpoint(checkpoint).read().num_rows,
+        "read": Checkpoint(checkpoint).rows().read().num_rows,
         "open_store": sum(map(_num_stored, [checkpoint] * NUM_PARTITIONS, range(NUM_PARTITIONS))),
         "savepoint": Checkpoint(checkpoint).savepoint(root / "savepoint").made.info.version,
     }

@@ -223,7 +223,7 @@ def assert_counts(reference: Lane, candidate: Lane) -> None:
     report what that run does.
     """
     differences = _differences(reference, candidate)
-    if differences and Checkpoint(reference.checkpoint).operators[0].variables:
+    if differences and Checkpoint(reference.checkpoint).info.operators[0].variables:
         root = reference.root.with_name(f"{reference.root.name}-{uuid.uuid4().hex}")
         again = Lane(reference.spark, reference.query, reference.conf[PROVIDER_CLASS], root)
         run_plan(again)

@@ -27,7 +27,7 @@ def assert_read(lane: Lane, batch: int | None = None) -> int:
     if lane.conf.get(SCHEMA_CHECK) == "false":
         # Spark's reader needs a schema file, which Spark has not written.
         indexed = [f"{side}-keyWithIndexToValue" for side in ("left", "right")]
-        tables = [Checkpoint(lane.checkpoint).read(store=store) for store in indexed]
+        tables = [Checkpoint(lane.checkpoint).rows(store).read() for store in indexed]
         total = sum(table.num_rows for table in tables)
         assert [total] == lane.counts("numRowsTotal")[max(lane.batches)]
         return total
@@ -39,10 +39,13 @@ def assert_read(lane: Lane, batch: int | None = None) -> int:
     for operator in operators:
         place = {"operatorId": operator.operatorId, "storeName": operator.stateStoreName}
         frame = spark.read.format("statestore").options(**place, **at).load(str(lane.checkpoint))
-        found = Checkpoint(lane.checkpoint).read(
-            operator=operator.operatorId,
-            store=operator.stateStoreName,
-            version=None if batch is None else batch + 1,
+        found = (
+            Checkpoint(lane.checkpoint)
+            .rows(
+                f"{operator.operatorId}/{operator.stateStoreName}",
+                version=None if batch is None else batch + 1,
+            )
+            .read()
         )
         assert found.column_names == frame.columns
         for column in ("key", "value"):

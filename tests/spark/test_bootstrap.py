@@ -108,7 +108,7 @@ def test_half_of_the_flights_as_history_and_half_as_stream_are_all_of_them(
     assert "terminated with error" not in text()
     table = duckdb.connect().read_csv(str(source / "*.csv"), na_values="NA", header=True)
     savepoint = write_savepoint(
-        tmp_path / "savepoint", like=captured, operators={0: table.query("history", sql)}
+        tmp_path / "savepoint", like=captured, rows={0: table.query("history", sql)}
     ).made
     savepoint.restore(tmp_path / "bootstrapped")
     for file in files[len(files) // 2 :]:
@@ -118,6 +118,8 @@ def test_half_of_the_flights_as_history_and_half_as_stream_are_all_of_them(
 
     assert results["bootstrapped"] == results["streamed"]
     assert (
-        Checkpoint(tmp_path / "bootstrapped").count_differences(tmp_path / "streamed")
+        Checkpoint(tmp_path / "bootstrapped")
+        .rows()
+        .count_differences(Checkpoint(tmp_path / "streamed").rows())
         == DiffCounts()
     )

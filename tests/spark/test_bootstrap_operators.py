@@ -38,7 +38,7 @@ def history_of(checkpoint: Checkpoint, leave_out: Iterable[str] = ()) -> dict[in
         for family in families:
             if (family == "default") != (len(families) == 1) or family in leave_out:
                 continue
-            rows = checkpoint.read(operator=store.operator, store=store.name, column_family=family)
+            rows = checkpoint.rows(f"{store.operator}/{family}").read()
             name = store.name if family == "default" else family
             found.setdefault(store.operator, {})[name] = rows
     return found

@@ -64,8 +64,8 @@ def test_query_goes_on_from_edited_rows(make_lane: MakeLane, checkpoint_format: 
 
     lane.run()
 
-    assert checkpoint.newest_version == 2
-    assert checkpoint.read().num_rows == 3
+    assert checkpoint.info.newest_version == 2
+    assert checkpoint.rows().read().num_rows == 3
     checkpoint.edit(delete="key.key = 'c'", upsert=put)
     lane.run(*files([event("b", 1), event("c", 1), event("e", 1)]))
     assert rows_of(lane, 3) == {"b": (101, 8), "c": (1, 1), "e": (6, 51)}
@@ -175,8 +175,8 @@ def test_a_key_is_forgotten_in_every_state_variable(make_lane: MakeLane, query: 
     checkpoint = Checkpoint(lane.checkpoint)
     (store,) = checkpoint.inspect()
     names = [family.name for family in store.column_families if family.name != "default"]
-    before = {name: checkpoint.read(column_family=name).num_rows for name in names}
-    held = (checkpoint.read(column_family=name, flatten=True) for name in ("count", "seen"))
+    before = {name: checkpoint.rows(name).read().num_rows for name in names}
+    held = (checkpoint.rows(name).read(flatten=True) for name in ("count", "seen"))
     gone = min(set.intersection(*({*rows["key.value"].to_pylist()} for rows in held)))
 
     done = checkpoint.forget(keys=pa.table({"key.value": [gone]}))
@@ -184,9 +184,9 @@ def test_a_key_is_forgotten_in_every_state_variable(make_lane: MakeLane, query: 
     assert done.certificate.is_forgotten, str(done)
     assert done.num_keys == 1
     for name in names:
-        left = str(checkpoint.read(column_family=name)["key"].to_pylist())
+        left = str(checkpoint.rows(name).read()["key"].to_pylist())
         assert f"'{gone}'" not in left, name
-    fewer = {name for name in names if checkpoint.read(column_family=name).num_rows < before[name]}
+    fewer = {name for name in names if checkpoint.rows(name).read().num_rows < before[name]}
     assert {"count", "seen"} <= fewer
     assert any(name.startswith("$") for name in fewer), fewer
     assert checkpoint.verify(deep=True).findings == ()

@@ -113,7 +113,7 @@ def test_conversion_leaves_the_index_of_a_deleted_state_behind(
 
     made = Checkpoint(tmp_path / "checkpoint").convert(tmp_path / "converted", "filesystem").made
 
-    assert made.read(column_family="kept").num_rows == 1
+    assert made.rows("kept").read().num_rows == 1
     assert made.verify(deep=True).ok
     names = {family.name for store in made.inspect() for family in store.column_families}
     assert not {name for name in names if "deleted" in name}

@@ -78,11 +78,11 @@ def test_rows_equal_built_in_when_schemas_change_at_every_restart(
     for name, batch in (("value", 1), ("list", len(ROUND) - 1), ("map", len(ROUND) - 1)):
         expected, found = (_state(lane, name, batch) for lane in lanes)
         assert found == expected, (name, batch)
-        rows = Checkpoint(lanes[1].checkpoint).read(column_family=name, version=batch + 1)
+        rows = Checkpoint(lanes[1].checkpoint).rows(name, version=batch + 1).read()
         assert rows.num_rows == len(found)
         assert _names(rows, "value") == [field.split()[0] for field in ROUND[batch].split(", ")]
     path = str(lanes[1].checkpoint)
-    changed = Checkpoint(path).diff(old_version=1, column_family="value")
+    changed = Checkpoint(path).rows("value", version=1).diff(Checkpoint(path).rows("value"))
     assert _names(changed, "old_value") == ["a", "b", "c"]
     assert _names(changed, "new_value") == ["d", "c", "a", "b"]
     assert changed.num_rows

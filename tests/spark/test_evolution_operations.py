@@ -62,7 +62,7 @@ def _rows(path: str) -> dict[str, list[str]]:
     return {
         name: sorted(
             repr((row["key"], row["value"]))
-            for row in Checkpoint(path).read(column_family=name).to_pylist()
+            for row in Checkpoint(path).rows(name).read().to_pylist()
         )
         for name in VARIABLES
     }
@@ -155,13 +155,12 @@ def test_checkpoint_of_built_in_is_read_as_it_is(
     for name in VARIABLES:
         for version in range(1, len(BEFORE)):
             found, expected = (
-                Checkpoint(path).read(column_family=name, version=version)
-                for path in (built_in, ours)
+                Checkpoint(path).rows(name, version=version).read() for path in (built_in, ours)
             )
             assert found.schema == expected.schema
             assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, expected.to_pylist()))
         counts = [
-            Checkpoint(path).count_differences(old_version=1, column_family=name)
+            Checkpoint(path).rows(name, version=1).count_differences(Checkpoint(path).rows(name))
             for path in (built_in, ours)
         ]
         assert counts[0] == counts[1]

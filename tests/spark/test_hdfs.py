@@ -102,7 +102,7 @@ def test_rows_equal_built_in_when_operated_on(
     assert Checkpoint(uri).verify(deep=True).findings == ()
     Checkpoint(uri).savepoint(f"{uri}-native", form="native")
     Checkpoint(uri).branch(f"{uri}-branch")
-    before = Checkpoint(uri).read().sort_by("key")
+    before = Checkpoint(uri).rows().read().sort_by("key")
     lane.run(*third)
     Checkpoint(uri).savepoint(f"{uri}-canonical")
     Savepoint(f"{uri}-canonical").restore(f"{uri}-restored", backend=other, num_partitions=3)
@@ -115,9 +115,10 @@ def test_rows_equal_built_in_when_operated_on(
     assert _in_order(lane.counts("numRowsTotal")) == _in_order(reference.counts("numRowsTotal"))
     assert before.num_rows == _in_order(reference.counts("numRowsTotal"))[2][0]
     for copy in ("branch", "native"):
-        assert Checkpoint(f"{uri}-{copy}").read().sort_by("key") == before
+        assert Checkpoint(f"{uri}-{copy}").rows().read().sort_by("key") == before
     assert (
-        Checkpoint(lane.checkpoint).read().num_rows == _in_order(lane.counts("numRowsTotal"))[-1][0]
+        Checkpoint(lane.checkpoint).rows().read().num_rows
+        == _in_order(lane.counts("numRowsTotal"))[-1][0]
     )
 
 
@@ -160,9 +161,9 @@ def test_query_is_stopped_with_a_savepoint(
         monkeypatch.setenv("SPARK_HOME", "/nowhere")
         with use(HadoopProcess()):  # which could not start
             taken = stop_with_savepoint(handle, f"{lane.checkpoint}-stopped")
-            assert taken.read().num_rows == taken.info.num_rows
+            assert taken.rows().read().num_rows == taken.info.num_rows
             with pytest.raises(NotFoundError, match="spark-submit"):
-                Checkpoint(f"{lane.checkpoint}-stopped").read()
+                Checkpoint(f"{lane.checkpoint}-stopped").rows().read()
     finally:
         handle.stop()
     assert taken.info.version == 2

@@ -59,7 +59,7 @@ def _returned(lane: Lane) -> Iterator[list[str]]:
 def _read(checkpoint: Checkpoint | Savepoint, name: str) -> dict[str, list[tuple[Any, ...]]]:
     """Return what is stored under a name, by key: of a map the user key before the value."""
     found: dict[str, list[tuple[Any, ...]]] = {}
-    for row in checkpoint.read(column_family=name).to_pylist():
+    for row in checkpoint.rows(name).read().to_pylist():
         key, *user_key = _leaves(row["key"])
         found.setdefault(key, []).append((*user_key, *_leaves(row["value"])))
     return found

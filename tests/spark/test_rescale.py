@@ -231,7 +231,7 @@ def test_state_reader_finds_the_new_state_partitions(
             assert sum(head.trailer.num_keys or 0 for head in heads) == num_rows
             assert all(sum(head.trailer.key_group_rows or ()) for head in heads)
             seams = {"memory": lambda: memory} if memory else {}
-            assert at(uri, **seams).read().num_rows == num_rows
+            assert at(uri, **seams).rows().read().num_rows == num_rows
         frame = spark.read.format("statestore").load(str(lane.checkpoint))
         if num_partitions < 4 and missing("reader-of-fewer"):
             with pytest.raises(Py4JJavaError, match=r"CANNOT_LOAD_STATE_STORE\."):

@@ -107,7 +107,7 @@ class NumberedSunk(Sunk):
 
 def _rescale(lane: Sunk) -> None:
     checkpoint = Checkpoint(lane.checkpoint)
-    checkpoint.rescale(2 if checkpoint.num_partitions != 2 else 6)
+    checkpoint.rescale(2 if checkpoint.info.num_partitions != 2 else 6)
 
 
 def _rescale_and_undo(lane: Sunk) -> None:

@@ -169,7 +169,7 @@ def test_variables_are_what_spark_reads(run: RunOnce, query: Query, conf: dict[s
 
     for batch in _batches(lane):
         for name, (options, as_ours) in _variables(lane).items():
-            found = Checkpoint(path).read(version=batch + 1, column_family=name).to_pylist()
+            found = Checkpoint(path).rows(name, version=batch + 1).read().to_pylist()
             expected = _of_spark(lane, batch, **options).toArrow().to_pylist()
             assert found
             assert sorted(repr((row["key"], row["value"])) for row in found) == sorted(
@@ -177,7 +177,7 @@ def test_variables_are_what_spark_reads(run: RunOnce, query: Query, conf: dict[s
             ), (name, batch)
         timers = [
             row["key"] for name in _timers(path) for row in
-            Checkpoint(path).read(version=batch + 1, column_family=name).to_pylist()
+            Checkpoint(path).rows(name, version=batch + 1).read().to_pylist()
         ]  # fmt: skip
         expected = _of_spark(lane, batch, readRegisteredTimers="true").toArrow().to_pylist()
         assert sorted((repr(key["key"]), key["expiryTimestampMs"]) for key in timers) == sorted(
@@ -204,7 +204,7 @@ def test_joins_in_column_families_are_what_spark_reads(run: RunOnce, version: st
 
     for batch in _batches(lane):
         for side in ("left", "right"):
-            found = Checkpoint(path).read(version=batch + 1, column_family=f"{side}-{kind}")
+            found = Checkpoint(path).rows(f"{side}-{kind}", version=batch + 1).read()
             expected = _of_spark(lane, batch, joinSide=side).toArrow().to_pylist()
             assert sorted(
                 repr((row["key"]["field0"], _without_match(row["value"])))
@@ -225,9 +225,9 @@ def test_inspection_without_conversion(run: RunOnce, provider: str) -> None:
     """Catches a command that does not work on Spark's own checkpoints as it does on ours."""
     lane = run(ROWS, provider, SNAPSHOTS)
     path = str(lane.checkpoint)
-    rows = Checkpoint(path).read().to_pylist()
+    rows = Checkpoint(path).rows().read().to_pylist()
 
-    listed = Checkpoint(path).summary()
+    listed = Checkpoint(path).info
     assert listed.backend == ("spark-hdfs" if provider == HDFS else "spark-rocksdb")
     assert [info.problem for info in listed.versions] == [None] * len(lane.batches)
     assert listed.versions[0].num_stores == NUM_PARTITIONS
@@ -236,16 +236,16 @@ def test_inspection_without_conversion(run: RunOnce, provider: str) -> None:
     (store,) = Checkpoint(path).inspect()
     assert (store.operator_name, store.num_partitions) == ("stateStoreSave", NUM_PARTITIONS)
     key = rows[0]["key"]["key"]
-    assert Checkpoint(path).find([key]).to_pylist() == [rows[0]]
-    assert Checkpoint(path).largest(3).num_rows == 3
-    histogram = Checkpoint(path).key_groups()
+    assert Checkpoint(path).rows().find([key]).to_pylist() == [rows[0]]
+    assert Checkpoint(path).rows().largest(3).num_rows == 3
+    histogram = Checkpoint(path).rows().key_groups()
     assert sum(histogram["num_rows"].to_pylist()) == len(rows)
     assert {row["partition_id"] for row in histogram.to_pylist()} == {
         row["key_group"] % NUM_PARTITIONS for row in histogram.to_pylist()
     }
-    first = {repr(row["key"]): row for row in Checkpoint(path).read(version=1).to_pylist()}
+    first = {repr(row["key"]): row for row in Checkpoint(path).rows(version=1).read().to_pylist()}
     last = {repr(row["key"]): row for row in rows}
-    changes = Checkpoint(path).diff(old_version=1).to_pylist()
+    changes = Checkpoint(path).rows(version=1).diff(Checkpoint(path).rows()).to_pylist()
     assert {repr(row["key"]) for row in changes if row["change"] == "added"} == {*last} - {*first}
     assert {repr(row["key"]) for row in changes if row["change"] == "changed"} == {
         key for key in {*last} & {*first} if last[key]["value"] != first[key]["value"]
@@ -256,8 +256,12 @@ def test_both_providers_hold_the_same(run: RunOnce) -> None:
     """Catches bytes of keys and values that differ by who wrote them: nothing could be compared."""
     paths = [str(run(ROWS, provider, SNAPSHOTS).checkpoint) for provider in (HDFS, ROCKSDB)]
 
-    assert Checkpoint(paths[0]).count_differences(paths[1]) == DiffCounts()
-    assert Checkpoint(paths[0]).count_differences(paths[1], old_version=1).changed
+    assert (
+        Checkpoint(paths[0]).rows().count_differences(Checkpoint(paths[1]).rows()) == DiffCounts()
+    )
+    assert (
+        Checkpoint(paths[0]).rows(version=1).count_differences(Checkpoint(paths[1]).rows()).changed
+    )
 
 
 def test_keys_of_two_encodings_are_not_compared(run: RunOnce) -> None:
@@ -265,7 +269,7 @@ def test_keys_of_two_encodings_are_not_compared(run: RunOnce) -> None:
     old, new = [run(SESSION_APPEND, provider, {}).checkpoint for provider in (HDFS, ROCKSDB)]
 
     with pytest.raises(IncompatibleError, match="encoded in different ways"):
-        Checkpoint(old).count_differences(new)
+        Checkpoint(old).rows().count_differences(Checkpoint(new).rows())
 
 
 @pytest.mark.skipif(not OURS, reason="no session with the jar")
@@ -278,8 +282,15 @@ def test_a_checkpoint_equals_what_it_is_converted_to(
     new = tmp_path / "converted"
     Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, to="filesystem")
 
-    assert Checkpoint(lane.checkpoint).count_differences(new) == DiffCounts()
-    assert Checkpoint(lane.checkpoint).count_differences(new, old_version=1).changed
+    assert (
+        Checkpoint(lane.checkpoint).rows().count_differences(Checkpoint(new).rows()) == DiffCounts()
+    )
+    assert (
+        Checkpoint(lane.checkpoint)
+        .rows(version=1)
+        .count_differences(Checkpoint(new).rows())
+        .changed
+    )
 
 
 @pytest.mark.needs("unload-on-commit")
@@ -304,7 +315,7 @@ def test_what_spark_did_not_delete_is_read(spark: Any, tmp_path: Path, provider:
     for version in verified.versions:
         assert assert_read(lane, version - 1)
     with pytest.raises(NotFoundError):
-        Checkpoint(path).read(version=1)
+        Checkpoint(path).rows(version=1).read()
 
 
 @pytest.mark.parametrize("provider", [HDFS, ROCKSDB], ids=["hdfs", "rocksdb"])
@@ -323,10 +334,18 @@ def test_state_on_s3_is_read_by_its_uri(
             io.write(name, file.read_bytes(), sync=True, overwrite=False)
 
     local = str(lane.checkpoint)
-    assert at(local, options=options).count_differences(uri) == DiffCounts()
-    assert at(local, options=options).count_differences(uri, old_version=1).changed
+    assert (
+        at(local, options=options).rows().count_differences(at(uri, options=options).rows())
+        == DiffCounts()
+    )
+    assert (
+        at(local, options=options)
+        .rows(version=1)
+        .count_differences(at(uri, options=options).rows())
+        .changed
+    )
     assert at(uri, options=options).verify(versions="all", deep=True).findings == ()
-    assert len(at(uri, options=options).summary().versions) == len(lane.batches)
+    assert len(at(uri, options=options).versions()) == len(lane.batches)
 
 
 def test_copies_without_the_query_are_read(run: RunOnce, tmp_path: Path) -> None:
@@ -335,5 +354,8 @@ def test_copies_without_the_query_are_read(run: RunOnce, tmp_path: Path) -> None
     copy = tmp_path / "copy"
     shutil.copytree(lane.checkpoint, copy)
 
-    assert Checkpoint(lane.checkpoint).count_differences(copy, column_family="seen") == DiffCounts()
-    assert Checkpoint(copy).read(column_family="seen").num_rows
+    assert (
+        Checkpoint(lane.checkpoint).rows("seen").count_differences(Checkpoint(copy).rows("seen"))
+        == DiffCounts()
+    )
+    assert Checkpoint(copy).rows("seen").read().num_rows

@@ -68,7 +68,7 @@ def _rows(path: str) -> dict[str, list[str]]:
     return {
         name: sorted(
             repr((row["key"], row["value"]))
-            for row in Checkpoint(path).read(column_family=name).to_pylist()
+            for row in Checkpoint(path).rows(name).read().to_pylist()
         )
         for name in VARIABLES
     }
@@ -79,7 +79,7 @@ def test_variables_are_listed_read_and_compared(stopped: Stopped) -> None:
     path, spark = str(stopped.path), stopped.lane.session()
 
     assert Checkpoint(path).verify(versions="all", deep=True).findings == ()
-    listed = Checkpoint(path).summary()
+    listed = Checkpoint(path).info
     assert {variable.name for variable in listed.operators[0].variables} == {*VARIABLES}
     assert listed.versions[0].num_rows
     (store,) = Checkpoint(path).inspect()
@@ -91,16 +91,18 @@ def test_variables_are_listed_read_and_compared(stopped: Stopped) -> None:
     for name in ("count", "seen"):
         rows = reader.option("stateVarName", name).load().collect()
         values = [row["list_element" if name == "seen" else "value"].asDict() for row in rows]
-        found = Checkpoint(path).read(column_family=name).to_pylist()
+        found = Checkpoint(path).rows(name).read().to_pylist()
         assert sorted(map(repr, values)) == sorted(repr(row["value"]) for row in found)
-    key = Checkpoint(path).read(column_family="totals").to_pylist()[0]["key"]["key"]
-    of_key = Checkpoint(path).find([key], column_family="totals").to_pylist()
+    key = Checkpoint(path).rows("totals").read().to_pylist()[0]["key"]["key"]
+    of_key = Checkpoint(path).rows("totals").find([key]).to_pylist()
     assert of_key
     assert all(row["key"]["key"] == key for row in of_key)
-    changes = Checkpoint(path).diff(old_version=1, column_family="seen").to_pylist()
+    changes = (
+        Checkpoint(path).rows("seen", version=1).diff(Checkpoint(path).rows("seen")).to_pylist()
+    )
     assert {row["change"] for row in changes} >= {"added", "changed"}
     with pytest.raises(statestore.StateStoreError, match="in variables, and none is named"):
-        Checkpoint(path).read()
+        Checkpoint(path).rows().read()
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ def test_query_goes_on_from_an_older_version_after_repair(
     """Catches metadata of batches that are no more, which a later restart takes for the newest."""
     path = str(tmp_path / "copy")  # a branch has no older versions
     shutil.copytree(stopped.path, path, ignore=shutil.ignore_patterns("statestore-leases"))
-    newest = Checkpoint(path).summary().versions[0].version
+    newest = Checkpoint(path).versions()[0].version
     # As where the run began with its last batch.
     later = Path(path, f"state/0/_metadata/v2/{newest - 1}")
     shutil.copy(later.parent / "0", later)

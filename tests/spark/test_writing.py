@@ -162,9 +162,7 @@ def test_query_that_never_ran_begins_with_a_batch_history(
         lane.feed(*query.plan[0])
         captured = _captured(lane)
         rows = history(lane).query("history", sql)
-        savepoint = write_savepoint(
-            lane.root / "savepoint", like=captured, operators={0: rows}
-        ).made
+        savepoint = write_savepoint(lane.root / "savepoint", like=captured, rows={0: rows}).made
         assert not list((lane.root / "captured" / "state").rglob("*.arrows"))
         assert savepoint.info.checkpoint_format == int(checkpoint_format)
         lane.checkpoint = lane.root / "bootstrapped"
@@ -179,7 +177,11 @@ def test_query_that_never_ran_begins_with_a_batch_history(
         (state, of_streamed) = (
             {
                 str(row)
-                for row in Checkpoint(one.checkpoint).read().select(["key", "value"]).to_pylist()
+                for row in Checkpoint(one.checkpoint)
+                .rows()
+                .read()
+                .select(["key", "value"])
+                .to_pylist()
             }
             for one in (lane, streamed)
         )
@@ -216,11 +218,11 @@ def test_operators_are_merged_and_split(
     for number, query in enumerate(old):
         before = make_lane(query)
         before.run(*query.plan[0])
-        state.register(f"old_{number}", Checkpoint(before.checkpoint).read())
+        state.register(f"old_{number}", Checkpoint(before.checkpoint).rows().read())
     lane.feed(*new.plan[0])
 
     savepoint = write_savepoint(
-        lane.root / "savepoint", like=_captured(lane), operators={0: state.sql(sql)}
+        lane.root / "savepoint", like=_captured(lane), rows={0: state.sql(sql)}
     ).made
     lane.checkpoint = lane.root / "bootstrapped"
     savepoint.restore(lane.checkpoint)

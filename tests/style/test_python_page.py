@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import click
 
-from statestore import Checkpoint, Savepoint
+from statestore import Checkpoint, Rows, Savepoint
 from statestore.cli.commands import cli
 
 from .test_repo_style import ROOT
@@ -21,7 +21,7 @@ SPELLED = {
     "find": "key",
     "largest": "num_keys",
     "savepoints": "directory",
-    "sql": "operators",
+    "sql": "rows",
 }
 """Parameters of methods, by the option that says the same in another word."""
 HOW = {"dry_run", "progress"}
@@ -50,6 +50,9 @@ def named_on_the_page() -> list[Named]:
     for text, is_changed in ((read, False), (changed, True)):
         of: tuple[type, ...] = ()
         for row in ROW.finditer(text):
+            if "of `Rows`" in row["methods"]:
+                of = (Rows,)
+                continue
             if "of a" in row["methods"]:
                 of = (Checkpoint, Savepoint) if "or a" in row["methods"] else (Checkpoint,)
                 continue
@@ -105,7 +108,7 @@ def test_the_page_names_all_that_the_classes_have() -> None:
     """Catches an operation that the page lacks, and one that is gone or has no dry run."""
     named = named_on_the_page()
 
-    for of in (Checkpoint, Savepoint):
+    for of in (Checkpoint, Savepoint, Rows):
         public = {name for name in dir(of) if not name.startswith("_")}
         assert {one.name for one in named if of in one.of} == public
         with_dry_run = {

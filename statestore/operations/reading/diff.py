@@ -20,7 +20,7 @@ from statestore.codec.sorting import join_batches
 from statestore.core.errors import IncompatibleError
 from statestore.operations.reading.ordering import Side, side_by_side
 from statestore.operations.reading.read import decode_by_key
-from statestore.operations.rows import families_of, find_family, find_store
+from statestore.operations.rows import families_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from statestore.codec.column_family import ColumnFamily
-    from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.rows import FoundRows
 
 _RAW = pa.schema({"key": pa.binary(), "old_value": pa.binary(), "new_value": pa.binary()})
 
@@ -43,19 +43,14 @@ class DiffCounts:
 
 
 def diff_batches(
-    old: OpenCheckpoint,
-    new: OpenCheckpoint,
-    *,
-    old_version: int | None = None,
-    new_version: int | None = None,
-    operator: int = 0,
-    store: str = "default",
-    column_family: str = "default",
+    old: FoundRows, new: FoundRows, scratch_directory: str
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Compare two versions of a column family batch by batch, in bounded memory.
+    """Compare rows batch by batch, in bounded memory.
 
-    Takes what `read_batches` takes, for both sides; `old` and `new` are the same checkpoint or two,
-    with a version each.
+    Args:
+        old: Rows.
+        new: Rows of the same kind, of the same checkpoint or another.
+        scratch_directory: Local directory for what does not fit memory.
 
     Yields:
         Record batches, the first one always, if empty. A row a key that differs, in no order.
@@ -67,48 +62,29 @@ def diff_batches(
         NotFoundError, InvalidArgumentError, IncompatibleError, CorruptionError, FencedError,
             StorageError: As `read_batches`, for either.
     """
-    sides, families = _sides((old, old_version), (new, new_version), operator, store, column_family)
+    families = _families(old, new)
     yield _decode(pa.RecordBatch.from_pylist([], schema=_RAW), *families)
-    for raw in _differences(*sides):
+    for raw in _differences(old, new, scratch_directory):
         yield _decode(raw, *families)
 
 
-def count_differences(
-    old: OpenCheckpoint,
-    new: OpenCheckpoint,
-    *,
-    old_version: int | None = None,
-    new_version: int | None = None,
-    operator: int = 0,
-    store: str = "default",
-    column_family: str = "default",
-) -> DiffCounts:
+def count_differences(old: FoundRows, new: FoundRows, scratch_directory: str) -> DiffCounts:
     """Count what `diff_batches` would yield, in bounded memory; arguments and errors as there."""
+    _families(old, new)
     added = removed = changed = 0
-    sides, _ = _sides((old, old_version), (new, new_version), operator, store, column_family)
-    for raw in _differences(*sides):
+    for raw in _differences(old, new, scratch_directory):
         added += raw.column(1).null_count
         removed += raw.column(2).null_count
         changed += raw.num_rows - raw.column(1).null_count - raw.column(2).null_count
     return DiffCounts(added, removed, changed)
 
 
-def _sides(
-    old: tuple[OpenCheckpoint, int | None],
-    new: tuple[OpenCheckpoint, int | None],
-    operator: int,
-    store: str,
-    column_family: str,
-) -> tuple[tuple[Side, Side], tuple[ColumnFamily, ColumnFamily]]:
-    sides = []
-    for checkpoint, version in (old, new):
-        states = find_store(checkpoint, operator, store, version, column_family)
-        sides.append(Side(states, column_family, checkpoint.scratch_directory))
+def _families(old: FoundRows, new: FoundRows) -> tuple[ColumnFamily, ColumnFamily]:
     # One of the versions may be from before the column family was made.
-    old_family, new_family = (families_of(side.states).get(column_family) for side in sides)
-    _check_encoders(old_family, new_family)
-    either = new_family or old_family or find_family(sides[1].states, column_family)
-    return (sides[0], sides[1]), (old_family or either, new_family or either)
+    of_old, of_new = (families_of(rows.states).get(rows.name) for rows in (old, new))
+    _check_encoders(of_old, of_new)
+    either = of_new or of_old or new.family
+    return of_old or either, of_new or either
 
 
 def _check_encoders(old: ColumnFamily | None, new: ColumnFamily | None) -> None:
@@ -128,9 +104,12 @@ def _check_encoders(old: ColumnFamily | None, new: ColumnFamily | None) -> None:
         )
 
 
-def _differences(old: Side, new: Side) -> Iterator[pa.RecordBatch]:
+def _differences(
+    old: FoundRows, new: FoundRows, scratch_directory: str
+) -> Iterator[pa.RecordBatch]:
     """Yield (key, old value or null, new value or null) of the keys that differ."""
-    for old_rows, new_rows, groups in side_by_side(old, new):
+    sides = (Side(rows.states, rows.name, scratch_directory) for rows in (old, new))
+    for old_rows, new_rows, groups in side_by_side(*sides):
         if not old_rows.select(["key", "value"]).equals(new_rows.select(["key", "value"])):
             raw = _compare(old_rows, new_rows, groups)
             if raw.num_rows:

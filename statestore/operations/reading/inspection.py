@@ -17,11 +17,12 @@ from statestore.codec.murmur3 import hash_columns, key_groups
 from statestore.codec.partition_key import field_type, partition_key_columns
 from statestore.codec.rows import from_numpy, to_numpy
 from statestore.core.errors import InvalidArgumentError
+from statestore.operations.addresses import places_of
 from statestore.operations.reading.read import decode_batch, row_schema
-from statestore.operations.rows import families_of, find_family, find_store
+from statestore.operations.rows import families_of, find_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from statestore.codec.column_family import ColumnFamily
     from statestore.codec.spark_types import SparkType
     from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.rows import FoundRows
     from statestore.operations.store_state import States
 
 _NOT_OF_TYPE = (pa.ArrowException, OverflowError, UnicodeError)
@@ -47,6 +49,7 @@ class FamilyDescription:
         variable: What kind of state variable it holds, in Spark's words, such as ListState, or
             TimerState; None where it holds none.
         has_ttl: Whether the variable's entries expire.
+        address: What `Checkpoint.rows` takes for its rows; None where no query has any in it.
     """
 
     name: str
@@ -57,6 +60,7 @@ class FamilyDescription:
     internal: bool
     variable: str | None = None
     has_ttl: bool = False
+    address: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +111,36 @@ def describe(
 ) -> tuple[StoreDescription, ...]:
     """Describe every store of a checkpoint, from the trailers of one version alone.
 
-    Takes what `read_batches` takes.
-
     Raises:
         NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
-            `read_batches`.
+            `find_store`.
     """
     if checkpoint.newest_version:
         checkpoint.require_metadata(checkpoint.newest_version)
-    return tuple(
-        _describe(operator, states)
+    found = {
+        (operator.id, store.name): find_store(checkpoint, operator.id, store.name, version)
         for operator in checkpoint.operators
         for store in operator.stores
-        if (states := find_store(checkpoint, operator.id, store.name, version))
+    }
+    places = [
+        place
+        for operator in checkpoint.operators
+        for place in places_of(operator, lambda *store: families_of(found[store]).values())
+    ]
+    addresses = {
+        (place.operator, place.store, place.family): place.address(among=places) for place in places
+    }
+    return tuple(
+        _describe(operator, states, addresses)
+        for operator in checkpoint.operators
+        for store in operator.stores
+        if (states := found[operator.id, store.name])
     )
 
 
-def _describe(operator: OperatorInfo, states: States) -> StoreDescription:
+def _describe(
+    operator: OperatorInfo, states: States, addresses: Mapping[tuple[int, str, str], str]
+) -> StoreDescription:
     of = list(states.values())
     variables = {variable.name: variable for variable in operator.variables}
     families = tuple(
@@ -136,6 +153,7 @@ def _describe(operator: OperatorInfo, states: States) -> StoreDescription:
             family.internal,
             variables[family.name].kind if family.name in variables else None,
             family.name in variables and variables[family.name].has_ttl,
+            addresses.get((operator.id, of[0].store.name, family.name)),
         )
         for family in families_of(states).values()
     )
@@ -151,22 +169,16 @@ def _describe(operator: OperatorInfo, states: States) -> StoreDescription:
     )
 
 
-def find_rows(
-    checkpoint: OpenCheckpoint,
-    key: Sequence[Any],
-    *,
-    operator: int = 0,
-    store: str = "default",
-    version: int | None = None,
-    column_family: str = "default",
-) -> pa.Table:
+def find_key(rows: FoundRows, key: Sequence[Any]) -> pa.Table:
     """Read the rows of a key, or of all keys that begin with some columns.
 
     Only one state partition is read where the columns given decide on it.
 
-    Takes what `read_batches` takes, and `key`: values of the first key columns, in order: Python
-    values, or text that Arrow can read as the column's type; for a struct, such as a window, a dict
-    of all its fields or a list of their values; None for null.
+    Args:
+        rows: Which rows.
+        key: Values of the first key columns, in order: Python values, or text that Arrow can read
+            as the column's type; for a struct, such as a window, a dict of all its fields or a list
+            of their values; None for null.
 
     Returns:
         Columns as `read_batches`.
@@ -177,8 +189,7 @@ def find_rows(
         NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
             `read_batches`.
     """
-    states = find_store(checkpoint, operator, store, version, column_family)
-    family = find_family(states, column_family)
+    family, states = rows.family, rows.states
     schema = key_type(family)
     if len(key) > len(schema.fields):
         raise InvalidArgumentError(
@@ -295,18 +306,12 @@ def _partition_of(wanted: list[pa.Array[Any]], states: States, family: ColumnFam
     return int(group) % first.num_partitions
 
 
-def largest_keys(
-    checkpoint: OpenCheckpoint,
-    num_keys: int = 10,
-    *,
-    operator: int = 0,
-    store: str = "default",
-    version: int | None = None,
-    column_family: str = "default",
-) -> pa.Table:
+def largest_keys(rows: FoundRows, num_keys: int = 10) -> pa.Table:
     """Find the keys with the most bytes of values.
 
-    Takes what `read_batches` takes, and `num_keys`, how many, at least 1.
+    Args:
+        rows: Of which rows.
+        num_keys: How many, at least 1.
 
     Returns:
         Largest first; columns `key`, `partition_id`, `key_bytes` and `value_bytes`.
@@ -314,8 +319,7 @@ def largest_keys(
     Raises:
         As `read_batches`.
     """
-    states = find_store(checkpoint, operator, store, version, column_family)
-    family = find_family(states, column_family)
+    family, states = rows.family, rows.states
     fields: list[pa.Field[Any]] = [
         pa.field("key", pa.binary()),
         pa.field("partition_id", pa.int32()),
@@ -340,17 +344,8 @@ def largest_keys(
     return best.set_column(0, "key", decode_keys(keys, family))
 
 
-def key_group_histogram(
-    checkpoint: OpenCheckpoint,
-    *,
-    operator: int = 0,
-    store: str = "default",
-    version: int | None = None,
-    column_family: str = "default",
-) -> pa.Table:
+def key_group_histogram(rows: FoundRows) -> pa.Table:
     """Count the rows of every key group: how state would spread over more state partitions.
-
-    Takes what `read_batches` takes.
 
     Returns:
         Key groups that have rows, ascending; columns `key_group`, `partition_id`, `num_rows`,
@@ -359,8 +354,7 @@ def key_group_histogram(
     Raises:
         As `read_batches`.
     """
-    states = find_store(checkpoint, operator, store, version, column_family)
-    family = find_family(states, column_family)
+    family, states = rows.family, rows.states
     max_parallelism = next(iter(states.values())).max_parallelism
     sums = np.zeros((3, max_parallelism), np.int64)
     partitions = np.zeros(max_parallelism, np.int32)

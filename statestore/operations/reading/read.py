@@ -13,18 +13,14 @@ from statestore.codec.evolution import decode_value_rows, decode_values
 from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
 from statestore.codec.rows import from_numpy
 from statestore.operations.result import no_progress
-from statestore.operations.rows import (
-    find_family,
-    find_store,
-    of_partitions,
-)
+from statestore.operations.rows import of_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
     from statestore.codec.column_family import ColumnFamily
-    from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.result import Progress
+    from statestore.operations.rows import FoundRows
     from statestore.operations.store_state import States
 
 NUM_THREADS = 2
@@ -32,23 +28,15 @@ NUM_THREADS = 2
 
 
 def read_batches(
-    checkpoint: OpenCheckpoint,
+    rows: FoundRows,
     *,
-    operator: int = 0,
-    store: str = "default",
-    version: int | None = None,
-    column_family: str = "default",
     partitions: Iterable[int] | None = None,
     progress: Progress = no_progress,
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Read a column family of a store batch by batch, for state that does not fit memory.
+    """Read rows batch by batch, for state that does not fit memory.
 
     Args:
-        checkpoint: The checkpoint, or a savepoint.
-        operator: Operator ID.
-        store: Store name; a stream-stream join has four.
-        version: State version, which is batch + 1; None for the newest committed.
-        column_family: Name of the column family; of transformWithState that of a state variable.
+        rows: Which rows.
         partitions: Only these state partitions, None for all.
         progress: Called with the rows read so far and the total, of all column families of the
             store.
@@ -60,13 +48,11 @@ def read_batches(
         readable while it is read unless the query expires it.
 
     Raises:
-        NotFoundError: There is no such version, or it was expired.
-        InvalidArgumentError: There is no such operator, store, column family or state partition.
+        InvalidArgumentError: There is no such column family or state partition.
         IncompatibleError: A provider's that cannot be read, or such a data type.
-        CorruptionError, FencedError, StorageError: The version cannot be restored.
+        NotFoundError, CorruptionError, FencedError, StorageError: The version cannot be restored.
     """
-    states = find_store(checkpoint, operator, store, version, column_family)
-    family = find_family(states, column_family)
+    family, states = rows.family, rows.states
     if partitions is not None:
         states = of_partitions(states, partitions)
     yield pa.RecordBatch.from_pylist([], schema=row_schema(family))

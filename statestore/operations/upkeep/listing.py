@@ -40,7 +40,7 @@ from statestore.operations.store_state import VersionKind
 from statestore.operations.upkeep.expired import is_damage, is_expiry, is_let_go
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
     from statestore.checkpoint.layout import StoreLocation
@@ -118,7 +118,6 @@ class CheckpointInfo:
         stored_bytes: Bytes of all state files there are, whoever needs them; of the heap backend
             those in the directories of the newest version.
         pinned_versions: Versions that a reader holds back from retention now, oldest first.
-        versions: Newest first.
         branch_of: What it is a branch of; None where it is none.
         is_running: Whether a query holds a lease on it; of Spark's own providers nobody knows, and
             it is false.
@@ -132,7 +131,6 @@ class CheckpointInfo:
     uncommitted_batch: int | None
     stored_bytes: int
     pinned_versions: tuple[int, ...]
-    versions: tuple[VersionInfo, ...]
     branch_of: BranchOrigin | None = None
     is_running: bool = False
 
@@ -143,13 +141,48 @@ class CheckpointInfo:
             f"{format_bytes(self.stored_bytes)} of state files>"
         )
 
+    def fields_for_people(self) -> list[tuple[str, object]]:
+        """Return its attributes in words."""
+        return [
+            ("backend", self.backend),
+            ("state partitions", self.num_partitions),
+            ("operators", "; ".join(f"{one.id} {one.name}" for one in self.operators)),
+            ("newest version", self.newest_version),
+            ("state files", format_bytes(self.stored_bytes)),
+        ]
+
+
+def describe(checkpoint: OpenCheckpoint) -> CheckpointInfo:
+    """Describe a checkpoint, or a savepoint, as `list_versions` finds it.
+
+    Raises:
+        CorruptionError, StorageError: As `list_versions`.
+    """
+    return _describe_files(checkpoint, _list_files(checkpoint))
+
+
+def _describe_files(
+    checkpoint: OpenCheckpoint, names: Sequence[tuple[str, str, int]]
+) -> CheckpointInfo:
+    pins = {version for _, name, _ in names if (version := parse_pin_name(name)) is not None}
+    return CheckpointInfo(
+        uri=checkpoint.uri,
+        backend=checkpoint.kept_by,
+        num_partitions=checkpoint.num_partitions,
+        operators=checkpoint.operators,
+        newest_version=checkpoint.newest_version,
+        uncommitted_batch=None if checkpoint.is_between_batches else checkpoint.newest_planned,
+        stored_bytes=sum(size for _, size in _state_files(checkpoint, names)),
+        pinned_versions=tuple(sorted(pins)),
+        branch_of=read_branch_origin(checkpoint.io, checkpoint.path),
+        is_running=is_query_running(checkpoint),
+    )
+
 
 def list_versions(
-    checkpoint: OpenCheckpoint,
-    *,
-    limit: int | None = None,
-) -> CheckpointInfo:
-    """Describe a checkpoint and its newest versions.
+    checkpoint: OpenCheckpoint, *, limit: int | None = None
+) -> tuple[VersionInfo, ...]:
+    """List the newest versions of a checkpoint, newest first.
 
     Args:
         checkpoint: The checkpoint, or a savepoint.
@@ -160,30 +193,34 @@ def list_versions(
         IncompatibleError: Neither this package's nor one of Spark's own providers wrote it.
         CorruptionError, StorageError: Spark's logs cannot be read, or the storage failed.
     """
-    return survey(checkpoint, limit)[0]
+    return _versions(checkpoint, _list_files(checkpoint), limit)[0]
 
 
 def survey(
     checkpoint: OpenCheckpoint, limit: int | None = None
-) -> tuple[CheckpointInfo, dict[int, States]]:
-    """Describe a checkpoint as `list_versions` does, and return what it read to know it.
+) -> tuple[CheckpointInfo, tuple[VersionInfo, ...], dict[int, States]]:
+    """Describe a checkpoint and its versions, and return what was read to know them.
 
     Returns:
-        The description, and every store of each version in it, newest version first; none of one
-        that is unreadable.
+        As `describe`; as `list_versions`; and every store of each version, newest version first;
+        none of one that is unreadable.
 
     Raises:
         CorruptionError, StorageError: As `list_versions`.
     """
-    batches = checkpoint.done_batches[::-1][:limit]
     names = _list_files(checkpoint)
-    files = _state_files(checkpoint, names)
+    return (_describe_files(checkpoint, names), *_versions(checkpoint, names, limit))
+
+
+def _versions(
+    checkpoint: OpenCheckpoint, names: Sequence[tuple[str, str, int]], limit: int | None
+) -> tuple[tuple[VersionInfo, ...], dict[int, States]]:
+    batches = checkpoint.done_batches[::-1][:limit]
     by_directory: dict[str, set[str]] = defaultdict(set)
     for directory, name, _ in names:
         by_directory[directory].add(name)
-    pins = {version for _, name, _ in names if (version := parse_pin_name(name)) is not None}
     snapshots: dict[int, list[int]] = defaultdict(list)
-    for name, size in files:
+    for name, size in _state_files(checkpoint, names):
         if (version := _snapshot_version(name)) is not None:
             snapshots[version].append(size)
     committed = {
@@ -204,22 +241,7 @@ def survey(
             checkpoint, batch, states, before, snapshots[batch + 1], committed, failure
         )
         versions.append(replace(info, commit=commits.get(batch + 1)))
-    return (
-        CheckpointInfo(
-            uri=checkpoint.uri,
-            backend=checkpoint.kept_by,
-            num_partitions=checkpoint.num_partitions,
-            operators=checkpoint.operators,
-            newest_version=checkpoint.newest_version,
-            uncommitted_batch=None if checkpoint.is_between_batches else checkpoint.newest_planned,
-            stored_bytes=sum(size for _, size in files),
-            pinned_versions=tuple(sorted(pins)),
-            versions=tuple(versions),
-            branch_of=read_branch_origin(checkpoint.io, checkpoint.path),
-            is_running=is_query_running(checkpoint),
-        ),
-        stores,
-    )
+    return tuple(versions), stores
 
 
 def _try_states(
@@ -447,7 +469,7 @@ def _list_files(checkpoint: OpenCheckpoint) -> list[tuple[str, str, int]]:
 
 
 def _state_files(
-    checkpoint: OpenCheckpoint, files: list[tuple[str, str, int]]
+    checkpoint: OpenCheckpoint, files: Sequence[tuple[str, str, int]]
 ) -> list[tuple[str, int]]:
     is_spark = checkpoint.kept_by in SPARK_PROVIDERS
     return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ from statestore.operations.new_directory import check_target
 from statestore.operations.passes import Dealt
 from statestore.operations.reading.condition import Condition
 from statestore.operations.reading.read import read_batches
+from statestore.operations.rows import FoundRows, find_store
 from statestore.operations.savepoint.conversion import schemas_of
 from statestore.operations.savepoint.savepoint import (
     CANONICAL_BACKEND,
@@ -35,7 +36,7 @@ from statestore.operations.writing.edited import Edited
 from statestore.operations.writing.expiry import expiry_condition
 from statestore.operations.writing.family_rows import FamilyRows
 from statestore.operations.writing.found import check_found, deleted_in_words, find_rows
-from statestore.operations.writing.given import by_operator, read_given, rows_of
+from statestore.operations.writing.given import by_address, read_given, rows_of
 from statestore.operations.writing.given_pass import Given
 from statestore.operations.writing.in_place import EditInPlace
 from statestore.operations.writing.shape import find_shape, shapes_of
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from statestore.codec.column_family import ColumnFamily
     from statestore.io.place import Place
+    from statestore.operations.addresses import Address
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.copying import Copy
@@ -53,15 +55,15 @@ if TYPE_CHECKING:
     from statestore.operations.writing.captured import CapturedBatch
     from statestore.operations.writing.shape import StoreShape
 
-ByOperator = Mapping[int, Any]
-"""Rows by operator; of an operator with several stores or state variables a mapping by name."""
+ByAddress = Mapping[Any, Any]
+"""What is given, by the address of the rows."""
 
 
 def decide_rows(
     operation: str,
     checkpoint: OpenCheckpoint,
     destination: Place,
-    operators: ByOperator,
+    rows: ByAddress,
     *,
     version: int | None = None,
     change_schema: bool = False,
@@ -73,7 +75,7 @@ def decide_rows(
         operation: The command.
         checkpoint: The checkpoint, or a savepoint.
         destination: The savepoint to write.
-        operators: Rows; or where `makes`, functions and SQL that make them, and `Edited`.
+        rows: Rows; or where `makes`, functions and SQL that make them, and `Edited`.
         version: State version, None for the newest committed.
         change_schema: Whether schemas become those of the rows given.
         makes: Whether rows are made of those that are there.
@@ -92,14 +94,14 @@ def decide_rows(
         found,
         shapes_of(found),
         destination,
-        operators,
+        rows,
         change_schema=change_schema,
         makes=makes,
     )
 
 
 def decide_bootstrap(
-    checkpoint: OpenCheckpoint, batch: CapturedBatch, destination: Place, operators: ByOperator
+    checkpoint: OpenCheckpoint, batch: CapturedBatch, destination: Place, rows: ByAddress
 ) -> Copy[SavepointInfo]:
     """Decide the savepoint of a query that was captured and has never run.
 
@@ -107,15 +109,13 @@ def decide_bootstrap(
         checkpoint: The directory that it was captured in.
         batch: What the batch that was planned is taken for.
         destination: The savepoint to write.
-        operators: Rows.
+        rows: Rows.
 
     Raises:
         As `decide_rows` and `find_captured`.
     """
     found, shapes = find_captured(checkpoint, batch)
-    return _of_rows(
-        "write", found, shapes, destination, operators, change_schema=False, makes=False
-    )
+    return _of_rows("write", found, shapes, destination, rows, change_schema=False, makes=False)
 
 
 def _of_rows(
@@ -123,17 +123,17 @@ def _of_rows(
     found: CommittedVersion,
     shapes: tuple[StoreShape, ...],
     destination: Place,
-    operators: ByOperator,
+    rows: ByAddress,
     *,
     change_schema: bool,
     makes: bool,
 ) -> Copy[SavepointInfo]:
-    rows = []
-    for operator, name, given in _named(operators):
+    all_rows: list[FamilyRows] = []
+    for address, given in by_address(rows).items():
         if makes and isinstance(given, Edited):
-            rows.append(_edited(found, shapes, operator, name, given))
+            all_rows.append(_edited(found, shapes, address, given))
             continue
-        shape, family = find_shape(shapes, operator, name)
+        shape, family = _find(found, shapes, address)
         stored = _stored(found, shape, family) if makes else None
         if isinstance(given, Path):
             given = read_given(
@@ -141,15 +141,41 @@ def _of_rows(
             )
         made = rows_of(given, stored)
         after = decide_family(family, made.schema(), change_schema=change_schema)
-        rows.append(FamilyRows(shape, family, after, made, made.what))
-    return _decided(operation, found, shapes, rows, destination)
+        all_rows.append(FamilyRows(shape, family, after, made, made.what))
+    _check_apart(all_rows)
+    return _decided(operation, found, shapes, all_rows, destination)
+
+
+def _find(
+    found: CommittedVersion, shapes: tuple[StoreShape, ...], address: Address
+) -> tuple[StoreShape, ColumnFamily]:
+    return find_shape(shapes, found.checkpoint.operators, address)
+
+
+def _check_apart(rows: list[FamilyRows]) -> None:
+    """Check that no rows are given twice, by two addresses.
+
+    Raises:
+        InvalidArgumentError: They are.
+    """
+    seen = set()
+    for of in rows:
+        place = of.shape.operator, of.shape.name, of.family.name
+        if place in seen:
+            raise InvalidArgumentError(
+                "the same rows are given by two addresses",
+                operator=of.shape.operator,
+                store=of.shape.name,
+                column_family=of.family.name,
+                to_fix="give them once",
+            )
+        seen.add(place)
 
 
 def decide_edit(
     checkpoint: OpenCheckpoint,
+    rows: Address = None,
     *,
-    operator: int = 0,
-    name: str | None = None,
     delete: Any = None,
     upsert: Any = None,
     watermark_ms: int | None = None,
@@ -161,8 +187,7 @@ def decide_edit(
 
     Args:
         checkpoint: The checkpoint.
-        operator: Operator ID.
-        name: As `find_shape`.
+        rows: Address of the rows.
         delete: Keys that go, as Arrow data or the path of a file; or a condition in SQL that their
             rows fulfil; None for none.
         upsert: Rows that come, in place of those of their keys, as Arrow data or the path of a
@@ -196,15 +221,16 @@ def decide_edit(
             raise InvalidArgumentError(
                 "rows either expire or are deleted", expire=expire, to_fix="edit twice"
             )
+        operator = _find(found, shapes, rows)[0].operator
         of_operator = [shape for shape in shapes if shape.operator == operator]
         delete = expiry_condition(expire, older_than, of_operator, checkpoint.clock)
-    rows: tuple[FamilyRows, ...] = ()
+    changed: tuple[FamilyRows, ...] = ()
     if watermark_ms is None or not (delete is None and upsert is None):
         # Where rows expire, none may be old enough.
         edited = Edited(delete, upsert, all_rows)
         may_be_none = expire is not None
-        rows = (_edited(found, shapes, operator, name, edited, may_be_none=may_be_none),)
-    edit = EditInPlace(found, shapes, rows, watermark_ms, batch)
+        changed = (_edited(found, shapes, rows, edited, may_be_none=may_be_none),)
+    edit = EditInPlace(found, shapes, changed, watermark_ms, batch)
     edit.check()
     return edit
 
@@ -212,8 +238,7 @@ def decide_edit(
 def _edited(
     found: CommittedVersion,
     shapes: tuple[StoreShape, ...],
-    operator: int,
-    name: str | None,
+    address: Address,
     edited: Edited,
     *,
     may_be_none: bool = False,
@@ -224,7 +249,7 @@ def _edited(
         raise InvalidArgumentError(
             "there is nothing to edit", to_fix="name keys to delete, or rows to put"
         )
-    shape, family = find_shape(shapes, operator, name)
+    shape, family = _find(found, shapes, address)
     columns = FamilyColumns(shape.name, family, shape.merges_zeros)
     read = partial(read_given, store=shape.name, family=family, merges_zeros=shape.merges_zeros)
     given = where = deleted = num_given = None
@@ -350,21 +375,6 @@ def _id_in_savepoint(checkpoint: OpenCheckpoint) -> str:
     return ""
 
 
-def _named(operators: ByOperator) -> Iterator[tuple[int, str | None, Any]]:
-    for operator, given in by_operator(operators).items():
-        if isinstance(given, Mapping):
-            for name, of_name in given.items():
-                yield operator, name, of_name
-        else:
-            yield operator, None, given
-
-
 def _stored(version: CommittedVersion, shape: StoreShape, family: ColumnFamily) -> Any:
-    return partial(
-        read_batches,
-        version.checkpoint,
-        operator=shape.operator,
-        store=shape.name,
-        version=version.version,
-        column_family=family.name,
-    )
+    states = find_store(version.checkpoint, shape.operator, shape.name, version.version)
+    return partial(read_batches, FoundRows(states, family.name))

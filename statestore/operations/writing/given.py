@@ -22,6 +22,7 @@ from statestore.operations.writing.row_files import RowsFile
 
 if TYPE_CHECKING:
     from statestore.codec.column_family import ColumnFamily
+    from statestore.operations.addresses import Address
 
 Function = Callable[[pa.Table], Any]
 """Makes rows of rows: columns as `read` returns them in, Arrow data out; called many times."""
@@ -117,18 +118,18 @@ def kept(given: Any) -> Any:
     return as_reader(given).read_all()
 
 
-def by_operator(operators: Any) -> Mapping[int, Any]:
-    """Return what is given for operators.
+def by_address(rows: Any) -> Mapping[Address, Any]:
+    """Return what is given by the address of rows.
 
     Raises:
-        InvalidArgumentError: It is no mapping by operator ID.
+        InvalidArgumentError: It is no mapping.
     """
-    if isinstance(operators, Mapping):
-        return operators
+    if isinstance(rows, Mapping):
+        return rows
     raise InvalidArgumentError(
-        "rows are not given by operator",
-        operators=type(operators).__name__,
-        to_fix="give a mapping by operator ID, such as {0: rows}",
+        "rows are not given by their address",
+        rows=type(rows).__name__,
+        to_fix='give a mapping, such as {"clicks": rows}, or {0: rows} for operator 0',
     )
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.operations.addresses import find_place
 from statestore.operations.full_state import dealt_anew
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from statestore.checkpoint.commit import NewVersion
+    from statestore.checkpoint.operator_metadata import OperatorInfo
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.column_family import ColumnFamily
+    from statestore.operations.addresses import Address
     from statestore.operations.committed_version import CommittedVersion
 
 MERGE_ZEROS = {"stateStoreSave", "sessionWindowStateStoreSaveExec", "symmetricHashJoin"}
@@ -56,23 +58,6 @@ class StoreShape:
                 to_fix="write other operators; nothing tells to which state partition its rows go",
             )
 
-    def family(self, name: str) -> ColumnFamily:
-        """Return a column family.
-
-        Raises:
-            InvalidArgumentError: There is none of that name.
-        """
-        known = {family.name: family for family in self.new.column_families}
-        if name not in known or (name == DEFAULT_FAMILY and len(known) > 1):
-            raise InvalidArgumentError(
-                "the operator has no such store or state variable",
-                operator=self.operator,
-                name=name,
-                known=", ".join(_nameable(known)),
-                to_fix="name rows by one of these, or of a join by its store",
-            )
-        return known[name]
-
 
 def shapes_of(version: CommittedVersion) -> tuple[StoreShape, ...]:
     """Return the shape of every store of a version.
@@ -95,42 +80,30 @@ def shapes_of(version: CommittedVersion) -> tuple[StoreShape, ...]:
 
 
 def find_shape(
-    shapes: tuple[StoreShape, ...], operator: int, name: str | None
+    shapes: tuple[StoreShape, ...], operators: Sequence[OperatorInfo], address: Address
 ) -> tuple[StoreShape, ColumnFamily]:
     """Return the store and column family that rows are for.
 
     Args:
         shapes: Of all stores.
-        operator: Operator ID.
-        name: Of a join its store, of transformWithState its state variable; None for the only one.
+        operators: All of the query.
+        address: The address of the rows.
 
     Raises:
-        InvalidArgumentError: There is no such operator, store or state variable, or several.
+        InvalidArgumentError: As `find_place`; or there is a state variable of that name, which has
+            no column family yet.
     """
-    of_operator = {shape.name: shape for shape in shapes if shape.operator == operator}
-    if not of_operator:
-        raise InvalidArgumentError(
-            "the query has no such stateful operator",
-            operator=operator,
-            known=", ".join(map(str, sorted({shape.operator for shape in shapes}))),
-            to_fix="use one of these",
-        )
-    if name in of_operator:
-        return of_operator[name], of_operator[name].family(DEFAULT_FAMILY)
-    first = next(iter(of_operator.values()))
-    if len(of_operator) == 1 and (name is not None or len(first.new.column_families) == 1):
-        return first, first.family(DEFAULT_FAMILY if name is None else name)
-    families = [family.name for family in first.new.column_families]
-    raise InvalidArgumentError(
-        "rows of the operator are in several places, and it is not said in which of them",
-        operator=operator,
-        name=name,
-        known=", ".join(of_operator if len(of_operator) > 1 else _nameable(families)),
-        to_fix="give a mapping from these names to rows",
+    by_store = {(shape.operator, shape.name): shape for shape in shapes}
+    place = find_place(
+        address, operators, lambda operator, store: by_store[operator, store].new.column_families
     )
-
-
-def _nameable(families: Iterable[str]) -> list[str]:
-    """Return the column families that may be named: beside others `default` has no rows."""
-    names = list(families)
-    return names if len(names) == 1 else sorted({*names} - {DEFAULT_FAMILY})
+    shape = by_store[place.operator, place.store]
+    for family in shape.new.column_families:
+        if family.name == place.family:
+            return shape, family
+    raise InvalidArgumentError(
+        "the state variable is not in this version",
+        rows=place.family,
+        known=", ".join(family.name for family in shape.new.column_families),
+        to_fix="name a later version, or one of these",
+    )
