@@ -10,7 +10,7 @@ import shlex
 from statistics import median
 from typing import TYPE_CHECKING
 
-from statestore.codec.references import STORE_NAME
+from statestore.codec.column_family import DEFAULT_FAMILY
 from statestore.core.options import StateStoreOptions
 from statestore.core.providers import IN_DRIVER_MEMORY, IN_LOCAL_DATABASE, SPARK_PROVIDERS
 from statestore.core.text import format_count
@@ -112,7 +112,7 @@ def _sizes(facts: Facts) -> Iterator[Advice]:
 
 def _address(store: StoreFacts) -> str:
     """Return the address of the rows of a store, of its first state variable, as a shell word."""
-    if store.name != STORE_NAME:
+    if store.name != DEFAULT_FAMILY:  # the name of an operator's only store, too
         return shlex.quote(f"{store.operator}/{store.name}")
     if store.variables:
         return shlex.quote(f"{store.operator}/{store.variables[0].rpartition(' (')[0]}")

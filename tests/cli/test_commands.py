@@ -223,6 +223,7 @@ def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
     saved, new, path = str(tmp_path / "saved"), str(tmp_path / "new"), query.path
     rows = {"default": {("x", 1): (1, "note")}}
     typed = write_checkpoint(tmp_path / "typed", [rows, {"default": {("y", 2): (2, None)}}])
+    of = ["--rows", "default"]
     keys = tmp_path / "keys.csv"
     keys.write_text("key.word,key.number\ny,2\n")
     commands = [
@@ -238,12 +239,12 @@ def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
         ["restore", saved, new],
         ["branch", path, f"{new}-branch"],
         ["inspect", typed],
-        ["inspect", typed, *rows, "--key-groups"],
-        ["inspect", typed, *rows, "--where", "total = 1"],
-        ["read", typed, *rows],
-        ["read", typed, *rows, "--to", str(tmp_path / "rows.parquet")],
-        ["diff", typed, *rows, "--old-version", "1"],
-        ["diff", typed, *rows, "--old-version", "1", "--counts"],
+        ["inspect", typed, *of, "--key-groups"],
+        ["inspect", typed, *of, "--where", "total = 1"],
+        ["read", typed, *of],
+        ["read", typed, *of, "--to", str(tmp_path / "rows.parquet")],
+        ["diff", typed, *of, "--old-version", "1"],
+        ["diff", typed, *of, "--old-version", "1", "--counts"],
         ["forget", typed, "--where", "word = 'y'"],
         ["forget", typed, "--keys", str(keys), "--verify"],
         ["doctor", "--backend", "heap"],

@@ -79,8 +79,10 @@ def test_a_parquet_file_is_whole_or_not_there(tmp_path):
     kept = exports / "kept.parquet"
     kept.write_bytes(b"of yesterday")
 
-    assert "checksum" in _run("read", path, "--to", exports / "new.parquet", status=1)
-    assert "checksum" in _run("read", path, "--to", kept, status=1)
+    assert "checksum" in _run(
+        "read", path, "--rows", "default", "--to", exports / "new.parquet", status=1
+    )
+    assert "checksum" in _run("read", path, "--rows", "default", "--to", kept, status=1)
 
     assert {p.name: p.read_bytes() for p in exports.iterdir()} == {kept.name: b"of yesterday"}
 
@@ -279,8 +281,8 @@ def test_values_that_are_no_keys_are_refused(checkpoint, key, status):
     [
         (("read", "--limit", -1), 2),
         (("diff", "--old-version", 1, "--limit", -1), 2),
-        (("read", "--limit", 10**30), 0),
-        (("inspect", "--largest", 10**30), 0),
+        (("read", "--rows", "default", "--limit", 10**30), 0),
+        (("inspect", "--rows", "default", "--largest", 10**30), 0),
         (("diff", ""), 1),
         (("list", "--savepoints", ""), 1),
         (("list", "--savepoints", "/a\0b"), 1),

@@ -81,7 +81,7 @@ def test_golden_savepoint_is_restored(tmp_path, root, backend):
     assert found == expected["rows"]
     assert json.loads((new / "metadata").read_text()) == {"id": QUERY_ID}
     with open_checkpoint(place_of(new)) as checkpoint:
-        assert checkpoint.backend == (backend or savepoint.info.backend)
+        assert checkpoint.backend == (backend or savepoint.backend)
         assert not verify(checkpoint, deep=True).findings
 
 
