@@ -27,7 +27,7 @@ def operations(made, tmp_path):
     """What reads the logs and the metadata, by its name."""
     path, new = made.path, str(tmp_path / "new")
     return {
-        "list": lambda: Checkpoint(path).info,
+        "list": lambda: (Checkpoint(path).info, Checkpoint(path).versions()),
         "verify": lambda: Checkpoint(path).verify(),
         "read": lambda: Checkpoint(path).rows().read(),
         "savepoint": lambda: Checkpoint(path).savepoint(new),
@@ -59,8 +59,8 @@ def test_byte_that_is_no_text_is_named_with_its_file(tmp_path, checkpoint_format
     if name in LOGS:
         (finding,) = answers["verify"].findings
         assert (finding.kind, finding.version, finding.is_recoverable) == ("corruption", 3, False)
-        assert answers["list"].versions[0].kind == "damaged"
-        assert name in answers["list"].versions[0].problem
+        assert answers["list"][1][0].kind == "damaged"
+        assert name in answers["list"][1][0].problem
         assert answers["repair"].version == 2
     else:
         assert name in str(answers["repair"])

@@ -32,21 +32,21 @@ def test_list_tells_what_each_version_added(made):
         os.utime(Path(made.path, "commits", str(batch)), (0, 1_002.5 + batch * 100))
 
     made_ms = time.time() * 1000
-    info = Checkpoint(made.path).info
+    info, versions = Checkpoint(made.path).info, Checkpoint(made.path).versions()
 
-    assert [version.version for version in info.versions] == [4, 3, 2, 1]
-    assert [version.kind for version in info.versions] == ["incremental"] * 3 + ["full"]
-    assert info.versions[-1].full_bytes == info.versions[-1].incremental_bytes
-    for newer, older in zip(info.versions, info.versions[1:], strict=False):
+    assert [version.version for version in versions] == [4, 3, 2, 1]
+    assert [version.kind for version in versions] == ["incremental"] * 3 + ["full"]
+    assert versions[-1].full_bytes == versions[-1].incremental_bytes
+    for newer, older in zip(versions, versions[1:], strict=False):
         assert newer.full_bytes == older.full_bytes + newer.incremental_bytes
     rows = sum(len(found) for found in read_checkpoint(made.path).values())
-    assert info.versions[0].num_rows == rows
+    assert versions[0].num_rows == rows
     assert info.uncommitted_batch is None
-    assert [version.committed_ms for version in info.versions] == [
+    assert [version.committed_ms for version in versions] == [
         1_302_500, 1_202_500, 1_102_500, 1_002_500
     ]  # fmt: skip
-    assert info.versions[0].commit is None
-    for version in info.versions[1:]:
+    assert versions[0].commit is None
+    for version in versions[1:]:
         phases = version.commit
         assert phases.checksum_ms > 0
         assert phases.publish_ms >= phases.sync_ms > 0

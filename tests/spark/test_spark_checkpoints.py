@@ -227,12 +227,12 @@ def test_inspection_without_conversion(run: RunOnce, provider: str) -> None:
     path = str(lane.checkpoint)
     rows = Checkpoint(path).rows().read().to_pylist()
 
-    listed = Checkpoint(path).info
+    listed, versions = Checkpoint(path).info, Checkpoint(path).versions()
     assert listed.backend == ("spark-hdfs" if provider == HDFS else "spark-rocksdb")
-    assert [info.problem for info in listed.versions] == [None] * len(lane.batches)
-    assert listed.versions[0].num_stores == NUM_PARTITIONS
-    assert 0 < listed.versions[0].incremental_bytes <= listed.versions[0].full_bytes
-    assert listed.stored_bytes >= listed.versions[0].full_bytes
+    assert [info.problem for info in versions] == [None] * len(lane.batches)
+    assert versions[0].num_stores == NUM_PARTITIONS
+    assert 0 < versions[0].incremental_bytes <= versions[0].full_bytes
+    assert listed.stored_bytes >= versions[0].full_bytes
     (store,) = Checkpoint(path).inspect()
     assert (store.operator_name, store.num_partitions) == ("stateStoreSave", NUM_PARTITIONS)
     key = rows[0]["key"]["key"]

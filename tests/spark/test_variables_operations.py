@@ -81,7 +81,7 @@ def test_variables_are_listed_read_and_compared(stopped: Stopped) -> None:
     assert Checkpoint(path).verify(versions="all", deep=True).findings == ()
     listed = Checkpoint(path).info
     assert {variable.name for variable in listed.operators[0].variables} == {*VARIABLES}
-    assert listed.versions[0].num_rows
+    assert Checkpoint(path).versions()[0].num_rows
     (store,) = Checkpoint(path).inspect()
     kinds = {family.name: family.variable for family in store.column_families if family.variable}
     assert kinds == dict(
