@@ -115,12 +115,16 @@ class Directory:
         spark: A session, in its driver: its JVM opens Hadoop's file systems, with its
             configuration, and its memory has the state of the heap backend.
 
-    Errors of all that reads:
+    Errors of every method, to which its own are added:
 
-        NotFoundError: There is no checkpoint, no such version, or it was expired; or its state is
-            in the memory of a driver, and no session of it was given (kind driver-lost).
-        IncompatibleError: A provider's that cannot be read, or such a data type.
-        CorruptionError, FencedError, StorageError: The version cannot be restored.
+        NotFoundError: There is no checkpoint or savepoint, no such version, or it was expired; or
+            its state is in the memory of a driver, and no session of it was given (kind
+            driver-lost).
+        InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
+        IncompatibleError: Neither this package's nor one of Spark's own providers wrote it (kind
+            other-provider); it is in a newer format than this release knows (kind newer-format); or
+            a data type is not known.
+        CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
     """
 
     def __init__(
@@ -227,12 +231,7 @@ class Directory:
             What was found. Damage is a finding, not an error.
 
         Raises:
-            NotFoundError: There is no checkpoint, or a version is not committed; of the heap
-                backend also without a session of its driver (kind driver-lost).
             InvalidArgumentError: The package that the state backend needs is not installed.
-            IncompatibleError: Neither this package's nor one of Spark's own providers wrote it
-                (kind other-provider), or it is in a newer format than this release knows (kind
-                newer-format).
             StorageError: The storage, or the local disk, failed; nothing is known of the rest then.
         """
         with self._reach.checkpoint() as checkpoint:
@@ -258,11 +257,8 @@ class Directory:
             savepoints: Directory to look for savepoints and branches in.
 
         Raises:
-            NotFoundError: There is no checkpoint.
             InvalidArgumentError: The page cannot be written.
-            IncompatibleError: Neither this package's nor one of Spark's own providers wrote it.
-            CorruptionError, StorageError: Spark's logs cannot be read, or the storage failed.
-                Damaged state is a finding instead.
+            CorruptionError: Spark's logs cannot be read. Damaged state is a finding instead.
         """
         # Imported here because it needs packages that are an extra.
         from statestore.report.gather import gather
@@ -314,14 +310,13 @@ class Directory:
 
         Raises:
             InvalidArgumentError: The destination has files (kind checkpoint-exists); no rows have
-                an address, or rows do not fit; a key is there twice
-                (kind duplicate-key); all rows would go by an `Edited` without `all_rows`; or SQL is
-                given and `duckdb` is not installed.
-            NotFoundError: The version was not committed, or is being expired; or no row is there
-                that an `Edited` deletes (kind keys-not-found), and it puts none.
-            IncompatibleError: Another provider wrote the checkpoint; rows are not where their keys
-                belong (kind not-rescalable); or a schema that cannot change would.
-            CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
+                an address, or rows do not fit; a key is there twice (kind duplicate-key); all rows
+                would go by an `Edited` without `all_rows`; or SQL is given and `duckdb` is not
+                installed.
+            NotFoundError: No row is there that an `Edited` deletes (kind keys-not-found), and it
+                puts none.
+            IncompatibleError: Rows are not where their keys belong (kind not-rescalable); or a
+                schema that cannot change would.
         """
         to = self._beside(destination).place
         with self._reach.checkpoint() as checkpoint:
@@ -359,7 +354,7 @@ class Checkpoint(Directory):
     Spark's own providers is read and converted; everything else refuses it by name
     (IncompatibleError, kind other-provider).
 
-    Errors of all that changes it where it is, beside those of reading:
+    Errors of every method that changes it where it is, beside those of `Directory`:
 
         InUseError: A query or another operation is writing the checkpoint, or may be, since this
             process stood still for longer than its lease lasts; the same call again goes on.
@@ -380,9 +375,7 @@ class Checkpoint(Directory):
         not finished or cannot be read is left out.
 
         Raises:
-            NotFoundError: There is no checkpoint.
             InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
-            StorageError: The storage failed.
         """
         reach = self._reach.beside(directory)
         with self._reach.checkpoint() as checkpoint:
@@ -419,9 +412,7 @@ class Checkpoint(Directory):
             An open store, owned by the caller; close it or use it as a context manager.
 
         Raises:
-            NotFoundError: The version is not there.
             InvalidArgumentError: Several attempts made the version and none was named.
-            IncompatibleError, FencedError, CorruptionError, StorageError: It cannot be restored.
         """
         with self._reach.using():
             return open_store(
@@ -460,15 +451,10 @@ class Checkpoint(Directory):
         same call again finishes it, `undo_rescale` takes it back.
 
         Raises:
-            InUseError: A query, or another operation, is writing the checkpoint.
             InvalidArgumentError: The number is out of range; a batch is planned but not committed
                 (kind unfinished-batch); another rescale is (kind unfinished-operation); or the
                 query has no state.
-            IncompatibleError: Another provider's checkpoint, or state that does not follow its keys
-                (kind not-rescalable).
-            NotFoundError: There is no checkpoint, or a version of a store is not there; of the heap
-                backend also without a session of its driver (kind driver-lost).
-            CorruptionError, FencedError, StorageError: A file cannot be read.
+            IncompatibleError: State does not follow its keys (kind not-rescalable).
         """
         with self._reach.checkpoint() as checkpoint:
             return rescale.rescale(
@@ -486,10 +472,8 @@ class Checkpoint(Directory):
         Spark refuses to start the query, and the same call again goes on; so does `rescale`.
 
         Raises:
-            InUseError: A query, or another operation, is writing the checkpoint.
             InvalidArgumentError: The newest batch is not a rescale's: nothing can be undone, or no
                 more since a batch has run; or what the rescale was made of is not all here.
-            NotFoundError, IncompatibleError, CorruptionError, StorageError: As `rescale`.
         """
         with self._reach.checkpoint() as checkpoint:
             return rescale.undo_rescale(checkpoint, dry_run=dry_run)
@@ -511,11 +495,8 @@ class Checkpoint(Directory):
         finishes it.
 
         Raises:
-            InUseError: A query is writing the checkpoint, or may be, since this process stood still
-                for longer than its lease lasts; what is left is done by doing it again.
-            NotFoundError: No checkpoint, or no version that can be read (kind version-not-found),
-                or none since keys were forgotten.
-            InvalidArgumentError: A savepoint, which is never changed; or as `verify`.
+            NotFoundError: There is no version that can be read (kind version-not-found), or none
+                since keys were forgotten.
             IncompatibleError, StorageError: As `verify`: what cannot be reached is not taken for
                 damaged.
         """
@@ -540,10 +521,7 @@ class Checkpoint(Directory):
         those that a savepoint or branch being made has pinned.
 
         Raises:
-            InUseError: A query is writing the checkpoint, or may be, since this process stood still
-                for longer than its lease lasts.
-            NotFoundError: No checkpoint.
-            InvalidArgumentError: keep is less than 2; or a savepoint, which is never changed.
+            InvalidArgumentError: `keep` is less than 2.
             CorruptionError, IncompatibleError, StorageError: A trailer cannot be read; nothing can
                 be deleted safely then.
         """
@@ -563,15 +541,6 @@ class Checkpoint(Directory):
 
         Guarantee: on return every store has the version in one file, which is durable; no version
         has changed. After a raise half way the stores that were done have it.
-
-        Raises:
-            NotFoundError: No checkpoint.
-            InvalidArgumentError: A savepoint, which is never changed; or the package that the state
-                backend needs is not installed.
-            InUseError: A query is writing the checkpoint, or may be, since this process stood still
-                for longer than its lease lasts.
-            CorruptionError, FencedError, IncompatibleError, StorageError: A file cannot be read, or
-                the storage or local disk failed.
         """
         with self._reach.checkpoint() as checkpoint:
             return compact.compact(checkpoint, dry_run=dry_run, progress=progress or no_progress)
@@ -618,16 +587,13 @@ class Checkpoint(Directory):
         moment, it goes on from those or from the ones before, whole; the same call again is safe.
 
         Raises:
-            InUseError: A query, or another operation, is writing the checkpoint.
             InvalidArgumentError: A batch is planned but not committed (kind unfinished-batch); the
                 watermark would go back; there is nothing to edit, or no row in `delete` or
                 `upsert`; all rows would go and `all_rows` is not given; or rows do not fit, or a
                 key is there twice (kind duplicate-key).
-            IncompatibleError: Another provider wrote the checkpoint; or rows are not where their
-                keys belong (kind not-rescalable).
+            IncompatibleError: Rows are not where their keys belong (kind not-rescalable).
             NotFoundError: No row is there to delete (kind keys-not-found), and none is put; where
-                rows expire that is fine. Or a file is not there.
-            CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
+                rows expire that is fine.
         """
         with self._reach.checkpoint() as checkpoint:
             edit = decide_edit(
@@ -683,16 +649,13 @@ class Checkpoint(Directory):
         again deletes them. Savepoints and branches keep what they have.
 
         Raises:
-            InUseError: A query or another operation is writing the checkpoint, or a savepoint of it
-                is being taken.
+            InUseError: A savepoint of the checkpoint is being taken.
             InvalidArgumentError: A batch is planned but not committed (kind unfinished-batch); what
                 is given is no key of the operator, or nothing; every row is of the keys and
-                `all_rows` is not given; or another file is where the certificate goes (kind
-                file-exists).
-            IncompatibleError: Another provider wrote the checkpoint.
-            NotFoundError: No row of the keys is there (kind keys-not-found); or a file is not.
-            CorruptionError, FencedError, StorageError: A file cannot be read; a storage failed; or
-                the certificate cannot be written, before which nothing is changed.
+                `all_rows` is not given; or another file is where the certificate goes (kind file-
+                exists).
+            NotFoundError: No row of the keys is there (kind keys-not-found).
+            StorageError: The certificate cannot be written, before which nothing is changed.
         """
         wanted = Wanted(where, keys)
         to = None if certificate is None else CertificateFile(certificate)
@@ -754,10 +717,7 @@ class Checkpoint(Directory):
 
         Raises:
             InvalidArgumentError: The destination has files (kind checkpoint-exists).
-            NotFoundError: The version was not committed, or is being expired faster than it is
-                copied.
-            IncompatibleError: Another provider wrote the checkpoint, or a newer version of this.
-            CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
+            NotFoundError: The version is being expired faster than it is copied.
         """
         to = self._beside(destination).place
         with self._reach.using(), self._reach.opened() as place:
@@ -796,9 +756,6 @@ class Checkpoint(Directory):
         Raises:
             InvalidArgumentError: The new checkpoint has files (kind checkpoint-exists), or the
                 state is in a driver's memory.
-            NotFoundError: The version was not committed, or was expired meanwhile.
-            CorruptionError, IncompatibleError, FencedError, StorageError: A file cannot be read, or
-                a storage failed.
         """
         to = self._beside(new)
         with self._reach.checkpoint() as checkpoint:
