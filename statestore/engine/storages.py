@@ -20,7 +20,7 @@ from statestore.io.fetch_cache import FetchCache
 from statestore.io.hadoop import HadoopFileIO, split_hadoop_uri
 from statestore.io.local import LocalFileIO
 from statestore.io.s3_settings import S3Settings
-from statestore.io.storage import open_s3, resolve_path, scheme_of
+from statestore.io.storage import AllStorages, open_s3, resolve_path, scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -226,25 +226,35 @@ class Storages:
     def _open(
         self, uri: str, request: Request, options: StateStoreOptions, *, is_encoded: bool = True
     ) -> tuple[FileIO, str]:
-        scheme = scheme_of(uri)
-        if scheme == "s3":
-            return self._open_s3(S3Settings.from_options(options)), resolve_path(uri)
-        if scheme == "file" or self._hadoop is None:
-            return self._local, resolve_path(uri, is_encoded=is_encoded)
-        file_system, path = split_hadoop_uri(uri)
-        with self._lock:
-            key = file_system, request.root()
-            if key not in self._hadoop_ios:
-                cache = self._shared_cache(options.fetch_cache_bytes)
-                self._hadoop_ios[key] = HadoopFileIO(self._hadoop, *key, cache)
-            return self._hadoop_ios[key], path
+        return _OfCall(self, request.root(), options).open(uri, is_encoded=is_encoded)
 
-    def _open_s3(self, settings: S3Settings) -> FileIO:
+    def open_local(self) -> FileIO:
+        """Return the local disk."""
+        return self._local
+
+    def open_s3(self, settings: S3Settings) -> FileIO:
+        """Return S3, which all queries of equal settings share."""
         with self._lock:
             if settings not in self._s3:
                 cache = self._shared_cache(settings.cache_bytes)
                 self._s3[settings] = open_s3(cache.directory, settings, cache)
             return self._s3[settings]
+
+    def open_hadoop(self, file_system: str, root: str, cache_bytes: int) -> FileIO:
+        """Return a file system of Hadoop's as a checkpoint reaches it."""
+        if self._hadoop is None:
+            raise InvalidArgumentError(
+                "storage of this scheme is opened by the JVM of a query, and there is none",
+                kind="unsupported-scheme",
+                uri=file_system,
+                to_fix="give an absolute path, or a file: or s3: URI",
+            )
+        with self._lock:
+            key = file_system, root
+            if key not in self._hadoop_ios:
+                cache = self._shared_cache(cache_bytes)
+                self._hadoop_ios[key] = HadoopFileIO(self._hadoop, *key, cache)
+            return self._hadoop_ios[key]
 
     def _shared_cache(self, max_bytes: int) -> FetchCache:
         """Return the copies of all storages, with at least the limit of the calling query."""
@@ -274,6 +284,24 @@ class Storages:
                 counted = replace(location, io=io, commits=log)
                 self._locations[location] = counted
             return self._locations[location]
+
+
+@dataclass(frozen=True, slots=True)
+class _OfCall(AllStorages["FileIO"]):
+    """The storages of an engine, as the query of a call reaches them."""
+
+    engine: Storages
+    root: str
+    options: StateStoreOptions
+
+    def local(self) -> FileIO:
+        return self.engine.open_local()
+
+    def s3(self) -> FileIO:
+        return self.engine.open_s3(S3Settings.from_options(self.options))
+
+    def hadoop(self, file_system: str) -> FileIO:
+        return self.engine.open_hadoop(file_system, self.root, self.options.fetch_cache_bytes)
 
 
 def _is_in_memory(request: Request) -> bool:

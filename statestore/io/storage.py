@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.io.fetch_cache import FetchCache
@@ -15,8 +17,9 @@ from statestore.io.s3_settings import S3Settings, resolve_s3_path
 
 if TYPE_CHECKING:
     from statestore.core.clock import Clock
-    from statestore.io.file_io import TreeFileIO
+    from statestore.io.file_io import FileIO, TreeFileIO
 
+Storage = TypeVar("Storage", bound="FileIO")
 S3_SCHEMES = ("s3", "s3a")
 
 
@@ -94,31 +97,89 @@ def _place(uri: str) -> tuple[str, str]:
             return ("file", os.path.realpath(path)) if storage == "file:///" else (storage, path)
 
 
+class AllStorages(ABC, Generic[Storage]):
+    """The storages that there are: whoever opens them by URI says how for each.
+
+    An engine keeps them open for all its stores; an operation opens its own.
+    """
+
+    @abstractmethod
+    def local(self) -> Storage:
+        """Return the local disk."""
+
+    @abstractmethod
+    def s3(self) -> Storage:
+        """Return S3.
+
+        Raises:
+            InvalidArgumentError: As `open_s3`.
+        """
+
+    @abstractmethod
+    def hadoop(self, file_system: str) -> Storage:
+        """Return one of Hadoop's file systems, by its URI.
+
+        Raises:
+            InvalidArgumentError: There is no JVM that opens it (kind unsupported-scheme).
+        """
+
+    def open(self, uri: str, *, is_encoded: bool = True) -> tuple[Storage, str]:
+        """Return the storage of a URI and the URI's path there.
+
+        Args:
+            uri: A local path, or a URI: `file:`, `s3:`, `s3a:`, or of another scheme that Hadoop
+                opens.
+            is_encoded: As `resolve_path`.
+
+        Raises:
+            InvalidArgumentError: No absolute path or no bucket (kind unsupported-scheme); or as the
+                storage says.
+        """
+        match scheme_of(uri):
+            case "s3":
+                return self.s3(), resolve_path(uri)
+            case "file":
+                return self.local(), resolve_path(uri, is_encoded=is_encoded)
+            case _:
+                file_system, path = split_hadoop_uri(uri)
+                return self.hadoop(file_system), path
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnStorages(AllStorages["TreeFileIO"]):
+    """Storages that are opened for one call."""
+
+    cache_directory: str
+    settings: S3Settings
+    clock: Clock
+
+    def local(self) -> TreeFileIO:
+        return LocalFileIO(clock=self.clock)
+
+    def s3(self) -> TreeFileIO:
+        return open_s3(self.cache_directory, self.settings)
+
+    def hadoop(self, file_system: str) -> TreeFileIO:
+        cache = FetchCache(self.cache_directory, self.settings.cache_bytes)
+        return HadoopFileIO(hadoop_files(), file_system, "", cache)
+
+
 def open_storage(
     uri: str, cache_directory: str, s3: S3Settings | None, clock: Clock
 ) -> tuple[TreeFileIO, str]:
     """Return the storage of a URI and the URI's path there.
 
     Args:
-        uri: A local path, or a URI: `file:`, `s3:`, `s3a:`, or of another scheme that Hadoop opens.
+        uri: As `AllStorages.open`.
         cache_directory: Local directory for files fetched from remote storage; owned by the caller.
         s3: How to reach S3, and how many fetched bytes are kept; None for defaults and the AWS
             chain.
         clock: Source of time.
 
     Raises:
-        InvalidArgumentError: No absolute path or no bucket, or boto3 is not installed (kind
-            unsupported-scheme).
+        InvalidArgumentError: As `AllStorages.open`.
     """
-    match scheme_of(uri):
-        case "s3":
-            return open_s3(cache_directory, s3 or S3Settings()), resolve_path(uri)
-        case "file":
-            return LocalFileIO(clock=clock), resolve_path(uri)
-        case _:
-            file_system, path = split_hadoop_uri(uri)
-            cache = FetchCache(cache_directory, (s3 or S3Settings()).cache_bytes)
-            return HadoopFileIO(hadoop_files(), file_system, "", cache), path
+    return _OwnStorages(cache_directory, s3 or S3Settings(), clock).open(uri)
 
 
 def open_s3(

@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def test_list_tells_what_each_version_added(made):
     assert [version.version for version in versions] == [4, 3, 2, 1]
     assert [version.kind for version in versions] == ["incremental"] * 3 + ["full"]
     assert versions[-1].full_bytes == versions[-1].incremental_bytes
-    for newer, older in zip(versions, versions[1:], strict=False):
+    for newer, older in pairwise(versions):
         assert newer.full_bytes == older.full_bytes + newer.incremental_bytes
     rows = sum(len(found) for found in read_checkpoint(made.path).values())
     assert versions[0].num_rows == rows
