@@ -61,7 +61,7 @@ _limit_option = click.option(
     type=click.IntRange(min=0),
     default=20,
     show_default=True,
-    help="Most rows to print, 0 for all.",
+    help="Print at most so many rows, 0 for all.",
 )
 
 
@@ -69,7 +69,13 @@ _limit_option = click.option(
 @checkpoint_argument()
 @rows_option
 @_version_option
-@click.option("--partition", "partitions", type=int, multiple=True, help="Only these partitions.")
+@click.option(
+    "--partition",
+    "partitions",
+    type=int,
+    multiple=True,
+    help="Only this state partition; may be repeated.",
+)
 @click.option(
     "--column",
     "columns",
@@ -78,7 +84,7 @@ _limit_option = click.option(
     help="Only this column, or field of one, such as key.shop; may be repeated.",
 )
 @_where_option
-@click.option("--flatten", is_flag=True, help="A column a field.")
+@click.option("--flatten", is_flag=True, help="Print every field as a column of its own.")
 @click.option(
     "--to",
     metavar="FILE",
@@ -148,7 +154,9 @@ def read(
     help='Rows of a key or of its first columns, as ["a", 3]; a window as [start, end].',
 )
 @_where_option
-@click.option("--largest", metavar="N", type=click.IntRange(1), help="The N keys of most bytes.")
+@click.option(
+    "--largest", metavar="N", type=click.IntRange(1), help="The N keys with the most bytes."
+)
 @click.option("--key-groups", is_flag=True, help="How rows and bytes spread over key groups.")
 @rows_option
 @_version_option
@@ -167,11 +175,10 @@ def inspect(
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Show operators, stores, schemas and row counts; or rows by key, or what is large.
+    """Show operators, stores, schemas and row counts; or rows by key, or the largest keys.
 
-    Without --key, --where, --largest and --key-groups only trailers are read, of all stores,
-    however large the state is. --key reads one state partition where the columns given decide on
-    it, --where reads all.
+    It lists every store with the addresses of its rows, and reads no row for that. --key reads one
+    state partition where the given columns decide which; --where reads all of them.
 
     \b
     statestore inspect /data/checkpoint
@@ -208,7 +215,7 @@ def inspect(
 @click.option("--old-version", type=int, metavar="V", help="[default: newest committed]")
 @click.option("--new-version", type=int, metavar="V", help="[default: newest committed]")
 @rows_option
-@click.option("--counts", is_flag=True, help="Only how many rows differ.")
+@click.option("--counts", is_flag=True, help="Print only how many rows differ.")
 @_limit_option
 @storage_option
 @output_option
@@ -227,7 +234,7 @@ def diff(
 ) -> None:
     """Show rows added, removed and changed between two versions, or two checkpoints.
 
-    NEW is OLD where it is left out. Exit status 0 whether they differ or not.
+    Without NEW it compares two versions of OLD. Exit status 0 whether rows differ or not.
 
     \b
     statestore diff /data/checkpoint --old-version 11 --new-version 12

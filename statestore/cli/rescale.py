@@ -41,15 +41,15 @@ def rescale(
 ) -> None:
     """Change the number of state partitions of a query that is stopped.
 
-    Without --yes the plan is shown: the files that the query will read when it starts, the rows of
-    the new state partitions, and the skew, rows of the largest by those of the mean. Where the
-    files do not tell them, --count-rows does: it reads every row. Where N divides the number of key
-    groups no state file is read or written; for any other N every row is hashed anew.
+    The plan names the files that the query will read, the rows of each new state partition, and the
+    skew: rows of the largest divided by the mean. Where files do not say how many rows there are,
+    --count-rows reads every row. Where N divides the number of key groups no state file is read or
+    written; for any other N every row is hashed anew.
 
-    The query then restarts as it was; spark.sql.shuffle.partitions comes from its checkpoint.
-    --undo goes back. A rescale that was killed, and what Spark's own repartition leaves behind when
-    it refuses the provider, is finished by the same N and taken away by --undo. State of the heap
-    backend is rescaled from its driver's Python program: statestore.Checkpoint.rescale.
+    The query then starts unchanged: spark.sql.shuffle.partitions comes from its checkpoint. --undo
+    goes back. After a kill the same N finishes the rescale, and --undo takes it back; so it does
+    with a repartition of Spark's own that was refused. State of the heap backend is rescaled in its
+    driver's Python program, by statestore.Checkpoint.rescale.
 
     \b
     Examples:

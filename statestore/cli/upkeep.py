@@ -116,10 +116,10 @@ def list_command(
 def history(checkpoint: str, limit: int, storage_options: dict[str, str], output: str) -> None:
     """List the operations that changed a checkpoint where it is, newest first.
 
-    Each says when it began, by which user and on which machine, the newest version before it, and
-    the version that it made or went back to. An operation that is begun and not done is under way,
-    failed, or was killed: done again, it goes on. The certificate of a forget is in the JSON. Keys
-    and values of rows are not. A line that somebody damaged is shown as it is.
+    For each operation: when it began, its user and machine, the newest version before it, and the
+    version that it made or went back to. An operation that has begun and is not done is running,
+    failed or was killed; the same command finishes it. The JSON has the certificate of a forget. It
+    has no keys and no values of rows. A damaged line is shown as it is.
 
     \b
     Examples:
@@ -173,11 +173,10 @@ def verify(
 ) -> None:
     """Prove that versions of a checkpoint are whole.
 
-    Fast reads the trailer of every file that a version is made of: it is there, of the right size,
-    and the one its reference names. --deep reads every byte: the checksum of every block, every row
-    in the key group and the state partition that its key belongs to, and as many rows as the
-    version says. Exit status 1 when something is wrong; then it says what to do, which is mostly
-    `statestore repair`.
+    Without --deep it reads the trailer of every file of a version: the file is there, has the right
+    size, and is the one that was committed. With --deep it reads every byte and checks the checksum
+    of every block, the key group and state partition of every row, and the number of rows. Exit
+    status 1 when something is wrong; then it says what to do, mostly `statestore repair`.
 
     \b
     Examples:
@@ -227,12 +226,12 @@ def repair(
 ) -> None:
     """Take a checkpoint back to its newest version that can be read.
 
-    Says which version that is, what is wrong with the newer ones, and exactly which batches would
-    run again: the first one as it was planned, the later ones planned anew. With --yes the entries
-    of those batches are taken out of Spark's logs and kept aside in the checkpoint. A rescale after
-    that version is taken back, finished or not. A sink that
-    tells batches by their number has seen them before; one that does not sees their rows twice.
-    Exit status 1 when there is something to repair and --yes is not given.
+    The plan names that version, what is wrong with the newer ones, and the batches that run again:
+    the first as it was planned, the later ones planned anew. With --yes it moves the entries of
+    those batches out of Spark's logs; the checkpoint keeps them. A rescale after that version is
+    taken back, finished or not. A sink that knows batches by their number ignores the repeated
+    ones; any other sink gets their rows twice. Exit status 1 when there is something to repair and
+    --yes is not given.
 
     \b
     Examples:
@@ -265,11 +264,10 @@ def expire(
 ) -> None:
     """Delete the old versions of a checkpoint, and files that nobody needs.
 
-    What the query's own maintenance does by spark.sql.streaming.minBatchesToRetain, at once and
-    from outside. Files that a retained version is made of stay, whatever their age, and so do files
-    younger than orphan.ageMs that nobody names: another process may be writing them. Savepoints are
-    never touched. Where older versions stay, it says why; `statestore compact` writes anew what
-    keeps them.
+    The query's own maintenance does the same by spark.sql.streaming.minBatchesToRetain. Files of a
+    kept version stay, whatever their age. So do unknown files younger than orphan.ageMs: another
+    process may be writing them. Savepoints are never touched. Where older versions stay, the plan
+    says why; `statestore compact` writes anew the rows that keep them.
 
     \b
     Examples:
@@ -292,10 +290,10 @@ def expire(
 def compact(checkpoint: str, yes: bool, storage_options: dict[str, str], output: str) -> None:
     """Write the newest version as one file a store, so that older versions can go.
 
-    A snapshot, or of the rocksdb backend all files merged into one. A version is the changes to the
-    one before it: until it is written whole it needs the files of those. Versions that the query
-    commits afterwards are made of this one; older ones go when later ones are all that is kept.
-    Needs local disk for the state of a store.
+    A version holds the changes to the version before it, and needs the files of all of those until
+    it is written whole: as a snapshot, or on the rocksdb backend as one merged file. The query then
+    goes on from this version; older ones go when none of them is to be kept. It needs local disk
+    for the state of one store.
 
     \b
     Examples:

@@ -49,8 +49,12 @@ def _all_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 def _edit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what says which rows go, and which are put."""
     for option in (
-        click.option("--upsert", metavar="FILE", help="Rows, in place of those of their keys."),
-        click.option("--where", metavar="SQL", help="Instead of --delete: rows that fulfil it go."),
+        click.option("--upsert", metavar="FILE", help="Rows that replace those of their keys."),
+        click.option(
+            "--where",
+            metavar="SQL",
+            help="Instead of --delete: a condition; rows for which it holds go.",
+        ),
         click.option("--delete", metavar="FILE", help="Keys whose rows go."),
         rows_option,
     ):
@@ -84,12 +88,12 @@ def _edited(
     "repeated.",
 )
 @_edit_options
-@_all_option("Even where no row of it is left.")
+@_all_option("Allow that no row is left.")
 @_version_option
 @click.option(
     "--change-schema",
     is_flag=True,
-    help="The columns selected are the schemas of keys and values from now on.",
+    help="The selected columns become the schemas of keys and values.",
 )
 @dry_run_option
 @storage_option
@@ -109,7 +113,7 @@ def transform(
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Make a savepoint in which some rows are others, made of those there are.
+    """Make a savepoint whose rows are made from those of a checkpoint.
 
     --sql names rows and a SELECT that makes them. Its table state has the columns that
     `statestore read` shows, the structs key and value. It returns the same, or their fields as
@@ -162,15 +166,19 @@ def _queries(given: tuple[str, ...]) -> dict[Any, Any]:
 @click.command()
 @checkpoint_argument()
 @_edit_options
-@click.option("--watermark-ms", type=int, help="Watermark from now on, of the Unix epoch.")
-@click.option("--expire", metavar="COLUMN", help="Rows go whose COLUMN is older than --older-than.")
+@click.option(
+    "--watermark-ms", type=int, help="Set the watermark, in milliseconds since the Unix epoch."
+)
+@click.option(
+    "--expire", metavar="COLUMN", help="Delete rows whose COLUMN is older than --older-than."
+)
 @click.option(
     "--older-than",
     metavar="AGE",
     callback=lambda *given: _age(given[2]),
     help="With --expire: how old, such as 90m, 36h or 7d.",
 )
-@_all_option("Even where no row of the store is left.")
+@_all_option("Allow that no row is left.")
 @yes_option
 @storage_option
 @output_option
@@ -188,17 +196,17 @@ def edit(
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Take keys out of the state of a stopped query, and put rows in.
+    """Delete rows of a stopped query's state, and put rows in.
 
-    FILE is .parquet, .csv or .json (a row a line), with the structs key and value, or their fields
-    as columns named key.NAME and value.NAME; keys that go need no value. Its values are read by the
-    types of the state: 007 as text is 007. What does not fit is refused.
+    FILE is .parquet, .csv or .json (a row a line). It has the structs key and value, or their
+    fields as columns named key.NAME and value.NAME; keys to delete need no value. Values are read
+    by the types of the state: 007 stays 007 where the state has text. What does not fit is refused.
 
     The plan says how many rows go, and of which keys. Exit status 1 where no row is there to
-    delete, and where all would go without --all.
+    delete, or where all would go and --all is not given.
 
-    The query goes on from the edited rows when it is started. Versions before keep theirs until
-    they expire; `statestore forget` takes keys out of those as well. `statestore transform` makes a
+    When the query is started, it goes on from the edited rows. Older versions keep their rows until
+    they expire; `statestore forget` deletes keys there as well. `statestore transform` makes a
     savepoint with edited rows instead.
 
     Without --yes the plan is shown.
@@ -234,13 +242,13 @@ def edit(
 @click.option("--where", metavar="SQL", help="Keys: a condition over columns of the grouping key.")
 @click.option("--keys", metavar="FILE", help="Keys, in place of --where: columns key.NAME.")
 @_operator_option
-@_all_option("Even where no other row is left.")
+@_all_option("Allow that no row is left.")
 @click.option(
     "--certificate",
     metavar="FILE",
     help="Where the certificate goes, as JSON. With --verify: compare it with the keys.",
 )
-@click.option("--verify", is_flag=True, help="Only search for --keys in every file.")
+@click.option("--verify", is_flag=True, help="Search every file for --keys; change nothing.")
 @yes_option
 @storage_option
 @output_option
@@ -258,22 +266,22 @@ def forget(
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Take keys out of every version of an operator, and search every file for them.
+    """Delete keys from every version of an operator, and search every file for them.
 
-    The newest version is written whole without the keys, in every store and state variable of the
-    operator, and all its older files are deleted: there is no way back. The query must be stopped,
-    and goes on from all other rows. Then every file of the checkpoint is searched.
+    It writes the newest version whole without the keys, in every store and state variable of the
+    operator, and deletes all older files of the operator: there is no way back. Then it searches
+    every file of the checkpoint. The query must be stopped; it goes on from all other rows.
 
-    Exit status 0: no key was found in any operator or log, and all of them were searched. Exit
-    status 1: one was found there, or something could not be searched; or no key has a row, in which
-    case nothing is done and there is no certificate. An equal value that may be something else,
-    such as a small number under another name, is told as `maybe`. It does not change the exit
-    status: somebody who knows the query has to judge it.
+    Exit status 0: every operator and log was searched, and no key was found. Exit status 1: a key
+    was found, or something could not be searched; or no key has a row, and nothing was done. A
+    value that equals a key but may mean something else, such as a small number in another column,
+    is reported as `maybe`; it does not change the exit status. Somebody who knows the query has to
+    judge it.
 
-    Savepoints and branches keep the keys, and so do the query's input, its sink, and the local
-    disks of executors: see docs/forget.md. --verify with --keys searches at any time.
+    Savepoints, branches, the query's input, its sink and the local disks of executors keep the
+    keys: see docs/forget.md. --verify with --keys searches at any time.
 
-    Without --yes the plan is shown, for which every state file of the operator is read.
+    The plan reads every state file of the operator.
 
     \b
     Examples:
