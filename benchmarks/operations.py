@@ -3,9 +3,10 @@
     $ python -m benchmarks.operations [--keys 1000000] [--rounds 3]
 
 An aggregation by a string key is loaded and updated in 4 state partitions, on the filesystem and
-the rocksdb backend and on Spark's RocksDB provider; every operation then runs on those checkpoints
-in turn, and its median is printed. Restores go from one backend to the other. Beside them is what
-a query takes that reads the same rows from Parquet and aggregates them into a new checkpoint.
+the rocksdb backend and on Spark's own providers; every operation then runs on those checkpoints in
+turn, and its median is printed, with the rows of a second of the processors. Restores go from one
+backend to the other, and from Spark's providers, also to other state partitions. Beside them is
+what a query takes that reads the same rows from Parquet and aggregates them into a new checkpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from statestore import Checkpoint, Savepoint
 from statestore.operations.savepoint.savepoint import SavepointForm
 
 PARTITIONS = 4
-BACKENDS = {"filesystem": OURS, "rocksdb": OUR_ROCKSDB, "spark-rocksdb": "rocksdb"}
+SPARKS = {"spark-rocksdb": "rocksdb", "spark-changelog": "rocksdb-changelog", "spark-hdfs": "hdfs"}
+BACKENDS = {"filesystem": OURS, "rocksdb": OUR_ROCKSDB, **SPARKS}
+OTHER_PARTITIONS = 8
 FORMS: tuple[SavepointForm, ...] = ("canonical", "native")
 
 
@@ -70,15 +73,19 @@ def measure(work: Path, keys: int, rounds: int) -> None:
 
     def line(title: str, operation: Callable[[str], object]) -> None:
         """Time what is called with a new directory's path."""
-        seconds = []
+        seconds, processors = [], []
         for number in range(rounds):
             new = work / f"new-{number}"
-            started = time.perf_counter()
+            started, used = time.perf_counter(), time.process_time()
             operation(str(new))
             seconds.append(time.perf_counter() - started)
+            processors.append(time.process_time() - used)
             shutil.rmtree(new, ignore_errors=True)
-        rate = keys / median(seconds) / 1e6
-        say(f"{title:<42} {median(seconds):>8.2f} s  {rate:>6.2f} M rows/s")
+        rate, of_processors = (keys / median(each) / 1e6 for each in (seconds, processors))
+        say(
+            f"{title:<42} {median(seconds):>8.2f} s  {rate:>6.2f} M rows/s"
+            f"  {of_processors:>6.2f} M rows/CPU s"
+        )
 
     paths = {name: str(work / name / "checkpoint") for name in BACKENDS}
     for name, other in (("filesystem", "rocksdb"), ("rocksdb", "filesystem")):
@@ -95,9 +102,14 @@ def measure(work: Path, keys: int, rounds: int) -> None:
         spark = start_warm_session(workload(keys), provider, again)
         _write_rows(paths[name], again / "source" / "rows.parquet")
         line(f"aggregate again, {name}", partial(_aggregate, spark, again / "source"))
-        for source, to in (("spark-rocksdb", name), (name, "spark-rocksdb")):
-            line(f"convert, {source} to {to}", partial(_convert, spark, paths[source], to))
+        line(f"convert, {name} to spark-rocksdb", partial(_convert, spark, paths[name]))
         spark.stop()
+        for source in SPARKS:
+            for number in (PARTITIONS, OTHER_PARTITIONS):
+                line(
+                    f"restore, {source} to {name}, {number} partitions",
+                    partial(_restore_from_spark, paths[source], name, number),
+                )
 
 
 def workload(keys: int) -> QueryWorkload:
@@ -128,8 +140,12 @@ def _aggregate(spark: SparkSession, source: Path, new: str) -> None:
     start_query(spark, source, Path(new)).awaitTermination()
 
 
-def _convert(spark: SparkSession, checkpoint: str, to: str, new: str) -> None:
-    Checkpoint(checkpoint, spark=spark).convert(new, to)
+def _convert(spark: SparkSession, checkpoint: str, new: str) -> None:
+    Checkpoint(checkpoint, spark=spark).convert(new, "spark-rocksdb")
+
+
+def _restore_from_spark(checkpoint: str, backend: str, num_partitions: int, new: str) -> None:
+    Checkpoint(checkpoint).restore(new, backend=backend, num_partitions=num_partitions)
 
 
 def _write_rows(checkpoint: str, path: Path) -> None:

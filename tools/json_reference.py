@@ -39,14 +39,14 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
         _DONE
         | {
             "checkpoint, new": "URIs of the checkpoint and of what is made from it",
-            "source, target": "names of the providers",
+            "source": "state backend of the checkpoint",
+            "target": "the provider of Spark's",
             "version": "state version that is converted",
             "checkpoint_format": "1 or 2",
             "is_begun": "whether an unfinished conversion is at `new`, which is done anew",
-            "state_bytes": "bytes of the state files that are read; null where only Spark can read "
-            "them",
-            "unseen": "the newest batches, where an operation made them and no sink was given "
-            "them; only to Spark's providers",
+            "state_bytes": "bytes of the state files that are read; null where they cannot be read "
+            "from here",
+            "unseen": "the newest batches, where an operation made them and no sink was given them",
             "stores": "`operator`, `name`, `store`, `num_partitions` of each, and once done `rows`",
         },
         (),

@@ -25,7 +25,7 @@ from statestore.operations.rescale import rescale
 from statestore.operations.result import Progress, no_progress
 from statestore.operations.savepoint.branch import decide_branch
 from statestore.operations.savepoint.restore import decide_restore
-from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
+from statestore.operations.savepoint.savepoint import open_savepoint, savepoint_in, take_savepoint
 from statestore.operations.upkeep import compact, expire, repair
 from statestore.operations.upkeep.listing import (
     VersionInfo,
@@ -333,6 +333,76 @@ class Directory:
                 lambda _: self._savepoint(destination), dry_run=dry_run, progress=progress
             )
 
+    def restore(
+        self,
+        new: DirectoryLike,
+        *,
+        backend: str | None = None,
+        num_partitions: int | None = None,
+        map_operators: Mapping[int, int] | None = None,
+        drop_operators: Iterable[int] = (),
+        add_operators: Mapping[int, str] | None = None,
+        new_query_id: bool = False,
+        claim: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> CopyResult[Checkpoint]:
+        """Make a new checkpoint of a savepoint or a checkpoint, from which the query goes on.
+
+        This is also how a query comes from Spark's own providers, RocksDB and HDFS-backed, to this
+        package's: their checkpoints are read as they are, without Spark and without Java, in
+        bounded memory but for changelogs of the RocksDB provider. Of a checkpoint, which the query
+        must not be writing, the newest committed version is restored.
+
+        Args:
+            new: The new checkpoint, which must not be there; of any storage. The options of
+                this object, or of the one given, also say where state is kept (checkpointStorage)
+                and the form of files.
+            backend: Its state backend; when None that of the checkpoint, or of the one that the
+                savepoint was taken of; filesystem for Spark's HDFS-backed provider, and rocksdb for
+                Spark's RocksDB provider.
+            num_partitions: Number of its state partitions, 1 to 32768; as many as there are when
+                None. Where it does not divide the number of key groups, every row is hashed anew,
+                which needs local disk for the state three times.
+            map_operators: New ID by old, of operators whose number changes.
+            drop_operators: Old IDs of operators whose state is left behind.
+            add_operators: Spark's short name by new ID, of operators that begin with empty state.
+            new_query_id: Whether it is a new query beside the one that was; else the query goes on
+                under its ID, so that sinks which know its batches by it pass over those they have.
+            claim: Whether the savepoint is moved, and gone afterwards; a checkpoint cannot be.
+            progress: Called with bytes of state done and the total.
+
+        Guarantee: on return the checkpoint is whole and durable, and what it was made of as it was,
+        or gone where it was claimed. After a raise, or when the process is killed, no query starts
+        from the new checkpoint until the restore is repeated, and what it is made of is whole; or
+        the checkpoint is whole, and what may be left of a claimed savepoint no longer is one.
+
+        Raises:
+            InvalidArgumentError: `new` has files (kind checkpoint-exists); the operators do not
+                become those of a query; the number of state partitions or the state backend cannot
+                be had; or a checkpoint is claimed.
+            InUseError: A query writes the checkpoint that it is made of, or wrote it meanwhile.
+            IncompatibleError: The rows of a store do not follow their key groups (kind
+                not-rescalable); some state of Spark's cannot be had in this package's stores; or
+                another provider wrote it.
+            NotFoundError: There is nothing to restore, no batch is committed, or Spark's metadata
+                or state schemas are missing.
+            CorruptionError, FencedError, StorageError: A file cannot be read, or a storage failed.
+        """
+        to = self._beside(new)
+        operators = OperatorMap(map_operators or {}, frozenset(drop_operators), add_operators or {})
+        with to.opened() as target, self._reach.checkpoint() as source:
+            return decide_restore(
+                savepoint_in(source),
+                source,
+                target,
+                backend=backend,
+                num_partitions=num_partitions,
+                operators=operators,
+                claims=claim,
+                keeps_query_id=not new_query_id,
+            ).make(lambda _: Checkpoint._at(to), dry_run=dry_run, progress=progress)
+
     def _beside(self, directory: DirectoryLike) -> Reach:
         """Return how another directory is reached: as it says, or else as this one."""
         if isinstance(directory, Directory):
@@ -351,7 +421,7 @@ class Checkpoint(Directory):
     operation itself would be. Both are one class, whose text the command line prints; `made` is the
     savepoint or checkpoint that was made. `progress` is called with what is done and the total.
     The query must not run, except for `savepoint`, `branch` and `transform`. A checkpoint of
-    Spark's own providers is read and converted; everything else refuses it by name
+    Spark's own providers is read, restored and converted; everything else refuses it by name
     (IncompatibleError, kind other-provider).
 
     Errors of every method that changes it where it is, beside those of `Directory`:
@@ -772,28 +842,29 @@ class Checkpoint(Directory):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Convert[Checkpoint]:
-        """Make a new checkpoint from which the query goes on with another provider.
+        """Make a new checkpoint from which the query goes on with one of Spark's own providers.
+
+        Spark jobs write it. The other way is `restore`.
 
         Args:
             new: Where the new checkpoint is to be: a path or URI that Spark's Hadoop can open, as
                 this one's.
-            to: filesystem, rocksdb, spark-hdfs or spark-rocksdb; the latter two run Spark.
-            session_conf: Configuration of the session that is started for Spark, where this object
-                has none, and none is active; it is stopped at the end.
-            progress: Called with bytes of state done and the total; where Spark runs, with the
-                stores that are copied and compared, and their number.
+            to: spark-hdfs or spark-rocksdb.
+            session_conf: Configuration of the session that is started, where this object has none,
+                and none is active; it is stopped at the end.
+            progress: Called with the stores that are copied and compared, and their number.
 
-        Guarantee: on return the query starts from the new checkpoint, on the provider `to`; where
-        Spark ran, every row was read again and compared by checksum. After a raise, or a crash, no
-        query starts from it, and the conversion can be run again. This checkpoint is not changed.
+        Guarantee: on return the query starts from the new checkpoint, on the provider `to`, and
+        every row was read again and compared by checksum. After a raise, or a crash, no query
+        starts from it, and the conversion can be run again. This checkpoint is not changed.
 
         Raises:
             InUseError: A query is writing this checkpoint, or wrote it meanwhile.
-            InvalidArgumentError: `to` is unknown or the checkpoint's own, nothing is to convert, or
-                there is something at `new`.
+            InvalidArgumentError: `to` is not a provider of Spark's, nothing is to convert, or there
+                is something at `new`.
             FencedError: Another conversion has begun there since.
-            IncompatibleError: Some of the state cannot be converted, or not to this provider, or
-                not by this Spark.
+            IncompatibleError: Another provider wrote this checkpoint (kind other-provider); some of
+                the state cannot be converted, or not to this provider, or not by this Spark.
             InternalError: A row is not what it was.
             NotFoundError: No batch is committed, Spark's metadata is missing, or the session has
                 not got the jar.
@@ -828,69 +899,6 @@ class Savepoint(Directory):
         """
         with self._reach.using(), open_savepoint(self._reach.place) as (info, _):
             return info
-
-    def restore(
-        self,
-        checkpoint: DirectoryLike,
-        *,
-        backend: str | None = None,
-        num_partitions: int | None = None,
-        map_operators: Mapping[int, int] | None = None,
-        drop_operators: Iterable[int] = (),
-        add_operators: Mapping[int, str] | None = None,
-        new_query_id: bool = False,
-        claim: bool = False,
-        dry_run: bool = False,
-        progress: Progress | None = None,
-    ) -> CopyResult[Checkpoint]:
-        """Make a new checkpoint of the savepoint, from which the query goes on.
-
-        Args:
-            checkpoint: The new checkpoint, which must not be there; of any storage. The options of
-                this object, or of the one given, also say where state is kept (checkpointStorage)
-                and the form of files.
-            backend: Its state backend; that of the checkpoint the savepoint was taken of when None.
-            num_partitions: Number of its state partitions, 1 to 32768; the savepoint's when None.
-                Where it does not divide the number of key groups, every row is hashed anew, which
-                needs local disk for the state three times.
-            map_operators: New ID by old, of operators whose number changes.
-            drop_operators: Old IDs of operators whose state is left behind.
-            add_operators: Spark's short name by new ID, of operators that begin with empty state.
-            new_query_id: Whether it is a new query beside the one that was; else the query goes on
-                under its ID, so that sinks which know its batches by it pass over those they have.
-            claim: Whether the savepoint is moved, and gone afterwards.
-            progress: Called with bytes of state done and the total.
-
-        Guarantee: on return the checkpoint is whole and durable, and the savepoint as it was, or
-        gone where it was claimed. After a raise, or when the process is killed, no query starts
-        from the checkpoint until the restore is repeated, and the savepoint is whole; or the
-        checkpoint is whole, and what may be left of a claimed savepoint no longer is one.
-
-        Raises:
-            InvalidArgumentError: The checkpoint has files (kind checkpoint-exists); the operators
-                do not become those of a query; the number of state partitions or the state backend
-                cannot be had.
-            IncompatibleError: The rows of a store do not follow their key groups (kind
-                not-rescalable).
-            NotFoundError, CorruptionError, StorageError: As `info`, or a storage failed.
-        """
-        to = self._beside(checkpoint)
-        operators = OperatorMap(map_operators or {}, frozenset(drop_operators), add_operators or {})
-        with (
-            self._reach.using(),
-            to.opened() as target,
-            open_savepoint(self._reach.place) as (info, source),
-        ):
-            return decide_restore(
-                info,
-                source,
-                target,
-                backend=backend,
-                num_partitions=num_partitions,
-                operators=operators,
-                claims=claim,
-                keeps_query_id=not new_query_id,
-            ).make(lambda _: Checkpoint._at(to), dry_run=dry_run, progress=progress)
 
 
 def _history_fields(entry: HistoryEntry) -> dict[str, Any]:

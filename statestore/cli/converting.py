@@ -1,4 +1,4 @@
-"""`statestore convert`: a checkpoint for another provider."""
+"""`statestore convert`: a checkpoint for one of Spark's own providers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,19 @@ from statestore.cli.output import (
     progress_bar,
     storage_option,
 )
-from statestore.core.providers import PROVIDERS, TARGETS
+from statestore.core.providers import SUCCESSORS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+class _ProviderOfSpark(click.Choice[str]):
+    """A name of Spark's own providers; one of this package's state backends is told the way."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value in SUCCESSORS.values():
+            self.fail(f"use `statestore restore CHECKPOINT NEW --backend {value}`.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 @click.command()
@@ -26,8 +35,8 @@ if TYPE_CHECKING:
 @checkpoint_argument("new")
 @click.option(
     "--to",
-    type=click.Choice(list(TARGETS)),
-    metavar=f"[{'|'.join(TARGETS)}]",
+    type=_ProviderOfSpark(list(SUCCESSORS)),
+    metavar=f"[{'|'.join(SUCCESSORS)}]",
     required=True,
     help="Provider of the new checkpoint.",
 )
@@ -49,18 +58,17 @@ def convert(
     dry_run: bool,
     output: str,
 ) -> None:
-    """Make a checkpoint from which a query goes on with another provider.
+    """Make a checkpoint from which a query goes on with one of Spark's own providers.
 
-    CHECKPOINT is that of a query on one of Spark's own providers, to go on with this package's
-    state stores, or the other way round; the query must not run. CHECKPOINT is not changed: NEW is
-    made from it, with the newest committed state. To a provider of Spark's this runs Spark on this
-    machine, which compares every row. A conversion that was interrupted leaves a NEW that no query
-    starts from; the same command does it again.
+    The query must not run. CHECKPOINT is not changed: NEW is made from it, with the newest
+    committed state. This runs Spark on this machine, which compares every row. A conversion that
+    was interrupted leaves a NEW that no query starts from; the same command does it again. The way
+    from Spark's own providers to this package's is `statestore restore`.
 
     \b
     Examples:
-      statestore convert /data/checkpoint /data/converted --to rocksdb --dry-run
-      statestore convert /data/checkpoint /data/converted --to rocksdb
+      statestore convert /data/checkpoint /data/converted --to spark-rocksdb --dry-run
+      statestore convert /data/checkpoint /data/converted --to spark-rocksdb
     """  # noqa: D301 (click reads the backspace)
     from statestore.api.checkpoint import Checkpoint
 
@@ -68,15 +76,12 @@ def convert(
     it = Checkpoint(checkpoint, storage_options=storage_options)
     with progress_bar("convert", output=output) as progress:
         result = it.convert(new, to, session_conf=conf, dry_run=dry_run, progress=progress)
-    print_result(result, output=output, done=_done(result.rows or {}, checkpoint, new, to))
+    print_result(result, output=output, done=_done(result.rows or {}, checkpoint, new))
 
 
-def _done(rows: Mapping[tuple[int, str], int], checkpoint: str, new: str, to: str) -> str:
+def _done(rows: Mapping[tuple[int, str], int], checkpoint: str, new: str) -> str:
     """Return what is said of a conversion that was done."""
-    lines = [
-        f"{sum(rows.values()):,} rows of {checkpoint} are in {new}.",
-        f"Start the query with checkpointLocation {new}.",
-    ]
-    if to in PROVIDERS:
-        lines.append("Its session needs the jar that `statestore jar` prints in spark.jars.")
-    return "\n".join(lines)
+    return (
+        f"{sum(rows.values()):,} rows of {checkpoint} are in {new}.\n"
+        f"Start the query with checkpointLocation {new}."
+    )

@@ -17,7 +17,7 @@ from statestore.cli.output import (
     storage_option,
 )
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
-from statestore.core.providers import PROVIDERS, TARGETS
+from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.core.text import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -76,12 +76,13 @@ def _taken(info: SavepointInfo) -> str:
 
 
 @click.command()
-@checkpoint_argument("savepoint")
-@checkpoint_argument()
+@checkpoint_argument("source")
+@checkpoint_argument("new")
 @click.option(
     "--backend",
-    type=click.Choice([name for name in PROVIDERS if name in TARGETS]),
-    help="State backend.  [default: the one the savepoint was taken of]",
+    type=click.Choice([name for name in PROVIDERS if name not in IN_DRIVER_MEMORY]),
+    help="State backend.  [default: as it was; from Spark's own providers, filesystem for "
+    "HDFS-backed and rocksdb for RocksDB]",
 )
 @click.option(
     "--num-partitions",
@@ -122,8 +123,8 @@ def _taken(info: SavepointInfo) -> str:
 @storage_option
 @output_option
 def restore(
-    savepoint: str,
-    checkpoint: str,
+    source: str,
+    new: str,
     backend: str | None,
     num_partitions: int | None,
     claim: bool,
@@ -135,28 +136,30 @@ def restore(
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Make a new checkpoint of a savepoint; start the query with it as its checkpointLocation.
+    """Make a new checkpoint of a savepoint or a checkpoint, also of Spark's own providers.
 
-    The query may have another state backend, another number of state partitions, and other code, as
-    long as its state keeps its schema. A restore that was killed is repeated: until it is whole, no
-    query starts from the checkpoint.
+    Start the query with NEW as its checkpointLocation. It may have another state backend, another
+    number of state partitions, and other code, as long as its state keeps its schema. SOURCE is
+    only read; where it is a checkpoint, its query must not run. A restore that was killed is
+    repeated: until it is whole, no query starts from NEW.
 
     \b
     statestore restore /backup/before-upgrade /data/new
+    statestore restore /data/checkpoint-of-spark /data/new --backend rocksdb --dry-run
     statestore restore /backup/x /data/new --backend rocksdb --num-partitions 8
     statestore restore /backup/x /data/new --map-operator 0:1 --add-operator 0:dedupe
     """  # noqa: D301
-    from statestore.api.checkpoint import Savepoint
+    from statestore.api.checkpoint import Checkpoint
 
-    if not all(new.isdecimal() for new in map_operators.values()):
+    if not all(number.isdecimal() for number in map_operators.values()):
         raise click.UsageError("--map-operator takes OLD:NEW, two operator IDs")
-    it = Savepoint(savepoint, storage_options=storage_options)
+    it = Checkpoint(source, storage_options=storage_options)
     with progress_bar("restore", output=output) as progress:
         result = it.restore(
-            checkpoint,
+            new,
             backend=backend,
             num_partitions=num_partitions,
-            map_operators={old: int(new) for old, new in map_operators.items()},
+            map_operators={old: int(number) for old, number in map_operators.items()},
             drop_operators=drop_operators,
             add_operators=add_operators,
             new_query_id=new_query_id,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from statestore.core.errors import IncompatibleError
 
@@ -11,7 +11,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from statestore.codec.column_family import ColumnFamily
-    from statestore.codec.trailer import Trailer
+    from statestore.codec.references import StoreName
+
+
+class Described(Protocol):
+    """A version of a store in one state partition: a trailer, or what was read in its place."""
+
+    @property
+    def store(self) -> StoreName:
+        """The store."""
+
+    @property
+    def column_families(self) -> tuple[ColumnFamily, ...]:
+        """Its column families."""
 
 
 def add_counts(counts: Iterable[int | None]) -> int | None:
@@ -31,7 +43,7 @@ def join_schemas(one: ColumnFamily, other: ColumnFamily) -> ColumnFamily:
     return replace(one, value_schema=schemas[max(schemas)], value_schemas=schemas)
 
 
-def join_families(trailers: Iterable[Trailer]) -> tuple[ColumnFamily, ...]:
+def join_families(trailers: Iterable[Described]) -> tuple[ColumnFamily, ...]:
     """Return the column families of state partitions whose rows come together, by their IDs.
 
     Raises:

@@ -18,8 +18,5 @@ IN_DRIVER_MEMORY = frozenset({"heap"})
 """Names of providers whose state files are in the memory of the query's driver."""
 IN_LOCAL_DATABASE = frozenset({"rocksdb", "spark-rocksdb"})
 """Names of providers that keep rows in RocksDB on the local disk of executors."""
-TARGETS = {
-    **{name: provider for name, provider in PROVIDERS.items() if name not in IN_DRIVER_MEMORY},
-    **SPARK_PROVIDERS,
-}
-"""Provider class by the name that a checkpoint is converted to."""
+SUCCESSORS = {"spark-hdfs": "filesystem", "spark-rocksdb": "rocksdb"}
+"""State backend that keeps rows where a provider of Spark's keeps them, by its name."""

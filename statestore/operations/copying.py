@@ -181,7 +181,7 @@ class Copy(Generic[Told]):
             made: dict[StoreName, PublishedFile] = {}
             for passing, stores in self._by_pass().items():
                 made |= passing.write(stores, state)
-            made |= write_added(state)
+            made |= write_added(state, made.values())
             # The names of what follows are the same for whoever else might write the directory.
             target.check_mine()
             # With an operator that is new, Spark writes the metadata of all in its first batch.
@@ -286,7 +286,12 @@ class Copy(Generic[Told]):
 
 
 def source_of(
-    operation: str, checkpoint: OpenCheckpoint, target: Place, version: int | None = None
+    operation: str,
+    checkpoint: OpenCheckpoint,
+    target: Place,
+    version: int | None = None,
+    *,
+    has_heads: bool = True,
 ) -> CommittedVersion:
     """Return what a new directory is to be made of; nothing is written.
 
@@ -295,6 +300,7 @@ def source_of(
         checkpoint: The checkpoint or savepoint.
         target: The new directory.
         version: State version, None for the newest committed one.
+        has_heads: As `find_version`.
 
     Raises:
         InvalidArgumentError: There are files at the target (kind checkpoint-exists); or as
@@ -303,7 +309,7 @@ def source_of(
         CorruptionError, IncompatibleError, FencedError, StorageError: As `find_version`.
     """
     check_target(target, operation, checkpoint.uri)
-    found = find_version(checkpoint, version)
+    found = find_version(checkpoint, version, has_heads=has_heads)
     found.check_sources()
     return found
 

@@ -26,7 +26,7 @@ from statestore.operations.operator_map import store_names_of
 from statestore.operations.rehashing import rehash_effort, rehashed_version, write_rehashed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from statestore.backends.form import Work
     from statestore.checkpoint.trailers import PublishedFile
@@ -293,14 +293,18 @@ class Rehashed(Pass):
         return made
 
 
-def write_added(state: NewState) -> dict[StoreName, PublishedFile]:
+def write_added(state: NewState, made: Iterable[PublishedFile]) -> dict[StoreName, PublishedFile]:
     """Write state without a row for every operator that is added; errors as `StateWriter`.
+
+    Args:
+        state: Where to.
+        made: The other state of the directory, whose number of key groups it gets.
 
     Returns:
         The delta of every state partition.
     """
     num_partitions = state.num_partitions
-    parallelisms = [head.trailer.max_parallelism for head in state.version.heads.values()]
+    parallelisms = [file.trailer.max_parallelism for file in made]
     known = [number for number in parallelisms if number % num_partitions == 0]
     new = NewVersion(
         version=state.version.version,
@@ -315,11 +319,11 @@ def write_added(state: NewState) -> dict[StoreName, PublishedFile]:
         column_families=(),
         backend=state.backend,
     )
-    made: dict[StoreName, PublishedFile] = {}
+    added: dict[StoreName, PublishedFile] = {}
     for operator, short_name in state.operators.added.items():
         for name in store_names_of(short_name):
             for partition in range(num_partitions):
                 store = StoreName(operator, partition, name)
                 of = replace(new, checkpoint_id=state.target.ids.new_id())
-                made[store] = StateWriter(state.location(store), of, state.work).finish()
-    return made
+                added[store] = StateWriter(state.location(store), of, state.work).finish()
+    return added

@@ -188,7 +188,7 @@ class QueryLogs:
             checkpoint=self.uri,
             found=self.provider,
             expected=", ".join(PROVIDERS.values()),
-            to_fix="bring it over with `statestore convert`",
+            to_fix="bring it over with `statestore restore`",
         )
 
     @property

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from statestore.codec.references import StoreName
     from statestore.codec.trailer import Trailer
     from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.store_state import StoreState
 
 
 def rehash_store(
@@ -95,12 +96,12 @@ def rehashed_version(trailers: Sequence[Trailer], num_partitions: int) -> NewVer
     return replace(new, rescalable=True)  # every row that is found elsewhere is refused
 
 
-def rehash(batch: pa.RecordBatch, trailer: Trailer, max_parallelism: int) -> pa.RecordBatch:
+def rehash(batch: pa.RecordBatch, of: Trailer | StoreState, max_parallelism: int) -> pa.RecordBatch:
     """Return rows of a store with the key groups they have of another number.
 
     Args:
         batch: Rows of the state file schema.
-        trailer: Of the version that has them.
+        of: The version that has them.
         max_parallelism: Number of key groups, 1 to 32768.
 
     Raises:
@@ -110,28 +111,32 @@ def rehash(batch: pa.RecordBatch, trailer: Trailer, max_parallelism: int) -> pa.
     groups = np.zeros(batch.num_rows, np.uint16)
     families = to_numpy(batch.column(1), np.uint16)
     stored = to_numpy(batch.column(0), np.uint16)
-    for family in trailer.column_families:
+    for family in of.column_families:
         of_family = np.flatnonzero(families == family.id)
         if len(of_family) == 0:
             continue
         keys = batch.column(3)
         if len(of_family) < batch.num_rows:
             keys = keys.take(from_numpy(of_family, pa.int64()))
-        name = trailer.store.name
-        before = compute_key_groups(keys, name, family, trailer.max_parallelism)
-        if not trailer.rescalable or not np.array_equal(before, stored[of_family]):
-            raise IncompatibleError(
-                "rows of a store are not where their keys belong",
-                kind="not-rescalable",
-                store=str(trailer.store),
-                column_family=family.name,
-                version=trailer.version,
-                to_fix="report it with the query's stateful operators; nothing was changed",
-            )
+        name = of.store.name
+        before = compute_key_groups(keys, name, family, of.max_parallelism)
+        if not of.rescalable or not np.array_equal(before, stored[of_family]):
+            raise not_where_they_belong(of.store, family.name)
         groups[of_family] = compute_key_groups(keys, name, family, max_parallelism)
     hashed: pa.Array[Any] = from_numpy(groups, pa.uint16())
     columns: list[pa.Array[Any]] = [hashed, *batch.columns[1:]]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def not_where_they_belong(store: StoreName, column_family: str) -> IncompatibleError:
+    """Return the error for rows that are in another state partition than their keys say."""
+    return IncompatibleError(
+        "rows of a store are not where their keys belong",
+        kind="not-rescalable",
+        store=str(store),
+        column_family=column_family,
+        to_fix="report it with the query's stateful operators; nothing was changed",
+    )
 
 
 def rehash_effort(heads: Iterable[PublishedFile]) -> int:

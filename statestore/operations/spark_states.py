@@ -47,6 +47,7 @@ def find_versions(
     *,
     operator: int | None = None,
     name: str | None = None,
+    max_parallelism: int | None = None,
 ) -> dict[StoreName, SparkVersion]:
     """Return a version of every store, from listings and the descriptions of snapshots.
 
@@ -55,6 +56,7 @@ def find_versions(
         version: A committed version.
         operator: Only stores of this operator, None for all.
         name: Only stores of this name, None for all.
+        max_parallelism: Number of key groups; as the option says when None.
 
     Raises:
         NotFoundError: A store lacks the version in a state partition (kind version-not-found), or
@@ -77,11 +79,16 @@ def find_versions(
         )
     if operator is None:
         checkpoint.require_metadata(version)
+    if max_parallelism is None:
+        num_partitions = checkpoint.num_partitions_at(version)
+        max_parallelism = resolve_max_parallelism(
+            checkpoint.options.max_parallelism, num_partitions
+        )
     found: dict[StoreName, SparkVersion] = {}
     for info in checkpoint.operators:
         for store in info.stores:
             if operator in (None, info.id) and name in (None, store.name):
-                found |= _Finder(checkpoint, version, conf, info, store).find()
+                found |= _Finder(checkpoint, version, conf, max_parallelism, info, store).find()
     return found
 
 
@@ -107,15 +114,13 @@ class _Finder:
     checkpoint: OpenCheckpoint
     version: int
     conf: Mapping[str, str]
+    max_parallelism: int
     operator: OperatorInfo
     store: StoreInfo
 
     def find(self) -> dict[StoreName, SparkVersion]:
         families = self._families()
         num_partitions = self.checkpoint.num_partitions_at(self.version)
-        max_parallelism = resolve_max_parallelism(
-            self.checkpoint.options.max_parallelism, num_partitions
-        )
         # A limit, or an aggregation without a key: there is nothing to partition by.
         is_single = not any(partition_key_columns(self.store.name, one) for one in families)
         stores = [
@@ -123,12 +128,10 @@ class _Finder:
             for partition in range(1 if is_single else num_partitions)
         ]
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
-            find_one = partial(self._find_one, families, max_parallelism)
+            find_one = partial(self._find_one, families)
             return dict(zip(stores, pool.map(find_one, stores), strict=True))
 
-    def _find_one(
-        self, families: tuple[ColumnFamily, ...], max_parallelism: int, store: StoreName
-    ) -> SparkVersion:
+    def _find_one(self, families: tuple[ColumnFamily, ...], store: StoreName) -> SparkVersion:
         files = self._files(store)
         chain = files.chain(self.version, self.checkpoint.checkpoint_id(store, self.version))
         snapshot = self._snapshot(files, chain)
@@ -140,7 +143,7 @@ class _Finder:
         )
         if self.operator.has_families:
             families = self._with_ids(families, snapshot, chain)
-        return SparkVersion(files, chain, snapshot, form, families, max_parallelism)
+        return SparkVersion(files, chain, snapshot, form, families, self.max_parallelism)
 
     def _files(self, store: StoreName) -> StoreFiles:
         checkpoint = self.checkpoint

@@ -1,8 +1,8 @@
-"""Converts a checkpoint between Spark's own providers and this package's.
+"""Converts a checkpoint to one of Spark's own providers.
 
-To this package's it is a `Copy`. To Spark's, Spark jobs copy the rows of the newest committed
-version store by store and compare them. What a query needs to go on with them is written
-afterwards, the file `metadata` last: until then it holds a text that no query starts from.
+Spark jobs copy the rows of the newest committed version store by store and compare them. What a
+query needs to go on with them is written afterwards, the file `metadata` last: until then it holds
+a text that no query starts from.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from statestore.checkpoint.query_log import (
 )
 from statestore.core.errors import IncompatibleError, InternalError, StorageError
 from statestore.core.options import PREFIX, spark_conf
-from statestore.core.providers import PROVIDERS, TARGETS
+from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.hadoop_process import use
 from statestore.io.shim_jar import find_jar
 from statestore.io.storage import hadoop_uri
@@ -38,7 +38,6 @@ from statestore.operations.savepoint.conversion import (
     decide_convert,
     schemas_of,
 )
-from statestore.operations.savepoint.from_spark import decide_from_spark
 from statestore.spark.connect import require_driver
 from statestore.spark.driver_files import DriverFiles
 
@@ -70,7 +69,7 @@ def open_conversion(
         place: Checkpoint of a query that does not run, which Spark's Hadoop can open. It is never
             changed.
         new: Where the new checkpoint is to be, likewise.
-        to: filesystem, rocksdb, spark-hdfs or spark-rocksdb.
+        to: spark-hdfs or spark-rocksdb.
         spark: A session with the jar of this package. When None, the active one, or a local one
             that is started when it is needed, and stopped at the end.
         session_conf: Configuration of a session that is started here.
@@ -137,14 +136,6 @@ class Conversion:
         """Make it, and return rows by operator ID and store name, of all state partitions."""
         source = self._checkpoint
         require_not_in_use(source)
-        if self._decided.target in PROVIDERS:
-            made = decide_from_spark(source, self._new, self._decided.target).run(progress)
-            rows: dict[tuple[int, str], int] = {}
-            for file in made.values():
-                of = file.trailer.store
-                key = of.operator, of.name
-                rows[key] = rows.get(key, 0) + file.trailer.rows.put
-            return rows
         metadata = read_text(source.io, f"{source.path}/{METADATA_NAME}")
         spark = self._sessions.get()
         _require_spark(self._decided, spark.version)
@@ -156,7 +147,7 @@ class Conversion:
                 self._copy_metadata(target)
                 self._write_logs(target, [store["checkpoint_id"] for store in copied])
             target.finish(metadata)
-        rows = {}
+        rows: dict[tuple[int, str], int] = {}
         for (operator, _, name), store in zip(self._stores(), copied, strict=True):
             rows[operator, name] = rows.get((operator, name), 0) + int(store["rows"])
         return rows
@@ -200,7 +191,10 @@ class Conversion:
                 f"{PREFIX}checkpointFormatVersion": str(self._decided.checkpoint_format),
             },
             "source": {"checkpoint": self._uri, "provider": source.provider},
-            "target": {"checkpoint": self._new_uri, "provider": TARGETS[self._decided.target]},
+            "target": {
+                "checkpoint": self._new_uri,
+                "provider": SPARK_PROVIDERS[self._decided.target],
+            },
             "stores": stores,
         }
         jvm: Any = spark._jvm  # noqa: SLF001
@@ -282,7 +276,10 @@ class Conversion:
         offsets = QueryLog(target.io, target.path, "offsets")
         num_partitions = str(self._decided.num_partitions)
         # Of one number of state partitions: one version has no rescale to undo.
-        conf = {PROVIDER_KEY: TARGETS[self._decided.target], NUM_PARTITIONS_KEY: num_partitions}
+        conf = {
+            PROVIDER_KEY: SPARK_PROVIDERS[self._decided.target],
+            NUM_PARTITIONS_KEY: num_partitions,
+        }
         # Spark starts from the newest entry and the one before it.
         for planned in (number for number in source.planned_batches if number >= batch - 1):
             entry = source.offsets_entry(planned)

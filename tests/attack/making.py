@@ -50,15 +50,19 @@ def branch(world: World, rng: Generator) -> Step:
     return Step("branch", call, target=target, goes_on=bool(rng.random() < 0.5))
 
 
-def restore(world: World, rng: Generator) -> Step | None:
-    """Restore a savepoint, as it was or with another shape, and go on from there."""
+def restore(world: World, rng: Generator) -> Step:
+    """Restore a savepoint or the checkpoint, as it was or otherwise, and go on from there.
+
+    The checkpoint may be one of Spark's own provider.
+    """
     savepoints = [one for one in world.others if one.is_savepoint]
-    if not savepoints:
-        return None
-    source = savepoints[rng.integers(len(savepoints))]
+    is_sparks = world.current.backend == "spark-rocksdb"
+    is_checkpoint = is_sparks or not savepoints or rng.random() < 0.2
+    source = world.current if is_checkpoint else savepoints[rng.integers(len(savepoints))]
     keywords: dict[str, Any] = {}
     words: list[Any] = []
-    backend, number = source.backend, source.num_partitions
+    backend = "rocksdb" if source.backend == "spark-rocksdb" else source.backend
+    number = source.num_partitions
     if rng.random() < 0.5:
         backend = str(rng.choice(["filesystem", "rocksdb"]))
         keywords["backend"] = backend
@@ -188,12 +192,11 @@ def bootstrap(world: World, rng: Generator) -> Step | None:
 
 
 def convert(world: World, rng: Generator) -> Step:
-    """Go on with another provider: Spark's own, or from there with one of ours."""
+    """Go on with Spark's own provider."""
     from statestore import Checkpoint
 
-    ours = ["filesystem", "rocksdb"]
-    others = ours if world.current.backend == "spark-rocksdb" else ["spark-rocksdb"]
-    backend = str(rng.choice(others))
+    del rng
+    backend = "spark-rocksdb"
     source = world.current
     target = source.at(world.new_path(), backend=backend)
 

@@ -37,7 +37,7 @@ OPERATIONS: dict[str, tuple[Callable[[World, Any], Step | None], int]] = {
     "diff": (diff, 2),
 }
 """How a step of each operation is drawn, and how often one is."""
-OF_SPARK = ("read", "diff", "convert", "convert")
+OF_SPARK = ("read", "diff", "restore", "restore")
 """What is done to a checkpoint of Spark's own provider."""
 
 

@@ -269,7 +269,7 @@ class Life:
             self._await_progress({**dict.fromkeys(self._marks(), -2),
                                   lane.spec.name: self._marks()[lane.spec.name]})  # fmt: skip
             self._finish(lane)
-            self._change(lane, "convert from Spark's provider")
+            self._change(lane, "restore from Spark's provider")
         lane.feed(self.root)
         self.application.call("begin", lane.spec.to_json())
         self._await_progress(self._marks())

@@ -106,19 +106,17 @@ class Operator:
         choices = ["spark-rocksdb"] if spec.checkpoint_format == 2 else [*SPARK_PROVIDER]
         to = str(self._rng.choice(choices))
         new = replace(self._next(spec), backend=SPARK_PROVIDER[to])
-        self._convert(spec, new, to)
+        options = spec.storage_options()
+        source = Checkpoint(self._path(spec), storage_options=options, spark=self._spark)
+        source.convert(self._path(new), to)
         return new
 
     def _from_spark(self, spec: LaneSpec) -> LaneSpec:
         to = str(self._rng.choice(FILE_BACKENDS))
-        new = replace(self._next(spec), backend=to)
-        self._convert(spec, new, to)
+        number = int(self._rng.choice(NUM_PARTITIONS))
+        new = replace(self._next(spec), backend=to, num_partitions=number)
+        self._checkpoint(spec).restore(self._checkpoint(new), backend=to, num_partitions=number)
         return new
-
-    def _convert(self, spec: LaneSpec, new: LaneSpec, to: str) -> None:
-        options = spec.storage_options()
-        source = Checkpoint(self._path(spec), storage_options=options, spark=self._spark)
-        source.convert(self._path(new), to)
 
 
 OPERATIONS: dict[str, Callable[[Operator, LaneSpec], LaneSpec]] = {
@@ -129,7 +127,7 @@ OPERATIONS: dict[str, Callable[[Operator, LaneSpec], LaneSpec]] = {
     "branch": Operator._branch,
     "expire": Operator._expire,
     "convert to Spark's provider": Operator._to_spark,
-    "convert from Spark's provider": Operator._from_spark,
+    "restore from Spark's provider": Operator._from_spark,
 }
 
 

@@ -166,8 +166,9 @@ def test_help_tells_each_command_in_whole_sentences():
     shown = run("--help")[1]
     assert "..." not in shown.partition("Commands")[2]
     assert "rescale    Change the number of state partitions of a query that is stopped." in shown
-    assert "[filesystem|rocksdb|spark-hdfs|spark-rocksdb]" in " ".join(
-        run("convert", "--help")[1].split()
+    assert "[spark-hdfs|spark-rocksdb]" in run("convert", "--help")[1]
+    assert "statestore restore CHECKPOINT NEW --backend rocksdb" in " ".join(
+        run("convert", "a", "b", "--to", "rocksdb")[1].split()
     )
     assert "takes NAME=SELECT" in run("transform", "a", "b", "--sql", "SELECT 1")[1]
 

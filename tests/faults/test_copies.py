@@ -69,9 +69,12 @@ COPIES = {
     "restore-claimed": Copying(
         lambda of: of("savepoint").restore(of("new"), claim=True), claims=True
     ),
-    "convert": Copying(lambda of: of("hdfs").convert(of("new"), "filesystem")),
-    "convert-variables": Copying(
-        lambda of: of("rocksdb-ids-variables").convert(of("new"), "rocksdb")
+    "restore-from-spark": Copying(lambda of: of("hdfs").restore(of("new"))),
+    "restore-from-spark-dealt": Copying(
+        lambda of: of("rocksdb-ids-variables").restore(of("new"), num_partitions=3)
+    ),
+    "restore-checkpoint": Copying(
+        lambda of: of("checkpoint").restore(of("new"), backend="rocksdb", num_partitions=4)
     ),
 }
 

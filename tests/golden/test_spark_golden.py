@@ -118,18 +118,75 @@ def test_rows_are_encoded_to_the_bytes_that_spark_wrote(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_checkpoint_becomes_one_of_ours_without_spark(name, backend, tmp_path):
     """Catches a row that is lost or changed on the way in, and a checkpoint that is not whole."""
-    done = Checkpoint(path_of(name)).convert(tmp_path / "new", backend)
+    done = Checkpoint(path_of(name)).restore(tmp_path / "new", backend=backend)
 
     assert read_all(tmp_path / "new") == read_all(path_of(name))
     verified = done.made.verify(deep=True)
     assert verified.findings == ()
-    assert verified.num_rows == sum(done.rows.values())
     assert done.made.info.backend == backend
     assert done.made.info.newest_version == Checkpoint(path_of(name)).info.newest_version
     assert json.loads((tmp_path / "new" / "metadata").read_text()) == json.loads(
         (Path(path_of(name)) / "metadata").read_text()
     )
     assert Checkpoint(tmp_path / "new").rescale(6, dry_run=True).changes
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("hdfs", "filesystem"), ("rocksdb-no-changelog", "rocksdb")],
+)
+def test_golden_checkpoint_comes_to_the_backend_that_is_most_like_it(name, backend, tmp_path):
+    """Catches state on executors' disks that is in their memory afterwards, unasked for."""
+    assert Checkpoint(path_of(name)).restore(tmp_path / "new", dry_run=True).backend == backend
+
+
+def without_partitions(path):
+    """Rows of every column family as text, wherever they are."""
+    return {
+        family: sorted(
+            json.dumps({**json.loads(row), "partition_id": None}, sort_keys=True) for row in rows
+        )
+        for family, rows in read_all(path).items()
+    }
+
+
+@pytest.mark.parametrize("num_partitions", [1, 2, 5, 6, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_checkpoint_gets_another_number_of_state_partitions(name, num_partitions, tmp_path):
+    """Catches a row that is lost, or put where Spark does not look for it."""
+    before = Checkpoint(path_of(name)).num_partitions
+    max_parallelism = 30 * num_partitions if num_partitions == 5 else 0
+    source = Checkpoint(path_of(name), storage_options={"maxParallelism": str(max_parallelism)})
+
+    made = source.restore(tmp_path / "new", num_partitions=num_partitions).made
+
+    assert without_partitions(tmp_path / "new") == without_partitions(path_of(name))
+    assert made.verify(deep=True).findings == ()
+    assert made.num_partitions == num_partitions
+    (store,) = made.inspect()
+    if max_parallelism:
+        assert store.max_parallelism == max_parallelism
+    else:
+        assert store.max_parallelism % before == store.max_parallelism % num_partitions == 0
+    again = made.savepoint(tmp_path / "savepoint").made.restore(
+        tmp_path / "again", num_partitions=before
+    )
+    assert without_partitions(again.made.uri) == without_partitions(path_of(name))
+
+
+def test_rows_that_are_not_where_their_keys_belong_are_refused(copy, tmp_path):
+    """Catches rows of a partitioning that is not known here, spread so that no query finds them."""
+    path = copy("hdfs")
+    zero, one, between = (path / "state/0" / name for name in ("0", "1", "between"))
+    (zero / "_metadata").rename(path / "kept")
+    zero.rename(between)
+    one.rename(zero)
+    between.rename(one)
+    (path / "kept").rename(zero / "_metadata")
+
+    with pytest.raises(IncompatibleError, match="not-rescalable"):
+        Checkpoint(path).restore(tmp_path / "new", num_partitions=6)
+    assert Checkpoint(path).restore(tmp_path / "as-it-was").made.num_partitions
 
 
 def test_golden_checkpoints_begin_with_snapshots_and_go_on():
@@ -190,7 +247,7 @@ def test_what_changes_state_refuses_it_by_name(copy, change):
         change(str(path))
 
     assert caught.value.kind == "other-provider"
-    assert "statestore convert" in caught.value.to_fix
+    assert "statestore restore" in caught.value.to_fix
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 

@@ -37,7 +37,7 @@ class Files:
         self.io = MemoryFileIO("")
         self.conf = {
             NUM_PARTITIONS_KEY: str(NUM_PARTITIONS),
-            PROVIDER_KEY: SPARK_PROVIDERS["spark-hdfs"],
+            PROVIDER_KEY: PROVIDERS["filesystem"],
         }
         self.write("metadata", json.dumps({"id": QUERY_ID}))
         self.plan_batch(0)
@@ -68,7 +68,7 @@ class Files:
         metadata = json.dumps({"batchWatermarkMs": 0, "conf": self.conf})
         self.write(f"offsets/{batch}", f"v1\n{metadata}\n0")
 
-    def plan(self, to="filesystem"):
+    def plan(self, to="spark-rocksdb"):
         checkpoint = OpenCheckpoint(
             "file:/ck",
             self.io,
@@ -91,7 +91,7 @@ def test_plan_names_every_store_when_an_operator_is_in_one_partition(files):
     plan = files.plan()
 
     assert [(o.info.id, o.num_partitions) for o in plan.operators] == [(0, NUM_PARTITIONS), (1, 1)]
-    assert (plan.source, plan.version, plan.num_stores) == ("spark-hdfs", 1, NUM_PARTITIONS + 1)
+    assert (plan.source, plan.version, plan.num_stores) == ("filesystem", 1, NUM_PARTITIONS + 1)
     assert (plan.checkpoint_format, plan.is_begun) == (1, False)
 
 
@@ -183,9 +183,19 @@ def test_plan_names_the_batches_that_no_sink_was_given(tmp_path):
 @pytest.mark.parametrize(
     ("conf", "to", "error", "match"),
     [
-        ({}, "spark-hdfs", InvalidArgumentError, "leave it as it is"),
+        (
+            {PROVIDER_KEY: SPARK_PROVIDERS["spark-hdfs"]},
+            "spark-rocksdb",
+            IncompatibleError,
+            "other-provider.*statestore restore",
+        ),
         ({}, "heap", InvalidArgumentError, "use one of"),
-        ({PROVIDER_KEY: PROVIDERS["rocksdb"]}, "filesystem", InvalidArgumentError, "savepoint"),
+        (
+            {},
+            "rocksdb",
+            InvalidArgumentError,
+            "statestore restore file:/ck /new --backend rocksdb",
+        ),
     ],
 )
 def test_plan_is_refused_when_providers_do_not_fit(files, conf, to, error, match):
@@ -202,7 +212,7 @@ def test_plan_is_refused_when_the_target_has_no_checkpoint_ids(files):
     ids = {"0": [["a"], ["b"], ["c"]], "1": [["d"]]}
     fields = json.dumps({"nextBatchWatermarkMs": 0, "stateUniqueIds": ids})
     files.write("commits/0", f"v2\n{fields}")
-    files.conf[PROVIDER_KEY] = SPARK_PROVIDERS["spark-rocksdb"]
+    files.conf[PROVIDER_KEY] = PROVIDERS["rocksdb"]
     files.plan_batch(0)
 
     assert files.plan().checkpoint_format == 2

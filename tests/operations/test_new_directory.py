@@ -35,7 +35,7 @@ def test_destination_must_be_new(tmp_path):
             act()
         assert raised.value.kind == "checkpoint-exists"
     with pytest.raises(NotFoundError) as raised:
-        restore(tmp_path / "query", tmp_path / "again")
+        _ = Savepoint(query.path).info
     assert raised.value.kind == "savepoint-not-found"
 
 

@@ -229,7 +229,7 @@ def assert_counts(reference: Lane, candidate: Lane) -> None:
         run_plan(again)
         warnings.warn(f"Spark's counters: {_differences(again, reference)}", stacklevel=2)
         differences = _differences(again, candidate)
-    assert not differences
+    assert not differences, differences
 
 
 def _differences(reference: Lane, candidate: Lane) -> dict[str, tuple[Any, Any]]:

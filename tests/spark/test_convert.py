@@ -1,15 +1,10 @@
-"""A query that was converted to another provider, and back, returns what it would have."""
+"""A query that goes to Spark's own providers, and comes from them, returns what it would have."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +15,14 @@ from click.testing import CliRunner
 from statestore import Checkpoint
 from statestore.cli.commands import cli
 from statestore.core.errors import (
-    FencedError,
     IncompatibleError,
     InternalError,
     InUseError,
-    InvalidArgumentError,
-    NotFoundError,
 )
-from statestore.core.providers import PROVIDERS, TARGETS
-from statestore.operations.new_directory import metadata_fields
+from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 
 from .conftest import EXTENDED, OURS, MakeLane
-from .harness import HDFS, ROCKSDB, STATE_STORE, Lane, Query, assert_same, run_plan, wait_for
+from .harness import STATE_STORE, Lane, Query, assert_same, run_plan, wait_for
 from .queries import (
     AGGREGATION,
     AGGREGATION_THEN_DEDUP,
@@ -128,22 +119,27 @@ def _leases(directory: Path) -> set[str]:
 
 
 def _convert(lane: Lane, to: str) -> None:
-    """Convert a lane's checkpoint; the lane goes on with the new one, under the session it had."""
+    """Have a lane go on with another provider's checkpoint, under the session it had."""
     before, leases = _tree(lane.checkpoint), _leases(lane.checkpoint)
     new = lane.checkpoint.with_name(f"checkpoint-{to}")
     reports: list[tuple[int, int]] = []
+    checkpoint = Checkpoint(lane.checkpoint, spark=lane.spark)
 
-    conversion = Checkpoint(lane.checkpoint, spark=lane.spark).convert(
-        new, to, progress=lambda *done: reports.append(done)
-    )
+    def progress(done: int, total: int) -> None:
+        reports.append((done, total))
+
+    if to in SPARK_PROVIDERS:
+        conversion = checkpoint.convert(new, to, progress=progress)
+        assert conversion.rows is not None
+        assert sum(conversion.rows.values()) > 0
+        assert conversion.num_stores > 0
+    else:
+        assert checkpoint.restore(new, backend=to, progress=progress).backend == to
 
     assert _tree(lane.checkpoint) == before
     assert _leases(lane.checkpoint) <= leases
     assert not _leases(new), "no query has run on it yet"
     assert reports[-1][0] == reports[-1][1]
-    assert conversion.rows is not None
-    assert sum(conversion.rows.values()) > 0
-    assert conversion.num_stores > 0
     lane.checkpoint = new
 
 
@@ -162,7 +158,7 @@ def _assert_round_trip(
         files: What only the state of a provider has, by its name.
     """
     query = _in_runs(query, *[1] * len(names))
-    provider = {**TARGETS, **PROVIDERS}[names[0]]
+    provider = {**SPARK_PROVIDERS, **PROVIDERS}[names[0]]
     reference, lane = make_lane(query, query.built_in), make_lane(query, provider, conf)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_plan, reference)
@@ -209,22 +205,6 @@ def test_rows_equal_never_converted_when_checkpoint_format_is_2(make_lane: MakeL
     _assert_round_trip(make_lane, JOIN, names, FORMAT_2, uncommit)
 
 
-KILLED_COMMAND = """
-import os, signal, sys
-from statestore.cli.commands import cli
-
-def kill(event, arguments):
-    if event == "os.rename" and arguments[1] == sys.argv[1]:
-        os.killpg(0, signal.SIGKILL)
-
-sys.addaudithook(kill)
-cli(sys.argv[2:])
-"""
-"""Dies where the file that it is told first is about to be replaced."""
-PLACES = ("state/0/*/*", "offsets/0", "commits/0", "metadata")
-"""What a conversion to one of ours writes, in this order."""
-
-
 def _assert_not_startable(lane: Lane, checkpoint: Path) -> None:
     kept, lane.checkpoint = lane.checkpoint, checkpoint
     try:
@@ -232,100 +212,6 @@ def _assert_not_startable(lane: Lane, checkpoint: Path) -> None:
             lane.start()
     finally:
         lane.checkpoint = kept
-
-
-def _kill_in_the_middle(lane: Lane, new: Path, place: str) -> None:
-    """Run the command in a process of its own and kill it at one of PLACES."""
-    command = [sys.executable, "-c", KILLED_COMMAND, str(new / place)]
-    command += ["convert", str(lane.checkpoint), str(new), "--to", "filesystem"]
-    command += ["--session-conf", "spark.driver.host=127.0.0.1"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # with the JVM
-        env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"},
-    )
-    try:
-        wait_for(
-            lambda: process.poll() is not None or ("*" in place and any(new.glob(place))),
-            f"the conversion is at {place}",
-            timeout_s=120,
-        )
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert process.returncode == -signal.SIGKILL
-
-
-@pytest.mark.parametrize(
-    "place",
-    [pytest.param(place, marks=[] if place == "offsets/0" else [EXTENDED]) for place in PLACES],
-)
-def test_conversion_is_done_again_when_killed(make_lane: MakeLane, place: str) -> None:
-    """Catches a half-made checkpoint that a query starts from, or that nothing can replace."""
-    query = _in_runs(AGGREGATION, 1, 1)
-    reference, lane = make_lane(query, HDFS), make_lane(query, ROCKSDB)
-    run_plan(reference)
-    lane.run(*query.plan[0])
-    before = _tree(lane.checkpoint)
-    new = lane.root / "new"
-
-    _kill_in_the_middle(lane, new, place)
-
-    written = PLACES[: PLACES.index(place)] or [place]
-    assert all(any(new.glob(pattern)) for pattern in written)
-    assert json.loads((new / "metadata").read_text())["statestore"]["unfinished"] == "convert"
-    assert _tree(lane.checkpoint) == before
-    _assert_not_startable(lane, new)
-    Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "filesystem")
-    finished = _tree(new)
-    with pytest.raises(InvalidArgumentError, match="checkpoint-exists"):
-        Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "rocksdb")
-    assert _tree(new) == finished
-    (new / "metadata").write_text(metadata_fields(unfinished="convert"))
-    source = Checkpoint(lane.checkpoint, spark=lane.spark)
-    assert source.convert(new, "filesystem", dry_run=True).is_begun
-    (new / "metadata").write_bytes(finished["metadata"])
-    with pytest.raises(InvalidArgumentError, match="checkpoint-exists"):
-        source.convert(new, "filesystem")
-    assert _tree(new) == finished
-    # A crash before the very last step; an overwritten file has no checksum file of Hadoop's.
-    (new / "metadata").write_text(metadata_fields(unfinished="convert"))
-    _assert_not_startable(lane, new)
-
-    def begin_anew() -> None:
-        (new / "metadata").write_text(metadata_fields(unfinished="convert", attempt="another"))
-
-    with pytest.raises(FencedError, match="begun anew"):
-        source.convert(new, "rocksdb", progress=lambda *_: begin_anew())
-    assert not (new / "offsets").exists()
-    Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "rocksdb")
-    lane.checkpoint = new
-    lane.run(*query.plan[1])
-    assert_same(reference, lane)
-
-
-def test_error_names_the_reason_when_state_is_damaged(make_lane: MakeLane) -> None:
-    """Catches a damaged source converted as if it were empty, and storage of Hadoop's only."""
-    lane = make_lane(_in_runs(AGGREGATION, 2), HDFS)
-    run_plan(lane)
-    session, uri, new = lane.session(), "viewfs://convert/data", lane.root / "new"
-    session.conf.set("fs.viewfs.mounttable.convert.link./data", lane.root.as_uri())
-    damaged = lane.checkpoint / "state" / "0" / "1" / "1.delta"
-    data = damaged.read_bytes()
-    damaged.unlink()
-
-    with pytest.raises(NotFoundError, match=r"1\.delta") as caught:
-        Checkpoint(f"{uri}/checkpoint", spark=session).convert(f"{uri}/new", "filesystem")
-
-    assert "\n" not in str(caught.value)
-    assert not new.exists()
-    damaged.write_bytes(data)
-    converted = Checkpoint(f"{uri}/checkpoint", spark=session).convert(f"{uri}/new", "filesystem")
-    assert converted.rows is not None
-    assert sum(converted.rows.values()) == lane.counts("numRowsTotal")[1][0]
 
 
 FAULTS = {
@@ -342,12 +228,12 @@ def test_conversion_fails_when_the_target_keeps_other_rows(
 ) -> None:
     """Catches a comparison, from either side, that overlooks a lost, changed or made up row."""
     query = _in_runs(AGGREGATION, 1)
-    lane = make_lane(query, TARGETS[provider])
+    lane = make_lane(query, PROVIDERS[provider])
     run_plan(lane)
     new = lane.root / "new"
 
     for fault, counts in FAULTS.items():
-        monkeypatch.setitem(TARGETS, "spark-hdfs", f"io.statestore.testing.{fault}")
+        monkeypatch.setitem(SPARK_PROVIDERS, "spark-hdfs", f"io.statestore.testing.{fault}")
         with pytest.raises(InternalError, match="is not what it was made from") as caught:
             Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, "spark-hdfs")
 
@@ -370,30 +256,9 @@ def test_conversion_is_refused_when_this_spark_cannot_write_it(make_lane: MakeLa
     assert not new.exists()
 
 
-def test_conversion_is_refused_when_the_query_runs_meanwhile(make_lane: MakeLane) -> None:
-    """Catches a state that goes with offsets of another batch."""
-    query = _in_runs(AGGREGATION, 1, 1)
-    lane = make_lane(query, HDFS)
-    lane.run(*query.plan[0])
-    new = lane.root / "new"
-
-    runs = iter(query.plan[1:])
-
-    def run_meanwhile(*_: int) -> None:
-        for inputs in runs:
-            lane.run(*inputs)
-
-    with pytest.raises(InUseError, match="batch_now=1"):
-        Checkpoint(lane.checkpoint, spark=lane.spark).convert(
-            new, "rocksdb", progress=run_meanwhile
-        )
-
-    _assert_not_startable(lane, new)
-
-
 def test_conversion_is_refused_while_a_query_of_ours_runs(make_lane: MakeLane) -> None:
     """Catches a conversion that takes no notice of the lease of a query, idle or not."""
-    lane = make_lane(AGGREGATION, TARGETS["filesystem"])
+    lane = make_lane(AGGREGATION, PROVIDERS["filesystem"])
     new = lane.root / "new"
     lane.feed(AGGREGATION.plan[0][0])
     handle = lane.start(available_now=False)
@@ -410,13 +275,14 @@ def test_conversion_is_refused_while_a_query_of_ours_runs(make_lane: MakeLane) -
     assert not new.exists()
 
 
-def test_command_converts_when_yes_is_given(make_lane: MakeLane) -> None:
-    """Catches a command that differs from the library, or writes before it is told to."""
-    query = _in_runs(AGGREGATION, 1)
-    lane = make_lane(query, HDFS)
+@pytest.mark.needs("to-spark-rocksdb")
+def test_command_does_what_the_library_does(make_lane: MakeLane) -> None:
+    """Catches a command that differs from the library, or writes when it is asked for a plan."""
+    lane = make_lane(_in_runs(AGGREGATION, 1), PROVIDERS["filesystem"])
     run_plan(lane)
     new = lane.root / "new"
-    arguments = ["convert", str(lane.checkpoint), str(new), "--to", "rocksdb", "--output", "json"]
+    arguments = ["convert", str(lane.checkpoint), str(new), "--to", "spark-rocksdb"]
+    arguments += ["--output", "json"]
 
     planned = CliRunner().invoke(cli, [*arguments, "--dry-run"])
     assert planned.exit_code == 0, planned.output
@@ -432,12 +298,3 @@ def test_command_converts_when_yes_is_given(make_lane: MakeLane) -> None:
     assert result["stores"][0]["rows"] == lane.counts("numRowsTotal")[0][0]
     assert again.exit_code == 1
     assert "checkpoint-exists" in again.output
-
-
-def test_error_says_which_command_when_both_are_ours(make_lane: MakeLane) -> None:
-    """Catches a conversion that would lose the max parallelism, which a restore keeps."""
-    lane = make_lane(_in_runs(AGGREGATION, 1), TARGETS["filesystem"])
-    run_plan(lane)
-
-    with pytest.raises(InvalidArgumentError, match="--backend rocksdb"):
-        Checkpoint(lane.checkpoint, spark=lane.spark).convert(lane.root / "new", "rocksdb")

@@ -88,10 +88,10 @@ def test_spark_evicts_what_is_put_again_too_early(
         try_program(spark, _put_again(ROCKSDB, state, calls, taken), tmp_path, Counter())
 
 
-def test_conversion_leaves_the_index_of_a_deleted_state_behind(
+def test_restore_leaves_the_index_of_a_deleted_state_behind(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Catches a checkpoint of Spark's that cannot be converted: its index outlives the state."""
+    """Catches a checkpoint of Spark's that cannot be restored: its index outlives the state."""
     states = [
         State("kept", "value", int, None, None, TTL),
         State("deleted_value", "value", int, None, None, TTL),
@@ -111,7 +111,7 @@ def test_conversion_leaves_the_index_of_a_deleted_state_behind(
     )  # fmt: skip
     try_program(spark, plan, tmp_path, Counter())
 
-    made = Checkpoint(tmp_path / "checkpoint").convert(tmp_path / "converted", "filesystem").made
+    made = Checkpoint(tmp_path / "checkpoint").restore(tmp_path / "new", backend="filesystem").made
 
     assert made.rows("kept").read().num_rows == 1
     assert made.verify(deep=True).ok

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from statestore import Checkpoint, Savepoint
+from statestore.core.providers import SPARK_PROVIDERS
 
 from .conftest import EXTENDED, PROVIDER
 from .harness import FILESYSTEM, ROCKSDB, ROCKSDB_BACKEND, Lane
@@ -125,7 +126,7 @@ def test_query_goes_on_from_a_savepoint(
         pytest.param(PROVIDER, "spark-rocksdb", id="to-spark-rocksdb"),
     ],
 )
-def test_query_goes_on_on_the_other_side_when_converted(
+def test_query_goes_on_with_another_provider(
     make_stopped: Callable[[str], Stopped],
     expected: list[list[str]],
     tmp_path: Path,
@@ -136,7 +137,11 @@ def test_query_goes_on_on_the_other_side_when_converted(
     stopped = make_stopped(source)
     new = str(tmp_path / "new")
 
-    Checkpoint(stopped.path, spark=stopped.lane.spark).convert(new, target)
+    checkpoint = Checkpoint(stopped.path, spark=stopped.lane.spark)
+    if target in SPARK_PROVIDERS:
+        checkpoint.convert(new, target)
+    else:
+        checkpoint.restore(new, backend=target)
 
     assert Checkpoint(new).verify(deep=True).findings == ()
     assert _rows(new) == _rows(str(stopped.path))

@@ -170,14 +170,16 @@ def test_query_is_stopped_with_a_savepoint(
 
 
 @EXTENDED
-def test_rows_equal_never_converted(make_hdfs_lane: MakeLane, run_reference: RunReference) -> None:
-    """Catches a conversion that leaves what HDFS keeps of a checkpoint behind."""
-    query = replace(JOIN, name="converted-on-hdfs")
+def test_rows_equal_built_in_when_restored_from_it(
+    make_hdfs_lane: MakeLane, run_reference: RunReference
+) -> None:
+    """Catches a restore that leaves what HDFS keeps of a checkpoint behind."""
+    query = replace(JOIN, name="restored-on-hdfs")
     lane = make_hdfs_lane(query, HDFS)
     (first, *rest), old = query.plan, str(lane.checkpoint)
 
     lane.run(*first)
-    Checkpoint(old, spark=lane.session()).convert(f"{old}-new", "filesystem")
+    Checkpoint(old, spark=lane.session()).restore(f"{old}-new")
     lane.checkpoint = f"{old}-new"  # type: ignore[assignment]
     lane.conf[PROVIDER_CLASS] = FILESYSTEM
     for batches in rest:
@@ -185,7 +187,7 @@ def test_rows_equal_never_converted(make_hdfs_lane: MakeLane, run_reference: Run
 
     assert_same(run_reference(query), lane)
     with pytest.raises(InvalidArgumentError, match="checkpoint-exists"):
-        Checkpoint(old, spark=lane.session()).convert(f"{old}-new", "filesystem")
+        Checkpoint(old, spark=lane.session()).restore(f"{old}-new")
 
 
 @EXTENDED

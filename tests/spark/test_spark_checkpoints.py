@@ -274,13 +274,13 @@ def test_keys_of_two_encodings_are_not_compared(run: RunOnce) -> None:
 
 @pytest.mark.skipif(not OURS, reason="no session with the jar")
 @pytest.mark.parametrize("provider", [HDFS, ROCKSDB], ids=["hdfs", "rocksdb"])
-def test_a_checkpoint_equals_what_it_is_converted_to(
+def test_a_checkpoint_equals_what_is_restored_from_it(
     run: RunOnce, provider: str, tmp_path: Path
 ) -> None:
-    """Catches a conversion that nobody can check, or rows that it changes."""
+    """Catches a restore that nobody can check, or rows that it changes."""
     lane = run(ROWS, provider, SNAPSHOTS)
-    new = tmp_path / "converted"
-    Checkpoint(lane.checkpoint, spark=lane.spark).convert(new, to="filesystem")
+    new = tmp_path / "restored"
+    Checkpoint(lane.checkpoint).restore(new, backend="filesystem")
 
     assert (
         Checkpoint(lane.checkpoint).rows().count_differences(Checkpoint(new).rows()) == DiffCounts()

@@ -149,6 +149,6 @@ def test_the_shell_says_the_same_words_in_the_same_order() -> None:
         name
         for name in cli.list_commands(click.Context(cli))
         for command in [cli.get_command(click.Context(cli), name)]
-        if command and {"checkpoint", "old", "savepoint"} & {each.name for each in command.params}
+        if command and {"checkpoint", "old", "source"} & {each.name for each in command.params}
     }
     assert {one.command[0] for one in named} == on_a_checkpoint

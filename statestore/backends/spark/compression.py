@@ -56,7 +56,7 @@ def decompressed(local_path: str, codec: str, path: str) -> Iterator[bytes]:
             file=path,
             codec=codec,
             expected=", ".join(_READERS),
-            to_fix="bring the checkpoint over with `statestore convert`",
+            to_fix="use a later release of statestore",
         )
     yield from read(map_file(local_path), path)
 

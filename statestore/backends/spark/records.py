@@ -165,6 +165,5 @@ class Records:
             kind="newer-format",
             file=self._path,
             found=found,
-            to_fix="use a later release of statestore, or bring the checkpoint over with "
-            "`statestore convert`",
+            to_fix="use a later release of statestore",
         )

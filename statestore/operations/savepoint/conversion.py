@@ -1,4 +1,4 @@
-"""What a conversion from one provider to another did or would do; nothing is written here."""
+"""What a conversion to one of Spark's own providers did or would do; nothing is written here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from statestore.core.errors import (
     NotFoundError,
     StateStoreError,
 )
-from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS, TARGETS
+from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS, SPARK_PROVIDERS
 from statestore.core.text import format_table
 from statestore.operations.batches import read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 CONVERT = "convert"
 """What NEW says is under way."""
 
-_NAMES = {provider: name for name, provider in {**PROVIDERS, **SPARK_PROVIDERS}.items()}
 _SCHEMA_START = '{"type":"struct"'
 _MAX_SCHEMA_BYTES = 64 * 1024 * 1024
 
@@ -63,15 +62,16 @@ class Convert(NewDirectoryResult[Made]):
 
     Attributes:
         checkpoint, new: URIs of the checkpoint and of what is made from it.
-        source, target: Names of the providers.
+        source: State backend of the checkpoint.
+        target: Name of Spark's own provider that the new one is for.
         batch: Newest committed batch.
         num_partitions: State partitions of the query.
         checkpoint_format: 1 or 2.
         operators: What has state.
         is_begun: There is an unfinished conversion at `new`, which is done anew.
-        state_bytes: Bytes of the state files that are read; None where only Spark can read them.
+        state_bytes: Bytes of the state files that are read; None where this cannot read them.
         unseen: The newest batches, ascending, where an operation made them and no sink was given
-            them, and the target writes no entry of them into the log of Spark's file sink.
+            them: Spark's providers write no entry of them into the log of Spark's file sink.
         rows: Rows by operator ID and store name, of all state partitions; None of a dry run.
     """
 
@@ -161,18 +161,25 @@ def decide_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> Convert[A
     Args:
         checkpoint: What is converted.
         new: The checkpoint to make.
-        to: A name of TARGETS.
+        to: A name of SPARK_PROVIDERS.
 
     Raises:
-        InvalidArgumentError: `to` is unknown or the checkpoint's own, nothing is to convert, or
-            there is something at `new` (as `check_target`).
-        IncompatibleError: Some of the state cannot be converted, or not to this provider.
+        InvalidArgumentError: `to` is not a provider of Spark's, nothing is to convert, or there is
+            something at `new` (as `check_target`).
+        IncompatibleError: Another provider wrote the checkpoint (kind other-provider); some of the
+            state cannot be converted, or not to this provider.
         NotFoundError: No batch is committed, or Spark's metadata is missing.
         CorruptionError, StorageError: The checkpoint cannot be read.
     """
-    if to not in TARGETS:
+    if to not in SPARK_PROVIDERS:
+        restored = to in PROVIDERS and to not in IN_DRIVER_MEMORY
         raise InvalidArgumentError(
-            "unknown provider", to=to, to_fix=f"use one of {', '.join(TARGETS)}"
+            "a checkpoint is converted to Spark's own providers only",
+            to=to,
+            to_fix=f"make the new checkpoint with `statestore restore {checkpoint.uri} {new.uri} "
+            f"--backend {to}`"
+            if restored
+            else f"use one of {', '.join(SPARK_PROVIDERS)}",
         )
     read_metadata(checkpoint.io, checkpoint.path)
     batch = checkpoint.newest_committed
@@ -181,10 +188,9 @@ def decide_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> Convert[A
             "the query has not committed a batch yet",
             kind="version-not-found",
             checkpoint=checkpoint.uri,
-            to_fix=f"start it with a new checkpoint directory on provider {TARGETS[to]}",
+            to_fix=f"start it with a new checkpoint directory on provider {SPARK_PROVIDERS[to]}",
         )
-    source = _NAMES.get(checkpoint.provider, checkpoint.provider)
-    _check_pair(checkpoint, source, to)
+    source = checkpoint.backend
     operators = _operators(checkpoint)
     checkpoint_format = 2 if checkpoint.commit_entry(batch).checkpoint_ids else 1
     if checkpoint_format == 2 and to == "spark-hdfs":
@@ -204,7 +210,7 @@ def decide_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> Convert[A
         operators,
         check_target(new, CONVERT, checkpoint.uri),
         _state_bytes(checkpoint, batch + 1),
-        _unseen(checkpoint, batch) if TARGETS[to] in SPARK_PROVIDERS.values() else (),
+        _unseen(checkpoint, batch),
         done=False,
     )
 
@@ -226,24 +232,6 @@ def _state_bytes(checkpoint: OpenCheckpoint, version: int) -> int | None:
         states = find_states(checkpoint, version)
         return sum(state.full_bytes for state in states.values())
     return None
-
-
-def _check_pair(checkpoint: OpenCheckpoint, source: str, to: str) -> None:
-    if source == to:
-        raise InvalidArgumentError(
-            "the checkpoint is of this provider already",
-            checkpoint=checkpoint.uri,
-            to=to,
-            to_fix="leave it as it is",
-        )
-    if source in PROVIDERS and to in PROVIDERS:
-        raise InvalidArgumentError(
-            "both state backends are of this package",
-            checkpoint=checkpoint.uri,
-            backend=source,
-            to=to,
-            to_fix=f"take a savepoint and restore it with --backend {to}",
-        )
 
 
 def _operators(checkpoint: OpenCheckpoint) -> tuple[ConvertedOperator, ...]:
@@ -275,7 +263,7 @@ def schemas_of(store: StoreInfo) -> tuple[str, ...]:
 
 
 def _operator(checkpoint: OpenCheckpoint, info: OperatorInfo) -> ConvertedOperator:
-    """Return what is to convert of an operator, whichever provider wrote it, wherever it is."""
+    """Return what is to convert of an operator, wherever its state is."""
     if info.has_families:  # the schemas were looked for with the metadata
         return ConvertedOperator(info, checkpoint.num_partitions)
     for store in info.stores:

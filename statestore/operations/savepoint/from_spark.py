@@ -7,9 +7,10 @@ have a prefix, are decoded and encoded again.
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,116 +18,84 @@ import pyarrow as pa
 
 from statestore.checkpoint.commit import NewVersion
 from statestore.codec.column_family import DEFAULT_FAMILY, NO_DEFAULT
+from statestore.codec.joined_trailers import join_families
 from statestore.codec.key_encoding import encode_keys, encode_values
 from statestore.codec.merge import merge_runs
 from statestore.codec.partition_key import compute_key_groups
+from statestore.codec.references import StoreName
 from statestore.codec.rows import MERGE, PUT, SCHEMA, from_numpy, to_numpy
-from statestore.codec.sorting import sort_into_runs
+from statestore.codec.sorting import gather, sort_into_runs
 from statestore.codec.trailer import RowCounts
 from statestore.core.errors import IncompatibleError
+from statestore.core.key_groups import (
+    MAX_PARALLELISM_LIMIT,
+    default_max_parallelism,
+    resolve_max_parallelism,
+)
 from statestore.io.local import named_errors
-from statestore.operations.committed_version import find_version
-from statestore.operations.copying import Copy
 from statestore.operations.full_state import MAX_STATES_AT_ONCE, write_full_state
-from statestore.operations.in_use import same_batches
-from statestore.operations.new_directory import check_target, query_metadata
-from statestore.operations.operator_map import OperatorMap
 from statestore.operations.passes import Pass
 from statestore.operations.reading.read import decode_pairs
+from statestore.operations.rehashing import RowsByPartition, not_where_they_belong, rehash
 from statestore.operations.spark_states import find_versions, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from statestore.backends.form import Work
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.column_family import ColumnFamily
-    from statestore.codec.references import StoreName
-    from statestore.io.place import Place
-    from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.copying import MadeFiles
+    from statestore.operations.committed_version import CommittedVersion
     from statestore.operations.passes import NewState, Store
-    from statestore.operations.store_state import StoreState
+    from statestore.operations.store_state import States, StoreState
 
 _INDEXES = ("$ttl", "$min", "$count", "$rowCounter")
 """What Spark keeps beside a state variable: expiries of rows, and of a list its length."""
 
 
-@dataclass(frozen=True, eq=False)
-class FromSpark(Pass):
-    """The rows of a store that a provider of Spark's wrote.
+def find_spark_states(
+    version: CommittedVersion, num_partitions: int, max_parallelism: int
+) -> tuple[States, int]:
+    """Return a version of Spark's, and how many key groups its rows get.
 
-    Attributes:
-        states: The version that passes, by state partition.
-    """
-
-    states: tuple[StoreState, ...]
-
-    @property
-    def words(self) -> str:
-        """What becomes of the files."""
-        return "written anew"
-
-    @property
-    def own_bytes(self) -> int:
-        """Bytes of Spark's files."""
-        return sum(state.full_bytes for state in self.states)
-
-    def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
-        """Write them, each state partition by itself."""
-        del stores
-
-        def write_one(given: StoreState) -> PublishedFile:
-            families = tuple(map(_own_family, given.column_families))
-            if DEFAULT_FAMILY not in {family.name for family in families}:
-                families = (NO_DEFAULT, *families)
-            new = NewVersion(
-                version=state.version.version,
-                parent=None,
-                checkpoint_id=state.target.ids.new_id(),
-                checkpoint_format=state.checkpoint_format,
-                rows=RowCounts(),
-                num_keys=0,
-                max_parallelism=given.max_parallelism,
-                num_partitions=given.num_partitions,
-                rescalable=given.rescalable,
-                column_families=families,
-                backend=state.backend,
-            )
-            with TemporaryDirectory(dir=state.work.scratch_directory) as own:
-                work = replace(state.work, scratch_directory=own)
-                file = write_full_state(
-                    state.location(given.store), new, _own_rows(given, work), work
-                )
-            state.progress.add(given.full_bytes)
-            return file
-
-        with ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool:
-            return {file.trailer.store: file for file in pool.map(write_one, self.states)}
-
-
-def decide_from_spark(checkpoint: OpenCheckpoint, target: Place, backend: str) -> Copy[MadeFiles]:
-    """Decide how the newest version of a checkpoint of Spark's becomes one of this package's.
-
-    Nothing is written. The query goes on under its ID, with as many state partitions. `Copy.run`
-    also raises InUseError where the query has run a batch meanwhile.
+    They are as many as both numbers of state partitions divide, where 32768 are enough for it: then
+    one hash of a key tells where its row is and where it is to be.
 
     Args:
-        checkpoint: The checkpoint, of a query that does not run.
-        target: The new checkpoint, which must not be there.
-        backend: Its state backend.
+        version: A version of one of Spark's own providers.
+        num_partitions: State partitions that its rows are to be in, 1 to 32768.
+        max_parallelism: The option; 0 for any number of key groups.
+
+    Returns:
+        The version of every store; and the number of key groups, of which that of the states
+        differs where it could not be had.
 
     Raises:
-        InvalidArgumentError: As `check_target`.
+        InvalidArgumentError: The option does not fit the number of state partitions.
+        IncompatibleError: A store has state that is not read whole: in column families of no state
+            variable, or that its newest schemas do not have; or as `find_versions`.
         NotFoundError, CorruptionError, StorageError: As `find_versions`.
-        IncompatibleError: A store has rows of a column family that its newest schemas do not have;
-            or as `find_versions`.
     """
-    check_target(target, "convert", checkpoint.uri)
-    version = find_version(checkpoint, has_heads=False)
-    version.check_sources()
-    states: dict[Store, list[StoreState]] = {}
-    for store, found in find_versions(checkpoint, version.version).items():
+    checkpoint = version.checkpoint
+    for info in checkpoint.operators:
+        if info.has_families and not info.variables:
+            raise IncompatibleError(
+                "an operator keeps no state variables in its column families",
+                checkpoint=checkpoint.uri,
+                operator=info.id,
+                name=info.name,
+                to_fix="stay with the provider that it has: joins of state format 3 and 4 do not "
+                "go to another one",
+            )
+    before = version.num_partitions
+    common = math.lcm(before, num_partitions)
+    is_common = not max_parallelism and common <= MAX_PARALLELISM_LIMIT
+    number = resolve_max_parallelism(max_parallelism, common if is_common else num_partitions)
+    read_with = number if number % before == 0 else default_max_parallelism(before)
+    states: States = {}
+    for store, found in find_versions(
+        checkpoint, version.version, max_parallelism=read_with
+    ).items():
         names = {family.name for family in found.families}
         ids = {} if found.snapshot is None else found.snapshot.family_ids
         removed = {*ids} - names - {DEFAULT_FAMILY}
@@ -139,28 +108,97 @@ def decide_from_spark(checkpoint: OpenCheckpoint, target: Place, backend: str) -
                 column_families=", ".join(sorted(removed)),
                 to_fix="stay with the provider that it has: nothing tells what the rows are",
             )
-        state = state_of(checkpoint, version.version, found)
-        states.setdefault((store.operator, store.name), []).append(state)
-    query_id = version.query_id or ""
-    require_same = same_batches(checkpoint)
+        states[store] = state_of(checkpoint, version.version, found)
+    return states, number
 
-    def becomes(made: MadeFiles) -> tuple[str, MadeFiles]:
-        # A query over Spark's providers holds no lease: nothing kept it away.
-        require_same()
-        return query_metadata(query_id), made
 
-    return Copy(
-        operation="convert",
-        version=version,
-        target=target,
-        passes={store: FromSpark(tuple(of)) for store, of in states.items()},
-        becomes=becomes,
-        backend=backend,
-        num_partitions=version.num_partitions,
-        checkpoint_format=version.checkpoint_format,
-        operators=OperatorMap().resolve([operator.id for operator in checkpoint.operators]),
-        query_id=query_id,
-    )
+@dataclass(frozen=True, eq=False)
+class FromSpark(Pass):
+    """The rows of a store that a provider of Spark's wrote.
+
+    Attributes:
+        states: The version that passes, one a state partition, in their order.
+        num_partitions: State partitions of the store in the new directory.
+        max_parallelism: Key groups there.
+    """
+
+    states: tuple[StoreState, ...]
+    num_partitions: int
+    max_parallelism: int
+
+    @property
+    def words(self) -> str:
+        """What becomes of the files."""
+        return "written anew"
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of Spark's files."""
+        return sum(state.full_bytes for state in self.states)
+
+    def write(self, stores: Sequence[Store], state: NewState) -> dict[StoreName, PublishedFile]:
+        """Write them: each state partition by itself, or each row where its key group belongs."""
+        ((operator, name),) = stores
+        new_id = state.operators.new_id(operator)
+
+        def write(
+            partition: int, families: tuple[ColumnFamily, ...], rows: Iterable[pa.RecordBatch]
+        ) -> PublishedFile:
+            new = NewVersion(
+                version=state.version.version,
+                parent=None,
+                checkpoint_id=state.target.ids.new_id(),
+                checkpoint_format=state.checkpoint_format,
+                rows=RowCounts(),
+                num_keys=0,
+                max_parallelism=self.max_parallelism,
+                num_partitions=state.num_partitions,
+                rescalable=all(given.rescalable for given in self.states),
+                column_families=families,
+                backend=state.backend,
+            )
+            location = state.location(StoreName(new_id, partition, name))
+            return write_full_state(location, new, rows, state.work)
+
+        def write_again(given: StoreState) -> PublishedFile:
+            rows = _own_rows(given, state.work)
+            file = write(given.store.partition, _own_families([given]), rows)
+            state.progress.add(given.full_bytes)
+            return file
+
+        with (
+            ThreadPoolExecutor(MAX_STATES_AT_ONCE) as pool,
+            TemporaryDirectory(dir=state.work.scratch_directory) as directory,
+        ):
+            if len(self.states) == self.num_partitions:
+                made = list(pool.map(write_again, self.states))
+            else:
+                families = _own_families(self.states)
+
+                def lay_by(given: StoreState) -> RowsByPartition:
+                    own = mkdtemp(dir=directory)
+                    laid = RowsByPartition(own, self.num_partitions)
+                    rows = _checked_rows(given, self.max_parallelism, state.work)
+                    for piece in gather(rows):
+                        laid.lay_by(piece)
+                    state.progress.add(given.full_bytes // 2)
+                    return laid
+
+                laid = list(pool.map(lay_by, self.states))
+                left = self.own_bytes - sum(given.full_bytes // 2 for given in self.states)
+
+                def write_taken(partition: int) -> PublishedFile:
+                    rows = (batch for of in laid for batch in of.batches(partition))
+                    file = write(partition, families, rows)
+                    done, next_done = (
+                        left * number // self.num_partitions
+                        for number in (partition, partition + 1)
+                    )
+                    state.progress.add(next_done - done)
+                    return file
+
+                made = list(pool.map(write_taken, range(self.num_partitions)))
+        return {file.trailer.store: file for file in made}
 
 
 def _is_index_without_state(name: str, names: Collection[str]) -> bool:
@@ -170,6 +208,18 @@ def _is_index_without_state(name: str, names: Collection[str]) -> bool:
     """
     index, _, variable = name.partition("_")
     return index in _INDEXES and variable not in names
+
+
+def _own_families(states: Sequence[StoreState]) -> tuple[ColumnFamily, ...]:
+    """Return the column families of state partitions whose rows come together.
+
+    Raises:
+        IncompatibleError: As `join_families`.
+    """
+    families = tuple(map(_own_family, join_families(states)))
+    if DEFAULT_FAMILY in {family.name for family in families}:
+        return families
+    return (NO_DEFAULT, *families)
 
 
 def _own_family(family: ColumnFamily) -> ColumnFamily:
@@ -203,6 +253,24 @@ def _own_rows(given: StoreState, work: Work) -> Iterator[pa.RecordBatch]:
         # Values of a list come by themselves, and are its value again when they are merged.
         runs = sort_into_runs(rows(), given.max_parallelism, directory)
         yield from merge_runs(runs, given.max_parallelism)
+
+
+def _checked_rows(given: StoreState, max_parallelism: int, work: Work) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a state partition as this package keeps them, by their new key groups.
+
+    Raises:
+        IncompatibleError: Spark has one in another state partition than its key's hash says (kind
+            not-rescalable).
+    """
+    own = replace(given, column_families=_own_families([given]))
+    for batch in _own_rows(given, work):
+        owners = to_numpy(batch.column(0), np.uint16) % given.num_partitions
+        for row in np.flatnonzero(owners != given.store.partition).tolist():
+            number = batch.column(1)[row].as_py()
+            (name,) = (family.name for family in own.column_families if family.id == number)
+            raise not_where_they_belong(given.store, name)
+        is_same = given.max_parallelism == max_parallelism
+        yield batch if is_same else rehash(batch, own, max_parallelism)
 
 
 def _encoded(

@@ -1,33 +1,39 @@
-"""Restore: a new checkpoint made of a savepoint, from which a query goes on.
+"""Restore: a new checkpoint made of a savepoint or a checkpoint, from which a query goes on.
 
 State files are copied as they are where the new checkpoint keeps its state the same way, and else
-written anew.
+written anew. What a query wrote with Spark's own providers is written anew, too.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from statestore.codec.references import StoreName
+from statestore.codec.partition_key import is_single
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.core.key_groups import check_not_chosen, check_range, default_max_parallelism
-from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
+from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS, SPARK_PROVIDERS, SUCCESSORS
 from statestore.io.storage import is_within
 from statestore.operations.copying import Copy, source_of
+from statestore.operations.in_use import require_not_in_use, same_batches
 from statestore.operations.new_directory import new_query_id, not_apart, query_metadata
 from statestore.operations.operator_map import OperatorMap
 from statestore.operations.passes import Copied, Dealt, Linked, Rehashed
+from statestore.operations.rows import state_of
+from statestore.operations.savepoint.from_spark import FromSpark, find_spark_states
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from statestore.io.place import Place
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.committed_version import CommittedVersion
+    from statestore.operations.copying import MadeFiles
     from statestore.operations.passes import Pass, Store
     from statestore.operations.savepoint.savepoint import SavepointInfo
+    from statestore.operations.store_state import StoreState
 
 
 def decide_restore(
-    savepoint: SavepointInfo,
+    savepoint: SavepointInfo | None,
     source: OpenCheckpoint,
     target: Place,
     *,
@@ -37,61 +43,97 @@ def decide_restore(
     claims: bool = False,
     keeps_query_id: bool = True,
 ) -> Copy[None]:
-    """Decide how a savepoint becomes a new checkpoint; nothing is written.
+    """Decide how a savepoint or a checkpoint becomes a new checkpoint; nothing is written.
 
     Args:
-        savepoint: The savepoint, as `open_savepoint` yields it.
-        source: Its files, likewise.
+        savepoint: What the savepoint says about itself; None for a checkpoint.
+        source: Its files; of a query that does not run. `Copy.run` raises InUseError where that
+            query has run a batch meanwhile.
         target: The new checkpoint, which must not be there; of any storage. Its options also say
             where state is kept (checkpointStorage), and the form of files.
-        backend: Its state backend; that of the checkpoint the savepoint was taken of when None.
-        num_partitions: Number of its state partitions, 1 to 32768; the savepoint's when None. Where
+        backend: Its state backend; when None that of the checkpoint, or of the one the savepoint
+            was taken of, and of Spark's own provider its successor.
+        num_partitions: Number of its state partitions, 1 to 32768; the source's when None. Where
             it does not divide the number of key groups, every row is hashed anew, which needs local
             disk for the state three times.
-        operators: Which operators of the savepoint become which of the query; all stay when None.
+        operators: Which operators of the source become which of the query; all stay when None.
         claims: Whether the savepoint is moved, and gone afterwards.
         keeps_query_id: Whether the query goes on under its ID, so that sinks which know its batches
             by it pass over those they have; else it is a new query beside the one that was.
 
     Raises:
         InvalidArgumentError: The operators do not become those of a query; the number of state
-            partitions or the state backend cannot be had; or as `source_of`.
+            partitions or the state backend cannot be had; a checkpoint is claimed; or as
+            `source_of`.
+        InUseError: A query or an operation writes the checkpoint.
         IncompatibleError: The rows of a store do not follow their key groups (kind
-            not-rescalable).
-        NotFoundError, CorruptionError, StorageError: As `source_of`.
+            not-rescalable); or as `find_spark_states`.
+        NotFoundError, CorruptionError, StorageError: As `source_of` and `find_spark_states`.
     """
     elsewhere = target.options.checkpoint_storage
-    version = source_of("restore", source, target)
+    is_sparks = savepoint is None and source.provider in SPARK_PROVIDERS.values()
+    version = source_of("restore", source, target, has_heads=not is_sparks)
     if elsewhere and is_within(elsewhere, source.uri):
         raise not_apart(elsewhere, source.uri)
-    to_backend = backend or savepoint.backend
+    if savepoint is None:
+        if claims:
+            raise InvalidArgumentError(
+                "only a savepoint can be claimed",
+                checkpoint=source.uri,
+                to_fix="restore without claiming, and delete the checkpoint when the query runs",
+            )
+        require_not_in_use(source)
+    require_same = same_batches(source)
+    kept_by = source.kept_by if savepoint is None else savepoint.backend
+    to_backend = backend or SUCCESSORS.get(kept_by, kept_by)
     _check_backend(to_backend, target)
     to_partitions = version.num_partitions if num_partitions is None else num_partitions
+    check_range("num_partitions", to_partitions)
     kept = (operators or OperatorMap()).resolve([operator.id for operator in source.operators])
-    stores = [store for store in version.stores if store[0] in kept.kept]
-    _check_partitions(version, stores, to_partitions)
+    max_parallelism = 0
+    if is_sparks:
+        wanted = target.options.max_parallelism
+        states, max_parallelism = find_spark_states(version, to_partitions, wanted)
+    else:
+        states = {store: state_of(source, head) for store, head in version.heads.items()}
     same = (
-        to_backend == source.backend
+        to_backend == source.kept_by
+        and to_backend not in IN_DRIVER_MEMORY
         and to_partitions == version.num_partitions
         and all(old == new for old, new in kept.kept.items())
     )
     as_is = Linked.between(source, target, is_moved=True) if claims else Copied()
     passes: dict[Store, Pass] = {}
-    for store in stores:
-        max_parallelism = _max_parallelism(version, store)
-        is_rehashed = not version.is_single(*store) and max_parallelism % to_partitions > 0
+    for store, of in _by_store(states.values(), kept.kept).items():
+        partitions = [state.store.partition for state in of]
+        is_in_one = is_single(store[1], of[0].column_families, partitions)
+        if not is_in_one and to_partitions != version.num_partitions:
+            _check_rescalable(of)
+        if is_sparks:
+            num_taking = 1 if is_in_one else to_partitions
+            passes[store] = FromSpark(of, num_taking, max_parallelism)
+            continue
+        found = of[0].max_parallelism
+        is_rehashed = not is_in_one and found % to_partitions > 0
         if is_rehashed:
-            max_parallelism = default_max_parallelism(to_partitions)
-        check_not_chosen(target.options.max_parallelism, max_parallelism)
+            found = default_max_parallelism(to_partitions)
+        check_not_chosen(target.options.max_parallelism, found)
         passes[store] = Rehashed() if is_rehashed else as_is if same else Dealt()
-    query_id = savepoint.query_id if keeps_query_id else ""
+    found_id = version.query_id if savepoint is None else savepoint.query_id
+    query_id = (found_id or "") if keeps_query_id else ""
     metadata = query_metadata(query_id or new_query_id(target.ids))
+
+    def becomes(_: MadeFiles) -> tuple[str, None]:
+        # Of a query over Spark's providers no lease tells that it began meanwhile.
+        require_same()
+        return metadata, None
+
     return Copy(
         operation="restore",
         version=version,
         target=target,
         passes=passes,
-        becomes=lambda _: (metadata, None),
+        becomes=becomes,
         backend=to_backend,
         num_partitions=to_partitions,
         checkpoint_format=version.checkpoint_format,
@@ -100,6 +142,18 @@ def decide_restore(
         state_uri=elsewhere,
         claims=claims,
     )
+
+
+def _by_store(
+    states: Iterable[StoreState], kept: Mapping[int, int]
+) -> dict[Store, tuple[StoreState, ...]]:
+    """Return the states of operators that are kept, those of a store by state partition."""
+    found: dict[Store, tuple[StoreState, ...]] = {}
+    for state in sorted(states, key=lambda state: state.store.partition):
+        if state.store.operator in kept:
+            of = state.store.operator, state.store.name
+            found[of] = (*found.get(of, ()), state)
+    return found
 
 
 def _check_backend(backend: str, target: Place) -> None:
@@ -111,31 +165,18 @@ def _check_backend(backend: str, target: Place) -> None:
         raise InvalidArgumentError(
             "the heap backend keeps state in the memory of the query's driver",
             backend=backend,
-            to_fix="use Savepoint(…, spark=session) in the driver's own Python program, or restore "
-            "to the filesystem or rocksdb backend",
+            to_fix="give spark=session in the driver's own Python program, or restore to the "
+            "filesystem or rocksdb backend",
         )
 
 
-def _max_parallelism(version: CommittedVersion, store: Store) -> int:
-    operator, name = store
-    return version.heads[StoreName(operator, 0, name)].trailer.max_parallelism
-
-
-def _check_partitions(version: CommittedVersion, stores: list[Store], after: int) -> None:
-    before = version.num_partitions
-    if before == after:
-        return
-    check_range("num_partitions", after)
-    for operator, name in stores:
-        if version.is_single(operator, name):
-            continue
-        for partition in range(before):
-            store = StoreName(operator, partition, name)
-            if not version.heads[store].trailer.rescalable:
-                raise IncompatibleError(
-                    "the rows of a store do not follow their key groups",
-                    kind="not-rescalable",
-                    store=str(store),
-                    num_partitions=before,
-                    to_fix=f"restore with {before} state partitions",
-                )
+def _check_rescalable(states: Iterable[StoreState]) -> None:
+    for state in states:
+        if not state.rescalable:
+            raise IncompatibleError(
+                "the rows of a store do not follow their key groups",
+                kind="not-rescalable",
+                store=str(state.store),
+                num_partitions=state.num_partitions,
+                to_fix=f"restore with {state.num_partitions} state partitions",
+            )

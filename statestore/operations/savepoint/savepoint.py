@@ -11,7 +11,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -257,6 +257,18 @@ def read_savepoint(io: FileIO, directory: str, uri: str) -> SavepointInfo:
     if fields is None:
         raise _no_savepoint(uri, is_checkpoint=query_id is not None)
     return _parse(fields, uri)
+
+
+def savepoint_in(checkpoint: OpenCheckpoint) -> SavepointInfo | None:
+    """Return what an opened savepoint says about itself; None of the checkpoint of a query.
+
+    Raises:
+        CorruptionError, IncompatibleError, StorageError: As `read_savepoint`.
+    """
+    with suppress(NotFoundError):
+        if read_metadata(checkpoint.io, checkpoint.path)[1] is not None:
+            return read_savepoint(checkpoint.io, checkpoint.path, checkpoint.uri)
+    return None
 
 
 def _no_savepoint(uri: str, *, is_checkpoint: bool) -> NotFoundError:
