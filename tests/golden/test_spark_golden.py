@@ -154,7 +154,7 @@ def without_partitions(path):
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_checkpoint_gets_another_number_of_state_partitions(name, num_partitions, tmp_path):
     """Catches a row that is lost, or put where Spark does not look for it."""
-    before = Checkpoint(path_of(name)).num_partitions
+    before = Checkpoint(path_of(name)).info.num_partitions
     max_parallelism = 30 * num_partitions if num_partitions == 5 else 0
     source = Checkpoint(path_of(name), storage_options={"maxParallelism": str(max_parallelism)})
 
@@ -162,7 +162,7 @@ def test_golden_checkpoint_gets_another_number_of_state_partitions(name, num_par
 
     assert without_partitions(tmp_path / "new") == without_partitions(path_of(name))
     assert made.verify(deep=True).findings == ()
-    assert made.num_partitions == num_partitions
+    assert made.info.num_partitions == num_partitions
     (store,) = made.inspect()
     if max_parallelism:
         assert store.max_parallelism == max_parallelism
@@ -186,7 +186,7 @@ def test_rows_that_are_not_where_their_keys_belong_are_refused(copy, tmp_path):
 
     with pytest.raises(IncompatibleError, match="not-rescalable"):
         Checkpoint(path).restore(tmp_path / "new", num_partitions=6)
-    assert Checkpoint(path).restore(tmp_path / "as-it-was").made.num_partitions
+    assert Checkpoint(path).restore(tmp_path / "as-it-was").made.info.num_partitions
 
 
 def test_golden_checkpoints_begin_with_snapshots_and_go_on():

@@ -30,18 +30,14 @@ pytestmark = [
 ]
 
 
-def history_of(checkpoint: Checkpoint, leave_out: Iterable[str] = ()) -> dict[int, Any]:
+def history_of(checkpoint: Checkpoint, leave_out: Iterable[str] = ()) -> dict[str, Any]:
     """Return the rows of every store and state variable, as `write_savepoint` takes them."""
-    found: dict[int, Any] = {}
-    for store in checkpoint.inspect():
-        families = [family.name for family in store.column_families]
-        for family in families:
-            if (family == "default") != (len(families) == 1) or family in leave_out:
-                continue
-            rows = checkpoint.rows(f"{store.operator}/{family}").read()
-            name = store.name if family == "default" else family
-            found.setdefault(store.operator, {})[name] = rows
-    return found
+    return {
+        family.address: checkpoint.rows(family.address).read()
+        for store in checkpoint.inspect()
+        for family in store.column_families
+        if family.address is not None and family.name not in leave_out
+    }
 
 
 def newest_watermark(checkpoint: Path) -> int:
@@ -75,7 +71,7 @@ def bootstrapped(make_lane: MakeLane, query: Query, leave_out: Iterable[str] = (
     savepoint = write_savepoint(
         lane.root / "savepoint",
         like=captured(lane),
-        operators=history,
+        rows=history,
         watermark_ms=watermark_ms,
     ).made
     assert savepoint.verify(deep=True).findings == ()
@@ -136,7 +132,7 @@ def test_file_source_goes_on_where_it_is_told_to(make_lane: MakeLane) -> None:
         savepoint = write_savepoint(
             lane.root / "savepoint",
             like=captured(lane),
-            operators={},
+            rows={},
             offsets=[f'{{"logOffset":{offset}}}'],
         ).made
         lane.checkpoint = lane.root / "bootstrapped"
@@ -170,7 +166,7 @@ def test_rate_source_goes_on_where_it_is_told_to(
     savepoint = write_savepoint(
         lane.root / "savepoint",
         like=capture_query(frame, lane.root / "captured"),
-        operators={0: history},
+        rows={0: history},
         offsets=[offset],
     ).made
     savepoint.restore(lane.checkpoint)

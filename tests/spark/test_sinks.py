@@ -163,7 +163,7 @@ def _bootstrap(lane: Sunk) -> None:
     written = write_savepoint(
         moved.with_suffix(".savepoint"),
         like=captured,
-        operators={0: pa.table({"key.key": sorted(lane.seen)})},
+        rows={0: pa.table({"key.key": sorted(lane.seen)})},
     ).made
     written.restore(moved)
     lane.checkpoint = moved
