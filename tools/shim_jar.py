@@ -18,6 +18,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable
+from importlib.metadata import distribution
 from pathlib import Path
 
 from statestore.core.version import __version__
@@ -30,6 +31,8 @@ JARS = ROOT / "statestore" / "jars"
 SOURCES = ROOT / "jvm-shim" / "src"
 
 PACKAGE = "statestore-python"
+PY4J = "statestore-py4j"
+"""Folders of a jar: the package that engines run, and py4j for a Spark that has no Python."""
 ENGINE_LAYERS = ("core", "codec", "io", "checkpoint", "backends", "engine")
 """Subpackages of statestore that an engine process imports."""
 
@@ -127,12 +130,31 @@ def _resources(minor: str) -> dict[str, bytes]:
     embedded = {str(path.relative_to(ROOT)): path.read_bytes() for path in sorted(files)}
     return {
         "META-INF/LICENSE": (ROOT / "LICENSE").read_bytes(),
+        **_py4j(),
         "io/statestore/version": f"{__version__}\n".encode(),
         "io/statestore/spark": f"{OLDEST[minor]}\n".encode(),
         "io/statestore/options.json": json.dumps(json.loads(table_json()), indent=1).encode(),
-        f"{PACKAGE}/INDEX": "".join(f"{name}\n" for name in sorted(embedded)).encode(),
-        **{f"{PACKAGE}/{name}": content for name, content in embedded.items()},
+        **_folder(PACKAGE, embedded),
     }
+
+
+def _folder(name: str, files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return files that the shim writes to a disk, with an index of them."""
+    index = "".join(f"{path}\n" for path in sorted(files)).encode()
+    return {f"{name}/INDEX": index, **{f"{name}/{path}": files[path] for path in files}}
+
+
+def _py4j() -> dict[str, bytes]:
+    """Return the installed py4j without its tests, and its licence."""
+    found = distribution("py4j")
+    texts = [file for file in found.files or () if file.name == "LICENSE.txt"]
+    files = {
+        str(file): Path(str(file.locate())).read_bytes()
+        for file in found.files or ()
+        if file.suffix == ".py" and file.parts[0] == "py4j" and "tests" not in file.parts
+    }
+    licence = Path(str(texts[0].locate())).read_bytes()
+    return {"META-INF/LICENSE-py4j": licence, **_folder(PY4J, files)}
 
 
 def _digest(minor: str, entries: Iterable[tuple[str, bytes]]) -> str:

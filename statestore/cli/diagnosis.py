@@ -43,7 +43,8 @@ _PACKAGES = {"pyarrow": "pyarrow", "numpy": "numpy", "google_crc32c": "google-cr
 """What every engine imports: the name for pip by the module's."""
 _PACKAGES_OF_WORKERS = {"pandas": "pandas", "google.protobuf": "protobuf"}
 """What Spark's Python workers import for `transformWithState`, beside those; likewise."""
-_PACKAGE_PREFIX = "statestore-python/"
+_IN_JAR = ("statestore-python/", "statestore-py4j/")
+"""What a jar has for its engines: the package, and py4j."""
 _IMPORT = """
 import importlib, json, sys
 found = {}
@@ -216,13 +217,12 @@ class Diagnosis:
         )
 
     def _check_engine(self) -> str:
-        """A real engine: the package of the jar, the py4j of Spark, the Python of the engines."""
+        """A real engine: the package and py4j of the jar, the Python of the engines."""
         with tempfile.TemporaryDirectory(prefix="statestore-doctor-") as directory:
             with zipfile.ZipFile(find_jar()) as jar:
-                members = [name for name in jar.namelist() if name.startswith(_PACKAGE_PREFIX)]
+                members = [name for name in jar.namelist() if name.startswith(_IN_JAR)]
                 jar.extractall(directory, members)
-            paths = [f"{directory}/{_PACKAGE_PREFIX}"]
-            paths += map(str, (self._pyspark / "python" / "lib").glob("py4j-*-src.zip"))
+            paths = [f"{directory}/{folder}" for folder in _IN_JAR]
             paths += filter(None, [os.environ.get("PYTHONPATH")])
             environment = {
                 **os.environ,

@@ -8,7 +8,7 @@ import scala.jdk.CollectionConverters._
 
 import io.statestore.Resources
 
-import org.apache.spark.SparkContext
+import org.apache.spark.{SparkContext, SparkEnv}
 import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
 
 /**
@@ -32,7 +32,8 @@ private[engine] final case class EngineLaunch(
   /** What to do when no engine starts. */
   def fix: String =
     "set spark.pyspark.python to a Python 3.11 or later in which " +
-      s"`pip install $requirements` has been run, on every executor"
+      s"`pip install $requirements` has been run, on every executor; where the driver has another " +
+      "Python, set spark.pyspark.driver.python"
 
   /** A process not yet started. Its token is not in the command nor in the environment. */
   def processBuilder(): ProcessBuilder = {
@@ -51,8 +52,11 @@ private[engine] final case class EngineLaunch(
 private[engine] object EngineLaunch {
   private val PythonConf = "spark.pyspark.python"
   private val PythonVariable = "PYSPARK_PYTHON"
+  private val DriverPythonConf = "spark.pyspark.driver.python"
+  private val DriverPythonVariable = "PYSPARK_DRIVER_PYTHON"
   private val EmbeddedRequirements = "pyarrow numpy google-crc32c"
   private val PackageRoot = "/statestore-python/"
+  private val Py4jRoot = "/statestore-py4j/"
 
   /**
    * Choose the Python and lay out the package.
@@ -63,19 +67,43 @@ private[engine] object EngineLaunch {
   def prepare(enginePackage: String, scratch: File): EngineLaunch = {
     val (python, pythonFrom) = choosePython()
     val packagePath = enginePackage match {
-      case "embedded" => Seq(extractPackage(new File(scratch, "python")).getPath)
+      case "embedded" => Seq(extract(PackageRoot, new File(scratch, "python")).getPath)
       case _ => Nil
     }
     val requirements =
       if (packagePath.isEmpty) s"statestore==${Resources.version}" else EmbeddedRequirements
-    EngineLaunch(python, pythonFrom, packagePath ++ py4jPath, requirements)
+    EngineLaunch(python, pythonFrom, packagePath :+ py4jPath(scratch), requirements)
   }
 
-  private def choosePython(): (String, String) =
-    StateStoreInternals.sparkConf.getOption(PythonConf).map(_ -> PythonConf)
-      .orElse(sys.env.get(PythonVariable).filter(_.nonEmpty).map(_ -> PythonVariable))
+  /**
+   * The Python that Spark is told to use here. A driver outside of the cluster may have another one
+   * than executors, by Spark's own keys; what is named there need not be a Python, but `jupyter`.
+   */
+  private def choosePython(): (String, String) = {
+    val ofAll = named(PythonConf, PythonVariable)
+    val ofDriver =
+      if (isDriverOfCluster) named(DriverPythonConf, DriverPythonVariable).filter(isPython)
+      else Nil
+    val candidates = ofDriver ++ ofAll
+    candidates.find(isThere).orElse(candidates.headOption)
       .orElse(sparkHome.flatMap(environmentPython).map(_ -> "the environment of pyspark"))
       .getOrElse("python3" -> "the PATH")
+  }
+
+  private def named(conf: String, variable: String): Seq[(String, String)] =
+    StateStoreInternals.sparkConf.getOption(conf).map(_ -> conf).toSeq ++
+      sys.env.get(variable).filter(_.nonEmpty).map(_ -> variable)
+
+  private def isDriverOfCluster: Boolean =
+    Option(SparkEnv.get).exists(StateStoreInternals.isDriver) &&
+      !StateStoreInternals.sparkConf.get("spark.master", "local").startsWith("local")
+
+  private def isPython(candidate: (String, String)): Boolean =
+    new File(candidate._1).getName.startsWith("python")
+
+  /** Whether a Python may be started; a name without a directory is left to the PATH. */
+  private def isThere(candidate: (String, String)): Boolean =
+    !candidate._1.contains('/') || new File(candidate._1).canExecute
 
   /** Python of the environment in which `home` is `lib/pythonX.Y/site-packages/pyspark`. */
   private def environmentPython(home: File): Option[String] =
@@ -86,9 +114,10 @@ private[engine] object EngineLaunch {
       case _ => None
     }
 
-  private def py4jPath: Seq[String] =
-    sparkHome.map(new File(_, s"python/lib/${StateStoreInternals.py4jArchive}"))
-      .filter(_.isFile).map(_.getPath).toSeq
+  /** Spark's own py4j; of a Spark that comes without Python the one in the jar. */
+  private def py4jPath(scratch: File): String =
+    sparkHome.map(new File(_, s"python/lib/${StateStoreInternals.py4jArchive}")).filter(_.isFile)
+      .getOrElse(extract(Py4jRoot, new File(scratch, "py4j"))).getPath
 
   /** Directory of the Spark whose classes this JVM runs: SPARK_HOME, or else two above its jars. */
   private def sparkHome: Option[File] =
@@ -99,12 +128,12 @@ private[engine] object EngineLaunch {
         home <- Option(jars.getParentFile) if jars.getName == "jars"
       } yield home)
 
-  private def extractPackage(directory: File): File = {
-    val index = new String(Resources.bytes(PackageRoot + "INDEX"), UTF_8)
+  private def extract(root: String, directory: File): File = {
+    val index = new String(Resources.bytes(root + "INDEX"), UTF_8)
     index.linesIterator.map(_.trim).filter(_.nonEmpty).foreach { path =>
       val file = directory.toPath.resolve(path)
       Files.createDirectories(file.getParent)
-      Files.write(file, Resources.bytes(PackageRoot + path))
+      Files.write(file, Resources.bytes(root + path))
     }
     directory
   }

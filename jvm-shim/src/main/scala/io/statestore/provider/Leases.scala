@@ -149,6 +149,7 @@ private[statestore] object Leases extends Logging {
     private val calling = new Object
     @volatile private var renewedAt: Option[Long] = None // nanoseconds, when the call was made
     @volatile private var refusal: EngineReportedException = _
+    private var hasWarned = false // that there is no engine, once until there is one
 
     daemon(() => keep()).start()
 
@@ -197,7 +198,10 @@ private[statestore] object Leases extends Logging {
           if (hasExpired) take() else renewWith("renew")
         } catch {
           case e: EngineUnavailableException =>
-            logInfo(s"no engine to renew a lease: $describe, error=${e.getMessage}")
+            val text = s"no engine to renew a lease: $describe, error=${e.getMessage}"
+            if (hasWarned) logInfo(text)
+            else logWarning(s"$text. Without it operations may take the query for stopped")
+            hasWarned = true
           case NonFatal(e) => logWarning(s"lease was not renewed: $describe", e)
         }
       }
@@ -215,6 +219,7 @@ private[statestore] object Leases extends Logging {
       val began = System.nanoTime()
       call(action)
       renewedAt = Some(began)
+      hasWarned = false
     }
 
     private def hasExpired: Boolean =
