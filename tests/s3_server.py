@@ -54,6 +54,7 @@ class S3Server:
         self._faults = []
         self._numbers = itertools.count(1)
         self._bucket = ""
+        self._made = None
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._serve, threaded=True)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -113,7 +114,9 @@ class S3Server:
         }
 
     def _client(self):
-        return boto3.client("s3", endpoint_url=self.endpoint, region_name=REGION)
+        if self._made is None:
+            self._made = boto3.client("s3", endpoint_url=self.endpoint, region_name=REGION)
+        return self._made
 
     def options(self, **others):
         """The same as options of a query, by their fields."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import boto3
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -15,6 +16,7 @@ from botocore.exceptions import (
     NoCredentialsError,
     PartialCredentialsError,
 )
+from botocore.loaders import Loader
 
 from statestore.core.errors import InvalidArgumentError, StorageError
 from statestore.io.counting import count_request
@@ -33,6 +35,18 @@ _KINDS = (
 _NO_UPLOAD = "NoSuchUpload"
 
 
+class _Descriptions(Loader):  # type: ignore[misc]
+    """What botocore knows of S3, read once for all clients: a client takes mostly that."""
+
+    @property
+    def search_paths(self) -> list[str]:
+        """Return a copy of the directories: each session of boto3 adds one, for no client."""
+        return list(super().search_paths)
+
+
+_descriptions = _Descriptions()
+
+
 def make_client(settings: S3Settings) -> Any:
     """Return a client that counts every try on the wire as a request.
 
@@ -46,9 +60,12 @@ def make_client(settings: S3Settings) -> Any:
         max_pool_connections=PARALLEL_REQUESTS,
         s3={"addressing_style": "path" if settings.path_style else "auto"},
     )
+    # A session of its own: the default one is not thread-safe and keeps the first credentials.
+    session = botocore.session.get_session()
+    session.register_component("data_loader", _descriptions)
     try:
-        # A session of its own: the default one is not thread-safe and keeps the first credentials.
         client = boto3.session.Session(
+            botocore_session=session,
             aws_access_key_id=settings.access_key or None,
             aws_secret_access_key=settings.secret_key or None,
             aws_session_token=settings.session_token or None,
