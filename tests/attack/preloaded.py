@@ -1,6 +1,7 @@
-"""What processes of operations have imported when they begin."""
+"""What processes of operations have imported when they begin; pyarrow asks for pandas."""
 
 import duckdb  # noqa: F401
+import pandas  # noqa: F401
 import pyarrow.compute
 import pyarrow.csv
 import pyarrow.dataset
