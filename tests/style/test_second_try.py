@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PLUGINS = ["-p", "xdist", "-p", "randomly"]
+"""All that a try needs: each starts pytest anew."""
 
 ONCE = """
 import pathlib, pytest
@@ -47,9 +50,11 @@ def test_only_what_fails_twice_fails_the_run(tmp_path, source, options, status, 
     configured.write_text("[pytest]\nmarkers =\n  xdist_group(name): of xdist\n")
     (tmp_path / "test_it.py").write_text(source)
     again = tmp_path / "again"
+    of_pytest = [*PLUGINS, *options, "-c", configured, tmp_path]
     done = subprocess.run(
-        [sys.executable, "-m", "tools.second_try", again, *options, "-c", configured, tmp_path],
+        [sys.executable, "-m", "tools.second_try", again, *of_pytest],
         cwd=ROOT,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,
