@@ -11,7 +11,8 @@ import pyarrow.ipc as ipc
 import pytest
 
 from statestore.io.shim_jar import find_jar
-from tools.scala import SPARK_JARS, compile_scala
+from tests.spark.helper_jar import cached_jar
+from tools.scala import SPARK_JARS
 
 CHECKS = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala/io/statestore"
 JVM_FLAGS = tuple(
@@ -21,12 +22,9 @@ JVM_FLAGS = tuple(
 
 
 @pytest.fixture(scope="module")
-def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def classes() -> Path:
     """The checks compiled against the shim jar."""
-    output = tmp_path_factory.mktemp("view-check")
-    jar = str(find_jar())
-    compile_scala(sorted(CHECKS.glob("*/*.scala")), output, class_path=(jar,), flags=())
-    return output
+    return cached_jar("checks", sorted(CHECKS.glob("*/*.scala")), [find_jar()], flags=())
 
 
 @pytest.mark.timeout(240)
@@ -49,7 +47,7 @@ def test_view_of_rocksdb_equals_model_when_it_reads_an_older_version(
     classes: Path, pytestconfig: pytest.Config
 ) -> None:
     """Catches a recent row that is missing, stale or shown twice, and one of another partition."""
-    counts = run(classes, "view.ViewModelCheck", pytestconfig, 150, "rocksdb")
+    counts = run(classes, "view.ViewModelCheck", pytestconfig, 100, "rocksdb")
 
     assert int(counts["rollBacks"]) > 5, "the run proved nothing about roll-backs"
     opened, commits = int(counts["directories"]), int(counts["commits"])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyspark
 
-from tools.scala import compile_scala
+from tools.scala import SCALAC_FLAGS, compile_scala
 
 SOURCES = Path(__file__).resolve().parent / "scala"
 CACHE = Path(__file__).resolve().parents[2] / ".pytest_cache" / "d" / "statestore-jars"
@@ -22,9 +23,27 @@ def compile_test_jar(name: str) -> Path:
         name: Directory of its sources: `queries` and `stores`, for `spark.jars`; or `files`,
             which must be on the class path of a JVM.
     """
-    sources = sorted((SOURCES / name).glob("*.scala"))
-    source = b"".join(path.read_bytes() for path in sources)
-    digest = hashlib.sha256(source + pyspark.__version__.encode()).hexdigest()[:16]
+    return cached_jar(name, sorted((SOURCES / name).glob("*.scala")))
+
+
+def cached_jar(
+    name: str,
+    sources: Sequence[Path],
+    class_path: Sequence[Path] = (),
+    flags: Sequence[str] = SCALAC_FLAGS,
+) -> Path:
+    """Return a jar of Scala sources, compiled against Spark unless the cache has it.
+
+    Args:
+        name: Tells it from other jars of the cache.
+        sources: What is compiled.
+        class_path: Jars that it needs beside Spark's.
+        flags: Options of the compiler.
+    """
+    digested = hashlib.sha256(pyspark.__version__.encode())
+    for path in (*sources, *class_path):
+        digested.update(path.read_bytes())
+    digest = digested.hexdigest()[:16]
     jar = CACHE / f"test-{name}-{digest}.jar"
     if not jar.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -32,7 +51,7 @@ def compile_test_jar(name: str) -> Path:
         with tempfile.TemporaryDirectory(dir=CACHE) as work:
             classes, made = Path(work) / "classes", Path(work) / jar.name
             classes.mkdir()
-            compile_scala(sources, classes)
+            compile_scala(sources, classes, class_path=list(map(str, class_path)), flags=flags)
             with zipfile.ZipFile(made, "w") as archive:
                 for path in sorted(classes.rglob("*.class")):
                     archive.write(path, path.relative_to(classes))
