@@ -2,6 +2,7 @@ package io.statestore.view
 
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state.{StateStoreIterator, UnsafeRowPair}
+import org.apache.spark.unsafe.Platform
 
 /**
  * One column family as a store handle sees it: the committed rows with the handle's own writes on
@@ -20,9 +21,10 @@ import org.apache.spark.sql.execution.streaming.state.{StateStoreIterator, Unsaf
  *    keeps to the addresses that it has, in the page table that it has;
  *  - a list grows behind the length that was noted, and a spill leaves readers its old array;
  *  - the view does not change while a handle is open on it.
- * The same rules keep a row whole that `get` returned: it marks the record as shown before it makes
- * the row. `codec` and `ref` are those of the last call: two calls never overlap, and a scan has
- * references of its own.
+ * A row that `get` returns of a record that may be overwritten is a copy.
+ *
+ * `codec` and `ref` are those of the last call: two calls never overlap, and a scan has references
+ * of its own.
  */
 private[statestore] final class FamilyState(
     val family: ColumnFamily,
@@ -50,9 +52,8 @@ private[statestore] final class FamilyState(
       if ((overlay.pages.flags(own) & OpMask) == Delete) {
         null
       } else {
-        overlay.show(own)
         written.value(own, ref)
-        valueRow(ref)
+        if (overlay.isMutable(own)) copiedRow(ref) else valueRow(ref)
       }
     } else {
       if (isCommitted(hash)) valueRow(ref) else null
@@ -140,6 +141,13 @@ private[statestore] final class FamilyState(
 
   private def valueRow(from: BytesRef): UnsafeRow =
     valueCodec.decode(from.base, from.at, from.length)
+
+  /** A row of its own: else the next put of the key would leave this record, and append one. */
+  private def copiedRow(from: BytesRef): UnsafeRow = {
+    val bytes = new Array[Byte](from.length)
+    copyBytes(from.base, from.at, bytes, Platform.BYTE_ARRAY_OFFSET.toLong, from.length)
+    valueCodec.decode(bytes, Platform.BYTE_ARRAY_OFFSET.toLong, from.length)
+  }
 
   /** Each is stored before the next is asked for. */
   private def encoded(values: Iterator[UnsafeRow]): Iterator[UnsafeRow] =

@@ -18,14 +18,16 @@ import org.apache.spark.unsafe.Platform
 /**
  * The uncommitted writes of one store handle, over all its column families.
  *
- * Within the overlay a record is replaced by appending a new one, so rows handed out stay valid;
- * it is overwritten in place only when it is newer than all that a reader was shown. The list of a
- * key of a multi-value family is beside its record and grows in place: who reads it remembers its
- * length. When the heap
- * bytes pass the overlay's share of `budgetBytes`, what lists have on the heap moves to a
- * memory-mapped scratch file (unlinked at once: no file outlives the process) and the records move,
- * sorted, to a run in another one, while the index stays on the heap; reads find both as before,
- * and the commit merges the runs.
+ * Within the overlay a record is overwritten in place where it is newer than every scan and the
+ * value as long as before; else it is replaced by appending a new one, so what a scan shows stays
+ * valid. Where most of the records are replaced ones, the others move to new pages: what a batch
+ * holds goes by its keys, not by its writes. The list of a key of a multi-value family is beside
+ * its record and grows in place: who reads it remembers its length.
+ *
+ * When the heap bytes pass the overlay's share of `budgetBytes`, what lists have on the heap moves
+ * to a memory-mapped scratch file (unlinked at once: no file outlives the process) and the records
+ * move, sorted, to a run in another one, while the index stays on the heap; reads find both as
+ * before, and the commit merges the runs.
  *
  * @param budgetBytes for all overlays of this JVM that hold writes together
  * @param byKey the order for the commit is by column family and key, not by key group first
@@ -45,7 +47,9 @@ private[statestore] final class Overlay(
   // Keeps lists and runs mapped: rows handed out point into them.
   private val mappings = mutable.ArrayBuffer.empty[MappedByteBuffer]
   private var lastFamily: OverlayFamily = _ // that `familyOf` returned
-  private var shownUntil = 0L // a reader may have any record before this address
+  private var shownUntil = 0L // a scan may have any record before this address
+  private var deadBytes = 0L // in replaced records on the heap
+  private var compactions = 0
   private val smallestShare = math.min(budgetBytes, Overlay.SmallestShare)
   private var isCounted = false
   private var keptBytes = 0L // on the heap after the last spill
@@ -66,9 +70,7 @@ private[statestore] final class Overlay(
 
   def numRuns: Int = runs.size
 
-  /** A record is shown to a reader: neither it nor an older one is overwritten any more. */
-  def show(address: Int): Unit =
-    shownUntil = math.max(shownUntil, Integer.toUnsignedLong(address) + 1L)
+  def numCompactions: Int = compactions
 
   /** The records as they are now, to be shown to a scan: none of them is overwritten any more. */
   def showAll(): RecordPages = {
@@ -76,11 +78,14 @@ private[statestore] final class Overlay(
     pages.frozen
   }
 
-  /** Whether no reader can have a record. Addresses grow, but for those behind a large record. */
+  /** Whether no scan can have a record. Addresses grow, but for those behind a large record. */
   def isMutable(address: Int): Boolean = Integer.toUnsignedLong(address) >= shownUntil
 
   /** Lists hold so many bytes more on the heap. */
   def listsGrew(bytes: Int): Unit = listBytes += bytes
+
+  /** A record on the heap stands for its key no more. */
+  def replaced(address: Int): Unit = deadBytes += pages.units(address).toLong << 3
 
   def afterWrite(): Unit = {
     if (!isCounted) {
@@ -88,7 +93,10 @@ private[statestore] final class Overlay(
       Overlay.numWritten.incrementAndGet()
     }
     val held = pages.heapBytes + listBytes - keptBytes
-    if (held > smallestShare && held > budgetBytes / math.max(1, Overlay.numWritten.get)) spill()
+    if (held > smallestShare) {
+      if (2L * deadBytes > held) compact()
+      else if (held > budgetBytes / math.max(1, Overlay.numWritten.get)) spill()
+    }
   }
 
   /** Leaves its share of the budget to the others. Nothing is written after it. */
@@ -160,6 +168,16 @@ private[statestore] final class Overlay(
   private def sortHeapRecords(): SortedRecords =
     SortedRecords.of(pages, families.values, keyGroups.maxParallelism, byKey)
 
+  /** Moves the records on the heap to new pages, without those that were replaced. */
+  private def compact(): Unit = {
+    shownUntil = pages.end
+    val before = pages.beginCompaction()
+    families.valuesIterator.foreach(_.moveHeapRecords())
+    pages.dropHeapPages(before)
+    deadBytes = 0L
+    compactions += 1
+  }
+
   /**
    * Moves the lists to disk, and every heap record to a sorted run there. After a raise all of them
    * are still there, on the heap or on disk.
@@ -180,8 +198,9 @@ private[statestore] final class Overlay(
       spillRun(sorted, from, until, bytes)
       from = until
     }
-    pages.dropHeapPages()
+    pages.dropHeapPages(pages.pageCount)
     families.valuesIterator.foreach(_.spilled())
+    deadBytes = 0L
     shownUntil = pages.end // what is on disk stays as it is
     keptBytes = pages.heapBytes
   }

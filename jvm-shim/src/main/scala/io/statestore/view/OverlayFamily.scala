@@ -33,6 +33,7 @@ private[statestore] final class OverlayFamily(
   // Of a multi-value family: a record that is no delete has a place in it as its value. Null where
   // the record was replaced.
   private val lists = mutable.ArrayBuffer.empty[ValueBuffer]
+  private val freePlaces = new java.util.ArrayDeque[Integer]
 
   def isEmpty: Boolean = table.isEmpty
 
@@ -103,8 +104,7 @@ private[statestore] final class OverlayFamily(
       val list = new ValueBuffer
       values.foreach(list.append)
       overlay.listsGrew(list.heapBytes)
-      lists += list
-      val place = Array[Int](lists.length - 1)
+      val place = Array[Int](placeFor(list))
       val newOp = if (op == Merge && old == 0) Merge else Put
       store(row, slot, hash, pages.append(
         newOp, key.base, key.at, key.length, place, Platform.INT_ARRAY_OFFSET.toLong, 4))
@@ -127,10 +127,39 @@ private[statestore] final class OverlayFamily(
   private def placeOf(address: Int): Int =
     Platform.getInt(pages.base(address), pages.valueOffset(address))
 
+  private def placeFor(list: ValueBuffer): Int =
+    if (freePlaces.isEmpty) {
+      lists += list
+      lists.length - 1
+    } else {
+      val place = freePlaces.pop()
+      lists(place) = list
+      place
+    }
+
   /** The record of a key has a new address. */
   def moved(old: Int, address: Int): Unit = {
     table.replace(table.findRecord(old), address)
     if (sorted != null) sorted.replace(address)
+  }
+
+  /** Moves what is current on the heap to the end of the pages. */
+  def moveHeapRecords(): Unit = {
+    var kept = 0
+    var i = 0
+    while (i < used) {
+      val slot = table.findRecord(addresses(i))
+      if (table.addressAt(slot) == addresses(i)) {
+        val copy = pages.copy(addresses(i))
+        table.replace(slot, copy)
+        if (sorted != null) sorted.replace(copy)
+        addresses(kept) = copy
+        ranks(kept) = ranks(i)
+        kept += 1
+      }
+      i += 1
+    }
+    used = kept
   }
 
   /** No record is left on the heap. */
@@ -145,10 +174,14 @@ private[statestore] final class OverlayFamily(
       if (sorted != null) sorted.insert(address)
     } else {
       val old = table.addressAt(slot)
-      if (pages.base(old) != null) replaced = true
+      if (pages.base(old) != null) {
+        replaced = true
+        overlay.replaced(old)
+      }
       if (hasList(old)) {
         overlay.listsGrew(-listOf(old).heapBytes)
         lists(placeOf(old)) = null // a scan that began before has it
+        freePlaces.push(placeOf(old))
       }
       table.replace(slot, address)
       if (sorted != null) sorted.replace(address)

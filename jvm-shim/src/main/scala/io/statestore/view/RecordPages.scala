@@ -93,6 +93,13 @@ private[statestore] final class RecordPages {
     address
   }
 
+  /** Copies a record to a new place and returns its address. */
+  def copy(address: Int): Int = {
+    val length = valueLength(address)
+    val (fromBase, key, value) = (base(address), keyOffset(address), valueOffset(address))
+    append(flags(address), fromBase, key, keyLength(address), fromBase, value, length)
+  }
+
   /** Replaces a value by one of the same length, in place. */
   def overwriteValue(address: Int, valueBase: AnyRef, valueAt: Long): Unit =
     copyPadded(valueBase, valueAt, base(address), valueOffset(address), valueLength(address))
@@ -172,13 +179,13 @@ private[statestore] final class RecordPages {
   /** Page 0 is not used again: its first address would be 0. */
   private def recycle(page: Int): Unit = if (page != 0) freePages.push(page)
 
-  /** Drops all heap pages: every record has been moved to mapped pages. */
-  def dropHeapPages(): Unit = {
-    tail = -1
+  /** Drops the heap pages before one: every record has been moved to others. */
+  def dropHeapPages(until: Int): Unit = {
+    if (tail < until) tail = -1
     bases = bases.clone() // frozen pages go on with the old ones
     ends = ends.clone()
     var page = 0
-    while (page < numPages) {
+    while (page < until) {
       dropPage(page)
       page += 1
     }

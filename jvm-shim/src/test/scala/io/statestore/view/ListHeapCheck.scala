@@ -21,6 +21,7 @@ object ListHeapCheck {
   private val keySchema = new StructType().add("t", LongType).add("k", LongType)
   private val toKey = UnsafeProjection.create(keySchema)
   private val numRows = 2000
+  private val numPuts = 40000
   private val rowBytes = 200
 
   private val list = ColumnFamily(
@@ -105,11 +106,11 @@ object ListHeapCheck {
 
   private def putAnew(each: Store => Unit): Long = {
     val store = new Store(1L << 40)
-    (1 to numRows).foreach { number =>
+    (1 to numPuts).foreach { number =>
       each(store)
       store.put(number)
     }
-    require(store.maps.get(store.key) == row(numRows), "differs")
+    require(store.maps.get(store.key) == row(numPuts), "differs")
     store.overlay.heapBytes
   }
 
@@ -123,7 +124,7 @@ object ListHeapCheck {
     spill(args(1).toLong)
   } else if (args(0) == "values") {
     readers.foreach { case (name, each) =>
-      println(s"$name counted=${putAnew(each)} payload=${numRows * rowBytes}")
+      println(s"$name counted=${putAnew(each)} payload=${numPuts * rowBytes}")
     }
   } else {
     cases.foreach { case (name, write) =>

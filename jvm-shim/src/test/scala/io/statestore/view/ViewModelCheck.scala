@@ -73,13 +73,15 @@ object ViewModelCheck {
     private var commits = 0
     private var rollBacks = 0
     private var spills = 0
+    private var compactions = 0
     private var rows = 0L
     private var adopted = 0
     private val keyOf = families.map(f => f.name -> projection(f.spec.keySchema)).toMap
     private val toValue = projection(valueSchema)
     private var view = newView()
 
-    def counts: String = s"rollBacks=$rollBacks spilledRuns=$spills rowsWritten=$rows " +
+    def counts: String = s"rollBacks=$rollBacks spilledRuns=$spills " +
+      s"compactions=$compactions rowsWritten=$rows " +
       s"commits=$commits directories=${directories.size} adopted=$adopted"
 
     /** In RocksDB: with a cache of few rows, so that most reads go behind it. */
@@ -175,7 +177,7 @@ object ViewModelCheck {
         rollBacks += 1
         compareView(s"after roll back, batch $number")
       }
-      val budget = if (random.nextInt(3) == 0) 600000L else 1L << 30
+      val budget = Seq(20000L, 600000L, 1L << 30)(random.nextInt(3))
       val byKey = random.nextBoolean()
       val overlay = new Overlay(keyGroups, budget, () => scratchFile(), byKey)
       val states = families.map { family =>
@@ -268,6 +270,7 @@ object ViewModelCheck {
       }
       kept.foreach { case (shown, was) => same(s"kept row batch $number", text(shown), was) }
       spills += overlay.numRuns
+      compactions += overlay.numCompactions
       if (random.nextInt(5) > 0) {
         commit(overlay, byKey, number, next)
       }
