@@ -131,7 +131,7 @@ def test_checkpoint_that_somebody_writes_is_refused(tmp_path, copy, name, operat
 def test_checkpoint_that_changed_meanwhile_is_refused(tmp_path, copy, name):
     """Catches state of one batch with the position in the sources of another."""
     path = make_query(tmp_path / "query").path if name == "query" else str(copy(name))
-    newest = Checkpoint(path).newest_version
+    newest = Checkpoint(path).info.newest_version
 
     def run_a_batch(*_):
         for log in ("offsets", "commits"):

@@ -200,12 +200,14 @@ object ViewModelCheck {
         else rangedLists
       // Few enough that a view of RocksDB stays open, in about half of the batches.
       val areFew = onlyFamily || isInRocksDB && random.nextBoolean()
-      val steps = 1 + random.nextInt(if (areFew) 20 else 400)
+      // A batch of minutes puts the same few keys anew, so that most of its records are replaced.
+      val isLong = !areFew && random.nextInt(6) == 0
+      val steps = if (isLong) 1000 else 1 + random.nextInt(if (areFew) 20 else 400)
       (0 until steps).foreach { _ =>
         val family =
           if (onlyFamily || onlyLists) written else families(random.nextInt(families.size))
         val state = states(family.name)
-        val key = randomKey(family)
+        val key = randomKey(family, if (isLong) 3 else 120)
         // A directory that is asked for in the middle makes rows of its own by the same projection.
         val row = keyRow(family, key).copy()
         val rowsOfFamily = next(family.name)
@@ -402,9 +404,10 @@ object ViewModelCheck {
       }
     }
 
-    private def randomKey(family: ColumnFamily): Seq[Any] =
-      if (family.ordered) Seq(random.nextInt(60).toLong, ('a' + random.nextInt(4)).toChar.toString)
-      else Seq("key" + random.nextInt(120))
+    private def randomKey(family: ColumnFamily, number: Int = 120): Seq[Any] =
+      if (family.ordered) {
+        Seq(random.nextInt((number + 1) / 2).toLong, ('a' + random.nextInt(4)).toChar.toString)
+      } else Seq("key" + random.nextInt(number))
 
     private def randomValue(): String = random.nextInt(40) match {
       case 0 => "x" * (100000 + random.nextInt(100000))
