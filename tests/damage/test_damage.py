@@ -22,7 +22,7 @@ from tests.damage.forms import ALL, FORMS
 from tests.damage.reads import Everything
 
 SEED = int(os.environ.get("STATESTORE_DAMAGE_SEED", random.SystemRandom().randrange(1 << 32)))
-FEW = int(os.environ.get("STATESTORE_DAMAGE_TRIALS", "40"))
+FEW = int(os.environ.get("STATESTORE_DAMAGE_TRIALS", "25"))
 MANY = 5000
 GROWTH_BYTES = 96 << 20
 """Files here have some kilobytes: what grows by this much believed a length in a file."""

@@ -13,13 +13,18 @@ from statestore.testing.engine_process import EngineGoneError, EngineProcess
 from tests.shim import G, RocksDBShim, in_view, rows
 
 
+def moments(*few, others):
+    """Delays of a kill; in the long lane there are more of them."""
+    return [*few, *(pytest.param(delay, marks=pytest.mark.extended) for delay in others)]
+
+
 def load(root, version):
     """Rows of a version by a handle that has nothing on its local disk."""
     with Checkpoint(root).open_store(version=version) as store:
         return dict(store.scan())
 
 
-@pytest.mark.parametrize("delay_ms", [0, 2, 5, 10, 20, 40, 80])
+@pytest.mark.parametrize("delay_ms", moments(0, 5, 20, 80, others=(2, 10, 40)))
 def test_engine_killed_in_a_commit_answers_the_repeated_one(tmp_path, delay_ms):
     """Catches half of a version in the local database, or a version applied twice."""
     shim = RocksDBShim(tmp_path)
@@ -107,7 +112,7 @@ def _kill_when(engine, sign, wait_ms, seen, is_over):
                 return
 
 
-@pytest.mark.parametrize("delay_ms", [0, 5, 20, 60])
+@pytest.mark.parametrize("delay_ms", moments(0, 20, others=(5, 60)))
 def test_engine_killed_in_a_merge_loses_nothing(tmp_path, delay_ms):
     """Catches a merged file that is named before it is whole, or sources deleted too early."""
     shim = RocksDBShim(tmp_path, rocksdb_merge_min_files=2)

@@ -255,18 +255,31 @@ def files_of(path, pattern):
     return sorted((path / "state/0").rglob(pattern))
 
 
-@pytest.mark.parametrize("keeps_checksum_files", [True, False], ids=["checksum-files", "alone"])
+FILES = [
+    ("hdfs", "3.snapshot"),
+    ("hdfs", "4.delta"),
+    ("hdfs-session-zstd", "1.delta"),
+    ("rocksdb-no-changelog", "4.zip"),
+    ("rocksdb-no-changelog", "*.sst"),
+    ("rocksdb-ids-variables", "4_*.changelog"),
+    ("rocksdb-ids-variables", "3_*.zip"),
+    ("rocksdb-ids-variables", "*.sst"),
+]
+# A file of checksums is the same beside any file: one of each provider is enough.
+WITH_CHECKSUMS = [("hdfs", "4.delta"), ("rocksdb-ids-variables", "3_*.zip")]
+
+
 @pytest.mark.parametrize(
-    ("name", "pattern"),
+    ("name", "pattern", "keeps_checksum_files"),
     [
-        ("hdfs", "3.snapshot"),
-        ("hdfs", "4.delta"),
-        ("hdfs-session-zstd", "1.delta"),
-        ("rocksdb-no-changelog", "4.zip"),
-        ("rocksdb-no-changelog", "*.sst"),
-        ("rocksdb-ids-variables", "4_*.changelog"),
-        ("rocksdb-ids-variables", "3_*.zip"),
-        ("rocksdb-ids-variables", "*.sst"),
+        pytest.param(
+            *file,
+            kept,
+            marks=pytest.mark.extended if kept and file not in WITH_CHECKSUMS else [],
+            id=f"{'-'.join(file)}-{'checksum-files' if kept else 'alone'}",
+        )
+        for file in FILES
+        for kept in (True, False)
     ],
 )
 def test_damage_is_found_wherever_it_is(copy, name, pattern, keeps_checksum_files):
