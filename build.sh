@@ -97,14 +97,20 @@ jars() {
   $python -m tools.shim_jar --all
 }
 
+# The tests of style, which are the longest, run beside the other checks; what they say comes last.
 run_lint() {
-  local failed=0
+  local failed=0 styled style
+  styled=$(mktemp)
+  $python -m pytest -p no:benchmark tests/style >"$styled" 2>&1 &
+  style=$!
   $python -m ruff check . || failed=1
   $python -m ruff format --check . || failed=1
   $python -m mypy || failed=1
   $venv/bin/lint-imports || failed=1
-  $python -m pytest -p no:benchmark tests/style || failed=1
   make_site || failed=1
+  wait $style || failed=1
+  cat "$styled"
+  rm -f "$styled"
   return $failed
 }
 
@@ -138,7 +144,7 @@ run_tests() {
   local failed=0 again pytest
   again=$(mktemp)
   pytest=("$python" -m tools.second_try "$again" -p no:benchmark --durations=25 -m "$1" -n 2)
-  "${pytest[@]}" --ignore tests/spark --ignore tests/packaging || failed=1
+  "${pytest[@]}" --dist worksteal --ignore tests/spark --ignore tests/packaging || failed=1
   "${pytest[@]}" --dist loadgroup --no-loadscope-reorder tests/spark tests/packaging || failed=1
   if [ -s "$again" ]; then
     echo "passed at the second try:"
