@@ -60,7 +60,9 @@ def _put_again(provider: str, state: State, calls: list[Call], taken: list[list[
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("provider", [FILESYSTEM, ROCKSDB_BACKEND])
+@pytest.mark.parametrize(
+    "provider", [FILESYSTEM, pytest.param(ROCKSDB_BACKEND, marks=pytest.mark.extended)]
+)
 @PUT_AGAIN
 def test_what_is_put_again_lives_its_own_time(
     spark: SparkSession,

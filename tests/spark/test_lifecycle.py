@@ -283,8 +283,17 @@ def test_rows_equal_when_a_sink_computes_each_batch_twice(make_lane: MakeLane) -
 
 
 @pytest.mark.ours
-@pytest.mark.parametrize("provider", [FILESYSTEM, HEAP, ROCKSDB_BACKEND])
-@pytest.mark.parametrize("conf", [{}, FORMAT_2], ids=["format-1", "format-2"])
+@pytest.mark.parametrize(
+    ("provider", "conf"),
+    [
+        pytest.param(FILESYSTEM, {}, id="filesystem-v1", marks=EXTENDED),
+        pytest.param(FILESYSTEM, FORMAT_2, id="filesystem-v2"),
+        pytest.param(HEAP, {}, id="heap-v1"),
+        pytest.param(HEAP, FORMAT_2, id="heap-v2", marks=EXTENDED),
+        pytest.param(ROCKSDB_BACKEND, {}, id="rocksdb-v1"),
+        pytest.param(ROCKSDB_BACKEND, FORMAT_2, id="rocksdb-v2"),
+    ],
+)
 def test_nothing_is_loaded_when_a_sink_computes_each_batch_twice(
     make_lane: MakeLane, spark: SparkSession, provider: str, conf: dict[str, str]
 ) -> None:

@@ -57,7 +57,12 @@ FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 UNLOAD = {f"{STATE_STORE}.unloadOnCommit": "true"}
 ASK_NOTHING_ELSE = {
     "aggregation-global-complete",
+    "dedup-then-aggregation",
+    "join-inner-format-2",
     "join-inner-no-watermark-format-1",
+    "join-right-outer-format-2",
+    "pandas-groups-processing-time-update",
+    "window-append-format-1",
     "window-complete",
     "window-sliding-append",
 }

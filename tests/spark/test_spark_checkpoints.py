@@ -65,11 +65,11 @@ WITH_IDS = pytest.mark.needs("reader-of-ids")
 KEYED: list[Any] = [
     pytest.param(query, provider, conf, id=name, marks=marks)
     for name, query, provider, conf, marks in (
-        ("hdfs", ROWS, HDFS, {}, []),
+        ("hdfs", ROWS, HDFS, {}, [EXTENDED]),
         ("hdfs-snapshots", ROWS, HDFS, SNAPSHOTS, []),
         ("hdfs-types-snappy", EVERY_TYPE, HDFS, _codec("snappy"), []),
         ("hdfs-checksums-zstd", ROWS, HDFS, CHECKSUMS | _codec("zstd"), []),
-        ("hdfs-session", SESSION_APPEND, HDFS, {}, []),
+        ("hdfs-session", SESSION_APPEND, HDFS, {}, [EXTENDED]),
         ("hdfs-dedup", WATERMARK_DEDUP, HDFS, CHECKSUMS, []),
         ("hdfs-limit", LIMITS[0], HDFS, {}, []),
         ("hdfs-join", _join("2"), HDFS, {}, []),
