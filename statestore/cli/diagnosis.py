@@ -25,7 +25,7 @@ from statestore.core.errors import (
     StateStoreError,
 )
 from statestore.core.options import PREFIX, StateStoreOptions
-from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDERS
+from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDERS, REAL_TIME_KEY
 from statestore.core.version import SPARK_MINORS, __version__
 from statestore.engine.client import EngineGoneError, EngineProcess, EngineRefusedError
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar
@@ -363,7 +363,7 @@ def _choose_python(named: str | None) -> tuple[str, str]:
 def find_backend() -> tuple[str, str] | None:
     """Return the state backend of sessions that say nothing else, and the file that says it."""
     path, defaults = read_spark_defaults()
-    provider = defaults.get(PROVIDER_KEY)
+    provider = defaults.get(PROVIDER_KEY) or defaults.get(REAL_TIME_KEY)
     return next(((name, str(path)) for name, of in PROVIDERS.items() if of == provider), None)
 
 

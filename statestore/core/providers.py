@@ -8,6 +8,8 @@ PROVIDERS = {
     "rocksdb": "io.statestore.RocksDBStateStoreProvider",
 }
 """Provider class by state backend."""
+REAL_TIME_KEY = "spark.statestore.providerClass"
+"""What names the provider in a session without Spark's key, which real-time mode refuses."""
 _STATE_PACKAGE = "org.apache.spark.sql.execution.streaming.state"
 SPARK_PROVIDERS = {
     "spark-hdfs": f"{_STATE_PACKAGE}.HDFSBackedStateStoreProvider",

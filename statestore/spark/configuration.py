@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from statestore.backends.rocksdb.requirement import require_rocksdict
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.options import PREFIX, spark_conf
-from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDERS
+from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDERS, REAL_TIME_KEY
 from statestore.io.shim_jar import find_jar
 from statestore.spark.connect import is_served_elsewhere
 
@@ -41,6 +41,8 @@ _DEFAULTS = {
 }
 """What is shown where; a builder that says otherwise keeps what it says."""
 _FORMAT = f"{PREFIX}checkpointFormatVersion"
+_PROVIDER = f"{PREFIX}providerClass"
+_ALLOWLIST = "spark.sql.streaming.realTimeMode.allowlistCheck"
 
 
 def configure(
@@ -48,6 +50,7 @@ def configure(
     backend: str = "filesystem",
     *,
     checkpoint_format: int | None = None,
+    real_time: bool = False,
     **options: object,
 ) -> SparkSession.Builder:
     """Keep the state of a session's streaming queries in the state store.
@@ -64,6 +67,10 @@ def configure(
         backend: State backend: heap, filesystem or rocksdb.
         checkpoint_format: Spark's checkpointFormatVersion, 1 or 2, in which no attempt of a task
             replaces another's files; None leaves what the builder says, and is 2 where it does not.
+        real_time: The session's queries may also run in real-time mode. The backend is named by a
+            key of this package then, since Spark refuses the mode where its own is set; and the
+            shim asks Spark which operators and sinks the mode has, since Spark by itself would
+            refuse transformWithState.
         options: Values by field of StateStoreOptions, such as `fsync_enabled=False`, or by key
             without the prefix, such as `**{"fsync.enabled": False}`.
 
@@ -72,8 +79,9 @@ def configure(
 
     Raises:
         InvalidArgumentError: The backend or an option does not exist (names the nearest one), or
-            a value, the checkpoint format among them, is out of range. Or the engines of the
-            rocksdb backend run in this Python, which has no rocksdict.
+            a value, the checkpoint format among them, is out of range. The engines of the rocksdb
+            backend run in this Python, which has no rocksdict. Or real-time mode is asked for
+            with format 1, or on a builder that has Spark's key for the provider.
         NotFoundError: There is no jar, where one is to be set; install the wheel or build the jar.
 
     Guarantee: after a raise the builder is as it was.
@@ -97,6 +105,9 @@ def configure(
     conf = spark_conf(options)
     # The builder has no public way to be asked what it holds.
     before = builder._options  # noqa: SLF001
+    chosen_format = str(checkpoint_format or before.get(_FORMAT, 2))
+    if real_time:
+        _require_real_time(before, chosen_format)
     if backend in IN_LOCAL_DATABASE and _runs_engines_here(before):
         require_rocksdict()
     if not is_served_elsewhere(before):
@@ -104,11 +115,33 @@ def configure(
         jar = str(find_jar())
         conf[_JARS] = ",".join([*(other for other in jars if other and other != jar), jar])
         conf |= {key: value for key, value in _DEFAULTS.items() if key not in before}
-    conf[f"{PREFIX}providerClass"] = PROVIDERS[backend]
-    conf[_FORMAT] = str(checkpoint_format or before.get(_FORMAT, 2))
+    conf[REAL_TIME_KEY if real_time else _PROVIDER] = PROVIDERS[backend]
+    if real_time and _has_state_in_real_time():
+        conf[_ALLOWLIST] = "false"  # the shim asks instead
+    conf[_FORMAT] = chosen_format
     for key, value in conf.items():
         builder = builder.config(key, value)
     return builder
+
+
+def _require_real_time(before: Mapping[str, object], checkpoint_format: str) -> None:
+    """Raise InvalidArgumentError where Spark would refuse real-time mode in a builder's session."""
+    key = _PROVIDER if _PROVIDER in before else _FORMAT
+    if key == _PROVIDER or checkpoint_format != "2":
+        raise InvalidArgumentError(
+            "Spark refuses real-time mode in a session that says this",
+            kind="invalid-option",
+            key=key,
+            value=before.get(key, checkpoint_format),
+            to_fix="leave it out, or leave out real_time",
+        )
+
+
+def _has_state_in_real_time() -> bool:
+    """Return whether this Spark has stateful operators in real-time mode."""
+    import pyspark  # that a program names this package costs no import of Spark
+
+    return tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 3)
 
 
 def _nearest_backend(backend: str) -> str:

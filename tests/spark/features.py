@@ -107,6 +107,12 @@ FEATURES = {
         older="what it asks for",
         newer="format 2",
     ),
+    "real-time": Feature(
+        "4.3",
+        "its real-time mode has no stateful operator",
+        "stateful queries in [real-time mode](real-time.md)",
+        older="Spark has none",
+    ),
     "later-format": Feature(
         "4.2",
         "it reads no commit of another format than the session's",

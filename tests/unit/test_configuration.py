@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -61,6 +62,24 @@ def test_what_is_shown_where_stays_as_the_builder_says(jar: str) -> None:
     statestore.configure(builder)
 
     assert {builder._options[key] for key in SHOWN} == {"mine"}
+
+
+def test_session_of_real_time_queries_has_the_provider_under_our_key(jar: str) -> None:
+    """Catches Spark's key, with which it refuses the mode, and a key that stands beside it."""
+    provider, form = f"{PREFIX}providerClass", f"{PREFIX}checkpointFormatVersion"
+
+    options = statestore.configure(SparkSession.Builder(), "rocksdb", real_time=True)._options
+
+    assert options["spark.statestore.providerClass"] == "io.statestore.RocksDBStateStoreProvider"
+    if pyspark.__version__ >= "4.3":
+        assert options["spark.sql.streaming.realTimeMode.allowlistCheck"] == "false"
+    assert options[form] == "2"
+    assert provider not in options
+    for key, value in ((provider, "any"), (form, "1")):
+        builder = SparkSession.Builder().config(key, value)
+        with pytest.raises(InvalidArgumentError, match=key):
+            statestore.configure(builder, real_time=True)
+        assert builder._options == {key: value}
 
 
 @pytest.mark.parametrize("named", ["builder", "environment"])

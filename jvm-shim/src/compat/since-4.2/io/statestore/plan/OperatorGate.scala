@@ -3,6 +3,9 @@ package io.statestore.plan
 import org.apache.spark.sql.{SparkSessionExtensions, SparkSessionExtensionsProvider}
 import org.apache.spark.sql.catalyst.rules.Rule
 import org.apache.spark.sql.execution.{ColumnarRule, SparkPlan}
+import org.apache.spark.sql.execution.streaming.RealTimeTrigger
+import org.apache.spark.sql.execution.streaming.runtime.RealTimeModeAllowlist
+import org.apache.spark.sql.execution.streaming.state.{QueryProviders, StateStoreInternals}
 import org.apache.spark.sql.internal.SQLConf
 
 /**
@@ -20,12 +23,35 @@ private object OperatorGate extends ColumnarRule {
   private val OurPackage = "io.statestore."
 
   private object Open extends Rule[SparkPlan] {
-    override def apply(plan: SparkPlan): SparkPlan =
-      if (SQLConf.get.stateStoreProviderClass.startsWith(OurPackage)) {
-        plan.transformUp { case node => OpenNodes.open(node) }
-      } else {
-        plan
-      }
+    override def apply(plan: SparkPlan): SparkPlan = {
+      val conf = SQLConf.get
+      val isOurs = conf.stateStoreProviderClass.startsWith(OurPackage)
+      val opened =
+        if (isOurs) plan.transformUp { case node => OpenNodes.open(node) }
+        else plan
+      if (isOurs || conf.contains(QueryProviders.Key)) checkRealTime(plan, opened)
+      opened
+    }
+  }
+
+  /**
+   * Spark knows what it runs in real-time mode by the names of classes, of which those put in here
+   * are none. A session that is to run them tells it not to look; so it is asked here, about the
+   * plan that is all its own.
+   */
+  private def checkRealTime(plan: SparkPlan, opened: SparkPlan): Unit = for {
+    (query, session) <- StateStoreInternals.plannedQuery
+    if query.trigger.isInstanceOf[RealTimeTrigger]
+  } {
+    RealTimeModeAllowlist.checkAllowedSink(query.sink, throwException = true)
+    RealTimeModeAllowlist.checkAllowedPhysicalOperator(plan, throwException = true)
+    val check = SQLConf.STREAMING_REAL_TIME_MODE_ALLOWLIST_CHECK
+    if ((opened ne plan) && session.sessionState.conf.getConf(check)) {
+      throw new IllegalArgumentException(
+        "[invalid-option] Spark would refuse transformWithState in real-time mode over a " +
+          s"provider of this package, by the name of a class: ${check.key}=true. To fix: set it " +
+          "to false; what else Spark refuses it still does")
+    }
   }
 
   // Spark plans every batch anew and asks for this each time.

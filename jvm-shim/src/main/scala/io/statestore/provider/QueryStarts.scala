@@ -9,7 +9,8 @@ import io.statestore.engine.QueryRuns
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.{SparkSessionExtensions, SparkSessionExtensionsProvider}
 import org.apache.spark.sql.catalyst.streaming.WriteToStream
-import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStoreInternals}
+import org.apache.spark.sql.execution.streaming.state.{
+  QueryProviders, StateStoreConf, StateStoreInternals}
 import org.apache.spark.sql.internal.SQLConf
 
 /**
@@ -25,7 +26,7 @@ final class QueryStarts extends SparkSessionExtensionsProvider {
     extensions.injectCheckRule { session =>
       {
         case write: WriteToStream =>
-          val provider = SQLConf.get.stateStoreProviderClass
+          val provider = QueryProviders.of(SQLConf.get)
           if (provider.startsWith("io.statestore.")) {
             Resources.checkSpark()
             val options = new StateStoreConf(SQLConf.get).sqlConfs
@@ -33,6 +34,7 @@ final class QueryStarts extends SparkSessionExtensionsProvider {
             if (provider == RocksDB) ShimOptions.warnOfIgnored(options)
           }
           FileSinks.check(session, write)
+          QueryProviders.watch(session)
           QueryRuns.note(session)
           Leases.watch()
         case _ => ()

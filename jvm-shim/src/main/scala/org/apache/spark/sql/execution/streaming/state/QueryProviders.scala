@@ -1,0 +1,71 @@
+package org.apache.spark.sql.execution.streaming.state
+
+import java.util.UUID
+
+import io.statestore.{
+  FileSystemStateStoreProvider, HeapStateStoreProvider, RocksDBStateStoreProvider => OurRocksDB}
+
+import org.apache.spark.sql
+import org.apache.spark.sql.classic.SparkSession
+import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
+import org.apache.spark.sql.internal.SQLConf
+import org.apache.spark.sql.streaming.StreamingQueryListener
+import org.apache.spark.sql.streaming.StreamingQueryListener._
+
+/**
+ * Gives the queries of a session the provider that its `spark.statestore.providerClass` names. In a
+ * session that has Spark's own key Spark refuses real-time mode, unless that names its RocksDB
+ * provider. The configuration of the query is its own: neither the session nor another query is
+ * touched.
+ */
+object QueryProviders {
+  val Key = "spark.statestore.providerClass"
+  private val Providers = Seq(
+    classOf[FileSystemStateStoreProvider],
+    classOf[HeapStateStoreProvider],
+    classOf[OurRocksDB]).map(_.getName)
+
+  /** The provider that the queries of a session have, unless their checkpoint pins another. */
+  def of(conf: SQLConf): String =
+    if (conf.contains(SQLConf.STATE_STORE_PROVIDER_CLASS.key)) conf.stateStoreProviderClass
+    else conf.getConfString(Key, conf.stateStoreProviderClass)
+
+  /**
+   * From now on, looks after the queries that a session starts, where it has the key.
+   *
+   * @throws java.lang.IllegalArgumentException the key names no provider of this package
+   */
+  def watch(session: sql.SparkSession): Unit = session match {
+    case classic: SparkSession if classic.sessionState.conf.contains(Key) =>
+      val named = classic.sessionState.conf.getConfString(Key)
+      if (!Providers.contains(named)) {
+        throw new IllegalArgumentException(
+          s"[invalid-option] no such provider: key=$Key, value=$named. To fix: use one of " +
+            Providers.mkString(", "))
+      }
+      val streams = classic.streams
+      if (!streams.listListeners().exists(_.isInstanceOf[Starts])) {
+        val active = classic.sharedState.activeStreamingQueries
+        streams.addListener(new Starts(active.get(_)))
+      }
+    case _ => ()
+  }
+
+  /** Knows no session: it is as long with its session's queries as that is. */
+  private final class Starts(find: UUID => StreamExecution) extends StreamingQueryListener {
+
+    /**
+     * Spark calls this on the query's own thread, when the query has its copy of the configuration,
+     * and before it fills in what real-time mode is to have, or reads what the checkpoint pins.
+     */
+    override def onQueryStarted(event: QueryStartedEvent): Unit =
+      Option(find(event.id)).foreach { query =>
+        val conf = SparkVersion.sessionOf(query).sessionState.conf
+        if (conf.contains(Key)) conf.setConf(SQLConf.STATE_STORE_PROVIDER_CLASS, of(conf))
+      }
+
+    override def onQueryProgress(event: QueryProgressEvent): Unit = ()
+
+    override def onQueryTerminated(event: QueryTerminatedEvent): Unit = ()
+  }
+}

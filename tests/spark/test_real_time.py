@@ -1,0 +1,119 @@
+"""Queries in real-time mode give the rows that they give on Spark's RocksDB provider."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import accumulate, product
+from pathlib import Path
+
+import pytest
+
+from .conftest import EXTENDED, PROVIDER
+from .harness import FILESYSTEM, HEAP, ROCKSDB, ROCKSDB_BACKEND
+from .helper_jar import compile_test_jar
+from .job_process import Job
+from .real_time import committed_rows
+
+KEYS = 50
+StartJob = Callable[..., Job]
+
+pytestmark = [
+    pytest.mark.ours,
+    pytest.mark.needs("real-time"),
+    pytest.mark.skipif(PROVIDER != FILESYSTEM, reason="each backend is a query of the tests"),
+]
+
+
+@pytest.fixture
+def start(start_job: StartJob, jars: list[Path]) -> StartJob:
+    """Returns a function that starts a job of queries in real-time mode."""
+    jars.append(compile_test_jar("realtime"))
+    return lambda name, **arguments: start_job(
+        name, module="tests.spark.real_time_job", **arguments
+    )
+
+
+SOME = [("aggregation", FILESYSTEM), ("deduplication", ROCKSDB_BACKEND), ("variables", FILESYSTEM)]
+QUERIES = ("plain", "aggregation", "deduplication", "variables", "timers")
+EVERY = list(product(QUERIES, (FILESYSTEM, ROCKSDB_BACKEND, HEAP)))
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("lanes", [SOME, pytest.param(EVERY, marks=EXTENDED)], ids=["ci", "all"])
+def test_rows_and_state_equal_sparks_over_restarts(
+    start: StartJob, lanes: list[tuple[str, str]]
+) -> None:
+    """Catches a row that a batch of seconds loses, doubles or changes, in sink or state.
+
+    And a query that a restart, or the way from micro-batches and back, takes to another provider.
+    """
+    references = [(query, ROCKSDB) for query in dict(lanes)]
+
+    report = start("compare", lanes=[*references, *lanes]).report(350)["lanes"]
+
+    found = dict(zip([*references, *lanes], report, strict=True))
+    for (query, provider), lane in found.items():
+        assert lane["provider"] == provider
+        assert lane["lines"] == found[query, ROCKSDB]["lines"], (query, provider)
+        assert lane["state"] == found[query, ROCKSDB]["state"], (query, provider)
+        assert all(len(rows) >= KEYS for rows in lane["state"].values())
+        assert set(lane["lines"].values()) == {1}
+
+
+def test_what_spark_refuses_in_real_time_is_refused(start: StartJob) -> None:
+    """Catches a check of Spark's that a session of ours has switched off, and a typo."""
+    told = start("refusals").report()
+
+    assert "SQL_CONFIGURATION_NOT_SUPPORTED" in told["spark-key"]
+    assert "key=spark.statestore.providerClass, value=io.statestore.Other" in told["no-provider"]
+    assert "StreamingDeduplicateWithinWatermarkExec" in told["operator"]
+    assert "OPERATOR_OR_SINK_NOT_IN_ALLOWLIST" in told["operator"]
+    assert "OPERATOR_OR_SINK_NOT_IN_ALLOWLIST" in told["sink"]
+    assert "realTimeMode.allowlistCheck=true. To fix: set it to false" in told["allowlist"]
+
+
+@EXTENDED
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("provider", [FILESYSTEM, ROCKSDB_BACKEND])
+def test_nothing_is_lost_when_the_driver_is_killed_within_a_batch(
+    start: StartJob, tmp_path: Path, provider: str
+) -> None:
+    """Catches state that is not that of the committed offsets, and a row that never comes out."""
+    checkpoint = tmp_path / "job" / "lane" / "checkpoint"
+    for kills in range(1, 3):
+        running = start("endless", provider=provider)
+        before = committed_rows(checkpoint)
+        while committed_rows(checkpoint) <= before:
+            assert running.process.poll() is None, running.output.read_text()
+            time.sleep(0.2)
+        time.sleep(3.0 * kills)
+        os.kill(running.driver(), signal.SIGKILL)
+        running.process.wait(60)
+
+    rows = committed_rows(checkpoint) + 3000
+    report = start("resume", rows=rows).report(350)
+
+    assert report["before"] == _totals(report["committed"])
+    assert report["after"] == _totals(rows)
+    told = report["lines"].keys()
+    assert told >= set(_lines(rows))
+    assert told <= set(_lines(10 * rows)), "a row is told otherwise when it is told again"
+
+
+def _totals(num_rows: int) -> dict[str, list[int]]:
+    """Return the number of rows and their sum by key."""
+    sums = Counter[int]()
+    for i in range(num_rows):
+        sums[i % KEYS] += i
+    return {str(key): [len(range(key, num_rows, KEYS)), sums[key]] for key in sums}
+
+
+def _lines(num_rows: int) -> Iterable[str]:
+    """Return what the aggregation tells of each row."""
+    for key in range(min(KEYS, num_rows)):
+        for number, total in enumerate(accumulate(range(key, num_rows, KEYS)), 1):
+            yield f"{key},{number},{total}"
