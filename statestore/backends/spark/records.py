@@ -82,6 +82,7 @@ class Records:
 
     def __iter__(self) -> Iterator[Record]:
         while True:
+            yield from self._puts_held()
             kind = PUT
             if self._has_types:
                 code = self._take(1)[0]
@@ -101,6 +102,28 @@ class Records:
                 raise self._damaged("-1", str(value_size))
             else:
                 yield kind, key, self._bytes(value_size)
+
+    def _puts_held(self) -> Iterator[Record]:
+        """Yield puts and merges up to a record of another kind, or that is not held whole.
+
+        Nearly all records: checked and cut with one look at each length.
+        """
+        held, end, kind = self._held, len(self._held), PUT
+        has_types, start, length = self._has_types, self._position, _INT.unpack_from
+        while start + 9 <= end:
+            key = start + 4
+            if has_types:
+                kind = _TYPES.get(held[start], DELETE)
+                key += 1
+            after_key = key + length(held, key - 4)[0]
+            if kind == DELETE or not key <= after_key <= end - 4:
+                break
+            value = after_key + 4
+            after = value + length(held, after_key)[0]
+            if not value <= after <= end:
+                break
+            self._position = start = after
+            yield kind, held[key:after_key], held[value:after]
 
     def _read_lineage(self) -> tuple[Ancestor, ...]:
         text = self._take(int.from_bytes(self._take(2)))

@@ -180,10 +180,14 @@ class SparkVersion:
         if held:
             yield held
 
-    def _records(self, path: str) -> Iterator[Record]:
-        """Yield the records of a file, and check and cut the checksum of removed keys."""
-        for kind, key, value in self.files.records(path):
-            if kind != DELETE or not self.form.has_checksums:
+    def _records(self, path: str) -> Iterable[Record]:
+        """Return the records of a file; checksums of removed keys are checked and cut."""
+        records = self.files.records(path)
+        return self._removed_checked(path, records) if self.form.has_checksums else records
+
+    def _removed_checked(self, path: str, records: Iterable[Record]) -> Iterator[Record]:
+        for kind, key, value in records:
+            if kind != DELETE:
                 yield kind, key, value
                 continue
             removed = key[_CRC_BYTES:]
@@ -302,20 +306,25 @@ def _not_encoded(expected: bytes) -> CorruptionError:
 
 
 class _Changes:
-    """The changes of deltas or changelogs: of each key the last put or delete, and merges."""
+    """The changes of changelogs: of each key the last put or None of a delete, and merges."""
 
     def __init__(self, delimiter: bytes) -> None:
         self._delimiter = delimiter
-        self._of_keys: dict[bytes, tuple[int, bytes]] = {}
+        # No object that Python's collector would look through, again and again, for each key.
+        self._of_keys: dict[bytes, bytes | None] = {}
+        self._merged: set[bytes] = set()
 
     def add(self, records: Iterable[Record]) -> None:
+        of_keys, merged = self._of_keys, self._merged
         for kind, key, value in records:
-            if kind == MERGE:
-                before = self._of_keys.get(key, (MERGE, b""))
-                joined = self._joined(before[1], value or b"")
-                self._of_keys[key] = (MERGE if before[0] == MERGE else PUT, joined)
+            if kind != MERGE:
+                of_keys[key] = value
+                merged.discard(key)
+            elif key in of_keys:
+                of_keys[key] = self._joined(of_keys[key] or b"", value or b"")
             else:
-                self._of_keys[key] = (kind, value or b"")
+                of_keys[key] = value
+                merged.add(key)
 
     def _joined(self, first: bytes, second: bytes) -> bytes:
         return first + self._delimiter + second if first else second
@@ -347,11 +356,12 @@ class _Changes:
         """Return rows with the changes of some keys."""
         found = dict(rows)
         for key in keys:
-            kind, value = self._of_keys[key]
-            if kind == DELETE:
+            value = self._of_keys[key]
+            if value is None:
                 found.pop(key, None)
             else:
-                found[key] = self._joined(found.get(key, b""), value) if kind == MERGE else value
+                is_merged = key in self._merged
+                found[key] = self._joined(found.get(key, b""), value) if is_merged else value
         return sorted(found.items())
 
 
