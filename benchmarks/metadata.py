@@ -27,7 +27,7 @@ from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.operations.rescale.rescale import rescale, undo_rescale
 from statestore.operations.savepoint.branch import decide_branch
 from statestore.operations.upkeep.expire import expire
-from statestore.operations.upkeep.listing import list_versions
+from statestore.operations.upkeep.survey import list_versions
 from statestore.operations.upkeep.verify import verify
 from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.testing.stores import OPERATORS

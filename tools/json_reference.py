@@ -20,8 +20,8 @@ from statestore.operations.rescale.results import Rescale, StoreRescale, UndoRes
 from statestore.operations.savepoint.savepoint import SavepointInfo
 from statestore.operations.upkeep.compact import Compact, StoreCompact
 from statestore.operations.upkeep.expire import Expire, StoreExpire, StoreStay
-from statestore.operations.upkeep.listing import CheckpointInfo, VersionInfo
 from statestore.operations.upkeep.repair import Repair
+from statestore.operations.upkeep.survey import CheckpointInfo, VersionInfo
 from statestore.operations.upkeep.verification import Finding, Verification
 from statestore.report.facts import Advice, Facts, HeavyKey, PartitionFacts, Spread, StoreFacts
 

@@ -27,7 +27,7 @@ from statestore.operations.savepoint.branch import decide_branch
 from statestore.operations.savepoint.restore import decide_restore
 from statestore.operations.savepoint.savepoint import open_savepoint, savepoint_in, take_savepoint
 from statestore.operations.upkeep import compact, expire, repair
-from statestore.operations.upkeep.listing import (
+from statestore.operations.upkeep.survey import (
     VersionInfo,
     describe,
     find_savepoints,
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from statestore.operations.savepoint.savepoint import SavepointForm, SavepointInfo
     from statestore.operations.upkeep.compact import Compact
     from statestore.operations.upkeep.expire import Expire
-    from statestore.operations.upkeep.listing import CheckpointInfo
     from statestore.operations.upkeep.repair import Repair
+    from statestore.operations.upkeep.survey import CheckpointInfo
     from statestore.operations.upkeep.verification import Verification
     from statestore.operations.writing.edit import Edit
     from statestore.report.facts import Facts

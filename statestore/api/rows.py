@@ -12,7 +12,7 @@ from statestore.operations.reading import inspection
 from statestore.operations.reading.read import read_batches
 from statestore.operations.reading.selection import Selection
 from statestore.operations.result import Progress, no_progress
-from statestore.operations.rows import rows_at, rows_of_both
+from statestore.operations.states import rows_at, rows_of_both
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from statestore.api.reaching import Reach
     from statestore.operations.addresses import Address
     from statestore.operations.reading.diff import DiffCounts
-    from statestore.operations.rows import FoundRows
+    from statestore.operations.states import FoundRows
 
 
 class Rows:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.commit import find_committed, read_parent, require_stream
-from statestore.checkpoint.restore import check_settings
+from statestore.checkpoint.load import check_settings
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import REPLAYED, is_temporary, parse_state_file_name
 from statestore.checkpoint.lineage import check_parent, check_ref
+from statestore.checkpoint.load import own_deltas
 from statestore.checkpoint.pins import oldest_to_retain
 from statestore.checkpoint.rescale_refs import find_refs, plan_release
-from statestore.checkpoint.restore import own_deltas
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer, read_trailer
 from statestore.core.errors import FencedError, NotFoundError
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.ipc as ipc
 
 from statestore.checkpoint.lineage import chain_length, make_ref
-from statestore.checkpoint.restore import RestoredVersion, open_ref
+from statestore.checkpoint.load import LoadedVersion, open_ref
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.merge import merge_runs
 from statestore.codec.rows import SCHEMA, split_for_blocks, to_numpy, write_options
@@ -110,7 +110,7 @@ class SnapshotWriter:
     scratch_directory: str
     options: StateStoreOptions
 
-    def write(self, restored: RestoredVersion) -> PublishedFile:
+    def write(self, restored: LoadedVersion) -> PublishedFile:
         """Merge the files of a version into its snapshot and publish it.
 
         Needs the memory of a few slices and a record batch of each file, whatever the state.
@@ -144,7 +144,7 @@ class SnapshotWriter:
         finally:
             Path(local_path).unlink(missing_ok=True)
 
-    def _write_stream(self, restored: RestoredVersion, local_path: str) -> tuple[int, int]:
+    def _write_stream(self, restored: LoadedVersion, local_path: str) -> tuple[int, int]:
         """Write the rows of a version; return how many, and how many in internal families."""
         head = restored.head.trailer
         internal = [family.id for family in head.column_families if family.internal]
@@ -163,7 +163,7 @@ class SnapshotWriter:
 
     def _publish(
         self,
-        restored: RestoredVersion,
+        restored: LoadedVersion,
         local_path: str,
         name: str,
         num_rows: int,

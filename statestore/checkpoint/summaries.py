@@ -17,7 +17,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import parse_state_file_name
-from statestore.checkpoint.restore import files_before_summary, reach_back
+from statestore.checkpoint.load import files_before_summary, reach_back
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 

@@ -10,7 +10,7 @@ import traceback
 from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from statestore.backends.filesystem.versions import StoreVersions
+from statestore.backends.filesystem.versions import FilesystemVersions
 from statestore.codec.commit_times import CommitTimes
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import InternalError, NotFoundError, ProtocolError, StateStoreError
@@ -290,7 +290,7 @@ class EngineService:
             request.get("end_version", int),
             request.get_optional("checkpoint_id", str),
         )
-        if isinstance(versions, StoreVersions):
+        if isinstance(versions, FilesystemVersions):
             head, files = versions.changes(*wanted)
         else:
             head, files = versions.changes(*wanted, request.get("directory", str))

@@ -13,16 +13,16 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeAlias
 
 from statestore.checkpoint.cleanup import Cleanup
-from statestore.checkpoint.restore import check_partition_exists
+from statestore.checkpoint.load import check_partition_exists
 from statestore.core.errors import NotFoundError, StateStoreError
 from statestore.core.progress import Turn
 
 if TYPE_CHECKING:
-    from statestore.backends.filesystem.versions import StoreVersions
+    from statestore.backends.filesystem.versions import FilesystemVersions
     from statestore.backends.rocksdb.local_versions import LocalVersion
     from statestore.backends.rocksdb.versions import RocksDBVersions
     from statestore.checkpoint.commit import NewVersion
-    from statestore.checkpoint.restore import RestoredVersion
+    from statestore.checkpoint.load import LoadedVersion
     from statestore.checkpoint.snapshot import SnapshotStatus
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import VersionRef
@@ -35,7 +35,7 @@ _SNAPSHOT_NICENESS = 10
 CATCH_UP_S = 60.0
 """Longest that a commit waits for the snapshot of a store that has outrun its snapshots."""
 
-Versions: TypeAlias = "StoreVersions | RocksDBVersions"
+Versions: TypeAlias = "FilesystemVersions | RocksDBVersions"
 
 
 def snapshot_pool() -> ThreadPoolExecutor:
@@ -85,7 +85,7 @@ class Session:
             return self._flight is not None and not self._flight.done()
 
     def load_empty(self, num_partitions: int, options: StateStoreOptions) -> int:
-        """Open version 0; see StoreVersions.load_empty."""
+        """Open version 0; see FilesystemVersions.load_empty."""
         with self._turn:
             return self.versions.load_empty(num_partitions, options)
 
@@ -96,8 +96,8 @@ class Session:
         num_partitions: int,
         options: StateStoreOptions,
         from_snapshot: int | None,
-    ) -> RestoredVersion | LocalVersion:
-        """Restore a version for a query; see StoreVersions.load.
+    ) -> LoadedVersion | LocalVersion:
+        """Restore a version for a query; see FilesystemVersions.load.
 
         Raises:
             IncompatibleError: Also where the checkpoint never had the state partition.
@@ -123,10 +123,10 @@ class Session:
         checkpoint_id: str | None,
         options: StateStoreOptions,
         from_snapshot: int | None,
-    ) -> RestoredVersion | LocalVersion:
+    ) -> LoadedVersion | LocalVersion:
         """Restore a version for a reader without a query, beside loads and commits.
 
-        See StoreVersions.read.
+        See FilesystemVersions.read.
         """
         return self.versions.read(version, checkpoint_id, options, from_snapshot, self._turn)
 
@@ -139,7 +139,7 @@ class Session:
         *,
         force_snapshot: bool,
     ) -> tuple[PublishedFile, SnapshotStatus]:
-        """Make a version durable, and start a snapshot if one is due; see StoreVersions.commit.
+        """Make a version durable, start a snapshot if one is due; see FilesystemVersions.commit.
 
         The first commit after a load waits for a snapshot if one is twice overdue: else a job that
         ends with each batch would never get one.
@@ -163,7 +163,7 @@ class Session:
             return viewed
 
     def has_lineage(self, version: VersionRef) -> bool:
-        """Return whether an attempt of a version has a lineage; see StoreVersions.has_lineage."""
+        """Return whether an attempt of a version has a lineage; see `FilesystemVersions`."""
         with self._turn:
             return self.versions.has_lineage(version)
 

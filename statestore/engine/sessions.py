@@ -12,7 +12,7 @@ import threading
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
-from statestore.backends.filesystem.versions import StoreVersions
+from statestore.backends.filesystem.versions import FilesystemVersions
 from statestore.backends.rocksdb.requirement import require_rocksdict
 from statestore.core.options import BY_KEY
 from statestore.core.providers import IN_DRIVER_MEMORY
@@ -147,7 +147,7 @@ class Sessions:
             case "rocksdb":
                 return self._open_rocksdb(request, location)
             case backend:
-                return StoreVersions(location, self._clock, backend)
+                return FilesystemVersions(location, self._clock, backend)
 
     def _open_rocksdb(self, request: Request, location: StoreLocation) -> Versions:
         require_rocksdict()

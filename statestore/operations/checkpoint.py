@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.backends.forms import work_in
-from statestore.backends.spark.snapshot import SparkFiles
 from statestore.checkpoint.layout import StoreLocation, placement_path
 from statestore.checkpoint.operator_metadata import (
     OperatorInfo,
@@ -40,6 +39,7 @@ from statestore.operations.new_directory import (
     try_read_metadata,
 )
 from statestore.operations.query_logs import QueryLogs
+from statestore.spark_files.snapshot import SparkFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

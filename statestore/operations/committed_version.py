@@ -37,8 +37,8 @@ from statestore.core.ids import RandomIds
 from statestore.io.local import named_errors
 from statestore.io.storage import hadoop_uri
 from statestore.operations.new_directory import METADATA_NAME, read_metadata
-from statestore.operations.rows import check_committed
 from statestore.operations.source_logs import check_sources
+from statestore.operations.states import check_committed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

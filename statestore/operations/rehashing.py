@@ -26,7 +26,7 @@ from statestore.core.errors import IncompatibleError
 from statestore.core.key_groups import default_max_parallelism
 from statestore.io.local import named_errors
 from statestore.operations.full_state import dealt_anew, write_full_state
-from statestore.operations.rows import most_rows, read_rows
+from statestore.operations.states import most_rows, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
-from statestore.backends.spark.rows import RowForm, SparkVersion
-from statestore.backends.spark.schemas import read_schemas
 from statestore.checkpoint.layout import store_directory
 from statestore.checkpoint.query_log import read_bytes
 from statestore.codec.joined_trailers import join_schemas
@@ -20,15 +18,17 @@ from statestore.core.key_groups import resolve_max_parallelism
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.store_state import States, StoreState
+from statestore.spark_files.rows import RowForm, SparkVersion
+from statestore.spark_files.schemas import read_schemas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from statestore.backends.spark.files import Chain, StoreFiles
-    from statestore.backends.spark.snapshot import Snapshot
     from statestore.checkpoint.operator_metadata import OperatorInfo, StoreInfo
     from statestore.codec.column_family import ColumnFamily
     from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.spark_files.files import Chain, StoreFiles
+    from statestore.spark_files.snapshot import Snapshot
 
 _STATE_STORE = "spark.sql.streaming.stateStore"
 _CODEC = f"{_STATE_STORE}.compression.codec"

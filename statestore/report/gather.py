@@ -15,8 +15,8 @@ from statestore.checkpoint.key_group_rows import NUM_CLASSES, folded
 from statestore.core.errors import StateStoreError
 from statestore.core.providers import IN_LOCAL_DATABASE
 from statestore.operations.reading.inspection import largest_keys
-from statestore.operations.rows import FoundRows, find_store
-from statestore.operations.upkeep.listing import find_branches, find_savepoints, survey
+from statestore.operations.states import FoundRows, find_store
+from statestore.operations.upkeep.survey import find_branches, find_savepoints, survey
 from statestore.operations.upkeep.verify import verify
 from statestore.report.advice import advise
 from statestore.report.facts import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from statestore.codec.commit_times import CommitTimes
     from statestore.operations.checkpoint import OpenCheckpoint
     from statestore.operations.store_state import States, StoreState
-    from statestore.operations.upkeep.listing import CheckpointInfo, VersionInfo
+    from statestore.operations.upkeep.survey import CheckpointInfo, VersionInfo
 
 NUM_VERSIONS = 100
 NUM_OPERATIONS = 100

@@ -32,9 +32,9 @@ from statestore.checkpoint.layout import (
 )
 from statestore.checkpoint.lease import Leases
 from statestore.checkpoint.lease_watch import await_end
+from statestore.checkpoint.load import LoadedVersion
 from statestore.checkpoint.placement import read_placement
 from statestore.checkpoint.query_log import QueryLog
-from statestore.checkpoint.restore import RestoredVersion
 from statestore.codec.column_family import ColumnFamily
 from statestore.codec.references import STORE_NAME, StoreName
 from statestore.codec.rows import (
@@ -54,7 +54,7 @@ from statestore.store.table import MAX_RUNS, ArrowRun, Table, ViewRun
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from statestore.backends.filesystem.versions import StoreVersions
+    from statestore.backends.filesystem.versions import FilesystemVersions
     from statestore.backends.rocksdb.versions import RocksDBVersions
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.rows import Row
@@ -104,7 +104,7 @@ def open_store(
         NotFoundError: The version is not there.
         InvalidArgumentError: There can be no such store; or several attempts made the version and
             none was named.
-        IncompatibleError, FencedError, CorruptionError, StorageError: As StoreVersions.load.
+        IncompatibleError, FencedError, CorruptionError, StorageError: As FilesystemVersions.load.
     """
     clock, options = place.clock, place.options
     store_name = StoreName(operator, partition, store)
@@ -167,11 +167,11 @@ def _open_versions(
     clock: Clock,
     options: StateStoreOptions,
     scratch_directory: str,
-) -> StoreVersions | RocksDBVersions:
+) -> FilesystemVersions | RocksDBVersions:
     body = BODIES[backend]
     form = work_in(scratch_directory, options, clock).form(body)
     made = form.versions(replace(location, body=body), clock, backend, scratch_directory)
-    return cast("StoreVersions | RocksDBVersions", made)
+    return cast("FilesystemVersions | RocksDBVersions", made)
 
 
 def _find_version(
@@ -198,7 +198,7 @@ class Store:
     def __init__(
         self,
         backend: Backend,
-        versions: StoreVersions | RocksDBVersions,
+        versions: FilesystemVersions | RocksDBVersions,
         options: StateStoreOptions,
         ids: IdSource,
         num_partitions: int | None,
@@ -276,7 +276,7 @@ class Store:
 
         Raises:
             NotFoundError, IncompatibleError, FencedError, CorruptionError, StorageError: As
-                StoreVersions.load; the store stays at its version.
+                FilesystemVersions.load; the store stays at its version.
         """
         self.check_open()
         if version == 0:
@@ -286,7 +286,7 @@ class Store:
             self.table = Table((), max_parallelism, 0)
             return
         restored = self._versions.load(version, checkpoint_id, self._num_partitions, self._options)
-        if isinstance(restored, RestoredVersion):
+        if isinstance(restored, LoadedVersion):
             self.table = Table.from_restored(restored)
         else:
             # Known to be there: it made the view.

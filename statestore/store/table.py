@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from statestore.backends.rocksdb.view import View
-    from statestore.checkpoint.restore import RestoredVersion
+    from statestore.checkpoint.load import LoadedVersion
     from statestore.codec.state_file import StateFile
 
 
@@ -164,7 +164,7 @@ class Table:
     num_keys: int
 
     @classmethod
-    def from_restored(cls, restored: RestoredVersion) -> Table:
+    def from_restored(cls, restored: LoadedVersion) -> Table:
         """Map the files of a restored version."""
         head = restored.head.trailer
         runs = tuple(ArrowRun.from_file(file) for file in restored.files)

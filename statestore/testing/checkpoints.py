@@ -33,7 +33,7 @@ from statestore.engine.service import EngineService
 from statestore.io.local import LocalFileIO
 from statestore.io.place import Place
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.rows import read_rows
+from statestore.operations.states import read_rows
 from statestore.store.store import open_store
 from statestore.testing.deltas import write_stream
 from statestore.testing.stores import OPERATORS, Changes, StoreOfQuery

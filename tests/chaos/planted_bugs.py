@@ -38,7 +38,7 @@ def _plant_answers_first() -> None:
 
 def _plant_ignores_delta() -> None:
     """A load that leaves out the newest delta."""
-    load = versions.StoreVersions.load
+    load = versions.FilesystemVersions.load
 
     def load_most(*arguments: Any, **more: Any) -> Any:
         found = load(*arguments, **more)
@@ -46,12 +46,12 @@ def _plant_ignores_delta() -> None:
             return found
         return replace(found, files=found.files[:-1], refs=found.refs[:-1])
 
-    versions.StoreVersions.load = load_most  # type: ignore[method-assign]
+    versions.FilesystemVersions.load = load_most  # type: ignore[method-assign]
 
 
 def _plant_age_alone() -> None:
     """A cleanup that deletes what is old, whoever needs it."""
-    clean_up = versions.StoreVersions.clean_up
+    clean_up = versions.FilesystemVersions.clean_up
 
     def clean_up_old(self: Any, *arguments: Any, **more: Any) -> Any:
         for info in self.location.io.list(self.location.directory):
@@ -60,7 +60,7 @@ def _plant_age_alone() -> None:
                 self.location.io.delete(self.location.path(info.name))
         return clean_up(self, *arguments, **more)
 
-    versions.StoreVersions.clean_up = clean_up_old  # type: ignore[method-assign]
+    versions.FilesystemVersions.clean_up = clean_up_old  # type: ignore[method-assign]
 
 
 BUGS = {

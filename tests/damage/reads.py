@@ -7,7 +7,7 @@ from pathlib import Path
 from statestore import Checkpoint, Savepoint
 from statestore.core.options import StateStoreOptions
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.rows import read_rows
+from statestore.operations.states import read_rows
 from tests.seams import at, place_of
 
 OPTIONS = StateStoreOptions(fsync_enabled=False, rocksdb_merge_min_files=3)

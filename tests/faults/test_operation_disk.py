@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from statestore import Checkpoint
-from statestore.backends.spark.schemas import write_schemas
+from statestore.spark_files.schemas import write_schemas
 from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.testing.stores import OPERATORS
 from tests.checkpoints import make_query

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from statestore.backends.filesystem.versions import StoreVersions
+from statestore.backends.filesystem.versions import FilesystemVersions
 from statestore.checkpoint import commit
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.trailers import read_trailer
@@ -42,7 +42,7 @@ class SessionBench:
 
     def new_session(self):
         """A session that knows nothing."""
-        versions = StoreVersions(self.location, SystemClock())
+        versions = FilesystemVersions(self.location, SystemClock())
         session = Session(versions, self.pool, str(self.directory))
         session.providers.add("bench")
         return session

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from statestore import Checkpoint
-from statestore.backends.spark import rows
 from statestore.codec.evolution import decode_value_rows, decode_values
 from statestore.codec.key_bytes import decode_keys, split_values
 from statestore.codec.key_encoding import encode_keys, encode_values
@@ -21,6 +20,7 @@ from statestore.core.errors import (
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.reading.diff import DiffCounts
 from statestore.operations.spark_states import find_states, find_versions
+from statestore.spark_files import rows
 from tests.seams import place_of
 
 GOLDEN = Path(__file__).parent / "spark"

@@ -7,15 +7,15 @@ from itertools import product
 import pytest
 
 from statestore.backends.forms import work_in
-from statestore.checkpoint import restore
+from statestore.checkpoint import load
 from statestore.checkpoint.layout import RescaleRefName, StoreLocation
+from statestore.checkpoint.load import load_version
 from statestore.checkpoint.rescaling import (
     contributors,
     plan_rescale,
     undo_rescaled_version,
     write_rescaled_version,
 )
-from statestore.checkpoint.restore import restore_version
 from statestore.checkpoint.trailers import read_delta_trailer
 from statestore.codec import sorting
 from statestore.codec.references import StoreName
@@ -259,7 +259,7 @@ def test_only_the_slices_of_a_large_file_are_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr(made.io, "fetch_slices", fetch_slices)
     found = 0
     for partition in range(8):
-        restored = restore_version(made.location(partition), 2, None)
+        restored = load_version(made.location(partition), 2, None)
         for file in restored.files:
             for index in range(file.num_batches):
                 groups = {group.as_py() for group in file.batch(index).column(0)}
@@ -269,7 +269,7 @@ def test_only_the_slices_of_a_large_file_are_fetched(tmp_path, monkeypatch):
     assert found == len(rows)
     assert len(asked) == 8
     assert all(asked_for < 0.4 * size for size, asked_for in asked)
-    assert asked[0][0] > restore.PARTIAL_FETCH_BYTES
+    assert asked[0][0] > load.PARTIAL_FETCH_BYTES
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pytest
 
 from statestore import Checkpoint, Edited, Savepoint, write_savepoint
-from statestore.backends.spark.schemas import read_schemas, write_schemas
 from statestore.codec import sorting
 from statestore.codec.spark_types import parse_schema
 from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.spark_files.schemas import read_schemas, write_schemas
 from statestore.testing.checkpoints import MadeCheckpoint, read_checkpoint
 from statestore.testing.stores import OPERATORS, unsafe_row
 from tests.checkpoints import files_below

@@ -6,7 +6,7 @@ import pytest
 
 from statestore.codec.commit_times import CommitTimes, MemoryUse
 from statestore.codec.references import StoreName
-from statestore.operations.upkeep.listing import VersionInfo
+from statestore.operations.upkeep.survey import VersionInfo
 from statestore.operations.upkeep.verification import Finding
 from statestore.report.advice import advise
 from statestore.report.facts import Facts, PartitionFacts, Spread, StoreFacts

@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from statestore.checkpoint.layout import StoreLocation
-from statestore.checkpoint.restore import restore_version
+from statestore.checkpoint.load import load_version
 from statestore.codec.references import StoreName
 from statestore.io.driver_memory import DriverMemoryFileIO
 from statestore.io.memory_address import MemoryAddress
@@ -75,7 +75,7 @@ def _location(io: DriverMemoryFileIO, lane: Lane, partition: int) -> StoreLocati
 
 
 def _state_bytes(location: StoreLocation, version: int) -> int:
-    table = Table.from_restored(restore_version(location, version, None))
+    table = Table.from_restored(load_version(location, version, None))
     return sum(len(key) + len(value) for key, value in table.scan(0))
 
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.rows import find_states
+from statestore.operations.states import find_states
 from tests.seams import place_of
 
 from .conftest import BODY, PROVIDER, state_in_files, state_in_memory

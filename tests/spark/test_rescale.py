@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from statestore import Checkpoint
 from statestore.codec.partition_key import compute_key_groups
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.rows import read_rows
+from statestore.operations.states import read_rows
 from statestore.operations.upkeep.verify import verify
 from statestore.spark.driver_memory import driver_memory
 from tests.seams import at, place_of

@@ -7,9 +7,9 @@ from rocksdict import Options, Rdict
 
 from statestore.backends import database_rows
 from statestore.backends.database_rows import MOST_ROWS, all_pieces, all_rows
-from statestore.backends.spark import rows as spark_rows
-from statestore.backends.spark.snapshot import Database
 from statestore.codec.rows import DELETE, MERGE, PUT
+from statestore.spark_files import rows as spark_rows
+from statestore.spark_files.snapshot import Database
 
 DELIMITER = b","
 

@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statestore.backends.spark.compression import decompressed
-from statestore.backends.spark.records import Ancestor, Records
-from statestore.backends.spark.schemas import read_schemas
 from statestore.codec.rows import DELETE, MERGE, PUT
 from statestore.codec.xxhash32 import xxhash32
 from statestore.core.errors import CorruptionError, IncompatibleError
+from statestore.spark_files.compression import decompressed
+from statestore.spark_files.records import Ancestor, Records
+from statestore.spark_files.schemas import read_schemas
 
 SEED = 0x9747B28C
 PUT_TYPE, DELETE_TYPE, MERGE_TYPE = b"\x01", b"\x10", b"\x11"

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from statestore.backends.filesystem.versions import StoreVersions
+from statestore.backends.filesystem.versions import FilesystemVersions
 from statestore.backends.form import FileForm
 from statestore.checkpoint.commit import Body, describe_delta
-from statestore.checkpoint.restore import restore_version
+from statestore.checkpoint.load import load_version
 from statestore.codec.merge import interleave, merge_runs
 from statestore.codec.rows import (
     MAX_BLOCK_BYTES,
@@ -59,7 +59,7 @@ class ArrowForm(FileForm):
         del work
         trailer = head.trailer
         checkpoint_id = trailer.checkpoint_id if trailer.checkpoint_format >= 2 else None
-        return restore_version(location, trailer.version, checkpoint_id).files
+        return load_version(location, trailer.version, checkpoint_id).files
 
     def rows_of_file(
         self, path: str, local_path: str, work: Work
@@ -116,10 +116,10 @@ class ArrowForm(FileForm):
 
     def versions(
         self, location: StoreLocation, clock: Clock, backend: str, scratch_directory: str
-    ) -> StoreVersions:
+    ) -> FilesystemVersions:
         """Return the versions of a store."""
         del scratch_directory
-        return StoreVersions(location, clock, backend)
+        return FilesystemVersions(location, clock, backend)
 
 
 def _body_of_changes(path: str, new: NewVersion) -> Body:

@@ -14,14 +14,14 @@ from statestore.checkpoint.commit import (
     describe_delta,
     publish_delta,
 )
-from statestore.checkpoint.restore import (
-    RestoredVersion,
+from statestore.checkpoint.load import (
+    LoadedVersion,
     chain_from_snapshot,
     check_first_change,
     check_settings,
     deltas_since,
+    load_files,
     open_ref,
-    restore_files,
 )
 from statestore.checkpoint.snapshot import SnapshotWriter, is_snapshot_due
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 BACKEND = "filesystem"
 
 
-class StoreVersions(VersionsBase):
+class FilesystemVersions(VersionsBase):
     """The versions of one store whose rows reach the shim in files; see VersionsBase."""
 
     def __init__(self, location: StoreLocation, clock: Clock, backend: str = BACKEND) -> None:
@@ -58,7 +58,7 @@ class StoreVersions(VersionsBase):
         num_partitions: int | None,
         options: StateStoreOptions,
         from_snapshot: int | None = None,
-    ) -> RestoredVersion:
+    ) -> LoadedVersion:
         """Restore a version; its files stay until the next load or commit, or `forget_heads`.
 
         Args:
@@ -70,7 +70,7 @@ class StoreVersions(VersionsBase):
 
         Raises:
             NotFoundError, IncompatibleError, FencedError, CorruptionError, StorageError: As
-                `restore_version` and `check_settings`.
+                `load_version` and `check_settings`.
         """
         head = read_delta_trailer(self.location, version, checkpoint_id)
         check_settings(
@@ -83,7 +83,7 @@ class StoreVersions(VersionsBase):
             chain = self._chain_to_load(head, options)
         else:
             chain = chain_from_snapshot(self.location, head, from_snapshot)
-        restored = restore_files(self.location, head, chain)
+        restored = load_files(self.location, head, chain)
         self._recent.remember(head)
         self._notice(next((ref for ref in restored.refs if _is_own_snapshot(ref)), None))
         with self._lock:
@@ -98,7 +98,7 @@ class StoreVersions(VersionsBase):
         options: StateStoreOptions,
         from_snapshot: int | None,
         _turn: Turn,
-    ) -> RestoredVersion:
+    ) -> LoadedVersion:
         """Restore a version for a reader without a query, beside loads and commits.
 
         Args and errors as `load`. Its files stay until the next commit, or `forget_heads`.
@@ -114,7 +114,7 @@ class StoreVersions(VersionsBase):
             chain = self._chain_to_read(head, options)
         else:
             chain = chain_from_snapshot(self.location, head, from_snapshot)
-        restored = restore_files(self.location, head, chain)
+        restored = load_files(self.location, head, chain)
         with self._lock:
             self._pinned |= {self.location.path(ref.path) for ref in restored.refs}
             self._held += tuple(file.path for file in restored.files)
@@ -198,7 +198,7 @@ class StoreVersions(VersionsBase):
         Guarantee and errors as `SnapshotWriter.write`.
         """
         start_ms = self._clock.elapsed_ms()
-        restored = restore_files(self.location, head, self._chain(head))
+        restored = load_files(self.location, head, self._chain(head))
         published = SnapshotWriter(self.location, scratch_directory, options).write(restored)
         self._announce(published, start_ms)
         return published
@@ -228,7 +228,7 @@ class StoreVersions(VersionsBase):
 
         Raises:
             NotFoundError: One of the versions was expired.
-            CorruptionError, FencedError, StorageError: As `restore_version`.
+            CorruptionError, FencedError, StorageError: As `load_version`.
         """
         head = read_delta_trailer(self.location, end_version, checkpoint_id)
         refs = deltas_since(self.location, head, start_version)

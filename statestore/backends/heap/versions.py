@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from statestore.backends.filesystem.versions import StoreVersions
+from statestore.backends.filesystem.versions import FilesystemVersions
 from statestore.checkpoint.layout import HEAP_MARKER, parse_state_file_name
+from statestore.checkpoint.load import check_settings
 from statestore.checkpoint.placement import mark_home
-from statestore.checkpoint.restore import check_settings
 from statestore.checkpoint.trailers import other_provider_error, read_trailer
 from statestore.core.errors import NotFoundError, StorageError
 from statestore.core.key_groups import resolve_max_parallelism
@@ -25,7 +25,7 @@ from statestore.io.driver_memory import TO_FIX_LOSS
 if TYPE_CHECKING:
     from statestore.checkpoint.commit import NewVersion
     from statestore.checkpoint.layout import StoreLocation
-    from statestore.checkpoint.restore import RestoredVersion
+    from statestore.checkpoint.load import LoadedVersion
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.state_file import StateFile
     from statestore.core.clock import Clock
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 BACKEND = "heap"
 
 
-class HeapVersions(StoreVersions):
-    """StoreVersions whose storage is the driver's memory.
+class HeapVersions(FilesystemVersions):
+    """FilesystemVersions whose storage is the driver's memory.
 
     Args:
         location: The store in the driver's memory.
@@ -49,7 +49,7 @@ class HeapVersions(StoreVersions):
         self._home = home
 
     def load_empty(self, num_partitions: int, options: StateStoreOptions) -> int:
-        """See StoreVersions; another provider's files would be in home."""
+        """See FilesystemVersions; another provider's files would be in home."""
         self._check_home()
         return resolve_max_parallelism(options.max_parallelism, num_partitions)
 
@@ -60,8 +60,8 @@ class HeapVersions(StoreVersions):
         num_partitions: int | None,
         options: StateStoreOptions,
         from_snapshot: int | None = None,
-    ) -> RestoredVersion:
-        """See StoreVersions.
+    ) -> LoadedVersion:
+        """See FilesystemVersions.
 
         Raises:
             NotFoundError: Also when the driver that held the state is gone (kind driver-lost).
@@ -76,27 +76,27 @@ class HeapVersions(StoreVersions):
         options: StateStoreOptions,
         from_snapshot: int | None,
         turn: Turn,
-    ) -> RestoredVersion:
-        """See StoreVersions; raises as `load` when the state is lost."""
+    ) -> LoadedVersion:
+        """See FilesystemVersions; raises as `load` when the state is lost."""
         with self._loss_named(version):
             return super().read(version, checkpoint_id, options, from_snapshot, turn)
 
     def changes(
         self, start_version: int, end_version: int, checkpoint_id: str | None
     ) -> tuple[PublishedFile, list[tuple[int, StateFile]]]:
-        """See StoreVersions; raises as `load` when the state is lost."""
+        """See FilesystemVersions; raises as `load` when the state is lost."""
         with self._loss_named(end_version):
             return super().changes(start_version, end_version, checkpoint_id)
 
     def head(self, version: int, checkpoint_id: str | None) -> PublishedFile:
-        """See StoreVersions; raises as `load` when the state is lost."""
+        """See FilesystemVersions; raises as `load` when the state is lost."""
         with self._loss_named(version):
             return super().head(version, checkpoint_id)
 
     def commit(
         self, new: NewVersion, local_path: str, arrow_length: int, options: StateStoreOptions
     ) -> PublishedFile:
-        """See StoreVersions; durable until the driver ends.
+        """See FilesystemVersions; durable until the driver ends.
 
         Raises:
             StorageError: Also when the state is larger than allowed (kind state-too-large), or

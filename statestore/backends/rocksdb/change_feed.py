@@ -14,7 +14,7 @@ from rocksdict import Rdict
 from statestore.backends.rocksdb.database import ingest_files, local_errors
 from statestore.backends.rocksdb.merging import lay_out, open_sst, read_rows
 from statestore.backends.rocksdb.sst import KEY_GROUP_BYTES, encode_key
-from statestore.checkpoint.restore import check_first_change
+from statestore.checkpoint.load import check_first_change
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.rows import MERGE, SCHEMA, Row, batch_from_rows, split_for_blocks
 from statestore.codec.sealed_file import append_trailer

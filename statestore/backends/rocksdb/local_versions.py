@@ -13,7 +13,7 @@ from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.chain import newest_summary
 from statestore.backends.rocksdb.database import LocalDatabase, LocalView
 from statestore.backends.rocksdb.merging import LaidOut, lay_out, open_sst
-from statestore.checkpoint.restore import PARALLEL_FETCHES
+from statestore.checkpoint.load import PARALLEL_FETCHES
 from statestore.checkpoint.trailers import PublishedFile, read_trailer
 from statestore.codec.references import VersionRef
 from statestore.codec.state_file import StateFile

@@ -62,7 +62,7 @@ def open_sst(location: StoreLocation, ref: FileRef) -> SealedFile:
 
     Raises:
         NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError:
-            As `restore_version`.
+            As `load_version`.
     """
     path = location.path(ref.path)
     local_path = location.io.fetch(path)

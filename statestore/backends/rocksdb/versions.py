@@ -27,7 +27,7 @@ from statestore.checkpoint.commit import (
     publish_delta,
 )
 from statestore.checkpoint.lineage import check_parent
-from statestore.checkpoint.restore import chain_from_snapshot, check_settings, deltas_since
+from statestore.checkpoint.load import chain_from_snapshot, check_settings, deltas_since
 from statestore.checkpoint.trailers import PublishedFile, read_delta_trailer
 from statestore.checkpoint.versions import VersionsBase
 from statestore.codec.references import VersionRef
@@ -93,7 +93,7 @@ class RocksDBVersions(VersionsBase):
     ) -> LocalVersion:
         """Bring a version into the local database, fetching the missing files.
 
-        Args and errors as StoreVersions.load; StorageError also when the local disk failed.
+        Args and errors as FilesystemVersions.load; StorageError also when the local disk failed.
         """
         head = read_delta_trailer(self.location, version, checkpoint_id)
         check_settings(
@@ -195,9 +195,9 @@ class RocksDBVersions(VersionsBase):
     ) -> PublishedFile:
         """Make a version durable; the local database follows for the next reader.
 
-        As StoreVersions.commit, but the stream may be in any order, or is an SST where `new` says
-        so. With rocksdb_incremental off, the durable file is all the state. StorageError also when
-        the local disk failed.
+        As FilesystemVersions.commit, but the stream may be in any order, or is an SST where `new`
+        says so. With rocksdb_incremental off, the durable file is all the state. StorageError also
+        when the local disk failed.
         """
         done = self._recent.find_done(new, local_path, sync=options.fsync_enabled)
         if done is not None:
@@ -367,7 +367,7 @@ class RocksDBVersions(VersionsBase):
     ) -> tuple[PublishedFile, list[tuple[int, StateFile]]]:
         """Return the deltas of a range of versions as Arrow files, and the last trailer.
 
-        Args and errors as StoreVersions.changes; `directory` as `write_changes` takes it.
+        Args and errors as FilesystemVersions.changes; `directory` as `write_changes` takes it.
         """
         head = read_delta_trailer(self.location, end_version, checkpoint_id)
         deltas = deltas_since(self.location, head, start_version)

@@ -52,7 +52,7 @@ from statestore.operations.full_state import (
     write_full_state,
 )
 from statestore.operations.result import no_progress
-from statestore.operations.rows import read_rows
+from statestore.operations.states import read_rows
 from statestore.operations.step import step
 from statestore.operations.writing.changes import NO_CHANGES, pick, write_changes
 from statestore.operations.writing.in_place import work_on

@@ -20,7 +20,7 @@ from statestore.codec.sorting import join_batches
 from statestore.core.errors import IncompatibleError
 from statestore.operations.reading.ordering import Side, side_by_side
 from statestore.operations.reading.read import decode_by_key
-from statestore.operations.rows import families_of
+from statestore.operations.states import families_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from statestore.codec.column_family import ColumnFamily
-    from statestore.operations.rows import FoundRows
+    from statestore.operations.states import FoundRows
 
 _RAW = pa.schema({"key": pa.binary(), "old_value": pa.binary(), "new_value": pa.binary()})
 

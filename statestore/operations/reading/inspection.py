@@ -19,7 +19,7 @@ from statestore.codec.rows import from_numpy, to_numpy
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.addresses import places_of
 from statestore.operations.reading.read import decode_batch, row_schema
-from statestore.operations.rows import families_of, find_store
+from statestore.operations.states import families_of, find_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from statestore.codec.column_family import ColumnFamily
     from statestore.codec.spark_types import SparkType
     from statestore.operations.checkpoint import OpenCheckpoint
-    from statestore.operations.rows import FoundRows
+    from statestore.operations.states import FoundRows
     from statestore.operations.store_state import States
 
 _NOT_OF_TYPE = (pa.ArrowException, OverflowError, UnicodeError)

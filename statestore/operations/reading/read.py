@@ -13,14 +13,14 @@ from statestore.codec.evolution import decode_value_rows, decode_values
 from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
 from statestore.codec.rows import from_numpy
 from statestore.operations.result import no_progress
-from statestore.operations.rows import of_partitions
+from statestore.operations.states import of_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
     from statestore.codec.column_family import ColumnFamily
     from statestore.operations.result import Progress
-    from statestore.operations.rows import FoundRows
+    from statestore.operations.states import FoundRows
     from statestore.operations.store_state import States
 
 NUM_THREADS = 2

@@ -34,7 +34,7 @@ from statestore.operations.rehashing import rehash, rehash_effort, rehash_store
 from statestore.operations.rescale.results import Rescale, StoreRescale, UndoRescale, Way
 from statestore.operations.rescale.undo import Undo
 from statestore.operations.result import no_progress
-from statestore.operations.rows import read_rows
+from statestore.operations.states import read_rows
 from statestore.operations.step import step
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from statestore.operations.batches import read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE
 from statestore.operations.new_directory import check_target, read_metadata
 from statestore.operations.result import Change, Made, NewDirectoryResult
-from statestore.operations.rows import find_states
+from statestore.operations.states import find_states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

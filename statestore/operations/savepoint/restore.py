@@ -18,8 +18,8 @@ from statestore.operations.in_use import require_not_in_use, same_batches
 from statestore.operations.new_directory import new_query_id, not_apart, query_metadata
 from statestore.operations.operator_map import OperatorMap
 from statestore.operations.passes import Copied, Dealt, Linked, Rehashed
-from statestore.operations.rows import state_of
 from statestore.operations.savepoint.from_spark import FromSpark, find_spark_states
+from statestore.operations.states import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -18,7 +18,7 @@ from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
 from statestore.core.errors import CorruptionError, IncompatibleError, NotFoundError
 from statestore.operations.batches import read_own_batch
 from statestore.operations.result import Change, Result, no_progress
-from statestore.operations.rows import check_committed
+from statestore.operations.states import check_committed
 from statestore.operations.step import step
 from statestore.operations.upkeep.verify import verify
 

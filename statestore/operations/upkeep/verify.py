@@ -39,8 +39,8 @@ from statestore.operations.processes import (
     place_for_processes,
 )
 from statestore.operations.result import no_progress
-from statestore.operations.rows import check_committed, most_rows, state_of
 from statestore.operations.source_logs import SOURCES, check_sources
+from statestore.operations.states import check_committed, most_rows, state_of
 from statestore.operations.upkeep.expired import (
     ABOUT_THE_READER,
     DAMAGE,
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from statestore.backends.spark.rows import SparkVersion
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.codec.references import FileRef, StoreName
     from statestore.io.place import Place
     from statestore.operations.result import Progress
     from statestore.operations.store_state import StoreState
+    from statestore.spark_files.rows import SparkVersion
 
 NUM_READERS = 2
 _SHARES_OF_A_PROCESS = 4

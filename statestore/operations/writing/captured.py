@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from statestore.backends.spark.schemas import read_schemas
 from statestore.checkpoint.commit import NewVersion
 from statestore.checkpoint.query_log import CommitEntry, read_bytes
 from statestore.codec.column_family import DEFAULT_FAMILY, NO_DEFAULT, ColumnFamily
@@ -17,6 +16,7 @@ from statestore.operations.batches import with_watermark
 from statestore.operations.committed_version import CommittedVersion, spark_files_of
 from statestore.operations.savepoint.conversion import schemas_of
 from statestore.operations.writing.shape import MERGE_ZEROS, StoreShape
+from statestore.spark_files.schemas import read_schemas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

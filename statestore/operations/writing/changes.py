@@ -28,7 +28,7 @@ from statestore.codec.sorting import sort_into_runs
 from statestore.codec.trailer import RowCounts
 from statestore.io.local import named_errors
 from statestore.operations.key_set import KeySet
-from statestore.operations.rows import read_rows
+from statestore.operations.states import read_rows
 from statestore.operations.writing.family_rows import Gone
 
 if TYPE_CHECKING:

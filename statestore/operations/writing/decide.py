@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from statestore.backends.spark.schemas import replace_schemas
 from statestore.checkpoint.query_log import read_bytes
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.text import format_count
@@ -23,13 +22,13 @@ from statestore.operations.new_directory import check_target
 from statestore.operations.passes import Dealt
 from statestore.operations.reading.condition import Condition
 from statestore.operations.reading.read import read_batches
-from statestore.operations.rows import FoundRows, find_store
 from statestore.operations.savepoint.conversion import schemas_of
 from statestore.operations.savepoint.savepoint import (
     CANONICAL_BACKEND,
     read_savepoint,
     savepoint_of,
 )
+from statestore.operations.states import FoundRows, find_store
 from statestore.operations.writing.captured import find_captured
 from statestore.operations.writing.columns import FamilyColumns, decide_family
 from statestore.operations.writing.edited import Edited
@@ -40,6 +39,7 @@ from statestore.operations.writing.given import by_address, read_given, rows_of
 from statestore.operations.writing.given_pass import Given
 from statestore.operations.writing.in_place import EditInPlace
 from statestore.operations.writing.shape import find_shape, shapes_of
+from statestore.spark_files.schemas import replace_schemas
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta

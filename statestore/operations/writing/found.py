@@ -20,7 +20,7 @@ from statestore.codec.rows import from_numpy
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.text import escape_controls, format_count
 from statestore.operations.full_state import MAX_STATES_AT_ONCE
-from statestore.operations.rows import read_rows
+from statestore.operations.states import read_rows
 from statestore.operations.writing.family_rows import Gone, LaidBy
 
 if TYPE_CHECKING:

@@ -254,7 +254,7 @@ def read_rows(
 
     Raises:
         NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError: As
-            `restore_version`.
+            `load_version`.
     """
     of = head.trailer
     # State partitions number their column families by themselves.

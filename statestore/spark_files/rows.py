@@ -29,7 +29,6 @@ import numpy as np
 import pyarrow as pa
 
 from statestore.backends.database_rows import MOST_ROWS, to_columns
-from statestore.backends.spark.snapshot import FAMILY_BYTES, check_size, open_snapshot
 from statestore.codec.byte_ranges import ByteRanges
 from statestore.codec.merge import merge_runs
 from statestore.codec.partition_key import compute_key_groups
@@ -37,17 +36,18 @@ from statestore.codec.rows import DELETE, MAX_BLOCK_BYTES, MERGE, PUT, SCHEMA, f
 from statestore.codec.sorting import RUN_BYTES, gather, join_batches, write_run
 from statestore.core.errors import CorruptionError
 from statestore.io.local import named_errors
+from statestore.spark_files.snapshot import FAMILY_BYTES, check_size, open_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
     from statestore.backends.database_rows import Rows
-    from statestore.backends.spark.files import Chain, StoreFiles
-    from statestore.backends.spark.records import Record
-    from statestore.backends.spark.snapshot import Database, Snapshot
     from statestore.codec.column_family import ColumnFamily
     from statestore.codec.sorting import LocalRun
+    from statestore.spark_files.files import Chain, StoreFiles
+    from statestore.spark_files.records import Record
+    from statestore.spark_files.snapshot import Database, Snapshot
 
 _ENCODING = b"\0"
 _CRC_BYTES = 4

@@ -1,4 +1,4 @@
-"""Restore: find the verified local files of a version, without listing a directory.
+"""Load: find the verified local files of a version, without listing a directory.
 
 The delta of version V names every file before it. A damaged or missing snapshot is replaced by the
 files its own version's delta names, a longer chain; a damaged delta has no replacement.
@@ -41,7 +41,7 @@ PARTIAL_FETCH_RATIO = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class RestoredVersion:
+class LoadedVersion:
     """A version and the files that make it.
 
     Attributes:
@@ -88,9 +88,7 @@ class RestoredVersion:
         return False
 
 
-def restore_version(
-    location: StoreLocation, version: int, checkpoint_id: str | None
-) -> RestoredVersion:
+def load_version(location: StoreLocation, version: int, checkpoint_id: str | None) -> LoadedVersion:
     """Find, open and verify the files of a version.
 
     Args:
@@ -110,12 +108,12 @@ def restore_version(
         StorageError: The storage failed.
     """
     head = read_delta_trailer(location, version, checkpoint_id)
-    return restore_files(location, head, (*head.trailer.files, head.ref))
+    return load_files(location, head, (*head.trailer.files, head.ref))
 
 
-def restore_files(
+def load_files(
     location: StoreLocation, head: PublishedFile, refs: tuple[FileRef, ...]
-) -> RestoredVersion:
+) -> LoadedVersion:
     """Open and verify the files of a version.
 
     Args:
@@ -123,7 +121,7 @@ def restore_files(
         head: The delta of the version.
         refs: The files that make it, in order.
 
-    Guarantee and errors as `restore_version`.
+    Guarantee and errors as `load_version`.
     """
     opened = open_all(location, refs)
     files: list[StateFile] = []
@@ -144,7 +142,7 @@ def restore_files(
             opened = open_all(location, refs[index:])
     # Now, and not when the last that knows of a damaged snapshot's error forgets it.
     opened.close()
-    return RestoredVersion(head, tuple(files), refs)
+    return LoadedVersion(head, tuple(files), refs)
 
 
 def open_all(location: StoreLocation, refs: Sequence[FileRef]) -> Generator[StateFile, None, None]:
@@ -161,7 +159,7 @@ def open_ref(location: StoreLocation, ref: FileRef) -> StateFile:
 
     Raises:
         NotFoundError, CorruptionError, FencedError, IncompatibleError, StorageError:
-            As `restore_version`.
+            As `load_version`.
     """
     path = location.path(ref.path)
     local_path = _fetch(location, ref)

@@ -15,15 +15,15 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from statestore.backends.spark.checksums import check_hadoop, check_spark
-from statestore.backends.spark.compression import decompressed
-from statestore.backends.spark.records import Records
 from statestore.checkpoint.layout import store_directory
 from statestore.checkpoint.query_log import checksum_path
 from statestore.core.errors import NotFoundError
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.file_io import missing_file
 from statestore.io.local import named_errors
+from statestore.spark_files.checksums import check_hadoop, check_spark
+from statestore.spark_files.compression import decompressed
+from statestore.spark_files.records import Records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

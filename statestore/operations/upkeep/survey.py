@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from statestore.backends.spark import files as spark_files
 from statestore.checkpoint.layout import parse_pin_name, parse_state_file_name
 from statestore.codec.commit_times import CommitTimes
 from statestore.codec.joined_trailers import add_counts
@@ -34,10 +33,11 @@ from statestore.operations.new_directory import (
     read_branch_origin,
     try_read_metadata,
 )
-from statestore.operations.rows import find_states
 from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepoint
+from statestore.operations.states import find_states
 from statestore.operations.store_state import VersionKind
 from statestore.operations.upkeep.expired import is_damage, is_expiry, is_let_go
+from statestore.spark_files import files as spark_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

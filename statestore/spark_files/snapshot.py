@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.backends.database_rows import all_pieces
-from statestore.backends.spark.files import StoreFiles
 from statestore.checkpoint.layout import store_directory
 from statestore.core.errors import CorruptionError, InvalidArgumentError
 from statestore.core.json_fields import Fields, MalformedError, parse_fields
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.local import named_errors
+from statestore.spark_files.files import StoreFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
