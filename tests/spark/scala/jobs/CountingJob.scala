@@ -5,7 +5,7 @@ import java.nio.file.{Files, Paths}
 import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.streaming.Trigger
 
-/** Counts names in a file with a streaming query, and prints the counts: no Python in the program. */
+/** Counts names in a file with a streaming query, and prints the counts. No Python is in it. */
 object CountingJob {
   def main(arguments: Array[String]): Unit = {
     require(arguments.isEmpty, "it takes no arguments")

@@ -32,8 +32,8 @@ private[engine] final case class EngineLaunch(
   /** What to do when no engine starts. */
   def fix: String =
     "set spark.pyspark.python to a Python 3.11 or later in which " +
-      s"`pip install $requirements` has been run, on every executor; where the driver has another " +
-      "Python, set spark.pyspark.driver.python"
+      s"`pip install $requirements` has been run, on every executor; where the driver has " +
+      "another Python, set spark.pyspark.driver.python"
 
   /** A process not yet started. Its token is not in the command nor in the environment. */
   def processBuilder(): ProcessBuilder = {
