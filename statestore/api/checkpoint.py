@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from statestore.io.place import Place
+    from statestore.operations.conversion import Convert
     from statestore.operations.copy_result import CopyResult
     from statestore.operations.forget.result import Forget
     from statestore.operations.reading.inspection import StoreDescription
     from statestore.operations.rescale.results import Rescale, UndoRescale
-    from statestore.operations.savepoint.conversion import Convert
     from statestore.operations.savepoint.savepoint import SavepointForm, SavepointInfo
     from statestore.operations.upkeep.compact import Compact
     from statestore.operations.upkeep.expire import Expire

@@ -29,15 +29,15 @@ from statestore.io.shim_jar import find_jar
 from statestore.io.storage import hadoop_uri
 from statestore.operations.checkpoint import OpenCheckpoint, open_checkpoint
 from statestore.operations.committed_version import copy_files
-from statestore.operations.in_use import require_not_in_use, require_same_batches
-from statestore.operations.new_directory import METADATA_NAME, begin_directory
-from statestore.operations.result import no_progress
-from statestore.operations.savepoint.conversion import (
+from statestore.operations.conversion import (
     CONVERT,
     Convert,
     decide_convert,
     schemas_of,
 )
+from statestore.operations.in_use import require_not_in_use, require_same_batches
+from statestore.operations.new_directory import METADATA_NAME, begin_directory
+from statestore.operations.result import no_progress
 from statestore.spark.connect import require_driver
 from statestore.spark.driver_files import DriverFiles
 

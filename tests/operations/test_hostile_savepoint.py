@@ -12,7 +12,7 @@ from statestore.core.errors import CorruptionError, StateStoreError
 from statestore.io.local import LocalFileIO
 from statestore.io.s3 import S3FileIO
 from statestore.operations.checkpoint import open_checkpoint
-from statestore.operations.savepoint.conversion import decide_convert
+from statestore.operations.conversion import decide_convert
 from tests.checkpoints import AGGREGATION, JOIN, OPTIONS, files_below, make_query, restore
 from tests.hostile import edit_json, edit_trailer
 from tests.seams import at, place_of

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from statestore.core.key_groups import KeyGroupSet
 
 
-def write_changes(
+def write_change_feed(
     location: StoreLocation,
     deltas: tuple[FileRef, ...],
     start_version: int,

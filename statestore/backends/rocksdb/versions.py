@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.chain import files_to_merge, newest_summary
-from statestore.backends.rocksdb.change_feed import write_changes
+from statestore.backends.rocksdb.change_feed import write_change_feed
 from statestore.backends.rocksdb.database import LocalDatabase, local_errors
 from statestore.backends.rocksdb.local_versions import LocalVersion, LocalVersions
 from statestore.backends.rocksdb.merging import merge_files
@@ -367,11 +367,13 @@ class RocksDBVersions(VersionsBase):
     ) -> tuple[PublishedFile, list[tuple[int, StateFile]]]:
         """Return the deltas of a range of versions as Arrow files, and the last trailer.
 
-        Args and errors as FilesystemVersions.changes; `directory` as `write_changes` takes it.
+        Args and errors as FilesystemVersions.changes; `directory` as `write_change_feed` takes it.
         """
         head = read_delta_trailer(self.location, end_version, checkpoint_id)
         deltas = deltas_since(self.location, head, start_version)
-        return head, write_changes(self.location, deltas, start_version, directory, self._memory)
+        return head, write_change_feed(
+            self.location, deltas, start_version, directory, self._memory
+        )
 
     def _remember(self, head: PublishedFile) -> None:
         self._notice(newest_summary((*head.trailer.files, head.ref)))

@@ -14,7 +14,7 @@ from statestore.core.errors import InvalidArgumentError
 from statestore.core.key_groups import resolve_max_parallelism
 from statestore.operations.batches import with_watermark
 from statestore.operations.committed_version import CommittedVersion, spark_files_of
-from statestore.operations.savepoint.conversion import schemas_of
+from statestore.operations.conversion import schemas_of
 from statestore.operations.writing.shape import MERGE_ZEROS, StoreShape
 from statestore.spark_files.schemas import read_schemas
 

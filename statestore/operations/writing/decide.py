@@ -16,13 +16,13 @@ from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.text import format_count
 from statestore.operations.batches import find_edit
 from statestore.operations.committed_version import find_version
+from statestore.operations.conversion import schemas_of
 from statestore.operations.copying import same_shape
 from statestore.operations.key_set import KeySet
 from statestore.operations.new_directory import check_target
 from statestore.operations.passes import Dealt
 from statestore.operations.reading.condition import Condition
 from statestore.operations.reading.read import read_batches
-from statestore.operations.savepoint.conversion import schemas_of
 from statestore.operations.savepoint.savepoint import (
     CANONICAL_BACKEND,
     read_savepoint,
