@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -334,10 +334,13 @@ class _Sessions:
             NotFoundError: The jar is not there.
         """
         # Imported here because it is an extra, and a dry run rarely needs it.
+        from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
 
         if self._session is None:
-            self._session = SparkSession.getActiveSession()
+            # Also where another thread made it: it is the program's, and not to be stopped.
+            with suppress(PySparkRuntimeError):
+                self._session = SparkSession.active()
         require_driver(
             self._session,
             "convert",

@@ -26,7 +26,7 @@ def halved(rows):
 
 
 def rows_of(at):
-    return Checkpoint(at / "ck").rows().read()
+    return Checkpoint(at / "ck").rows(0).read()
 
 
 OPERATIONS = {
@@ -40,7 +40,7 @@ OPERATIONS = {
     "transform by an edit": lambda at: Checkpoint(at / "ck").transform(
         at / "new", {0: Edited(upsert=rows_of(at))}
     ),
-    "edit": lambda at: Checkpoint(at / "ck").edit(upsert=rows_of(at)),
+    "edit": lambda at: Checkpoint(at / "ck").edit(0, upsert=rows_of(at)),
     "rows as a savepoint": lambda at: write_savepoint(
         at / "new", like=Checkpoint(at / "ck"), rows={0: rows_of(at)}
     ),

@@ -25,7 +25,8 @@ DIFF = """
 import sys
 from statestore import Checkpoint, StateStoreError
 try:
-    print(Checkpoint(sys.argv[1]).count_differences(sys.argv[2]))
+    old, new = (Checkpoint(at).rows(0) for at in sys.argv[1:3])
+    print(old.count_differences(new))
 except StateStoreError as error:
     print(error)
 """

@@ -107,12 +107,11 @@ def test_second_half_streams_as_if_all_had(make_lane: MakeLane, query: Query) ->
 
     found, expected = (history_of(Checkpoint(one.checkpoint)) for one in (lane, streamed))
     assert found.keys() == expected.keys()
-    for operator, names in expected.items():
-        for name, rows in names.items():
-            columns = ["key", "value"]
-            assert sorted(map(str, found[operator][name].select(columns).to_pylist())) == sorted(
-                map(str, rows.select(columns).to_pylist())
-            )
+    for address, rows in expected.items():
+        columns = ["key", "value"]
+        assert sorted(map(str, found[address].select(columns).to_pylist())) == sorted(
+            map(str, rows.select(columns).to_pylist())
+        )
 
 
 @pytest.mark.extended

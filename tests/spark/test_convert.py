@@ -256,6 +256,19 @@ def test_conversion_is_refused_when_this_spark_cannot_write_it(make_lane: MakeLa
     assert not new.exists()
 
 
+def test_the_programs_session_is_used_and_not_stopped(make_lane: MakeLane) -> None:
+    """Catches a conversion in a thread of its own that ends the application of the program."""
+    lane = make_lane(AGGREGATION, PROVIDERS["filesystem"])
+    run_plan(lane)
+
+    with ThreadPoolExecutor(1) as pool:
+        convert = Checkpoint(lane.checkpoint).convert
+        converted = pool.submit(convert, lane.root / "new", "spark-hdfs").result()
+
+    assert converted.done
+    assert lane.spark.range(3).count() == 3
+
+
 def test_conversion_is_refused_while_a_query_of_ours_runs(make_lane: MakeLane) -> None:
     """Catches a conversion that takes no notice of the lease of a query, idle or not."""
     lane = make_lane(AGGREGATION, PROVIDERS["filesystem"])

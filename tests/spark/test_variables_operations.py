@@ -101,7 +101,7 @@ def test_variables_are_listed_read_and_compared(stopped: Stopped) -> None:
         Checkpoint(path).rows("seen", version=1).diff(Checkpoint(path).rows("seen")).to_pylist()
     )
     assert {row["change"] for row in changes} >= {"added", "changed"}
-    with pytest.raises(statestore.StateStoreError, match="in variables, and none is named"):
+    with pytest.raises(statestore.StateStoreError, match="known='count, seen, totals'"):
         Checkpoint(path).rows().read()
 
 
