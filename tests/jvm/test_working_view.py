@@ -48,7 +48,7 @@ def test_view_of_rocksdb_equals_model_when_it_reads_an_older_version(
     classes: Path, pytestconfig: pytest.Config
 ) -> None:
     """Catches a recent row that is missing, stale or shown twice, and one of another partition."""
-    counts = run(classes, "view.ViewModelCheck", pytestconfig, 100, "rocksdb")
+    counts = run(classes, "view.ViewModelCheck", pytestconfig, 150, "rocksdb")
 
     assert int(counts["rollBacks"]) > 5, "the run proved nothing about roll-backs"
     opened, commits = int(counts["directories"]), int(counts["commits"])

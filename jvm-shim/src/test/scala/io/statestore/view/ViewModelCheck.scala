@@ -201,7 +201,7 @@ object ViewModelCheck {
       // Few enough that a view of RocksDB stays open, in about half of the batches.
       val areFew = onlyFamily || isInRocksDB && random.nextBoolean()
       // A batch of minutes puts the same few keys anew, so that most of its records are replaced.
-      val isLong = !areFew && random.nextInt(6) == 0
+      val isLong = !areFew && number % 20 == 10
       val steps = if (isLong) 1000 else 1 + random.nextInt(if (areFew) 20 else 400)
       (0 until steps).foreach { _ =>
         val family =
