@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Address = str | int | None
 """As people write it; None for the only rows there are."""
+NO_SUCH_ROWS = "there are no rows of that name"
+"""The problem of an error about rows that are not there, and not there in several places."""
 _MOST_DIGITS = 9
 
 
@@ -96,9 +98,7 @@ def find_place(
     every = [place for one in operators for place in places_of(one, families)]
     given: dict[str, Any] = {} if address is None else {"rows": address}
     raise InvalidArgumentError(
-        "rows are in several places, and it is not said which are meant"
-        if found
-        else "there are no rows of that name",
+        "rows are in several places, and it is not said which are meant" if found else NO_SUCH_ROWS,
         to_fix="name one of these",
         **given,
         known=", ".join(place.address(among=every) for place in found or listed) or "none",

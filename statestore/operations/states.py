@@ -17,7 +17,7 @@ from statestore.codec.joined_trailers import join_schemas
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.operations import spark_states
-from statestore.operations.addresses import find_place
+from statestore.operations.addresses import NO_SUCH_ROWS, find_place
 from statestore.operations.store_state import StoreState
 
 if TYPE_CHECKING:
@@ -173,7 +173,8 @@ def rows_of_both(
     for at, checkpoint in enumerate((old, new)):
         one, other = found[at], found[1 - at]
         if isinstance(one, InvalidArgumentError):
-            if isinstance(other, InvalidArgumentError) or not other.states:
+            is_absent = address is not None and one.problem == NO_SUCH_ROWS
+            if not is_absent or isinstance(other, InvalidArgumentError) or not other.states:
                 raise one
             store = next(iter(other.states))
             operators = [info for info in checkpoint.operators if info.id == store.operator]

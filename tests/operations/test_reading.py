@@ -201,6 +201,8 @@ def test_a_column_family_made_later_is_all_added(checkpoint, tmp_path):
         for row in found
     } == expected
     assert back == DiffCounts(removed=len(expected))
+    with pytest.raises(InvalidArgumentError, match="not said which are meant"):
+        Checkpoint(plain).rows().diff(Checkpoint(checkpoint).rows())
     with pytest.raises(InvalidArgumentError, match="no rows of that name"):
         Checkpoint(plain).rows("timers").diff(Checkpoint(checkpoint).rows("timers"))
 
