@@ -38,9 +38,9 @@ def list_command(
 ) -> None:
     """List the versions of a checkpoint.
 
-    For each version: how it is kept (incremental, full or rescaled), the operation that made it if
-    the query did not, its rows, the bytes that it added, the bytes that a restore reads, its
-    snapshots, when its batch was committed, and how long the commit of its slowest store took.
+    It shows how each version is kept (incremental, full or rescaled), its rows, and the operation
+    that made it if the query did not. Then come the bytes that it added, the bytes that a restore
+    reads, its snapshots, the time of its commit, and how long the slowest store took for it.
     Retention took an expired version, or a savepoint or restore left it behind; nothing is wrong
     with it. A damaged version lost files or has wrong ones. An unreadable one cannot be reached.
     --savepoints names the directory in which savepoints are looked for. Checkpoints of Spark's own
