@@ -5,6 +5,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.class_archive import archive_options
 from tests.s3_server import S3Server
 
 settings.register_profile(
@@ -19,6 +20,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 # Most JVMs of tests live for seconds: this halves the time that processors work for one.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", archive_options("submit"))
 
 
 def pytest_collection_modifyitems(items):

@@ -40,13 +40,13 @@ def compile_scala(
         str(next(spark_jars.glob(f"scala-{part}-2.13*.jar")))
         for part in ("compiler", "reflect", "library")
     ]
-    command = [str(_java()), "-Xss8m", "-cp", os.pathsep.join(compiler), "scala.tools.nsc.Main"]
+    command = [str(find_java()), "-Xss8m", "-cp", os.pathsep.join(compiler), "scala.tools.nsc.Main"]
     full_path = os.pathsep.join([*class_path, f"{spark_jars}/*"])
     command += [*flags, *_release(), "-classpath", full_path, "-d", str(output)]
     subprocess.run([*command, *map(str, sources)], check=True, timeout=1800)
 
 
-def _java() -> Path:
+def find_java() -> Path:
     """Return the java that Spark itself would start."""
     home = os.environ.get("JAVA_HOME")
     found = Path(home, "bin", "java") if home else Path(shutil.which("java") or "java")
@@ -55,5 +55,5 @@ def _java() -> Path:
 
 def _release() -> list[str]:
     # A Java runtime without compiler has no table of older releases; its own class files serve.
-    symbols = _java().parents[1] / "lib" / "ct.sym"
+    symbols = find_java().parents[1] / "lib" / "ct.sym"
     return ["-release", JAVA_RELEASE] if symbols.exists() else [f"-target:{JAVA_RELEASE}"]

@@ -10,6 +10,8 @@ from pathlib import Path
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from tests.class_archive import archive_options
+
 from .harness import NUM_PARTITIONS, STATE_STORE
 from .helper_jar import compile_test_jar
 from .processes import MARK_NAME
@@ -46,7 +48,7 @@ def start_application(
     # Queries are too short for the second compiler to pay off; with the first one alone a JVM would
     # keep 48 MiB of compiled code, which the queries of a whole run do not fit in.
     java_options = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
-    java_options += f" -Djava.io.tmpdir={root / 'tmp'}"
+    java_options += f" -Djava.io.tmpdir={root / 'tmp'} {archive_options('application')}"
     # A sink in Python that fails makes Spark look for a pattern in its whole stack trace, and that
     # takes stack by its length: a query whose thread overflowed there never ends.
     driver_options = f"{java_options} -Xss8m -Dlog4j2.configurationFile={log4j}"
