@@ -99,10 +99,7 @@ def find_states(
     operator: int | None = None,
     name: str | None = None,
 ) -> States:
-    """Return what `find_versions` finds as what reading stands on; arguments and errors as there.
-
-    Of the RocksDB provider the rows of changelogs are held in memory when they are read.
-    """
+    """Return what `find_versions` finds as what reading stands on; arguments and errors as there."""
     found = find_versions(checkpoint, version, operator=operator, name=name)
     return {store: state_of(checkpoint, version, one) for store, one in found.items()}
 

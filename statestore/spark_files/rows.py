@@ -16,27 +16,26 @@ RocksDBStateEncoder and KeyValueChecksumEncoder, releases 4.0 to 4.3.
 
 from __future__ import annotations
 
-import tempfile
-from bisect import bisect_right
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from operator import itemgetter
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from statestore.backends.database_rows import MOST_ROWS, to_columns
+from statestore.backends.database_rows import to_columns
 from statestore.codec.byte_ranges import ByteRanges
 from statestore.codec.merge import merge_runs
 from statestore.codec.partition_key import compute_key_groups
-from statestore.codec.rows import DELETE, MAX_BLOCK_BYTES, MERGE, PUT, SCHEMA, from_numpy
+from statestore.codec.rows import DELETE, MAX_BLOCK_BYTES, PUT, SCHEMA, from_numpy
 from statestore.codec.sorting import RUN_BYTES, gather, join_batches, write_run
 from statestore.core.errors import CorruptionError
 from statestore.io.local import named_errors
-from statestore.spark_files.snapshot import FAMILY_BYTES, check_size, open_snapshot
+from statestore.spark_files.changes import Changes
+from statestore.spark_files.snapshot import FAMILY_BYTES, check_size, open_database
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,12 +46,10 @@ if TYPE_CHECKING:
     from statestore.codec.sorting import LocalRun
     from statestore.spark_files.files import Chain, StoreFiles
     from statestore.spark_files.records import Record
-    from statestore.spark_files.snapshot import Database, Snapshot
+    from statestore.spark_files.snapshot import Snapshot
 
 _ENCODING = b"\0"
 _CRC_BYTES = 4
-_ROW_BYTES = 200
-"""Bytes that a row takes in memory beside its key and value."""
 _LENGTH_BYTES = 4
 
 
@@ -114,8 +111,9 @@ class SparkVersion:
     def batches(self, scratch_directory: str, name: str | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows.
 
-        Rows of snapshots of the RocksDB provider are streamed; its changelogs are held in memory.
-        Rows of the HDFS-backed provider are sorted on the local disk, and come in file order.
+        Memory holds about RUN_BYTES of them. Those of the RocksDB provider are read from a database
+        in the scratch directory, to which its changelogs are written. Those of the HDFS-backed
+        provider are sorted there, and come in file order.
 
         Args:
             scratch_directory: Local directory for RocksDB's files, or for sorting.
@@ -134,31 +132,25 @@ class SparkVersion:
         if not self.form.is_rocksdb:
             yield from self._merged(wanted[0], scratch_directory)
             return
-        changes = _Changes(self.form.delimiter)
-        for path in self.chain.changes if self.snapshot else self.chain.paths:
-            changes.add(self._records(path))
-        with ExitStack() as stack:
-            database = None
-            if self.snapshot is not None:
-                directory = stack.enter_context(
-                    tempfile.TemporaryDirectory(prefix="spark-", dir=scratch_directory)
-                )
-                database = stack.enter_context(
-                    open_snapshot(self.files, self.snapshot, directory, self.form.delimiter)
-                )
-            for family in sorted(wanted, key=lambda found: found.id):
-                pieces = changes.upon(database, self._prefix(family))
-                columns = (self._columns(piece, family) for piece in pieces)
-                for encoded in gather(chain.from_iterable(columns), MAX_BLOCK_BYTES):
-                    yield self._batch(encoded, family)
+        changes = self.chain.changes if self.snapshot else self.chain.paths
+        with TemporaryDirectory(prefix="spark-", dir=scratch_directory) as directory:
+            delimiter = self.form.delimiter
+            with open_database(
+                self.files, self.snapshot, directory, delimiter, self._pieces(changes)
+            ) as database:
+                for family in sorted(wanted, key=lambda found: found.id):
+                    pieces = database.pieces(self._prefix(family))
+                    columns = (self._columns(piece, family) for piece in pieces)
+                    for encoded in gather(chain.from_iterable(columns), MAX_BLOCK_BYTES):
+                        yield self._batch(encoded, family)
 
     def _merged(self, family: ColumnFamily, scratch_directory: str) -> Iterator[pa.RecordBatch]:
         """Yield the state of snapshot and deltas: each key's last put that no delete follows."""
-        with tempfile.TemporaryDirectory(prefix="spark-", dir=scratch_directory) as directory:
+        with TemporaryDirectory(prefix="spark-", dir=scratch_directory) as directory:
             runs: list[LocalRun] = []
-            for changes in self._pieces():
-                put = [(key, value) for key, value in changes.items() if value is not None]
-                gone = [key for key, value in changes.items() if value is None]
+            for changes in self._pieces(self.chain.paths):
+                put = [(key, value) for key, value in changes.of_keys.items() if value is not None]
+                gone = [key for key, value in changes.of_keys.items() if value is None]
                 batches = [self._batch(rows, family) for rows in self._columns(put, family)]
                 batches += [self._batch(rows, family, DELETE) for rows in to_columns(gone, gone)]
                 path = f"{directory}/{len(runs)}.arrow"
@@ -166,18 +158,16 @@ class SparkVersion:
                     runs.append(write_run(join_batches(batches), self.max_parallelism, path))
             yield from merge_runs(runs, self.max_parallelism)
 
-    def _pieces(self) -> Iterator[dict[bytes, bytes | None]]:
-        """Yield records of all files, oldest first, bounded by memory at a time."""
-        held: dict[bytes, bytes | None] = {}
-        num_bytes = 0
-        for path in self.chain.paths:
-            for _, key, value in self._records(path):
-                held[key] = value
-                num_bytes += len(key) + len(value or b"") + _ROW_BYTES
-                if num_bytes >= RUN_BYTES:
+    def _pieces(self, paths: Iterable[str]) -> Iterator[Changes]:
+        """Yield the records of files, oldest first, bounded by memory at a time."""
+        held = Changes(self.form.delimiter)
+        for path in paths:
+            for record in self._records(path):
+                held.add(*record)
+                if held.num_bytes >= RUN_BYTES:
                     yield held
-                    held, num_bytes = {}, 0
-        if held:
+                    held = Changes(self.form.delimiter)
+        if held.of_keys:
             yield held
 
     def _records(self, path: str) -> Iterable[Record]:
@@ -303,66 +293,6 @@ def _not_encoded(expected: bytes) -> CorruptionError:
         expected=expected.hex(),
         to_fix="put the file back from a copy; or read an older version",
     )
-
-
-class _Changes:
-    """The changes of changelogs: of each key the last put or None of a delete, and merges."""
-
-    def __init__(self, delimiter: bytes) -> None:
-        self._delimiter = delimiter
-        # No object that Python's collector would look through, again and again, for each key.
-        self._of_keys: dict[bytes, bytes | None] = {}
-        self._merged: set[bytes] = set()
-
-    def add(self, records: Iterable[Record]) -> None:
-        of_keys, merged = self._of_keys, self._merged
-        for kind, key, value in records:
-            if kind != MERGE:
-                of_keys[key] = value
-                merged.discard(key)
-            elif key in of_keys:
-                of_keys[key] = self._joined(of_keys[key] or b"", value or b"")
-            else:
-                of_keys[key] = value
-                merged.add(key)
-
-    def _joined(self, first: bytes, second: bytes) -> bytes:
-        return first + self._delimiter + second if first else second
-
-    def upon(self, database: Database | None, prefix: bytes) -> Iterator[Rows]:
-        """Yield rows of a database with the changes, of keys with a prefix, ascending.
-
-        Values of the HDFS-backed provider may be empty; those that are merged never are.
-        """
-        keys = sorted(key for key in self._of_keys if key.startswith(prefix))
-        done = 0
-        for piece in database.pieces(prefix) if database is not None else ():
-            end = bisect_right(keys, piece[-1][0], done)
-            while end - done > MOST_ROWS:
-                some = keys[done : done + MOST_ROWS]
-                before = bisect_right(piece, some[-1], key=itemgetter(0))
-                if rows := self._rows(piece[:before], some):
-                    yield rows
-                piece, done = piece[before:], done + MOST_ROWS
-            rows = self._rows(piece, keys[done:end]) if end > done else piece  # mostly as it is
-            if rows:
-                yield rows
-            done = end
-        for start in range(done, len(keys), MOST_ROWS):
-            if rows := self._rows((), keys[start : start + MOST_ROWS]):
-                yield rows
-
-    def _rows(self, rows: Rows, keys: Iterable[bytes]) -> Rows:
-        """Return rows with the changes of some keys."""
-        found = dict(rows)
-        for key in keys:
-            value = self._of_keys[key]
-            if value is None:
-                found.pop(key, None)
-            else:
-                is_merged = key in self._merged
-                found[key] = self._joined(found.get(key, b""), value) if is_merged else value
-        return sorted(found.items())
 
 
 def _without(column: pa.Array[Any], prefix: bytes) -> pa.Array[Any]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from statestore.backends.database_rows import all_pieces
 from statestore.checkpoint.layout import store_directory
@@ -26,13 +26,14 @@ from statestore.io.local import named_errors
 from statestore.spark_files.files import StoreFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from rocksdict import Rdict
 
     from statestore.backends.database_rows import Rows
     from statestore.codec.references import StoreName
     from statestore.io.file_io import FileIO
+    from statestore.spark_files.changes import Changes
 
 FAMILY_BYTES = 2
 SST_DIRECTORY = "SSTs"
@@ -142,16 +143,21 @@ def _read_members(files: StoreFiles, path: str, names: set[str] | None) -> dict[
 
 
 @contextmanager
-def open_snapshot(
-    files: StoreFiles, snapshot: Snapshot, directory: str, delimiter: bytes
+def open_database(
+    files: StoreFiles,
+    snapshot: Snapshot | None,
+    directory: str,
+    delimiter: bytes,
+    pieces: Iterable[Changes],
 ) -> Iterator[Database]:
-    """Open the rows of a snapshot.
+    """Open the rows of a snapshot, with changes made to them.
 
     Args:
         files: Of its store.
-        snapshot: The snapshot.
+        snapshot: The snapshot, None for no rows.
         directory: Local directory for RocksDB's files, empty; to be deleted afterwards.
         delimiter: Bytes between merged values.
+        pieces: The changes, oldest first.
 
     Raises:
         InvalidArgumentError: The package that reads SSTs is not installed.
@@ -161,13 +167,46 @@ def open_snapshot(
     """
     try:
         # Imported here because it needs a package that is an extra.
-        from rocksdict import AccessType, Env, Options, Rdict
+        from rocksdict import Env, MemtableFactory, Options, Rdict
+
+        from statestore.backends.rocksdb.database import local_errors
     except ModuleNotFoundError as error:
         raise InvalidArgumentError(
-            "snapshots of Spark's RocksDB provider need a package that is not installed",
+            "rows of Spark's RocksDB provider need a package that is not installed",
             missing=error.name,
             to_fix="pip install 'statestore[rocksdb]'",
         ) from error
+    options, path = Options(raw_mode=True), files.directory
+    if snapshot is not None:
+        path = snapshot.path
+        _lay_out(files, snapshot, directory, delimiter)
+        with _named(path):
+            options, _ = Options.load_latest(directory, Env(), True)
+    # Changes are written once and then read once: they are sorted when they go to the disk.
+    options.set_memtable_factory(MemtableFactory.vector())
+    options.set_allow_concurrent_memtable_write(False)
+    options.set_disable_auto_compactions(True)
+    options.create_if_missing(snapshot is None)
+    with _named(path):
+        database = Rdict(directory, options)
+    try:
+        with _named(path):
+            live = sorted(str(file["name"]).lstrip("/") for file in database.live_files())
+        # A manifest that was lost would be one of a database without rows.
+        if snapshot is not None and live != sorted(sst.name for sst in snapshot.ssts):
+            raise _no_snapshot(path, f"a manifest of {', '.join(live) or 'no SSTs'}")
+        for changes in pieces:
+            with local_errors("write changes to the scratch directory", directory):
+                _write(database, changes)
+        with local_errors("write changes to the scratch directory", directory):
+            database.flush()
+        yield Database(database, path)
+    finally:
+        database.close()
+
+
+def _lay_out(files: StoreFiles, snapshot: Snapshot, directory: str, delimiter: bytes) -> None:
+    """Lay the files of a snapshot into a local directory."""
     members = _read_members(files, snapshot.path, None)
     with named_errors("lay out a snapshot in the scratch directory", directory):
         for name, data in members.items():
@@ -183,17 +222,25 @@ def open_snapshot(
             # file in place may be on another disk, to which no hard link leads.
             place = os.symlink if local_path == sst.path else os.link
             place(local_path, f"{directory}/{sst.name}")
-    with _named(snapshot.path):
-        made, _ = Options.load_latest(directory, Env(), True)
-        database = Rdict(directory, made, access_type=AccessType.read_only())
-        live = sorted(str(file["name"]).lstrip("/") for file in database.live_files())
-    try:
-        # A manifest that was lost would be one of a database without rows.
-        if live != sorted(sst.name for sst in snapshot.ssts):
-            raise _no_snapshot(snapshot.path, f"a manifest of {', '.join(live) or 'no SSTs'}")
-        yield Database(database, snapshot.path)
-    finally:
-        database.close()
+
+
+def _write(database: Rdict, changes: Changes) -> None:
+    from rocksdict import WriteBatch, WriteOptions
+
+    before: dict[object, bytes | None] = {}
+    if changes.merged:
+        database.flush()  # what is not sorted yet is slow to look up
+        keys = cast("list[str | int | float | bytes | bool]", list(changes.merged))
+        before = dict(zip(keys, cast("list[bytes | None]", database.get(keys)), strict=True))
+    batch = WriteBatch(raw_mode=True)
+    for key, value in changes.of_keys.items():
+        if value is None:
+            batch.delete(key)
+        else:
+            batch.put(key, changes.join(before[key], value) if key in before else value)
+    options = WriteOptions()
+    setattr(options, "disable_wal", True)  # noqa: B010 (a method by the package's types)
+    database.write(batch, options)
 
 
 def check_size(sst: Sst, found: int) -> None:
@@ -256,7 +303,7 @@ class SparkFiles:
 
 
 class Database:
-    """The rows of a snapshot, open.
+    """The rows of a version, open.
 
     Args:
         database: RocksDB's.

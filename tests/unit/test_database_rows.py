@@ -7,9 +7,11 @@ from rocksdict import Options, Rdict
 
 from statestore.backends import database_rows
 from statestore.backends.database_rows import MOST_ROWS, all_pieces, all_rows
+from statestore.codec.references import StoreName
 from statestore.codec.rows import DELETE, MERGE, PUT
-from statestore.spark_files import rows as spark_rows
-from statestore.spark_files.snapshot import Database
+from statestore.spark_files.changes import Changes
+from statestore.spark_files.files import StoreFiles
+from statestore.spark_files.snapshot import open_database
 
 DELIMITER = b","
 
@@ -52,23 +54,22 @@ def test_large_rows_are_few_at_a_time(database):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_changes_are_made_to_a_snapshot(database, monkeypatch, seed):
-    """Catches a change of Spark's that is lost, or made twice, where many lie between two rows."""
-    monkeypatch.setattr(spark_rows, "MOST_ROWS", 3)
+def test_changes_are_made_one_after_the_other(tmp_path, seed):
+    """Catches a change of Spark's that is lost, or made twice, within a piece or between two."""
     source = random.Random(seed)
-    keys = [source.randbytes(source.randint(1, 2)) for _ in range(source.choice([0, 5, 60]))]
-    rows = dict.fromkeys(keys, b"held")
-    fill(database, rows)
-    changes = spark_rows._Changes(DELIMITER)
-    for _ in range(source.choice([0, 4, 100])):
-        key = source.choice([*keys, source.randbytes(2)])
-        kind = source.choice([PUT, DELETE, MERGE])
-        changes.add([(kind, key, None if kind == DELETE else b"new")])
-        before = rows.pop(key, b"")
-        if kind != DELETE:
-            rows[key] = before + DELIMITER + b"new" if kind == MERGE and before else b"new"
+    store = StoreFiles(None, StoreName(0, 0, "default"), "/ck", "", "", {})
+    rows, pieces = {}, []
+    for _ in range(source.choice([0, 1, 5])):
+        pieces.append(Changes(DELIMITER))
+        for _ in range(source.choice([1, 40, 400])):
+            key = source.randbytes(source.choice([1, 1, 2]))
+            kind = source.choice([PUT, DELETE, MERGE, MERGE])
+            pieces[-1].add(kind, key, None if kind == DELETE else b"new")
+            before = rows.pop(key, b"")
+            if kind != DELETE:
+                rows[key] = before + DELIMITER + b"new" if kind == MERGE and before else b"new"
 
-    pieces = list(changes.upon(Database(database, "snapshot"), b""))
+    with open_database(store, None, str(tmp_path), DELIMITER, iter(pieces)) as database:
+        found = [row for piece in database.pieces(b"") for row in piece]
 
-    assert [row for piece in pieces for row in piece] == sorted(rows.items())
-    assert all(pieces)
+    assert found == sorted(rows.items())

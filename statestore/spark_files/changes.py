@@ -1,0 +1,45 @@
+"""Changes of deltas and changelogs, many at a time, as a piece of them is held in memory."""
+
+from __future__ import annotations
+
+from statestore.codec.rows import MERGE
+
+_ROW_BYTES = 200
+"""Bytes that a row takes in memory beside its key and value."""
+
+
+class Changes:
+    """What records leave of each key: the last put or None of a delete, and what is merged to it.
+
+    Args:
+        delimiter: Bytes between merged values.
+
+    Attributes:
+        of_keys: By key; of a merged key what is added to its value.
+        merged: Keys whose value before is not among the records.
+        num_bytes: Bytes of memory that the records took, about.
+    """
+
+    def __init__(self, delimiter: bytes) -> None:
+        self._delimiter = delimiter
+        # No object that Python's collector would look through, again and again, for each key.
+        self.of_keys: dict[bytes, bytes | None] = {}
+        self.merged: set[bytes] = set()
+        self.num_bytes = 0
+
+    def add(self, kind: int, key: bytes, value: bytes | None) -> None:
+        """Add a record, newer than those before."""
+        of_keys, merged = self.of_keys, self.merged
+        self.num_bytes += len(key) + len(value or b"") + _ROW_BYTES
+        if kind != MERGE:
+            of_keys[key] = value
+            merged.discard(key)
+        elif key in of_keys:
+            of_keys[key] = self.join(of_keys[key], value or b"")
+        else:
+            of_keys[key] = value
+            merged.add(key)
+
+    def join(self, first: bytes | None, second: bytes) -> bytes:
+        """Return a value that another one is merged to. Those that are merged are never empty."""
+        return first + self._delimiter + second if first else second
