@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from statestore.io.forwarding import ForwardingFileIO
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from statestore.io.file_io import FileInfo, FileIO
 
 
-class DeferredDeletes:
+class DeferredDeletes(ForwardingFileIO):
     """A FileIO over another one; everything but deletes goes through.
 
     Args:
@@ -22,37 +24,9 @@ class DeferredDeletes:
     """
 
     def __init__(self, io: FileIO, *, is_deferred: bool) -> None:
-        self._io = io
+        super().__init__(io)
         self._is_deferred = is_deferred
         self.deleted: set[str] = set()
-
-    def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:
-        """See FileIO."""
-        return self._io.publish(local_path, path, sync=sync, overwrite=overwrite)
-
-    def write(self, path: str, data: bytes, *, sync: bool, overwrite: bool) -> None:
-        """See FileIO."""
-        self._io.write(path, data, sync=sync, overwrite=overwrite)
-
-    def sync(self, path: str) -> None:
-        """See FileIO."""
-        self._io.sync(path)
-
-    def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
-        """See FileIO."""
-        return self._io.read_tail(path, num_bytes)
-
-    def read_range(self, path: str, offset: int, length: int) -> bytes:
-        """See FileIO."""
-        return self._io.read_range(path, offset, length)
-
-    def fetch(self, path: str) -> str:
-        """See FileIO."""
-        return self._io.fetch(path)
-
-    def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
-        """See FileIO."""
-        return self._io.fetch_slices(path, size, slices)
 
     def delete(self, path: str) -> None:
         """Note a path, and delete the file unless deletes are deferred."""
@@ -70,7 +44,3 @@ class DeferredDeletes:
         """See FileIO; without what was deleted."""
         found = self._io.list(directory)
         return [info for info in found if f"{directory}/{info.name}" not in self.deleted]
-
-    def make_directory(self, directory: str) -> None:
-        """See FileIO."""
-        self._io.make_directory(directory)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from statestore.io.forwarding import ForwardingFileIO
+
 if TYPE_CHECKING:
-    import builtins
     from collections.abc import Callable, Iterator, Sequence
 
-    from statestore.io.file_io import FileInfo, FileIO
+    from statestore.io.file_io import FileIO
 
 
 class Guard:
@@ -36,7 +37,7 @@ class Guard:
         return self._guarded.setdefault(id(io), GuardedFileIO(io, self._ask))
 
 
-class GuardedFileIO:
+class GuardedFileIO(ForwardingFileIO):
     """A FileIO over another one, which asks before every change.
 
     Args:
@@ -45,7 +46,7 @@ class GuardedFileIO:
     """
 
     def __init__(self, io: FileIO, ask: Callable[[], None]) -> None:
-        self._io = io
+        super().__init__(io)
         self._ask = ask
 
     def publish(self, local_path: str, path: str, *, sync: bool, overwrite: bool) -> float:
@@ -67,31 +68,3 @@ class GuardedFileIO:
         """Ask; then see FileIO."""
         self._ask()
         self._io.delete_files(directory, names)
-
-    def sync(self, path: str) -> None:
-        """See FileIO."""
-        self._io.sync(path)
-
-    def read_tail(self, path: str, num_bytes: int) -> tuple[bytes, int]:
-        """See FileIO."""
-        return self._io.read_tail(path, num_bytes)
-
-    def read_range(self, path: str, offset: int, length: int) -> bytes:
-        """See FileIO."""
-        return self._io.read_range(path, offset, length)
-
-    def fetch(self, path: str) -> str:
-        """See FileIO."""
-        return self._io.fetch(path)
-
-    def fetch_slices(self, path: str, size: int, slices: Sequence[tuple[int, int]]) -> str:
-        """See FileIO."""
-        return self._io.fetch_slices(path, size, slices)
-
-    def list(self, directory: str) -> builtins.list[FileInfo]:
-        """See FileIO."""
-        return self._io.list(directory)
-
-    def make_directory(self, directory: str) -> None:
-        """See FileIO."""
-        self._io.make_directory(directory)
