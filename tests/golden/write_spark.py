@@ -17,7 +17,7 @@ import pyspark
 
 from statestore import Checkpoint
 from tests.spark.application import start_application
-from tests.spark.harness import HDFS, ROCKSDB, STATE_STORE, Lane
+from tests.spark.harness import FORMAT_2, HDFS, NO_CHANGELOG, ROCKSDB, STATE_STORE, Lane
 from tests.spark.helper_jar import compile_test_jar
 from tests.spark.queries import AGGREGATION, SESSION_APPEND, one_input
 from tests.spark.state_variables import EVENT_TIME
@@ -28,8 +28,6 @@ SNAPSHOTS = {
     f"{STATE_STORE}.minDeltasForSnapshot": "2",
     f"{STATE_STORE}.unloadOnCommit": "true",
 }
-NO_CHANGELOG = {f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "false"}
-FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 CASES: dict[str, tuple[Any, str, dict[str, str]]] = {
     "hdfs": (AGGREGATION, HDFS, SNAPSHOTS),
     "hdfs-session-zstd": (SESSION_APPEND, HDFS, {f"{STATE_STORE}.compression.codec": "zstd"}),

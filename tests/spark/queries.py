@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -47,6 +49,12 @@ def one_input(*runs: int, **sizes: int) -> Plan:
         {"events": generate_events("events", batch, **sizes)} for batch in range(sum(runs))
     )
     return [[next(batches) for _ in range(run)] for run in runs]
+
+
+def in_runs(query: Query, *runs: int) -> Query:
+    """Return a query with as many batches in each run."""
+    make = two_inputs if "left" in query.schemas else one_input
+    return replace(query, plan=make(*runs))
 
 
 def two_inputs(*runs: int) -> Plan:
@@ -109,6 +117,7 @@ AGGREGATIONS = [
     single("aggregation-global-update", "update", lambda events: _total(events)),
     single("aggregation-global-complete", "complete", lambda events: _total(events)),
 ]
+GLOBAL = next(query for query in AGGREGATIONS if "global" in query.name)
 WINDOW_APPEND, WINDOW_UPDATE, WINDOW_COMPLETE = (
     single(f"window-{mode}", mode, lambda events: _total(_late(events), _window(), "key"))
     for mode in ("append", "update", "complete")
@@ -374,3 +383,5 @@ OPERATORS = [
     *JOINS,
     *GROUP_STATES,
 ]
+WITH_SCHEMAS = [query for query in OPERATORS if not re.fullmatch("join-.*format-1", query.name)]
+"""Those of which Spark writes a state schema."""

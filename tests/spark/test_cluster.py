@@ -17,22 +17,13 @@ from statestore.io.local import LocalFileIO
 from statestore.operations.in_use import exclusive_directory
 
 from .conftest import EXTENDED, OURS, PROVIDER, MakeLane, state_in_files
-from .harness import (
-    HDFS,
-    ROCKSDB_BACKEND,
-    STATE_STORE,
-    assert_same,
-    files_read,
-    run_plan,
-    wait_for,
-)
+from .harness import FORMAT_2, HDFS, ROCKSDB_BACKEND, assert_same, files_read, run_plan, wait_for
 from .job import BY_NAME, ENDLESS, KILL_DELAY_S
 from .job_process import Job
 from .processes import descendants, engines, scratch_directories
 from .queries import AGGREGATION, JOIN, WATERMARK_DEDUP
 from .state_variables import EVENT_TIME
 
-FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 KILLED_ENGINES = {
     "query": AGGREGATION.name,
     "conf": {},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +21,21 @@ from statestore.core.errors import (
 from statestore.core.providers import PROVIDERS, SPARK_PROVIDERS
 
 from .conftest import EXTENDED, OURS, MakeLane
-from .harness import STATE_STORE, Lane, Query, assert_same, run_plan, wait_for
+from .harness import FORMAT_2, NO_CHANGELOG, Lane, Query, assert_same, run_plan, wait_for
 from .queries import (
     AGGREGATION,
     AGGREGATION_THEN_DEDUP,
-    AGGREGATIONS,
+    GLOBAL,
     JOIN,
     LIMITS,
-    OPERATORS,
     SESSION_APPEND,
-    one_input,
-    two_inputs,
+    WITH_SCHEMAS,
+    in_runs,
 )
 from .state_variables import COMPARED, EVENT_TIME, everything
 
 pytestmark = pytest.mark.skipif(not OURS, reason="no session with the jar")
 
-FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
-NO_CHANGELOG = {f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "false"}
 ROUND_TRIPS = [
     ("spark-hdfs", "filesystem", "spark-rocksdb"),
     ("spark-rocksdb", "filesystem", "spark-hdfs"),
@@ -56,7 +52,6 @@ FILES = {
 }
 HOUR_MS = 3_600_000
 WITH_TTL = everything("scala", "ProcessingTime", (HOUR_MS, 2 * HOUR_MS, 3 * HOUR_MS))
-GLOBAL = next(query for query in AGGREGATIONS if "global" in query.name)
 
 
 def _cases() -> list[Any]:
@@ -73,9 +68,7 @@ def _cases() -> list[Any]:
     ]
     every = [
         (query, names)
-        for query in OPERATORS
-        # Spark writes no state schema for a new join of state format 1.
-        if not query.name.startswith("join-") or not query.name.endswith("format-1")
+        for query in WITH_SCHEMAS
         for names in ROUND_TRIPS
         if query is not AGGREGATION_THEN_DEDUP or "spark-rocksdb" not in names
     ]
@@ -96,12 +89,6 @@ def _cases() -> list[Any]:
 
 def _needs(names: Sequence[str]) -> list[Any]:
     return [pytest.mark.needs("to-spark-rocksdb")] if "spark-rocksdb" in names[1:] else []
-
-
-def _in_runs(query: Query, *runs: int) -> Query:
-    """The query with as many batches in each run, between which it is converted."""
-    make = two_inputs if "left" in query.schemas else one_input
-    return replace(query, plan=make(*runs))
 
 
 def _tree(directory: Path) -> dict[str, bytes]:
@@ -157,7 +144,7 @@ def _assert_round_trip(
         prepare: Called before each conversion, with the name of its target.
         files: What only the state of a provider has, by its name.
     """
-    query = _in_runs(query, *[1] * len(names))
+    query = in_runs(query, *[1] * len(names))
     provider = {**SPARK_PROVIDERS, **PROVIDERS}[names[0]]
     reference, lane = make_lane(query, query.built_in), make_lane(query, provider, conf)
     with ThreadPoolExecutor(1) as pool:
@@ -227,7 +214,7 @@ def test_conversion_fails_when_the_target_keeps_other_rows(
     make_lane: MakeLane, monkeypatch: pytest.MonkeyPatch, provider: str
 ) -> None:
     """Catches a comparison, from either side, that overlooks a lost, changed or made up row."""
-    query = _in_runs(AGGREGATION, 1)
+    query = in_runs(AGGREGATION, 1)
     lane = make_lane(query, PROVIDERS[provider])
     run_plan(lane)
     new = lane.root / "new"
@@ -246,7 +233,7 @@ def test_conversion_fails_when_the_target_keeps_other_rows(
 @pytest.mark.lacks("to-spark-rocksdb")
 def test_conversion_is_refused_when_this_spark_cannot_write_it(make_lane: MakeLane) -> None:
     """Catches a conversion that fails in some task, with a part of it written."""
-    lane = make_lane(_in_runs(AGGREGATION, 2))
+    lane = make_lane(in_runs(AGGREGATION, 2))
     run_plan(lane)
     new = lane.root / "new"
 
@@ -291,7 +278,7 @@ def test_conversion_is_refused_while_a_query_of_ours_runs(make_lane: MakeLane) -
 @pytest.mark.needs("to-spark-rocksdb")
 def test_command_does_what_the_library_does(make_lane: MakeLane) -> None:
     """Catches a command that differs from the library, or writes when it is asked for a plan."""
-    lane = make_lane(_in_runs(AGGREGATION, 1), PROVIDERS["filesystem"])
+    lane = make_lane(in_runs(AGGREGATION, 1), PROVIDERS["filesystem"])
     run_plan(lane)
     new = lane.root / "new"
     arguments = ["convert", str(lane.checkpoint), str(new), "--to", "spark-rocksdb"]

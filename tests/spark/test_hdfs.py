@@ -26,12 +26,12 @@ from tests.contract.test_tree_io import *  # noqa: F403
 from .conftest import EXTENDED, MakeLane, RunReference
 from .harness import (
     FILESYSTEM,
+    FORMAT_2,
     HDFS,
     NUM_PARTITIONS,
     PROVIDER_CLASS,
     ROCKSDB_BACKEND,
     RUN_TIMEOUT_S,
-    STATE_STORE,
     Lane,
     Query,
     assert_same,
@@ -42,7 +42,6 @@ from .queries import AGGREGATION, JOIN, one_input
 
 pytestmark = [pytest.mark.ours, pytest.mark.usefixtures("operations_jvm")]
 
-FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 FOUR = {"spark.sql.shuffle.partitions": "4"}
 SESSION_CONF = {key.removeprefix("spark.hadoop."): value for key, value in CLIENT_CONF.items()}
 

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from .conftest import BODY, EXTENDED, MakeLane, state_in_files, state_in_memory
 from .harness import (
     FILESYSTEM,
+    FORMAT_2,
     HDFS,
     HEAP,
     NUM_PARTITIONS,
@@ -41,7 +42,6 @@ from .queries import (
 
 PROCESSING_TIME = GROUP_STATES[-1]
 NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
-FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 MAINTENANCE = {f"{STATE_STORE}.maintenanceInterval": "200ms"}
 SHORT_CHAINS = {
     f"{STATE_STORE}.snapshot.maxChainLength": "3",

@@ -26,6 +26,7 @@ from .conftest import (
 )
 from .harness import (
     FILESYSTEM,
+    FORMAT_2,
     HDFS,
     HEAP,
     NUM_PARTITIONS,
@@ -53,7 +54,6 @@ from .queries import (
 from .state_rows import assert_read
 
 JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
-FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 UNLOAD = {f"{STATE_STORE}.unloadOnCommit": "true"}
 ASK_NOTHING_ELSE = {
     "aggregation-global-complete",

@@ -22,7 +22,7 @@ from tests.seams import at, place_of
 
 from .conftest import EXTENDED, PROVIDER, MakeLane, RunReference
 from .features import missing
-from .harness import FILESYSTEM, HEAP, ROCKSDB_BACKEND, STATE_STORE, Lane, Query
+from .harness import FILESYSTEM, FORMAT_2, HEAP, ROCKSDB_BACKEND, STATE_STORE, Lane, Query
 from .queries import (
     AGGREGATION,
     AGGREGATIONS,
@@ -35,7 +35,6 @@ from .queries import (
 pytestmark = pytest.mark.ours
 
 FOUR = {"spark.sql.shuffle.partitions": "4"}
-FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 GLOBAL_AGGREGATION = next(query for query in AGGREGATIONS if "global" in query.name)
 CHAIN = ((8, 2), (6,))
 """Numbers of state partitions to go through between the runs of a query."""

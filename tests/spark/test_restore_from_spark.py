@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,9 @@ from statestore.operations.new_directory import metadata_fields
 
 from .conftest import EXTENDED, OURS, MakeLane
 from .harness import (
+    FORMAT_2,
     HDFS,
+    NO_CHANGELOG,
     NUM_PARTITIONS,
     ROCKSDB,
     STATE_STORE,
@@ -44,27 +45,23 @@ from .harness import (
 from .queries import (
     AGGREGATION,
     AGGREGATION_THEN_DEDUP,
-    AGGREGATIONS,
+    GLOBAL,
     JOIN,
     LIMITS,
-    OPERATORS,
     SESSION_APPEND,
     WINDOW_APPEND,
-    one_input,
-    two_inputs,
+    WITH_SCHEMAS,
+    in_runs,
 )
 from .state_variables import COMPARED, EVENT_TIME, everything
 
 pytestmark = pytest.mark.skipif(not OURS, reason="no session with the jar")
 
-FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
-NO_CHANGELOG = {f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "false"}
 SNAPSHOTS = {
     f"{STATE_STORE}.minDeltasForSnapshot": "1",
     f"{STATE_STORE}.maintenanceInterval": "300ms",
 }
 LEASES = "statestore-leases"
-GLOBAL = next(query for query in AGGREGATIONS if "global" in query.name)
 VARIABLES = {"count", "seen", "totals"}
 
 
@@ -85,9 +82,7 @@ def _cases() -> list[Any]:
     ]
     every: list[tuple[Query, str, Mapping[str, str], str, int]] = [
         (query, provider, conf, backend, number)
-        for query in OPERATORS
-        # Spark writes no state schema for a new join of state format 1.
-        if not query.name.startswith("join-") or not query.name.endswith("format-1")
+        for query in WITH_SCHEMAS
         for provider, conf, backend, number in (
             (HDFS, {}, "rocksdb", 5),
             (HDFS, SNAPSHOTS, "filesystem", 3),
@@ -111,12 +106,6 @@ def _cases() -> list[Any]:
         for cases, marks in ((some, []), (every, [EXTENDED]))
         for query, *how in cases
     ]
-
-
-def _in_runs(query: Query, *runs: int) -> Query:
-    """The query with as many batches in each run, between which it is restored."""
-    make = two_inputs if "left" in query.schemas else one_input
-    return replace(query, plan=make(*runs))
 
 
 def _read(lane: Lane, checkpoint: Path) -> dict[str, DataFrame]:
@@ -168,7 +157,7 @@ def test_query_goes_on_with_the_rows_that_spark_reads(
     number: int,
 ) -> None:
     """Catches a row that is lost, changed or doubled, or put where its query does not look."""
-    query = _in_runs(query, 2, 2)
+    query = in_runs(query, 2, 2)
     first, second = query.plan
     reference, lane = make_lane(query, provider, conf), make_lane(query, provider, conf)
     run_plan(reference)
@@ -199,7 +188,7 @@ def test_query_goes_on_with_the_rows_that_spark_reads(
 @pytest.mark.parametrize("number", [NUM_PARTITIONS, 4])
 def test_query_goes_on_when_the_checkpoint_format_is_2(make_lane: MakeLane, number: int) -> None:
     """Catches checkpoint IDs of no state partition, and a planned batch that is lost."""
-    query = _in_runs(JOIN, 2, 2)
+    query = in_runs(JOIN, 2, 2)
     first, second = query.plan
     reference, lane = (make_lane(query, ROCKSDB, FORMAT_2) for _ in range(2))
     run_plan(reference)
@@ -218,7 +207,7 @@ def test_query_goes_on_when_the_checkpoint_format_is_2(make_lane: MakeLane, numb
 
 def test_an_operator_may_move(make_lane: MakeLane) -> None:
     """Catches state that stays under the number that its operator had."""
-    lane = make_lane(_in_runs(AGGREGATION, 2), ROCKSDB)
+    lane = make_lane(in_runs(AGGREGATION, 2), ROCKSDB)
     run_plan(lane)
     new = lane.root / "new"
 
@@ -298,7 +287,7 @@ def _kill_in_the_middle(lane: Lane, new: Path, place: str) -> None:
 )
 def test_restore_is_done_again_when_killed(make_lane: MakeLane, place: str) -> None:
     """Catches a half-made checkpoint that a query starts from, or that nothing can replace."""
-    query = _in_runs(AGGREGATION, 1, 1)
+    query = in_runs(AGGREGATION, 1, 1)
     reference, lane = make_lane(query, HDFS), make_lane(query, ROCKSDB)
     run_plan(reference)
     lane.run(*query.plan[0])
@@ -336,7 +325,7 @@ def test_restore_is_done_again_when_killed(make_lane: MakeLane, place: str) -> N
 
 def test_error_names_the_reason_when_state_is_damaged(make_lane: MakeLane) -> None:
     """Catches a damaged source restored as if it were empty, and storage of Hadoop's only."""
-    lane = make_lane(_in_runs(AGGREGATION, 2), HDFS)
+    lane = make_lane(in_runs(AGGREGATION, 2), HDFS)
     run_plan(lane)
     session, uri, new = lane.session(), "viewfs://restore/data", lane.root / "new"
     session.conf.set("fs.viewfs.mounttable.restore.link./data", lane.root.as_uri())
@@ -357,7 +346,7 @@ def test_error_names_the_reason_when_state_is_damaged(make_lane: MakeLane) -> No
 
 def test_restore_is_refused_when_the_query_runs_meanwhile(make_lane: MakeLane) -> None:
     """Catches a state that goes with offsets of another batch."""
-    query = _in_runs(AGGREGATION, 1, 1)
+    query = in_runs(AGGREGATION, 1, 1)
     lane = make_lane(query, HDFS)
     lane.run(*query.plan[0])
     new = lane.root / "new"
@@ -377,7 +366,7 @@ def test_restore_is_refused_when_the_query_runs_meanwhile(make_lane: MakeLane) -
 @pytest.mark.parametrize("provider", [HDFS, ROCKSDB], ids=["hdfs", "rocksdb"])
 def test_command_does_what_the_library_does(make_lane: MakeLane, provider: str) -> None:
     """Catches a command that differs from the library, or writes when it is asked for a plan."""
-    query = _in_runs(AGGREGATION, 1)
+    query = in_runs(AGGREGATION, 1)
     lane = make_lane(query, provider)
     run_plan(lane)
     new = lane.root / "new"

@@ -21,11 +21,21 @@ from tests.seams import at
 
 from .conftest import EXTENDED, OURS
 from .features import missing
-from .harness import HDFS, NUM_PARTITIONS, ROCKSDB, STATE_STORE, Lane, Query, run_plan
+from .harness import (
+    FORMAT_2,
+    HDFS,
+    NO_CHANGELOG,
+    NUM_PARTITIONS,
+    ROCKSDB,
+    STATE_STORE,
+    Lane,
+    Query,
+    run_plan,
+)
 from .queries import (
     AGGREGATION,
-    AGGREGATIONS,
     EVERY_TYPE,
+    GLOBAL,
     JOIN,
     LIMITS,
     SESSION_APPEND,
@@ -36,8 +46,6 @@ from .queries import (
 from .state_rows import assert_read
 from .state_variables import EVENT_TIME, everything
 
-NO_CHANGELOG = {f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "false"}
-FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 CHECKSUMS = {f"{STATE_STORE}.rowChecksum.enabled": "true"}
 OLD_MERGES = {f"{STATE_STORE}.rocksdb.mergeOperatorVersion": "1"}  # all there is before Spark 4.2
 SNAPSHOTS = {
@@ -46,7 +54,6 @@ SNAPSHOTS = {
 }
 JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
 FORMAT_4 = {"spark.sql.streaming.join.stateFormatV4.enabled": "true"}
-GLOBAL = next(query for query in AGGREGATIONS if "global" in query.name)
 EXPIRING = everything("scala", "ProcessingTime", (3_600_000,) * 3)
 BATCHES = one_input(2, 2, 1)
 

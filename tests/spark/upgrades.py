@@ -21,7 +21,7 @@ from statestore.io.shim_jar import find_jar
 from tools.spark_jars import INSTALLED
 
 from .application import start_application
-from .harness import FILESYSTEM, ROCKSDB_BACKEND, STATE_STORE, Lane, Query
+from .harness import FILESYSTEM, FORMAT_2, ROCKSDB_BACKEND, Lane, Query
 from .helper_jar import compile_test_jar
 from .queries import (
     AGGREGATION,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 PLACE = "/golden"
-FORMAT_2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 UPGRADED: Mapping[str, tuple[Query, str, Mapping[str, str]]] = {
     f"{provider.removeprefix('io.statestore.')}-{'v2' if conf else 'v1'}-{query.name}": (
         query,
