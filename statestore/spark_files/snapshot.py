@@ -14,6 +14,7 @@ import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -26,7 +27,7 @@ from statestore.io.local import named_errors
 from statestore.spark_files.files import StoreFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from rocksdict import Rdict
 
@@ -148,7 +149,7 @@ def open_database(
     snapshot: Snapshot | None,
     directory: str,
     delimiter: bytes,
-    pieces: Iterable[Changes],
+    pieces: Iterator[Changes],
 ) -> Iterator[Database]:
     """Open the rows of a snapshot, with changes made to them.
 
@@ -167,7 +168,7 @@ def open_database(
     """
     try:
         # Imported here because it needs a package that is an extra.
-        from rocksdict import Env, MemtableFactory, Options, Rdict
+        from rocksdict import AccessType, Env, MemtableFactory, Options, Rdict
 
         from statestore.backends.rocksdb.database import local_errors
     except ModuleNotFoundError as error:
@@ -182,24 +183,29 @@ def open_database(
         _lay_out(files, snapshot, directory, delimiter)
         with _named(path):
             options, _ = Options.load_latest(directory, Env(), True)
-    # Changes are written once and then read once: they are sorted when they go to the disk.
-    options.set_memtable_factory(MemtableFactory.vector())
-    options.set_allow_concurrent_memtable_write(False)
-    options.set_disable_auto_compactions(True)
-    options.create_if_missing(snapshot is None)
+    first = next(pieces, None)
+    access = AccessType.read_only()
+    if first is not None or snapshot is None:
+        access = AccessType.read_write()
+        # Changes are written once and then read once: they are sorted when they go to the disk.
+        options.set_memtable_factory(MemtableFactory.vector())
+        options.set_allow_concurrent_memtable_write(False)
+        options.set_disable_auto_compactions(True)
+        options.create_if_missing(snapshot is None)
     with _named(path):
-        database = Rdict(directory, options)
+        database = Rdict(directory, options, access_type=access)
     try:
         with _named(path):
             live = sorted(str(file["name"]).lstrip("/") for file in database.live_files())
         # A manifest that was lost would be one of a database without rows.
         if snapshot is not None and live != sorted(sst.name for sst in snapshot.ssts):
             raise _no_snapshot(path, f"a manifest of {', '.join(live) or 'no SSTs'}")
-        for changes in pieces:
+        for changes in chain(() if first is None else (first,), pieces):
             with local_errors("write changes to the scratch directory", directory):
                 _write(database, changes)
-        with local_errors("write changes to the scratch directory", directory):
-            database.flush()
+        if first is not None:
+            with local_errors("write changes to the scratch directory", directory):
+                database.flush()
         yield Database(database, path)
     finally:
         database.close()
