@@ -196,10 +196,11 @@ def open_database(
         database = Rdict(directory, options, access_type=access)
     try:
         with _named(path):
-            live = sorted(str(file["name"]).lstrip("/") for file in database.live_files())
-        # A manifest that was lost would be one of a database without rows.
-        if snapshot is not None and live != sorted(sst.name for sst in snapshot.ssts):
-            raise _no_snapshot(path, f"a manifest of {', '.join(live) or 'no SSTs'}")
+            live = {str(file["name"]).lstrip("/") for file in database.live_files()}
+        # A manifest that was lost would be one of a database without rows. What a log has of the
+        # snapshot is in one more file once it is opened to be written.
+        if snapshot is not None and not live.issuperset(sst.name for sst in snapshot.ssts):
+            raise _no_snapshot(path, f"a manifest of {', '.join(sorted(live)) or 'no SSTs'}")
         for changes in chain(() if first is None else (first,), pieces):
             with local_errors("write changes to the scratch directory", directory):
                 _write(database, changes)
