@@ -6,14 +6,15 @@ import os
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.options import StateStoreOptions
 from statestore.io.hadoop_process import HADOOP_PREFIXES, HadoopProcess, use
 from statestore.io.place import Place
 from statestore.io.storage import absolute_uri
-from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.checkpoint import find_checkpoints, open_checkpoint
 from statestore.spark.connect import require_driver
 from statestore.spark.driver_files import DriverFiles
 from statestore.spark.driver_memory import driver_memory
@@ -108,6 +109,26 @@ class Reach:
         elif self.hadoop_conf:
             files = _hadoop_process(frozenset(self.hadoop_conf.items()))
         return nullcontext() if files is None else use(files)
+
+    def find(self) -> list[str]:
+        """Return the URIs of the checkpoints at or below the place, at least one, sorted.
+
+        Raises:
+            NotFoundError: There is none (kind checkpoint-not-found).
+            InvalidArgumentError, StorageError: As `find_checkpoints`.
+        """
+        with self.using(), self.opened() as place, TemporaryDirectory() as fetched:
+            found = find_checkpoints(*place.open(fetched))
+        uri = self.place.uri.rstrip("/")
+        if not found:
+            raise NotFoundError(
+                "there is no checkpoint of a streaming query at or below a directory",
+                kind="checkpoint-not-found",
+                directory=uri,
+                to_fix="name the directory that the query has as its checkpointLocation, or one "
+                "above it",
+            )
+        return [f"{uri}/{name}".rstrip("/") for name in found]
 
     @contextmanager
     def checkpoint(self) -> Iterator[OpenCheckpoint]:

@@ -21,13 +21,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from statestore.core.errors import InvalidArgumentError
+from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.options import StateStoreOptions
 from statestore.core.text import escape_controls, format_cell, is_numeric
 from statestore.io.hadoop_process import HADOOP_PREFIXES
 from statestore.operations.result import NewDirectoryResult
 
 if TYPE_CHECKING:
+    from statestore.api.checkpoint import Checkpoint
     from statestore.operations.result import Result
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -43,6 +44,18 @@ WITHOUT_DRY_RUN = "Nothing was changed. Repeat the command without --dry-run to 
 def checkpoint_argument(name: str = "checkpoint") -> Callable[[Command], Command]:
     """Add an argument that names a checkpoint or savepoint."""
     return click.argument(name, metavar=name.upper())
+
+
+def checkpoints_below(uri: str, storage_options: dict[str, str]) -> list[Checkpoint]:
+    """Return the checkpoints below a directory; none where it is a checkpoint, or has none."""
+    from statestore.api.checkpoint import Checkpoint
+
+    itself = Checkpoint(uri, storage_options=storage_options)
+    try:
+        found = Checkpoint.find(uri, storage_options=storage_options)
+    except NotFoundError:
+        return []
+    return [] if [one.uri for one in found] == [itself.uri] else found
 
 
 def output_option(command: Command) -> Command:

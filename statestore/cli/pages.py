@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
-from statestore.cli.output import checkpoint_argument, output_option, print_json, storage_option
+from statestore.cli.output import (
+    checkpoint_argument,
+    checkpoints_below,
+    output_option,
+    print_json,
+    storage_option,
+)
 from statestore.core.clock import SystemClock
+from statestore.core.errors import StateStoreError
 from statestore.core.text import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from statestore.api.checkpoint import Checkpoint
+    from statestore.report.facts import Facts
 
 _LOOPBACK = "127.0.0.1"
 
@@ -33,7 +47,14 @@ _savepoints_option = click.option(
 
 @click.command()
 @checkpoint_argument()
-@click.option("--to", "-o", "to", metavar="FILE", help="HTML file to write, in place of one there.")
+@click.option(
+    "--to",
+    "-o",
+    "to",
+    metavar="FILE",
+    help="HTML file to write, in place of one there; of several checkpoints the directory of their "
+    "pages.",
+)
 @_limit_option
 @_deep_option
 @_savepoints_option
@@ -48,7 +69,9 @@ def report(
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Write a page about a checkpoint: one HTML file that needs no network.
+    """Write a page about a checkpoint, or about each one below a directory.
+
+    A page is one HTML file that needs no network.
 
     It shows the operators and the history of versions. It shows how rows, bytes and commit times
     are spread over state partitions and key groups, and the heaviest keys. It says what is damaged,
@@ -58,11 +81,19 @@ def report(
     Examples:
       statestore report /data/checkpoint -o page.html
       statestore report /data/checkpoint --deep --output json
+      statestore report /data/pipeline-storage -o pages
     """  # noqa: D301 (click reads the backspace)
     from statestore.api.checkpoint import Checkpoint
 
     if to is None and output == "text":
         raise click.UsageError("say where to write the page: -o page.html; or --output json")
+
+    def look(it: Checkpoint) -> Facts:
+        return it.report(limit=limit, deep=deep, savepoints=savepoints)
+
+    if several := checkpoints_below(checkpoint, storage_options):
+        _report_each(several, look, to, output)
+        return
     it = Checkpoint(checkpoint, storage_options=storage_options)
     facts = it.report(to, limit=limit, deep=deep, savepoints=savepoints)
     if output == "json":
@@ -76,6 +107,40 @@ def report(
         click.echo(f"{advice.severity}: {advice.text}")
         if advice.command:
             click.echo(f"  {advice.command}")
+
+
+def _report_each(
+    several: Sequence[Checkpoint], look: Callable[[Checkpoint], Facts], to: str | None, output: str
+) -> None:
+    """Write a page for each of several checkpoints, and `index.html`, which leads to them."""
+    from statestore.report.page import write_pages
+
+    looked: list[tuple[str, Facts | None, str | None]] = []
+    for it in several:
+        try:
+            looked.append((it.uri, look(it), None))
+        except StateStoreError as error:
+            looked.append((it.uri, None, str(error)))
+    if to is not None:
+        write_pages(looked, to)
+    if output == "json":
+        print_json(
+            {
+                "checkpoints": [
+                    {"uri": uri, "problem": problem} if facts is None else asdict(facts)
+                    for uri, facts, problem in looked
+                ]
+            }
+        )
+        return
+    for uri, facts, problem in looked:
+        count = (
+            ""
+            if facts is None
+            else format_count(len(facts.advice), "piece of advice", "pieces of advice")
+        )
+        click.echo(f"{uri}: {problem or count}")
+    click.echo(f"{to}/index.html")
 
 
 @click.command()
@@ -99,8 +164,9 @@ def ui(
 ) -> None:
     """Serve the pages of checkpoints to this machine's browser, always as they are now.
 
-    The pages are those of report. The address that is printed has a token, without which nothing is
-    shown. Only this machine can reach it, unless --host says otherwise. Nothing can be changed.
+    A directory stands for the checkpoints below it. The pages are those of report. The address that
+    is printed has a token, without which nothing is shown. Only this machine can reach it, unless
+    --host says otherwise. Nothing can be changed.
 
     \b
     Examples:
@@ -110,8 +176,11 @@ def ui(
     from statestore.api.checkpoint import Checkpoint
     from statestore.report.server import serve
 
+    each = (
+        [one.uri for one in checkpoints_below(uri, storage_options)] or [uri] for uri in checkpoints
+    )
     serve(
-        checkpoints,
+        [uri for uris in each for uri in uris],
         lambda uri: Checkpoint(uri, storage_options=storage_options).report(
             limit=limit, deep=deep, savepoints=savepoints
         ),

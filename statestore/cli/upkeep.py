@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from statestore.cli.output import (
     checkpoint_argument,
+    checkpoints_below,
     console,
     output_option,
     print_json,
@@ -18,7 +19,14 @@ from statestore.cli.output import (
     table,
     yes_option,
 )
-from statestore.core.text import format_bytes, format_time
+from statestore.core.errors import StateStoreError
+from statestore.core.text import format_bytes, format_count, format_time
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from statestore.api.checkpoint import Checkpoint
+    from statestore.operations.upkeep.survey import CheckpointInfo
 
 
 @click.command("list")
@@ -36,7 +44,7 @@ def list_command(
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """List the versions of a checkpoint.
+    """List the versions of a checkpoint, or the checkpoints below a directory.
 
     It shows how each version is kept (incremental, full or rescaled), its rows, and the operation
     that made it if the query did not. Then come the bytes that it added, the bytes that a restore
@@ -46,14 +54,22 @@ def list_command(
     --savepoints names the directory in which savepoints are looked for. Checkpoints of Spark's own
     providers are read, too, here and by verify, read, inspect and diff.
 
+    A directory that is no checkpoint stands for those below it, such as the storage of a
+    declarative pipeline. Each is a line then. The flow of a pipeline has a checkpoint more for each
+    full refresh: the last one counts.
+
     \b
     Examples:
       statestore list /data/checkpoint
+      statestore list /data/pipeline-storage
       statestore list s3://bucket/checkpoint --limit 5 --output json
       statestore list /data/checkpoint --savepoints /backup
     """  # noqa: D301 (click reads the backspace)
     from statestore.api.checkpoint import Checkpoint
 
+    if several := checkpoints_below(checkpoint, storage_options):
+        _list_checkpoints(checkpoint, several, output)
+        return
     it = Checkpoint(checkpoint, storage_options=storage_options)
     info, versions = it.info, it.versions(limit=limit)
     retained = () if savepoints is None else it.savepoints(savepoints)
@@ -104,6 +120,49 @@ def list_command(
             for uri, of in infos
         ]
         console().print(table(["version", "form", "rows", "bytes", "savepoint"], rows))
+
+
+def _list_checkpoints(directory: str, found: Sequence[Checkpoint], output: str) -> None:
+    """Print a line for each of several checkpoints, then what is wrong with them."""
+    from statestore.api.checkpoint import Checkpoint
+
+    infos = [_info_or_problem(one) for one in found]
+    if output == "json":
+        listed = [
+            {"uri": one.uri, "problem": info} if isinstance(info, str) else asdict(info)
+            for one, info in zip(found, infos, strict=True)
+        ]
+        print_json({"checkpoints": listed})
+        return
+    above = Checkpoint(directory).uri.rstrip("/")
+    click.echo(f"{format_count(len(found), 'checkpoint')} below {above}")
+    named = [(one.uri[len(above) + 1 :], info) for one, info in zip(found, infos, strict=True)]
+    rows: list[list[object]] = [
+        [name, None, None, None, None, None, "unreadable"]
+        if isinstance(info, str)
+        else [
+            name,
+            info.backend,
+            info.newest_version,
+            info.num_partitions,
+            ", ".join(operator.name for operator in info.operators),
+            format_bytes(info.stored_bytes),
+            "running" if info.is_running else None,
+        ]
+        for name, info in named
+    ]
+    columns = ["checkpoint", "backend", "version", "partitions", "operators", "state files", "now"]
+    console().print(table(columns, rows))
+    for name, info in named:
+        if isinstance(info, str):
+            click.echo(f"{name}: {info}")
+
+
+def _info_or_problem(one: Checkpoint) -> CheckpointInfo | str:
+    try:
+        return one.info
+    except StateStoreError as error:
+        return str(error)
 
 
 @click.command()
@@ -171,7 +230,7 @@ def verify(
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Prove that versions of a checkpoint are whole.
+    """Prove that versions of a checkpoint are whole, or of each checkpoint below a directory.
 
     Without --deep it reads the trailer of every file of a version: the file is there, has the right
     size, and is the one that was committed. With --deep it reads every byte and checks the checksum
@@ -185,14 +244,27 @@ def verify(
     """  # noqa: D301 (click reads the backspace)
     from statestore.api.checkpoint import Checkpoint
 
-    it = Checkpoint(checkpoint, storage_options=storage_options)
-    with progress_bar("verifying stores", output=output) as progress:
-        found = it.verify(versions=versions, deep=deep, progress=progress)
+    several = checkpoints_below(checkpoint, storage_options)
+    every: list[dict[str, object]] = []
+    for it in several or [Checkpoint(checkpoint, storage_options=storage_options)]:
+        if several and output == "text":
+            click.echo(f"{it.uri}:")
+        try:
+            with progress_bar("verifying stores", output=output) as progress:
+                found = it.verify(versions=versions, deep=deep, progress=progress)
+        except StateStoreError as error:
+            if not several:
+                raise
+            every.append({"ok": False, "checkpoint": it.uri, "problem": str(error)})
+            click.echo(str(error), err=output == "json")
+            continue
+        every.append({"ok": found.ok, "to_fix": found.to_fix, **asdict(found)})
+        if output == "text":
+            click.echo(found.describe())
+    ok = all(one["ok"] for one in every)
     if output == "json":
-        print_json({"ok": found.ok, "to_fix": found.to_fix, **asdict(found)})
-    else:
-        click.echo(found.describe())
-    ctx.exit(0 if found.ok else 1)
+        print_json({"ok": ok, "checkpoints": every} if several else every[0])
+    ctx.exit(0 if ok else 1)
 
 
 def _versions(given: tuple[str, ...]) -> Literal["all"] | list[int] | None:

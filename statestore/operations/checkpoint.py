@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ from statestore.core.errors import (
     CorruptionError,
     InvalidArgumentError,
     NotFoundError,
+    StateStoreError,
 )
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.io.guarded import Guard
@@ -51,8 +51,13 @@ if TYPE_CHECKING:
     from statestore.io.place import Place
 
 MAX_REQUESTS_AT_ONCE = 32
-_MOST_LOOKED_AT = 50
-"""Directories in which a checkpoint is looked for, where the one that was named is none."""
+MOST_LOOKED_AT = 10_000
+"""Directories in which checkpoints are looked for."""
+_MOST_LOOKED_AT = 200
+"""The same where no checkpoint was meant to be looked for."""
+_MOST_NAMED = 10
+_DEEPEST = 6
+_OFFSETS = "offsets"
 
 
 @contextmanager
@@ -99,8 +104,8 @@ def open_checkpoint(place: Place, below: str | None = None) -> Iterator[OpenChec
             state_root = f"{storage}/{placement.id}"
         checkpoint = OpenCheckpoint(uri, io, path, place, state_io, state_root, scratch_directory)
         if checkpoint.newest_planned is None:
-            found = _checkpoints_below(io, path)
-            named = {"below": ", ".join(found)} if found else {}
+            found = _named_below(io, path)
+            named = {"below": found} if found else {}
             raise NotFoundError(
                 "there is no checkpoint of a streaming query",
                 kind="checkpoint-not-found",
@@ -115,10 +120,55 @@ def open_checkpoint(place: Place, below: str | None = None) -> Iterator[OpenChec
             yield checkpoint
 
 
-def _checkpoints_below(io: TreeFileIO, path: str) -> list[str]:
-    """Return the names of the first checkpoints that lie directly in a directory."""
-    children = islice(sorted(io.list_directories(path)), _MOST_LOOKED_AT)
-    return [name for name in children if "offsets" in io.list_directories(f"{path}/{name}")]
+def find_checkpoints(io: TreeFileIO, path: str, most: int = MOST_LOOKED_AT) -> list[str]:
+    """Return the checkpoints at or below a directory: their paths from it, "" for itself, sorted.
+
+    A directory is one when it has a directory `offsets`. They are looked for no deeper than
+    declarative pipelines keep them: `_checkpoints/<catalog>/<database>/<table>/<flow>/<n>`.
+
+    Args:
+        io: The storage.
+        path: The directory.
+        most: At most so many directories are listed.
+
+    Raises:
+        InvalidArgumentError: There are more of them.
+        StorageError: The storage failed.
+    """
+    found: list[str] = []
+    level, num_listed = [""], 0
+
+    def below(at: str) -> list[str]:
+        return io.list_directories(f"{path}/{at}".rstrip("/"))
+
+    with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
+        for _ in range(_DEEPEST + 1):
+            num_listed += len(level)
+            if num_listed > most:
+                raise InvalidArgumentError(
+                    "too many directories to look for checkpoints in",
+                    directory=path,
+                    limit=most,
+                    to_fix="name a directory that holds checkpoints and little else",
+                )
+            listed = list(zip(level, pool.map(below, level), strict=True))
+            found += [at for at, names in listed if _OFFSETS in names]
+            level = [
+                f"{at}/{name}".lstrip("/")
+                for at, names in listed
+                if _OFFSETS not in names
+                for name in names
+            ]
+    return sorted(found)
+
+
+def _named_below(io: TreeFileIO, path: str) -> str:
+    """Return the first checkpoints below a directory, for the message that it is none itself."""
+    try:
+        found = find_checkpoints(io, path, _MOST_LOOKED_AT)
+    except StateStoreError:
+        return ""
+    return ", ".join(found[:_MOST_NAMED])
 
 
 @dataclass(frozen=True)

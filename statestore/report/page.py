@@ -6,6 +6,7 @@ Jinja fills in every number; the charts are drawn by Apache ECharts, which is in
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
@@ -17,7 +18,7 @@ from statestore.core.text import format_bytes, format_count, format_time
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from jinja2 import Environment
 
@@ -53,9 +54,39 @@ def write_page(facts: Facts, to: str | os.PathLike[str]) -> None:
         InvalidArgumentError: It cannot be written.
         IncompatibleError: As `render`.
     """
-    page = render(facts)
+    with _named_errors(to):
+        Path(to).write_text(render(facts), encoding="utf-8")
+
+
+def write_pages(
+    rows: Sequence[tuple[str, Facts | None, str | None]], to: str | os.PathLike[str]
+) -> None:
+    """Write the pages of several checkpoints into a directory, and `index.html`.
+
+    Args:
+        rows: URI, facts, or what is wrong in their place, of each.
+        to: The directory, which need not be there.
+
+    Raises:
+        InvalidArgumentError: A page cannot be written.
+        IncompatibleError: As `render`.
+    """
+    addresses = [
+        (uri if facts is None else f"{number}.html", facts, problem)
+        for number, (uri, facts, problem) in enumerate(rows)
+    ]
+    with _named_errors(to):
+        Path(to).mkdir(parents=True, exist_ok=True)
+        for address, facts, _ in addresses:
+            if facts is not None:
+                Path(to, address).write_text(render(facts, home="index.html"), encoding="utf-8")
+        Path(to, "index.html").write_text(render_index(addresses), encoding="utf-8")
+
+
+@contextmanager
+def _named_errors(to: str | os.PathLike[str]) -> Iterator[None]:
     try:
-        Path(to).write_text(page, encoding="utf-8")
+        yield
     except OSError as error:
         raise InvalidArgumentError(
             "cannot write the page",

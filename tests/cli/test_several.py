@@ -1,0 +1,142 @@
+"""Commands that take a directory for the checkpoints below it, as the storage of a pipeline."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from statestore import Checkpoint
+from statestore.cli.commands import cli
+from statestore.core.errors import InvalidArgumentError, NotFoundError
+from statestore.operations import checkpoint as operations_checkpoint
+from tests.checkpoints import make_query
+
+FLOW = "_checkpoints/spark_catalog/default/firsts/firsts"
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(name="storage")
+def _storage(tmp_path):
+    """The storage of a pipeline: a flow with a full refresh, and another flow."""
+    storage = tmp_path / "storage"
+    make_query(storage / FLOW / "0", 3)
+    make_query(storage / FLOW / "1", 1)
+    make_query(storage / "_checkpoints/spark_catalog/default/other/other/0", 2)
+    return storage
+
+
+def uris(storage):
+    return [f"{storage}/{FLOW}/{number}" for number in (0, 1)] + [
+        f"{storage}/_checkpoints/spark_catalog/default/other/other/0"
+    ]
+
+
+def test_checkpoints_of_a_pipeline_are_found(storage):
+    """Catches a flow that is not seen, and one that is seen twice."""
+    assert [one.uri for one in Checkpoint.find(storage)] == uris(storage)
+    assert [one.info.newest_version for one in Checkpoint.find(storage)] == [3, 1, 2]
+    assert [one.uri for one in Checkpoint.find(storage / FLOW)] == uris(storage)[:2]
+
+
+def test_a_checkpoint_is_found_and_nothing_in_it(storage):
+    """Catches directories of state that are taken for checkpoints, or walked through."""
+    uri = uris(storage)[0]
+    (Path(uri) / "state/0/0/offsets").mkdir()
+
+    assert [one.uri for one in Checkpoint.find(uri)] == [uri]
+    listed = run("list", uri, "--output", "json")
+    assert [one["version"] for one in json.loads(listed.stdout)["versions"]] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("name", ["", "nowhere"])
+def test_no_checkpoint_is_said(tmp_path, name):
+    """Catches an empty table where a name was mistyped."""
+    with pytest.raises(NotFoundError, match="at or below"):
+        Checkpoint.find(tmp_path / name)
+    for command in ("list", "verify", "report"):
+        result = run(command, tmp_path / name, "--output", "json")
+        assert result.exit_code == 1
+        assert "[checkpoint-not-found]" in result.output
+
+
+def test_too_many_directories_are_not_walked(tmp_path, monkeypatch):
+    """Catches a walk through a lake of files, and one that is cut off without a word."""
+    monkeypatch.setattr(operations_checkpoint.find_checkpoints, "__defaults__", (5,))
+    for number in range(6):
+        (tmp_path / str(number)).mkdir()
+
+    with pytest.raises(InvalidArgumentError, match="too many directories"):
+        Checkpoint.find(tmp_path)
+
+
+def test_other_commands_name_what_lies_below(storage):
+    """Catches a message that leaves a user of a pipeline alone."""
+    result = run("read", storage)
+
+    assert result.exit_code == 1
+    assert f"below='{FLOW}/0, {FLOW}/1" in result.output
+
+
+def test_list_has_a_line_for_each(storage):
+    """Catches a checkpoint that hides the others because it is damaged."""
+    Path(uris(storage)[1], "offsets/0").write_text("damaged")
+
+    text = run("list", storage)
+    listed = json.loads(run("list", storage, "--output", "json").stdout)["checkpoints"]
+
+    assert text.exit_code == 0
+    lines = text.output.splitlines()
+    names = [uri.removeprefix(f"{storage}/") for uri in uris(storage)]
+    assert lines[0] == f"3 checkpoints below {storage}"
+    assert [line.split()[0] for line in lines[-4:-1]] == names
+    assert lines[-1].startswith(f"{names[1]}: ")
+    assert [one["uri"] for one in listed] == uris(storage)
+    assert [one.get("newest_version") for one in listed] == [3, None, 2]
+    assert "offsets/0" in listed[1]["problem"]
+
+
+def test_verify_looks_at_each(storage):
+    """Catches a damaged checkpoint among others that does not change the exit status."""
+    well = run("verify", storage, "--deep")
+    files = sorted(Path(uris(storage)[2]).glob("state/0/*/2*.delta.*"))
+    files[0].write_bytes(files[0].read_bytes()[:-20])
+    text = run("verify", storage)
+    found = json.loads(run("verify", storage, "--output", "json").stdout)
+
+    assert well.exit_code == 0
+    assert well.output.count("all is well") == 3
+    assert text.exit_code == 1
+    assert text.output.count("all is well") == 2
+    assert not found["ok"]
+    assert [one["ok"] for one in found["checkpoints"]] == [True, True, False]
+
+
+def test_report_has_a_page_for_each(storage, tmp_path):
+    """Catches an index that leads nowhere, and a page that is missing."""
+    Path(uris(storage)[1], "offsets/0").write_text("damaged")
+    pages = tmp_path / "pages"
+
+    result = run("report", storage, "-o", pages)
+
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in pages.iterdir()) == ["0.html", "2.html", "index.html"]
+    index = (pages / "index.html").read_text()
+    assert 'href="0.html"' in index
+    assert 'href="1.html"' not in index
+    assert "offsets/0" in index
+    assert 'href="index.html"' in (pages / "2.html").read_text()
+
+
+def test_pages_of_a_file_are_refused(storage, tmp_path):
+    """Catches a traceback where the directory of pages is a file."""
+    (tmp_path / "pages").write_text("mine")
+
+    result = run("report", storage, "-o", tmp_path / "pages")
+
+    assert result.exit_code == 1
+    assert "cannot write the page" in result.output
+    assert (tmp_path / "pages").read_text() == "mine"
