@@ -143,29 +143,6 @@ class Directory:
         made._reach = reach if isinstance(reach, Reach) else Reach.of(reach)
         return made
 
-    @classmethod
-    def find(
-        cls,
-        directory: str | os.PathLike[str],
-        *,
-        storage_options: Mapping[str, object] | None = None,
-        spark: SparkSession | None = None,
-    ) -> list[Self]:
-        """Return the checkpoints at or below a directory, as the storage of a pipeline, by URI.
-
-        Args:
-            directory: A path or URI. What lies below it is looked at to the depth at which
-                declarative pipelines keep the checkpoints of their flows, 6 directories.
-            storage_options: As of the checkpoint.
-            spark: As of the checkpoint.
-
-        Raises:
-            NotFoundError: There is none (kind checkpoint-not-found).
-            InvalidArgumentError: There are more than 10,000 directories; or as of the checkpoint.
-        """
-        reach = Reach(directory, storage_options, spark)
-        return [cls._at(reach.beside(uri)) for uri in reach.find()]
-
     @property
     def uri(self) -> str:
         """Where it is: an absolute path, or a URI."""
@@ -454,6 +431,29 @@ class Checkpoint(Directory):
         InvalidArgumentError: It is a savepoint, which is never changed; or the package that the
             state backend needs is not installed.
     """
+
+    @classmethod
+    def find(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, object] | None = None,
+        spark: SparkSession | None = None,
+    ) -> list[Self]:
+        """Return the checkpoints at or below a directory, as the storage of a pipeline, by URI.
+
+        Args:
+            directory: A path or URI. What lies below it is looked at to the depth at which
+                declarative pipelines keep the checkpoints of their flows, 6 directories.
+            storage_options: As of the checkpoint.
+            spark: As of the checkpoint.
+
+        Raises:
+            NotFoundError: There is none (kind checkpoint-not-found).
+            InvalidArgumentError: There are more than 10,000 directories; or as of the checkpoint.
+        """
+        reach = Reach(directory, storage_options, spark)
+        return [cls._at(reach.beside(uri)) for uri in reach.find()]
 
     @property
     def info(self) -> CheckpointInfo:

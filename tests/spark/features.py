@@ -43,6 +43,7 @@ FEATURES = {
         "`transformWithState` through Spark Connect",
         older="Spark has none",
     ),
+    "pipelines": Feature("4.1", "it has no declarative pipelines"),
     "source-start": Feature("4.2", "it does not tell a source of Python where a batch starts"),
     "commit-reports": Feature(
         "4.1",

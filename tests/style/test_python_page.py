@@ -83,7 +83,7 @@ def named_on_the_page() -> list[Named]:
 def parameters_of(method: object) -> list[str]:
     """Return the parameters of a method."""
     assert callable(method)
-    return [name for name in inspect.signature(method).parameters if name != "self"]
+    return [name for name in inspect.signature(method).parameters if name not in ("self", "cls")]
 
 
 def options_of(command: list[str], parameters: list[str]) -> list[str]:
@@ -123,6 +123,8 @@ def test_the_page_names_the_arguments_that_methods_take() -> None:
     """Catches an argument that was renamed, is missing, or stands in another place."""
     for one in named_on_the_page():
         method = inspect.getattr_static(one.of[0], one.name)
+        if isinstance(method, classmethod):
+            method = method.__func__
         if not inspect.isfunction(method):
             assert not one.parameters
             continue
