@@ -19,6 +19,8 @@ usage: ./build.sh TARGET [ARGUMENT...]
   test      run the tests, or pytest with the given arguments
   test-spark SPARK  run Spark's tests on 4.0, 4.1 or 4.2, and a test of each kind on its oldest
             release, or pytest with the given arguments; 4.0.1 is that release alone
+  next-spark [DIRECTORY]  say whether the shim fits the Spark that comes next: the newest release, also
+            a preview, or the one whose jars are there
   test-all  run them with every operator in every combination, on every state backend and every Spark
   lint      check style, types, layers, the shim and the docs
   docs      the docs as a site in build/site, all links checked
@@ -189,7 +191,7 @@ run_on_spark() {
   run_on_backends filesystem "not extended or each_spark" tests/spark || failed=1
   run_on_backends "heap rocksdb" "not extended or each_spark" "${operators[@]}" || failed=1
   if [ -n "$older" ]; then
-    $python -m tools.link_check "${release%.*}" || failed=1
+    $python -m tools.next_spark --releases "${release%.*}" || failed=1
     [ "$older" = "$release" ] || ./build.sh test-spark "$older" @tests/spark/smoke.txt || failed=1
   fi
   return $failed
@@ -216,6 +218,10 @@ case $target in
     jar
     use_memory_for_scratch
     if [ $# -gt 0 ]; then $python -m pytest -p no:benchmark "$@"; else run_on_spark; fi
+    ;;
+  next-spark)
+    jar
+    exec $python -m tools.next_spark "$@"
     ;;
   test-all)
     jar

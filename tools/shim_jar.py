@@ -133,6 +133,7 @@ def _resources(minor: str) -> dict[str, bytes]:
         **_py4j(),
         "io/statestore/version": f"{__version__}\n".encode(),
         "io/statestore/spark": f"{OLDEST[minor]}\n".encode(),
+        "io/statestore/sparks": f"{' '.join(OLDEST)}\n".encode(),
         "io/statestore/options.json": json.dumps(json.loads(table_json()), indent=1).encode(),
         **_folder(PACKAGE, embedded),
     }

@@ -28,7 +28,7 @@ from statestore.core.options import PREFIX, StateStoreOptions
 from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDERS, REAL_TIME_KEY
 from statestore.core.version import SPARK_MINORS, __version__
 from statestore.engine.client import EngineGoneError, EngineProcess, EngineRefusedError
-from statestore.io.shim_jar import JAR_VARIABLE, find_jar
+from statestore.io.shim_jar import JAR_VARIABLE, find_jar, require_fit
 from statestore.io.spark_home import find_spark_release, read_spark_defaults
 from statestore.io.storage import is_hadoop, scheme_of
 
@@ -115,14 +115,15 @@ class Diagnosis:
         yield self._check("java", check_java)
         yield self._check("spark", self._check_spark)
         yield self._check("jar", check_jar)
+        yield self._check("fit", check_fit, needs=("jar",))
         yield self._check("python", self._check_python)
         if not self._is_backend_known:
             yield self._check_rocksdb()
         yield self._check_workers()
-        yield self._check("engine", self._check_engine, needs=("spark", "jar", "python"))
+        yield self._check("engine", self._check_engine, needs=("spark", "fit", "python"))
         if self._storage is None:
             return
-        needed = ("java", "spark", "jar") if is_hadoop(self._storage) else ()
+        needed = ("java", "spark", "fit") if is_hadoop(self._storage) else ()
         with StorageProbe(self._storage, self._options, self._clock) as probe:
             for step in probe.steps:
                 yield self._check(f"storage {step.name}", step.run, needs=(*needed, *step.needs))
@@ -149,14 +150,6 @@ class Diagnosis:
                 "pyspark cannot be imported",
                 python=sys.executable,
                 error=found["error"],
-                to_fix=fix,
-            )
-        if found["version"].rpartition(".")[0] not in SPARK_MINORS:
-            raise IncompatibleError(
-                "the shim is not made for this Spark",
-                version=found["version"],
-                needed=_RANGE,
-                path=found["file"],
                 to_fix=fix,
             )
         self._pyspark = Path(found["file"]).parent
@@ -311,7 +304,7 @@ def check_jar() -> str:
     try:
         with zipfile.ZipFile(jar) as archive:
             version = archive.read("io/statestore/version").decode().strip()
-            oldest = archive.read("io/statestore/spark").decode().strip()
+        oldest = _read_spark(jar)
     except (zipfile.BadZipFile, KeyError, OSError) as error:
         raise CorruptionError(
             "the file is no jar of the shim", path=str(jar), error=str(error), to_fix=fix
@@ -328,6 +321,8 @@ def check_jar() -> str:
     spark = oldest.rpartition(".")[0]
     release = find_spark_release() or oldest
     installed, _, patch = release.rpartition(".")
+    if installed not in SPARK_MINORS:
+        return f"{version} for Spark {spark}, nearest to {release}, {jar}"
     if spark != installed:
         raise IncompatibleError(
             "the jar is for another Spark",
@@ -347,6 +342,23 @@ def check_jar() -> str:
             to_fix=f"use Spark {oldest} or a later {spark}",
         )
     return f"{version} for Spark {oldest} and later {spark}, {jar}"
+
+
+def check_fit() -> str:
+    """Return that the Spark has all that the jar names, whatever the Spark's version says.
+
+    Raises:
+        IncompatibleError: Something is missing: the build of a vendor may lack it.
+    """
+    jar = find_jar()
+    jars = require_fit(jar, _read_spark(jar).rpartition(".")[0])
+    return f"all that the jar names is in the {len(jars)} jars of {jars[0].parent}"
+
+
+def _read_spark(jar: Path) -> str:
+    """Return the oldest release of the Spark that a jar is for."""
+    with zipfile.ZipFile(jar) as archive:
+        return archive.read("io/statestore/spark").decode().strip()
 
 
 def _choose_python(named: str | None) -> tuple[str, str]:

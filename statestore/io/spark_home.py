@@ -61,6 +61,15 @@ def find_spark_release(environment: Mapping[str, str] = os.environ) -> str | Non
     Args:
         environment: Looked up for SPARK_HOME.
     """
-    home = find_spark_home(environment)
-    names = (path.name for path in Path(home, "jars").glob("spark-core_*")) if home else ()
+    names = (path.name for path in find_spark_jars(environment))
     return next((found[1] for found in map(_CORE.fullmatch, names) if found), None)
+
+
+def find_spark_jars(environment: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return all jars of that Spark, sorted; none where there is no Spark.
+
+    Args:
+        environment: Looked up for SPARK_HOME.
+    """
+    home = find_spark_home(environment)
+    return sorted(Path(home, "jars").glob("*.jar")) if home else []

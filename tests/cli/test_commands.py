@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from statestore import Checkpoint, Savepoint, __version__
 from statestore.cli import __main__ as entry_point
 from statestore.cli.commands import cli
-from statestore.core.errors import NotFoundError
+from statestore.core.errors import IncompatibleError, NotFoundError
 from statestore.core.version import SPARK_MINORS
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar
 from statestore.io.spark_home import find_spark_minor
@@ -112,14 +112,31 @@ def test_jar_is_refused_for_a_spark_that_there_is_none_for(jars: Path, tmp_path:
         find_jar({"SPARK_HOME": str(tmp_path / "spark")}, jars)
     assert "statestore jar --spark" in raised.value.to_fix
 
-    (tmp_path / "spark/jars/spark-core_2.13-3.5.8.jar").touch()
-    with pytest.raises(NotFoundError, match=r"spark='3\.5'") as raised:
-        find_jar({"SPARK_HOME": str(tmp_path / "spark")}, jars)
-    assert raised.value.to_fix == f"use Spark {SPARK_MINORS[0]} to {SPARK_MINORS[-1]}"
-
     result = CliRunner().invoke(cli, ["jar", "--spark", "3.5"])
     assert result.exit_code == 2
     assert "4.1" in result.output
+
+
+def test_spark_without_a_jar_gets_the_nearest_where_it_fits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches a refusal by the name of a version alone, and a jar that dies of a missing class."""
+    installed = Path(pyspark.__file__).parent / "jars"
+    where = {"SPARK_HOME": str(tmp_path)}
+    (tmp_path / "jars").mkdir()
+    for jar in installed.glob("*.jar"):
+        name = jar.name.replace(f"spark-core_2.13-{pyspark.__version__}", "spark-core_2.13-4.99.0")
+        (tmp_path / "jars" / name).symlink_to(jar)
+
+    assert find_jar(where) == find_jar({}, spark=SPARK_MINORS[-1])
+    assert "no jar is made for this Spark" in caplog.text
+    assert "spark=4.99" in caplog.text
+
+    next((tmp_path / "jars").glob("spark-sql_2.13-*.jar")).unlink()
+    with pytest.raises(IncompatibleError, match=r"spark='4\.99', jar='4\.3', missing=") as raised:
+        find_jar(where)
+    assert raised.value.kind == "wrong-spark"
+    assert f"{SPARK_MINORS[0]} to {SPARK_MINORS[-1]}" in raised.value.to_fix
 
 
 def test_missing_jar_is_an_error_that_names_the_fix(tmp_path: Path) -> None:

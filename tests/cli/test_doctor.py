@@ -23,7 +23,7 @@ from tests.s3_server import REGION, WRONG_KEY
 
 STORAGE = [f"storage {name}" for name in ("write", "read", "conditional write", "list", "delete")]
 TOO_NEW = f"{pyspark.__version__.rpartition('.')[0]}.99"
-ALL = ["java", "spark", "jar", "python", "transformWithState", "engine", *STORAGE]
+ALL = ["java", "spark", "jar", "fit", "python", "transformWithState", "engine", *STORAGE]
 # Engines that start on a loaded machine take their time.
 pytestmark = pytest.mark.timeout(180)
 
@@ -109,7 +109,7 @@ def test_heap_has_no_storage_to_check() -> None:
     result = doctor("--backend=heap", "--output=json")
 
     assert result.exit_code == 0, result.output
-    assert list(checks(result)) == ALL[:6]
+    assert list(checks(result)) == ALL[:7]
 
 
 def test_storage_on_s3_is_tried(s3_server: Any, bucket: str) -> None:
@@ -269,6 +269,20 @@ def test_wrong_jar_fails(tmp_path: Path, entries: dict[str, str], problem: str) 
 
     assert failed(result) == ["jar"]
     assert problem in checks(result)["jar"]["detail"]
+    assert checks(result)["engine"]["status"] == "skip"
+
+
+def test_build_of_a_vendor_that_lacks_something_fails_with_what_it_lacks(tmp_path: Path) -> None:
+    """Catches a Spark that is taken for the right one by the name of its version."""
+    (tmp_path / "jars").mkdir()
+    for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar"):
+        if not jar.name.startswith("spark-sql_2.13-"):
+            (tmp_path / "jars" / jar.name).symlink_to(jar)
+
+    result = doctor("--backend=heap", "--output=json", SPARK_HOME=str(tmp_path))
+
+    assert failed(result) == ["fit"]
+    assert "first='class org/apache/spark/sql/" in checks(result)["fit"]["detail"]
     assert checks(result)["engine"]["status"] == "skip"
 
 

@@ -12,7 +12,7 @@ import pyspark
 import pytest
 
 from statestore.core.version import SPARK_MINORS
-from tools.link_check import find_missing
+from statestore.io.link_check import find_missing
 from tools.shim_jar import build_jar
 from tools.spark_jars import INSTALLED, OLDEST, RELEASES, jars_of
 
@@ -79,28 +79,67 @@ def test_spark_older_than_the_oldest_patch_is_refused_by_name(oldest: str, tmp_p
         assert f"spark='{before}', oldest='{oldest}'. To fix: use Spark {oldest}" in line
 
 
+FOLDER = "org/apache/spark/sql/execution/streaming/state"
+
+
+def spark_that_lacks_a_method(target: Path) -> None:
+    """Write a jar with a class of Spark in which a method has another name than the shim's."""
+    (sql,) = jars_of(INSTALLED).glob("spark-sql_2.13-*.jar")
+    name = f"{FOLDER}/ReadStateStore.class"
+    with zipfile.ZipFile(sql) as whole, zipfile.ZipFile(target, "w") as lacking:
+        lacking.writestr(name, whole.read(name).replace(b"prefixScan", b"suffixScan"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("is_fit", [True, False])
+def test_spark_without_a_jar_is_served_where_the_nearest_fits(is_fit: bool, tmp_path: Path) -> None:
+    """Catches a refusal by the name of a version alone, and a query that dies of a missing method.
+
+    The Spark is the installed one that says of itself to be the one after it.
+    """
+    (tmp_path / "spark-version-info.properties").write_text("version=4.99.0-vendor\n")
+    class_path = str(tmp_path)
+    if not is_fit:
+        spark_that_lacks_a_method(tmp_path / "lacking.jar")
+        class_path += f":{tmp_path / 'lacking.jar'}"
+
+    done = subprocess.run(
+        [sys.executable, JOB, build_jar(), class_path], capture_output=True, text=True, check=False
+    )
+
+    said = done.stdout.splitlines()
+    warned = [line for line in done.stderr.splitlines() if "no jar of the state store is" in line]
+    if is_fit:
+        assert said == ["served", "served"], done.stdout + done.stderr[-4000:]
+        assert len(warned) == 1
+        assert "spark=4.99.0-vendor" in warned[0]
+    else:
+        assert len(said) == 2, done.stdout + done.stderr[-4000:]
+        for line in said:
+            assert "[wrong-spark] the jar of the state store does not fit this Spark" in line
+            assert f"spark='4.99.0-vendor', jar='{INSTALLED}', missing=" in line
+            assert f"body of {FOLDER}/ReadStateStore.suffixScan" in line
+        assert warned == []
+
+
 def test_jar_links_with_its_spark_and_not_with_one_that_lacks_something(tmp_path: Path) -> None:
     """Catches a check that sees no difference between releases of Spark."""
-    jars = jars_of(INSTALLED)
+    jars = sorted(jars_of(INSTALLED).glob("*.jar"))
     assert find_missing(build_jar(), jars) == {}
 
-    folder = "org/apache/spark/sql/execution/streaming/state"
-    for jar in jars.glob("*.jar"):
-        (tmp_path / jar.name).symlink_to(jar)
-    (sql,) = tmp_path.glob("spark-sql_2.13-*.jar")
-    original = sql.readlink()
-    sql.unlink()
-    with zipfile.ZipFile(original) as whole, zipfile.ZipFile(sql, "w") as lacking:
+    spark_that_lacks_a_method(tmp_path / "lacking.jar")
+    (sql,) = (jar for jar in jars if jar.name.startswith("spark-sql_2.13-"))
+    lost = f"{FOLDER}/StateStoreIterator"
+    with zipfile.ZipFile(sql) as whole, zipfile.ZipFile(tmp_path / "sql.jar", "w") as lacking:
         for name in whole.namelist():
-            content = whole.read(name)
-            if name == f"{folder}/ReadStateStore.class":
-                content = content.replace(b"prefixScan", b"suffixScan")
-            if name != f"{folder}/StateStoreIterator.class":
-                lacking.writestr(name, content)
+            if name != f"{lost}.class":
+                lacking.writestr(name, whole.read(name))
+    others = [jar for jar in jars if jar != sql]
 
-    missing = find_missing(build_jar(), tmp_path)
+    missing = find_missing(build_jar(), [tmp_path / "lacking.jar", tmp_path / "sql.jar", *others])
 
-    assert f"class {folder}/StateStoreIterator" in missing
-    found = [name for name in missing if name.startswith(f"body of {folder}/ReadStateStore.suffix")]
+    assert f"class {lost}" in missing
+    found = [name for name in missing if name.startswith(f"body of {FOLDER}/ReadStateStore.suffix")]
     assert found
     assert missing[found[0]] == ["io/statestore/provider/StoreHandle"]

@@ -23,7 +23,7 @@ def main(jar: str, class_path: str) -> None:
             .getOrCreate()
         )
         counts = spark.readStream.format("rate").load().groupBy("value").count()
-        query = counts.writeStream.format("noop").outputMode("update")
+        query = counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
         jvm: Any = spark._jvm
         for action in (
             lambda: query.option("checkpointLocation", checkpoint).start().awaitTermination(),
@@ -33,6 +33,8 @@ def main(jar: str, class_path: str) -> None:
                 action()
             except (Py4JError, PySparkException) as error:
                 sys.stdout.write(f"raised: {' '.join(str(error).split())}\n")
+            else:
+                sys.stdout.write("served\n")
         spark.stop()
 
 

@@ -8,6 +8,7 @@ import scala.jdk.CollectionConverters._
 
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.{JsonNodeFactory, ObjectNode}
+import io.statestore.engine.SparkFit
 import org.slf4j.LoggerFactory
 
 import org.apache.spark.SPARK_VERSION
@@ -237,22 +238,28 @@ private[statestore] object Resources {
   /** Oldest release of the Spark minor that this jar is made for. */
   private lazy val oldestSpark: String = text("/io/statestore/spark").trim
 
+  /** Spark minors that there is a jar for. */
+  private lazy val sparks: Seq[String] = text("/io/statestore/sparks").split("\\s+").toSeq
+
   /**
    * Refuses to go on in another Spark, before a class is asked for that one of the two has not got.
+   * A Spark that has no jar of its own may have all that this jar names: then it is served.
    *
    * @throws java.lang.IllegalStateException names the jar or the Spark that is the right one
    */
   def checkSpark(): Unit = {
     val (minor, patch) = release(SPARK_VERSION)
     val (madeFor, oldest) = release(oldestSpark)
-    if (minor != madeFor) {
+    if (!sparks.contains(minor)) {
+      SparkFit.require(madeFor, sparks)
+    } else if (minor != madeFor) {
       throw new IllegalStateException(
         s"[wrong-spark] the jar of the state store is for another Spark: jar='$madeFor', " +
           s"spark='$SPARK_VERSION'. To fix: put what `statestore jar --spark $minor` prints into " +
           s"spark.jars, or io.statestore:statestore-shim_2.13-spark$minor:$version into " +
           "spark.jars.packages")
     }
-    if (patch < oldest) {
+    if (minor == madeFor && patch < oldest) {
       throw new IllegalStateException(
         "[wrong-spark] this patch release of Spark lacks what the state store needs: " +
           s"spark='$SPARK_VERSION', oldest='$oldestSpark'. To fix: use Spark $oldestSpark or a " +

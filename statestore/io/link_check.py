@@ -1,22 +1,22 @@
 """Links a jar of the shim with the jars of a Spark, on paper: what does its byte code miss there?
 
-    python -m tools.link_check 4.0
+    python -m statestore.io.link_check SHIM.jar "$SPARK_HOME"/jars/*.jar
 
-checks the jar of a minor with every patch release that it is for. Without a minor all are checked.
+prints a line for each thing that is missing, and exits with 1 where there is one. The shim asks so
+in a Spark that no jar is made for, with the Python of its engines: only Python itself is needed.
 """
 
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-
-from tools.shim_jar import build_jar
-from tools.spark_jars import RELEASES, jars_of_release, releases_of
+from types import TracebackType
+from typing import Self
 
 _ABSTRACT, _INTERFACE = 0x0400, 0x0200
 _UTF8, _LONG, _DOUBLE, _CLASS = 1, 5, 6, 7
@@ -120,16 +120,28 @@ class _Reader:
 
 
 class _ClassPath:
-    """Classes of jars, read when they are asked for."""
+    """Classes of jars, read when they are asked for; the jars are open until it is left."""
 
     def __init__(self, jars: Iterable[Path]) -> None:
         self._jars: dict[str, zipfile.ZipFile] = {}
         self._read: dict[str, ClassFile] = {}
-        for path in jars:
-            jar = zipfile.ZipFile(path)
-            for name in jar.namelist():
-                if name.endswith(".class"):
-                    self._jars.setdefault(name.removesuffix(".class"), jar)
+        with ExitStack() as opened:
+            for path in jars:
+                jar = opened.enter_context(zipfile.ZipFile(path))
+                for name in _classes_in(jar):
+                    self._jars.setdefault(name, jar)
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._opened.close()
 
     def __contains__(self, name: str) -> bool:
         return name in self._jars
@@ -165,25 +177,52 @@ class _ClassPath:
         return False
 
 
-def find_missing(shim: Path, spark_jars: Path) -> dict[str, list[str]]:
+def find_missing(shim: Path, spark_jars: Iterable[Path]) -> dict[str, list[str]]:
     """Return what a Spark lacks of what a jar of the shim needs.
 
     Args:
         shim: The jar.
-        spark_jars: Directory with all jars of the Spark.
+        spark_jars: All jars of the Spark.
 
     Returns:
         The classes of the shim that need it, by each missing thing: a class, field or method that
         is named, or an abstract method that a class of the shim leaves without a body.
+
+    Raises:
+        OSError, zipfile.BadZipFile: A jar cannot be read.
     """
-    path = _ClassPath([shim, *sorted(spark_jars.glob("*.jar"))])
     missing: dict[str, list[str]] = {}
-    with zipfile.ZipFile(shim) as jar:
-        names = [name.removesuffix(".class") for name in jar.namelist() if name.endswith(".class")]
-    for name in names:
-        for thing in _missing_of(path[name], path):
-            missing.setdefault(thing, []).append(name)
+    with _ClassPath([shim, *spark_jars]) as path, zipfile.ZipFile(shim) as jar:
+        for name in _classes_in(jar):
+            for thing in _missing_of(path[name], path):
+                missing.setdefault(thing, []).append(name)
     return missing
+
+
+def read_class(jars: Iterable[Path], name: str) -> ClassFile:
+    """Return what a class declares.
+
+    Args:
+        jars: The first one that has it counts.
+        name: Its name, with slashes.
+
+    Raises:
+        KeyError: No jar has it.
+        OSError, zipfile.BadZipFile: A jar cannot be read.
+    """
+    with _ClassPath(jars) as path:
+        return path[name]
+
+
+def describe(missing: dict[str, list[str]]) -> list[str]:
+    """Return a line for each missing thing, with the classes of the shim that need it."""
+    return [
+        f"{thing}, needed by {', '.join(sorted(of)[:3])}" for thing, of in sorted(missing.items())
+    ]
+
+
+def _classes_in(jar: zipfile.ZipFile) -> list[str]:
+    return [name.removesuffix(".class") for name in jar.namelist() if name.endswith(".class")]
 
 
 def _missing_of(found: ClassFile, path: _ClassPath) -> Iterator[str]:
@@ -210,20 +249,11 @@ def _missing_of(found: ClassFile, path: _ClassPath) -> Iterator[str]:
 
 
 def _main() -> int:
-    failed = False
-    for minor in sys.argv[1:] or tuple(RELEASES):
-        jar = build_jar(minor)
-        for release in releases_of(minor):
-            missing = find_missing(jar, jars_of_release(release))
-            print(f"Spark {release}: {len(missing)} missing")
-            for thing, users in sorted(missing.items()):
-                print(f"  {thing}, needed by {', '.join(sorted(users)[:3])}")
-            failed |= bool(missing)
-    return int(failed)
+    shim, *jars = map(Path, sys.argv[1:])
+    lines = describe(find_missing(shim, jars))
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    return int(bool(lines))
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(_main())
-    except subprocess.CalledProcessError:
-        sys.exit(1)
+    sys.exit(_main())
