@@ -29,6 +29,8 @@ _LZ4_SEED = 0x9747B28C
 _LZ4_CHECKED_BITS = 0x0FFFFFFF
 _LZ4_BLOCKS = 64
 """Blocks whose checksums are computed side by side; Spark's are of 32 KiB."""
+_LZ4_BYTES = 16 * 1024 * 1024
+"""Bytes after which no further block is added to those."""
 _SNAPPY_MAGIC = b"\x82SNAPPY\0"
 _SNAPPY_HEADER_BYTES = 16
 _PIECE_BYTES = 1024 * 1024
@@ -67,8 +69,8 @@ def _lz4(data: pa.Buffer, path: str) -> Iterator[bytes]:
     while position < data.size:
         blocks: list[bytes] = []
         checksums: list[int] = []
-        start = position
-        while position < data.size and len(blocks) < _LZ4_BLOCKS:
+        start, num_bytes = position, 0
+        while position < data.size and len(blocks) < _LZ4_BLOCKS and num_bytes < _LZ4_BYTES:
             if data.size - position < _LZ4_HEADER.size:
                 raise _damaged(path, position, "the header of a block", "the end of the file")
             magic, token, held, size, checksum = _LZ4_HEADER.unpack(
@@ -84,6 +86,7 @@ def _lz4(data: pa.Buffer, path: str) -> Iterator[bytes]:
                 raise _damaged(path, position, f"{held} bytes", f"{data.size - position}")
             block = data[position : position + held]
             if size:
+                num_bytes += size
                 blocks.append(_block(block, size, method, codec, path, position))
                 checksums.append(checksum)
             position += held

@@ -13,10 +13,12 @@ from __future__ import annotations
 import posixpath
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.layout import store_directory
 from statestore.checkpoint.query_log import checksum_path
+from statestore.codec.arrow_batch import most_unpacked
 from statestore.core.errors import NotFoundError
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.file_io import missing_file
@@ -173,8 +175,12 @@ class StoreFiles:
                 match a checksum file.
             StorageError: The storage failed.
         """
-        pieces = decompressed(self.open(path), self.codec, path)
-        return Records(pieces, path, is_changelog=path.endswith(".changelog"))
+        local_path = self.open(path)
+        with named_errors("open a file", local_path):
+            most = most_unpacked(Path(local_path).stat().st_size)
+        pieces = decompressed(local_path, self.codec, path)
+        is_changelog = path.endswith(".changelog")
+        return Records(pieces, path, is_changelog=is_changelog, most_bytes=most)
 
     def open(self, path: str) -> str:
         """Return a local path of a file of the store, checked by the checksum files it has.

@@ -50,6 +50,8 @@ class Records:
         pieces: The bytes of the file, decompressed.
         path: Name of the file in errors.
         is_changelog: Whether it is a changelog, which may begin with its form.
+        most_bytes: No key or value is longer. Without a bound a small file that somebody made
+            could unpack to one of 2 GiB, which is held in memory.
 
     Attributes:
         lineage: Versions before, as a changelog of checkpoint format v2 names them; empty in
@@ -60,9 +62,12 @@ class Records:
         IncompatibleError: An unknown form of changelog.
     """
 
-    def __init__(self, pieces: Iterator[bytes], path: str, *, is_changelog: bool) -> None:
+    def __init__(
+        self, pieces: Iterator[bytes], path: str, *, is_changelog: bool, most_bytes: int
+    ) -> None:
         self._pieces = pieces
         self._path = path
+        self._most_bytes = most_bytes
         self._held = b""
         self._position = 0
         self._before = 0
@@ -142,8 +147,8 @@ class Records:
         return found
 
     def _bytes(self, size: int) -> bytes:
-        if size < 0:
-            raise self._damaged("a length", str(size))
+        if not 0 <= size <= self._most_bytes:
+            raise self._damaged(f"a length of at most {self._most_bytes}", str(size))
         return self._take(size)
 
     def _take(self, size: int) -> bytes:

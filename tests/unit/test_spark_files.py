@@ -113,7 +113,7 @@ def test_snappy_and_zstd_of_many_pieces(tmp_path):
 def records_of(data, *, is_changelog=True):
     # In pieces, so that numbers and keys lie across them.
     pieces = (data[start : start + 3] for start in range(0, len(data), 3))
-    return Records(pieces, "file", is_changelog=is_changelog)
+    return Records(pieces, "file", is_changelog=is_changelog, most_bytes=1 << 20)
 
 
 PAIRS = sized(b"key") + sized(b"value") + sized(b"") + sized(b"") + sized(b"gone") + END
@@ -166,6 +166,24 @@ def test_forms_of_later_releases_are_refused(data):
         list(records_of(data))
 
     assert caught.value.kind == "newer-format"
+
+
+def test_small_file_that_unpacks_to_much_is_not_held_in_memory(tmp_path):
+    """Catches gigabytes of memory for a megabyte that somebody made, before it is refused."""
+    block = pa.compress(bytes(1 << 20), "lz4_raw", asbytes=True)
+    checksum = int(xxhash32([bytes(1 << 20)], SEED)[0]) & 0x0FFFFFFF
+    head = struct.pack("<8sBiiI", b"LZ4Block", 0x20, len(block), 1 << 20, checksum)
+    (tmp_path / "lz4").write_bytes((head + block) * 18)
+    size = struct.pack(">i", 0x7FFF_FFFF)
+    (tmp_path / "zstd").write_bytes(pa.compress(size + bytes(1 << 28), "zstd", asbytes=True))
+
+    of_lz4 = [len(piece) for piece in decompressed(str(tmp_path / "lz4"), "lz4", "lz4")]
+    assert of_lz4 == [16 << 20, 2 << 20]
+    pieces = decompressed(str(tmp_path / "zstd"), "zstd", "zstd")
+    with pytest.raises(CorruptionError, match="a length of at most") as caught:
+        list(Records(pieces, "1.delta", is_changelog=False, most_bytes=1 << 20))
+    assert caught.value.fields["offset"] == 4
+    assert len(next(pieces)) <= 1 << 20
 
 
 def test_schemas_in_chunks_and_in_other_scripts():
