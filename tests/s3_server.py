@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from io import BytesIO
+from urllib.parse import parse_qs
 
 import boto3
 from moto.s3.models import s3_backends
@@ -47,6 +48,8 @@ class S3Server:
         self.bytes_per_s = 0
         self.most_at_once = Counter()
         self.session_tokens = set()
+        self.actions = set()
+        self.only_below = ""
         self.outage = ""
         self._at_once = Counter()
         self._lock = threading.Lock()
@@ -77,6 +80,7 @@ class S3Server:
         self.delay_s = 0.0
         self.bytes_per_s = 0
         self.outage = ""
+        self.only_below = ""
         name = self._bucket = f"bucket-{next(self._numbers)}"
         self._client().create_bucket(
             Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION}
@@ -85,6 +89,7 @@ class S3Server:
         self.statuses.clear()
         self.most_at_once.clear()
         self.session_tokens.clear()
+        self.actions.clear()
         return name
 
     def put_many(self, bucket, keys):
@@ -161,6 +166,7 @@ class S3Server:
             self.requests[method] += 1
             number = self.requests[method]
             self.session_tokens.add(environ.get("HTTP_X_AMZ_SECURITY_TOKEN"))
+            self.actions |= _actions_of(environ)
             at_once[method] += 1
             self.most_at_once[method] = max(self.most_at_once[method], at_once[method])
 
@@ -196,6 +202,9 @@ class S3Server:
             "HTTP_AUTHORIZATION", ""
         ):
             return _refuse(start_response, "403 Forbidden", "InvalidAccessKeyId")
+        key = environ["PATH_INFO"].lstrip("/").partition("/")[2]
+        if key and not key.startswith(self.only_below):
+            return _refuse(start_response, "403 Forbidden", "AccessDenied")
         if fault == "unconditional":
             environ.pop("HTTP_IF_NONE_MATCH", None)
             fault = None
@@ -233,6 +242,34 @@ class S3Server:
                 del self._faults[index]
                 return fault
         return None
+
+
+def _actions_of(environ):
+    """Return the permissions that S3 asks for to answer a request: a name, and on what.
+
+    By the method, a word of the query and the copied object, as the reference of S3's actions has
+    it. What is not listed is a permission of its own, by the name of the request.
+    """
+    method, copied = environ["REQUEST_METHOD"], "HTTP_X_AMZ_COPY_SOURCE" in environ
+    words = set(parse_qs(environ["QUERY_STRING"], keep_blank_values=True))
+    is_object = "/" in environ["PATH_INFO"].lstrip("/").rstrip("/")
+    of_uploads = words & {"uploads", "uploadId", "partNumber"}
+    known = {"list-type", "uploads", "uploadId", "partNumber", "delete", "prefix", "delimiter"}
+    known |= {"encoding-type", "max-keys", "continuation-token", "x-id"}
+    if words - known:
+        return {(f"{method} {sorted(words - known)}", "object" if is_object else "bucket")}
+    if not is_object:
+        by_request = {("GET", "list-type"): "s3:ListBucket", ("POST", "delete"): "s3:DeleteObject"}
+        found = [name for (of, word), name in by_request.items() if of == method and word in words]
+        (name,) = found or [f"{method} of the bucket"]
+        return {(name, "object" if name == "s3:DeleteObject" else "bucket")}
+    if of_uploads:
+        names = {"DELETE": "s3:AbortMultipartUpload", "PUT": "s3:PutObject", "POST": "s3:PutObject"}
+    else:
+        names = {"GET": "s3:GetObject", "HEAD": "s3:GetObject", "PUT": "s3:PutObject"}
+        names["DELETE"] = "s3:DeleteObject"
+    found = {names.get(method, f"{method} of an object")}
+    return {(name, "object") for name in (found | {"s3:GetObject"} if copied else found)}
 
 
 def _refuse(start_response, status, code):
