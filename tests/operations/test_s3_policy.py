@@ -41,7 +41,7 @@ def test_policy_is_what_all_operations_ask_for(tmp_path, s3_server, bucket):
     Savepoint(f"{remote}/savepoint", storage_options=options).restore(f"{remote}/checkpoint")
     checkpoint = Checkpoint(f"{remote}/checkpoint", storage_options=options)
     assert checkpoint.verify(deep=True).ok
-    checkpoint.rows()
+    checkpoint.rows("default").read()
     checkpoint.rescale(4)
     checkpoint.undo_rescale()
     checkpoint.compact()
@@ -63,6 +63,14 @@ def test_policy_is_what_all_operations_ask_for(tmp_path, s3_server, bucket):
 
     assert len(written()) == len(set(written()))
     assert s3_server.actions == set(written())
+
+    s3_server.actions.clear()
+    checkpoint.versions()
+    checkpoint.inspect()
+    checkpoint.report(deep=True)
+    checkpoint.verify(deep=True)
+    assert checkpoint.rows("default").read().num_rows == 29
+    assert s3_server.actions == {("s3:ListBucket", "bucket"), ("s3:GetObject", "object")}
 
 
 def _keys(server):

@@ -292,3 +292,15 @@ def test_keys_are_deleted_and_rows_put(tmp_path: Path) -> None:
     }
     with pytest.raises(InvalidArgumentError, match="nothing to edit"):
         savepoint.transform(tmp_path / "again", {0: Edited()})
+
+
+def test_sql_reads_nothing_but_the_state(tmp_path: Path) -> None:
+    """Catches SQL that somebody was sent, and that brings a file or a secret into the state."""
+    made = make(tmp_path)
+    (tmp_path / "secret").write_text("7")
+
+    for of in (f"(SELECT content FROM read_text('{tmp_path}/secret'))", "getenv('HOME')"):
+        sql = f"SELECT key, {{'value': length({of})}} AS value FROM state"
+        with pytest.raises(InvalidArgumentError, match=r"disabled by conf|getenv does not exist"):
+            Checkpoint(made.path).transform(tmp_path / "savepoint", {0: sql})
+    assert not (tmp_path / "savepoint").exists()
