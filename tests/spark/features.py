@@ -103,10 +103,7 @@ FEATURES = {
     ),
     "join-guardrail": Feature(
         "4.3",
-        "Spark asks no join for its provider before",
-        "a new join that asks for state format 3 or 4 gets",
-        older="what it asks for",
-        newer="format 2",
+        "Spark gives a join of any provider the state format that it asks for",
     ),
     "real-time": Feature(
         "4.3",

@@ -35,6 +35,7 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 FILESYSTEM = "io.statestore.FileSystemStateStoreProvider"
 ROCKSDB_BACKEND = "io.statestore.RocksDBStateStoreProvider"
 HEAP = "io.statestore.HeapStateStoreProvider"
+SOURCE_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 NUM_PARTITIONS = 3
 RUN_TIMEOUT_S = 90
 
@@ -124,7 +125,8 @@ class Lane:
         """Start the query from its checkpoint and return its handle."""
         session = self.session()
         streams = {
-            name: session.readStream.schema(schema)
+            name: self._reader(session, name)
+            .schema(schema)
             .option("maxFilesPerTrigger", 1)
             .json(str(self.root / "input" / name))
             for name, schema in self.query.schemas.items()
@@ -135,6 +137,11 @@ class Lane:
             .option("checkpointLocation", str(self.checkpoint))
         )
         return (writer.trigger(availableNow=True) if available_now else writer).start()
+
+    def _reader(self, session: SparkSession, name: str) -> Any:
+        """Return what reads an input; it has a name where Spark wants one of every source."""
+        is_named = self.conf.get(SOURCE_EVOLUTION) == "true"
+        return session.readStream.name(name) if is_named else session.readStream
 
     def run(self, *batches: Files) -> None:
         """Feed batches, start the query, and return when it has processed them all.

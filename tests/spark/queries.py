@@ -17,6 +17,7 @@ from .harness import Build, Files, Plan, Query
 EVENTS = "key STRING, value BIGINT, ts TIMESTAMP"
 START = datetime(2024, 1, 1, tzinfo=UTC)
 BATCH_SPAN_S = 60
+JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
 
 
 def generate_events(
@@ -198,7 +199,8 @@ def _join(how: str, *, watermark: bool = True, windowed: bool = False) -> Build:
         if windowed:
             left = left.select("value", sf.window("ts", "15 seconds").alias("w"))
             right = right.select("r_value", sf.window("r_ts", "15 seconds").alias("w"))
-            return left.join(right, "w", how).select("value", "r_value")
+            found = ("value",) if how == "left_semi" else ("value", "r_value")
+            return left.join(right, "w", how).select(*found)
         condition = "key = r_key"
         if watermark:
             condition += " AND r_ts BETWEEN ts - INTERVAL 20 SECONDS AND ts + INTERVAL 20 SECONDS"
@@ -208,12 +210,25 @@ def _join(how: str, *, watermark: bool = True, windowed: bool = False) -> Build:
 
 
 def _joins(name: str, version: str, build: Build, runs: tuple[int, ...] = (2, 1)) -> Query:
-    conf = {"spark.sql.streaming.join.stateFormatVersion": version}
+    conf = {JOIN_FORMAT: version}
     if version == "1":  # Spark refuses outer joins of this format
         # Spark 4.3.0 has no writer for the schema file of a new format 1 join.
         conf["spark.sql.streaming.stateStore.stateSchemaCheck"] = "false"
     schemas = {"left": EVENTS, "right": EVENTS}
     return Query(f"{name}-format-{version}", build, "append", schemas, two_inputs(*runs), conf)
+
+
+def join_query(how: str, kind: str) -> Query:
+    """Return a join of what `kind` bounds: times apart, a window that is the key, or nothing."""
+    build = _join(how, watermark=kind != "always", windowed=kind == "window")
+    return Query(
+        f"join-{how}-{kind}",
+        build,
+        "append",
+        {"left": EVENTS, "right": EVENTS},
+        two_inputs(2, 1),
+        {},
+    )
 
 
 def _join_then_window(session: SparkSession, streams: Mapping[str, DataFrame]) -> DataFrame:

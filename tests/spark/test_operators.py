@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from statestore import Checkpoint
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.state_file import StateFile
 
@@ -49,11 +48,9 @@ from .queries import (
     WINDOW_APPEND,
     WINDOW_UPDATE,
     one_input,
-    two_inputs,
 )
 from .state_rows import assert_read
 
-JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
 UNLOAD = {f"{STATE_STORE}.unloadOnCommit": "true"}
 ASK_NOTHING_ELSE = {
     "aggregation-global-complete",
@@ -256,61 +253,3 @@ def test_rows_equal_when_providers_run_side_by_side(make_lane: MakeLane) -> None
 
     for candidate in lanes[1:]:
         assert_same(lanes[0], candidate)
-
-
-def _join_in(version: str) -> Query:
-    """The join, of a state format of which only Spark's RocksDB provider has a word in Spark."""
-    conf = {JOIN_FORMAT: version, "spark.sql.streaming.join.stateFormatV4.enabled": "true"}
-    return replace(JOIN, name=f"join-format-{version}", conf=conf, built_in=ROCKSDB)
-
-
-@pytest.mark.ours
-@pytest.mark.lacks("join-guardrail")
-@pytest.mark.parametrize("conf", [{}, FORMAT_2], ids=["v1", "v2"])
-@pytest.mark.parametrize(
-    "version",
-    [
-        pytest.param("3", marks=pytest.mark.needs("join-format-3")),
-        pytest.param("4", marks=pytest.mark.needs("join-format-4")),
-    ],
-)
-def test_rows_equal_built_in_when_a_join_keeps_its_state_in_column_families(
-    make_lane: MakeLane, run_reference: RunReference, version: str, conf: Mapping[str, str]
-) -> None:
-    """Catches a family of a join that is lost, or taken for another, in a restart or a rescale."""
-    query = _join_in(version)
-    lane = make_lane(query, conf=conf)
-
-    for batches, num_partitions in zip(query.plan, (4, 5, 2), strict=True):
-        lane.run(*batches)
-        checkpoint = Checkpoint(lane.checkpoint, spark=lane.spark if PROVIDER == HEAP else None)
-        checkpoint.rescale(num_partitions)
-        assert checkpoint.verify(deep=True).findings == ()
-
-    reference = run_reference(query)
-    assert [lane.batches[batch] for batch in sorted(lane.batches)] == list(
-        reference.batches.values()
-    )
-    assert _pinned(lane) == _pinned(reference) == version
-
-
-def _pinned(lane: Lane) -> str:
-    """The state format that the first offsets of a join name."""
-    first = (lane.checkpoint / "offsets" / "0").read_text().splitlines()[1]
-    return str(json.loads(first)["conf"][JOIN_FORMAT])
-
-
-@pytest.mark.ours
-@pytest.mark.needs("join-guardrail")
-@pytest.mark.parametrize("version", ["3", pytest.param("4", marks=EXTENDED)])
-def test_join_has_state_format_2_when_a_later_one_is_asked_for(
-    make_lane: MakeLane, version: str
-) -> None:
-    """Catches a Spark that gives any provider the later formats, unlike docs/spark.md."""
-    query = replace(_join_in(version), plan=two_inputs(1, 1))
-    reference, lane = make_lane(query, ROCKSDB), make_lane(query)
-
-    run_plan(reference, lane)
-
-    assert lane.batches == reference.batches
-    assert (_pinned(reference), _pinned(lane)) == (version, "2")

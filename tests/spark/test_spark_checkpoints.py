@@ -37,6 +37,7 @@ from .queries import (
     EVERY_TYPE,
     GLOBAL,
     JOIN,
+    JOIN_FORMAT,
     LIMITS,
     SESSION_APPEND,
     WATERMARK_DEDUP,
@@ -52,7 +53,6 @@ SNAPSHOTS = {
     f"{STATE_STORE}.minDeltasForSnapshot": "2",
     f"{STATE_STORE}.maintenanceInterval": "500ms",
 }
-JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
 FORMAT_4 = {"spark.sql.streaming.join.stateFormatV4.enabled": "true"}
 EXPIRING = everything("scala", "ProcessingTime", (3_600_000,) * 3)
 BATCHES = one_input(2, 2, 1)

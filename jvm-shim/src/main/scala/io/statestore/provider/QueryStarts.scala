@@ -27,7 +27,7 @@ final class QueryStarts extends SparkSessionExtensionsProvider {
       {
         case write: WriteToStream =>
           val provider = QueryProviders.of(SQLConf.get)
-          if (provider.startsWith("io.statestore.")) {
+          if (QueryProviders.isOurs(provider)) {
             Resources.checkSpark()
             val options = new StateStoreConf(SQLConf.get).sqlConfs
             ShimOptions.parse(options)

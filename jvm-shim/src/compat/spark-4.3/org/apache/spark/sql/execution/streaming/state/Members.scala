@@ -2,6 +2,7 @@ package org.apache.spark.sql.execution.streaming.state
 
 import org.apache.spark.SparkContext
 import org.apache.spark.sql.execution.metric.{SQLMetric, SQLMetrics}
+import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
 
 /** Spark 4.3 declares every member that the shim overrides. */
 trait StoreMembers
@@ -43,6 +44,8 @@ private[state] object OutlierMetric {
 
 /** The Spark that this jar is made for. */
 object SparkVersion extends SparkSince42 {
+  override def keepJoinFormat(query: StreamExecution): Unit = FirstOffsets.write(query)
+
   override def metrics(
       numKeys: Long,
       memoryUsedBytes: Long,

@@ -13,10 +13,13 @@ import org.apache.spark.sql.streaming.StreamingQueryListener
 import org.apache.spark.sql.streaming.StreamingQueryListener._
 
 /**
- * Gives the queries of a session the provider that its `spark.statestore.providerClass` names. In a
- * session that has Spark's own key Spark refuses real-time mode, unless that names its RocksDB
- * provider. The configuration of the query is its own: neither the session nor another query is
+ * Gives the queries of a session what Spark gives to its own RocksDB provider only, by the name of
+ * the class. The configuration of a query is its own: neither the session nor another query is
  * touched.
+ *
+ * - The provider that `spark.statestore.providerClass` names. In a session that has Spark's own key
+ *   Spark refuses real-time mode.
+ * - The state format of joins that the session asks for (`SparkCalls.keepJoinFormat`).
  */
 object QueryProviders {
   val Key = "spark.statestore.providerClass"
@@ -30,21 +33,26 @@ object QueryProviders {
     if (conf.contains(SQLConf.STATE_STORE_PROVIDER_CLASS.key)) conf.stateStoreProviderClass
     else conf.getConfString(Key, conf.stateStoreProviderClass)
 
+  /** Whether a class is a provider of this package. */
+  def isOurs(providerClass: String): Boolean = providerClass.startsWith("io.statestore.")
+
   /**
-   * From now on, looks after the queries that a session starts, where it has the key.
+   * From now on, looks after the queries that a session starts, where its provider is one of this
+   * package.
    *
    * @throws java.lang.IllegalArgumentException the key names no provider of this package
    */
   def watch(session: sql.SparkSession): Unit = session match {
-    case classic: SparkSession if classic.sessionState.conf.contains(Key) =>
-      val named = classic.sessionState.conf.getConfString(Key)
+    case classic: SparkSession =>
+      val conf = classic.sessionState.conf
+      val named = conf.getConfString(Key, Providers.head)
       if (!Providers.contains(named)) {
         throw new IllegalArgumentException(
           s"[invalid-option] no such provider: key=$Key, value=$named. To fix: use one of " +
             Providers.mkString(", "))
       }
       val streams = classic.streams
-      if (!streams.listListeners().exists(_.isInstanceOf[Starts])) {
+      if (isOurs(of(conf)) && !streams.listListeners().exists(_.isInstanceOf[Starts])) {
         val active = classic.sharedState.activeStreamingQueries
         streams.addListener(new Starts(active.get(_)))
       }
@@ -57,11 +65,13 @@ object QueryProviders {
     /**
      * Spark calls this on the query's own thread, when the query has its copy of the configuration,
      * and before it fills in what real-time mode is to have, or reads what the checkpoint pins.
+     * What this raises Spark only logs.
      */
     override def onQueryStarted(event: QueryStartedEvent): Unit =
       Option(find(event.id)).foreach { query =>
         val conf = SparkVersion.sessionOf(query).sessionState.conf
         if (conf.contains(Key)) conf.setConf(SQLConf.STATE_STORE_PROVIDER_CLASS, of(conf))
+        SparkVersion.keepJoinFormat(query)
       }
 
     override def onQueryProgress(event: QueryProgressEvent): Unit = ()

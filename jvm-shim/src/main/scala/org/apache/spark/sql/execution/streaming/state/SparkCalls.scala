@@ -1,5 +1,7 @@
 package org.apache.spark.sql.execution.streaming.state
 
+import scala.annotation.unused
+
 import org.apache.hadoop.conf.Configuration
 
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
@@ -52,6 +54,12 @@ trait SparkCalls {
 
   /** The session with the configuration that a query's checkpoint pins. */
   def sessionOf(query: StreamExecution): SparkSession
+
+  /**
+   * Has a query keep the state format of joins that its session asks for. It is starting, on this
+   * thread. Most Sparks ask no provider before.
+   */
+  def keepJoinFormat(@unused query: StreamExecution): Unit = ()
 
   /** Whether a node of a query's plan keeps state. */
   def isStateful(node: LogicalPlan): Boolean
