@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from examples.wikipedia_edits.broker import Broker
+from examples.wikipedia_edits.jars import JarsUnreachableError as KafkaUnreachableError
+from examples.wikipedia_edits.jars import broker_jars, connector_jars
 from statestore.core.clock import SystemClock
 from statestore.io.file_io import TreeFileIO
 from statestore.io.hadoop_process import HadoopProcess, use
@@ -133,6 +136,24 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     cluster.stop()
 
 
+@pytest.fixture(scope="session")
+def kafka_jars() -> list[Path]:
+    """The jars of the connector; skips the test where they or the broker's cannot be had."""
+    try:
+        broker_jars()
+        return connector_jars()
+    except KafkaUnreachableError as error:
+        pytest.skip(f"the jars of Kafka cannot be fetched: {error}")
+
+
+@pytest.fixture(scope="session")
+def kafka(kafka_jars: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a broker."""
+    broker = Broker(tmp_path_factory.mktemp("kafka"))
+    yield broker.servers
+    broker.kill()
+
+
 @pytest.fixture(scope="module")
 def operations_jvm() -> Iterator[None]:
     """One JVM for what the operations of a file open through Hadoop."""
@@ -205,8 +226,8 @@ def start_job(jars: list[Path], tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Returns a function that starts a job below the test's folder; its processes end with it."""
     jobs: list[Job] = []
 
-    def start(name: str, **arguments: Any) -> Job:
-        jobs.append(Job(name, tmp_path / "job", jars, **arguments))
+    def start(name: str, *, more_jars: Sequence[Path] = (), **arguments: Any) -> Job:
+        jobs.append(Job(name, tmp_path / "job", [*jars, *more_jars], **arguments))
         return jobs[-1]
 
     yield start

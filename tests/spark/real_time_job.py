@@ -19,7 +19,7 @@ import statestore
 
 from .application import start_application
 from .harness import FILESYSTEM, PROVIDER_CLASS, ROCKSDB
-from .real_time import ALLOWLIST_KEY, BATCH, PROVIDER_KEY, RealTimeLane, committed_rows
+from .real_time import ALLOWLIST_KEY, BATCH, PROVIDER_KEY, KafkaLane, RealTimeLane, committed_rows
 
 MASTER = "local[100]"
 ROWS = 600
@@ -30,11 +30,20 @@ Conf = dict[str, str | None]
 """What a session sets, None for nothing."""
 
 
-def compare(root: Path, jars: list[Path], lanes: list[tuple[str, str]]) -> dict[str, Any]:
-    """Run queries on providers, at the same time; return the rows of sinks and stores."""
+def compare(
+    root: Path, jars: list[Path], lanes: list[tuple[str, str]], servers: str | None = None
+) -> dict[str, Any]:
+    """Run queries on providers, at the same time; return the rows of sinks and stores.
+
+    Args:
+        root: Folder of it all.
+        jars: Of the application.
+        lanes: Each a query and a provider.
+        servers: The broker that sources and sinks are topics of; None for memory and files.
+    """
     session = _configured(root, jars)
     made = [
-        (RealTimeLane(session, query, root / f"{query}-{provider}"), provider)
+        (_lane(session, query, root / f"{query}-{provider}", servers), provider)
         for query, provider in lanes
     ]
     with ThreadPoolExecutor(len(made)) as pool:
@@ -49,6 +58,18 @@ def _configured(root: Path, jars: list[Path]) -> SparkSession:
     builder = SparkSession.Builder().config("spark.jars", ",".join(map(str, jars)))
     options = statestore.configure(builder, "filesystem", real_time=True)._options
     return start_application(root, jars, MASTER, {key: str(options[key]) for key in options})
+
+
+def _lane(
+    session: SparkSession,
+    query: str,
+    root: Path,
+    servers: str | None,
+    conf: Conf | None = None,
+) -> RealTimeLane:
+    if servers:
+        return KafkaLane(servers, session, query, root, conf)
+    return RealTimeLane(session, query, root, conf)
 
 
 def _run(lane: RealTimeLane, provider: str) -> None:
@@ -87,10 +108,12 @@ def _pinned(checkpoint: Path) -> str:
     return str(metadata["conf"][PROVIDER_CLASS])
 
 
-def endless(root: Path, jars: list[Path], provider: str) -> dict[str, Any]:
+def endless(
+    root: Path, jars: list[Path], provider: str, servers: str | None = None
+) -> dict[str, Any]:
     """Run an aggregation, fed all the time, to be killed."""
     session = _configured(root, jars)
-    lane = RealTimeLane(session, "aggregation", root / "lane", {PROVIDER_KEY: provider})
+    lane = _lane(session, "aggregation", root / "lane", servers, {PROVIDER_KEY: provider})
     source, query = lane.start(**REAL)
     for fed in count(20, 20):
         assert query.isActive, query.exception()
@@ -99,17 +122,21 @@ def endless(root: Path, jars: list[Path], provider: str) -> dict[str, Any]:
     return {}
 
 
-def resume(root: Path, jars: list[Path], rows: int) -> dict[str, Any]:
-    """Go on with that query up to a number of rows; return its state before and after."""
+def resume(root: Path, jars: list[Path], servers: str | None = None) -> dict[str, Any]:
+    """Go on with that query, with more rows; return its state before and after."""
     session = _configured(root, jars)
-    lane = RealTimeLane(session, "aggregation", root / "lane")
+    lane = _lane(session, "aggregation", root / "lane", servers)
     committed = committed_rows(lane.checkpoint)
     before = _totals(lane)
-    lane.fed = rows - ROWS
+    lane.fed = lane.num_known() + 4 * ROWS
     lane.run(ROWS, **REAL)
-    after = _totals(lane)
+    report = {"committed": committed, "before": before, **_exact_report(lane)}
     session.stop()
-    return {"committed": committed, "before": before, "after": after, "lines": lane.lines()}
+    return report
+
+
+def _exact_report(lane: RealTimeLane) -> dict[str, Any]:
+    return {"rows": lane.fed, "after": _totals(lane), "lines": lane.lines()}
 
 
 def _totals(lane: RealTimeLane) -> dict[str, list[int]]:

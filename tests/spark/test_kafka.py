@@ -6,15 +6,13 @@ import secrets
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from examples.wikipedia_edits.broker import Broker, prepare
-from examples.wikipedia_edits.jars import JarsUnreachableError, broker_jars, connector_jars
+from examples.wikipedia_edits.broker import prepare
 from examples.wikipedia_edits.topics import KAFKA
 
 from .conftest import EXTENDED, OURS, PROVIDER
@@ -54,24 +52,6 @@ class KafkaSunk(Sunk):
         read = reader.option("subscribe", self._topic).load()
         records = read.selectExpr("CAST(key AS STRING) AS key", "CAST(value AS STRING) AS value")
         return Counter((row.key, int(row.value)) for row in records.collect())
-
-
-@pytest.fixture(scope="module")
-def kafka_jars() -> list[Path]:
-    """The jars of the connector; skips the test where they or the broker's cannot be had."""
-    try:
-        broker_jars()
-        return connector_jars()
-    except JarsUnreachableError as error:
-        pytest.skip(f"the jars of Kafka cannot be fetched: {error}")
-
-
-@pytest.fixture(scope="module")
-def kafka(kafka_jars: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a broker."""
-    broker = Broker(tmp_path_factory.mktemp("kafka"))
-    yield broker.servers
-    broker.kill()
 
 
 @EXTENDED

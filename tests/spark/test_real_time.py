@@ -6,9 +6,10 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,13 +29,23 @@ pytestmark = [
 ]
 
 
+def _jobs(start_job: StartJob, jars: Sequence[Path] = (), **always: Any) -> StartJob:
+    """Return a function that starts a job of queries in real-time mode."""
+    more = [compile_test_jar("realtime"), *jars]
+    module = "tests.spark.real_time_job"
+    return lambda name, **given: start_job(name, module=module, more_jars=more, **always, **given)
+
+
 @pytest.fixture
-def start(start_job: StartJob, jars: list[Path]) -> StartJob:
-    """Returns a function that starts a job of queries in real-time mode."""
-    jars.append(compile_test_jar("realtime"))
-    return lambda name, **arguments: start_job(
-        name, module="tests.spark.real_time_job", **arguments
-    )
+def start(start_job: StartJob) -> StartJob:
+    """Returns a function that starts a job whose sources are in memory."""
+    return _jobs(start_job)
+
+
+@pytest.fixture
+def start_kafka(start_job: StartJob, kafka_jars: list[Path], kafka: str) -> StartJob:
+    """Returns one that starts a job whose queries read from a broker and write to it."""
+    return _jobs(start_job, kafka_jars, servers=kafka)
 
 
 SOME = [("aggregation", FILESYSTEM), ("deduplication", ROCKSDB_BACKEND), ("variables", FILESYSTEM)]
@@ -51,6 +62,11 @@ def test_rows_and_state_equal_sparks_over_restarts(
 
     And a query that a restart, or the way from micro-batches and back, takes to another provider.
     """
+    compare(start, lanes)
+
+
+def compare(start: StartJob, lanes: list[tuple[str, str]]) -> None:
+    """Assert that sinks and stores of queries have the rows that they have over Spark's RocksDB."""
     references = [(query, ROCKSDB) for query in dict(lanes)]
 
     report = start("compare", lanes=[*references, *lanes]).report(350)["lanes"]
@@ -76,13 +92,32 @@ def test_what_spark_refuses_in_real_time_is_refused(start: StartJob) -> None:
     assert "realTimeMode.allowlistCheck=true. To fix: set it to false" in told["allowlist"]
 
 
+IN_KAFKA = [
+    ("aggregation", FILESYSTEM),
+    ("aggregation", ROCKSDB_BACKEND),
+    ("deduplication", FILESYSTEM),
+    ("variables", ROCKSDB_BACKEND),
+]
+
+
 @EXTENDED
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("provider", [FILESYSTEM, ROCKSDB_BACKEND])
+def test_rows_and_state_equal_sparks_from_kafka_to_kafka(start_kafka: StartJob) -> None:
+    """Catches a record that a query loses, doubles or changes between two topics."""
+    compare(start_kafka, IN_KAFKA)
+
+
+@EXTENDED
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("jobs", "provider"),
+    [("start", FILESYSTEM), ("start", ROCKSDB_BACKEND), ("start_kafka", FILESYSTEM)],
+)
 def test_nothing_is_lost_when_the_driver_is_killed_within_a_batch(
-    start: StartJob, tmp_path: Path, provider: str
+    request: pytest.FixtureRequest, tmp_path: Path, jobs: str, provider: str
 ) -> None:
     """Catches state that is not that of the committed offsets, and a row that never comes out."""
+    start = request.getfixturevalue(jobs)
     checkpoint = tmp_path / "job" / "lane" / "checkpoint"
     for kills in range(1, 3):
         running = start("endless", provider=provider)
@@ -94,14 +129,18 @@ def test_nothing_is_lost_when_the_driver_is_killed_within_a_batch(
         os.kill(running.driver(), signal.SIGKILL)
         running.process.wait(60)
 
-    rows = committed_rows(checkpoint) + 3000
-    report = start("resume", rows=rows).report(350)
+    report = start("resume").report(350)
 
     assert report["before"] == _totals(report["committed"])
-    assert report["after"] == _totals(rows)
+    _assert_exact(report)
+
+
+def _assert_exact(report: dict[str, Any]) -> None:
+    """Assert that the state is that of the rows, and each was told at least once, and alike."""
+    assert report["after"] == _totals(report["rows"])
     told = report["lines"].keys()
-    assert told >= set(_lines(rows))
-    assert told <= set(_lines(10 * rows)), "a row is told otherwise when it is told again"
+    assert told >= set(_lines(report["rows"]))
+    assert told <= set(_lines(10 * report["rows"])), "a row is told otherwise when it is told again"
 
 
 def _totals(num_rows: int) -> dict[str, list[int]]:

@@ -4,7 +4,7 @@ import java.io.FileWriter
 import java.time.Duration
 import java.util.UUID
 
-import org.apache.spark.sql.{DataFrame, Dataset, Encoders, ForeachWriter, Row, SparkSession}
+import org.apache.spark.sql.{DataFrame, Encoders, ForeachWriter, Row, SparkSession}
 import org.apache.spark.sql.classic
 import org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream
 import org.apache.spark.sql.functions.{col, count, lit, sum, timestamp_millis}
@@ -91,32 +91,15 @@ final class Lines(directory: String) extends ForeachWriter[Row] {
   override def close(error: Throwable): Unit = if (file != null) file.close()
 }
 
-/** A source of rows (i modulo a number of keys, i), i from 0, and a query over it. */
-final class RealTimeQuery(session: SparkSession, name: String, numKeys: Long) {
+/** A source of rows (i modulo a number of keys, i), i from 0, that is in memory. */
+final class MemoryRows(session: SparkSession, numKeys: Long) {
   import session.implicits._
 
   private val source = LowLatencyMemoryStream[(Long, Long)](
-    session.asInstanceOf[classic.SparkSession], RealTimeQuery.SourcePartitions)
+    session.asInstanceOf[classic.SparkSession], MemoryRows.Partitions)
   private var fed = 0L
 
-  /** What it returns, to be written. */
-  def frame: DataFrame = {
-    val rows: Dataset[(Long, Long)] = source.toDS()
-    def keyed(processor: StatefulProcessor[Long, (Long, Long), (Long, Long, Long, Int)],
-        mode: TimeMode): DataFrame =
-      rows.groupByKey(_._1).transformWithState(processor, mode, OutputMode.Update()).toDF()
-    name match {
-      case "plain" => rows.toDF("key", "i")
-      case "aggregation" =>
-        rows.toDF("key", "i").groupBy("key").agg(count(lit(1)), sum("i"))
-      case "deduplication" => rows.toDF("key", "i").dropDuplicates("key").select("key")
-      case "within-watermark" =>
-        rows.toDF("key", "i").withColumn("at", timestamp_millis(col("i")))
-          .withWatermark("at", "1 second").dropDuplicatesWithinWatermark("key")
-      case "variables" => keyed(new Variables, TimeMode.None())
-      case "timers" => keyed(new Timers, TimeMode.ProcessingTime())
-    }
-  }
+  def frame: DataFrame = source.toDF().toDF("key", "i")
 
   /** Adds the rows up to one. */
   def feed(until: Long): Unit = {
@@ -125,6 +108,28 @@ final class RealTimeQuery(session: SparkSession, name: String, numKeys: Long) {
   }
 }
 
-object RealTimeQuery {
-  val SourcePartitions = 2
+object MemoryRows {
+  val Partitions = 2
+}
+
+object RealTimeQueries {
+
+  /** What a query returns over rows (key, i), to be written. */
+  def over(rows: DataFrame, name: String): DataFrame = {
+    import rows.sparkSession.implicits._
+    def keyed(processor: StatefulProcessor[Long, (Long, Long), (Long, Long, Long, Int)],
+        mode: TimeMode): DataFrame =
+      rows.as[(Long, Long)].groupByKey(_._1)
+        .transformWithState(processor, mode, OutputMode.Update()).toDF()
+    name match {
+      case "plain" => rows
+      case "aggregation" => rows.groupBy("key").agg(count(lit(1)), sum("i"))
+      case "deduplication" => rows.dropDuplicates("key").select("key")
+      case "within-watermark" =>
+        rows.withColumn("at", timestamp_millis(col("i")))
+          .withWatermark("at", "1 second").dropDuplicatesWithinWatermark("key")
+      case "variables" => keyed(new Variables, TimeMode.None())
+      case "timers" => keyed(new Timers, TimeMode.ProcessingTime())
+    }
+  }
 }
