@@ -64,6 +64,14 @@ class StoreDriver:
         )
         return reply
 
+    def long_batch(self, keys: int, updates: int, seed: int) -> dict[str, Any]:
+        """Read and write random keys in one version; return ns of all calls, commit and next open.
+
+        `longest_ns` is that of the slowest pair of calls, `cpu_ns` the thread's for all of them.
+        """
+        reply: dict[str, Any] = json.loads(self._operations.longBatch(keys, updates, seed))
+        return reply
+
     def used_heap_bytes(self) -> int:
         """Return the live bytes of the JVM's heap after full collections."""
         return int(self._operations.usedHeapBytes())

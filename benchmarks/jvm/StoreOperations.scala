@@ -232,6 +232,45 @@ object StoreOperations {
       "bytes" -> runs.map(_._3).toArray, "custom_metrics" -> runs.map(_._4).toArray)
   }
 
+  /**
+   * Reads and writes random ones of `numKeys` keys `updates` times in one version of a store of one
+   * partition, as a batch in real-time mode does, commits it, and opens the next version at once.
+   */
+  def longBatch(numKeys: Int, updates: Long, seed: Int): String = {
+    val (callNanos, longest, cpuNanos, commitNanos, metrics) = onStore {
+      val threads = ManagementFactory.getThreadMXBean
+      val rows = new RowMaker(stores.shape, 1)
+      val keys = Array.tabulate(numKeys)(i => rows.key(i).copy())
+      val values = Array.tabulate(LongBatchValues)(i => rows.value(i, seed).copy())
+      val random = new SplittableRandom(seed)
+      val store = stores.providers(0).getStore(stores.version)
+      var longest = 0L
+      val cpu = threads.getCurrentThreadCpuTime
+      val begin = System.nanoTime()
+      var last = begin
+      var i = 0L
+      while (i < updates) {
+        val key = keys(random.nextInt(numKeys))
+        store.get(key)
+        store.put(key, values((i % LongBatchValues).toInt))
+        val now = System.nanoTime()
+        longest = math.max(longest, now - last)
+        last = now
+        i += 1
+      }
+      val used = threads.getCurrentThreadCpuTime - cpu
+      val commitNanos = timed(store.commit())
+      val custom = store.metrics.customMetrics.map { case (metric, value) => metric.name -> value }
+      (last - begin, longest, used, commitNanos, custom.asJava)
+    }
+    stores.version += 1
+    val openNanos = onStore(timed(stores.providers(0).getStore(stores.version).abort()))
+    json("call_ns" -> callNanos, "longest_ns" -> longest, "cpu_ns" -> cpuNanos,
+      "commit_ns" -> commitNanos, "open_ns" -> openNanos, "custom_metrics" -> metrics)
+  }
+
+  private val LongBatchValues = 1000
+
   /** Live bytes of the heap after full collections. */
   def usedHeapBytes(): Long = {
     val memory = ManagementFactory.getMemoryMXBean
