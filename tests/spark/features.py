@@ -111,6 +111,8 @@ FEATURES = {
         "stateful queries in [real-time mode](real-time.md)",
         older="Spark has none",
     ),
+    "real-time-trigger": Feature("4.1", "it has no real-time mode"),
+    "real-time-in-python": Feature("4.2", "only the trigger of Scala and Java knows the mode"),
     "later-format": Feature(
         "4.2",
         "it reads no commit of another format than the session's",

@@ -15,6 +15,7 @@ from pyspark.sql import functions as sf
 
 from examples.wikipedia_edits.topics import KAFKA
 
+from .features import missing
 from .harness import STATE_STORE
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ PROVIDER_KEY = "spark.statestore.providerClass"
 ALLOWLIST_KEY = "spark.sql.streaming.realTimeMode.allowlistCheck"
 BATCH = "10 seconds"
 TIMEOUT_S = 150.0
+QUERY = "told"
 NUM_TOPIC_PARTITIONS = 2
 
 
@@ -75,7 +77,15 @@ class RealTimeLane:
         source.feed(self.fed)
         result = DataFrame(queries.over(source.frame(), self.query), session)
         writer = result.writeStream.format(sink) if sink else self._keep_rows(result)
-        writer = writer.outputMode("update").option("checkpointLocation", str(self.checkpoint))
+        writer = (
+            writer.queryName(QUERY)
+            .outputMode("update")
+            .option("checkpointLocation", str(self.checkpoint))
+        )
+        if "realTime" in trigger and missing("real-time-in-python"):
+            of_scala = session._jvm.org.apache.spark.sql.streaming.Trigger
+            writer._jwrite.trigger(of_scala.RealTime(trigger["realTime"]))
+            return source, writer.start()
         return source, writer.trigger(**trigger).start()
 
     def _open_source(self, session: SparkSession) -> Any:
@@ -91,20 +101,20 @@ class RealTimeLane:
         return writer
 
     @contextmanager
-    def running(self, **trigger: str | bool) -> Iterator[Any]:
+    def running(self, sink: str | None = None, **trigger: str | bool) -> Iterator[Any]:
         """Run the query, and stop it when it has committed all that it was fed by then."""
-        source, query = self.start(**trigger)
+        source, query = self.start(sink, **trigger)
         try:
             yield source
             self._wait_until_committed(query)
         finally:
             query.stop()
 
-    def run(self, num_rows: int, **trigger: str | bool) -> None:
+    def run(self, num_rows: int, sink: str | None = None, **trigger: str | bool) -> None:
         """Feed rows to the query, in real-time mode half of them later, until they count."""
         later = num_rows // 2 if "realTime" in trigger else 0
         self.fed += num_rows - later
-        with self.running(**trigger) as source:
+        with self.running(sink, **trigger) as source:
             self.fed += later
             source.feed(self.fed)
 

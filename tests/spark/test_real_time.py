@@ -88,7 +88,8 @@ def test_what_spark_refuses_in_real_time_is_refused(start: StartJob) -> None:
     assert "key=spark.statestore.providerClass, value=io.statestore.Other" in told["no-provider"]
     assert "StreamingDeduplicateWithinWatermarkExec" in told["operator"]
     assert "OPERATOR_OR_SINK_NOT_IN_ALLOWLIST" in told["operator"]
-    assert "OPERATOR_OR_SINK_NOT_IN_ALLOWLIST" in told["sink"]
+    for sink in ("noop", "memory"):
+        assert "OPERATOR_OR_SINK_NOT_IN_ALLOWLIST" in told[sink]
     assert "realTimeMode.allowlistCheck=true. To fix: set it to false" in told["allowlist"]
 
 
@@ -131,19 +132,71 @@ def test_nothing_is_lost_when_the_driver_is_killed_within_a_batch(
 
     report = start("resume").report(350)
 
-    assert report["before"] == _totals(report["committed"])
+    assert report["before"] == totals(report["committed"])
     _assert_exact(report)
+
+
+@EXTENDED
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("provider", [FILESYSTEM, ROCKSDB_BACKEND])
+def test_nothing_is_lost_when_engines_and_executors_are_killed_within_a_batch(
+    start: StartJob, provider: str
+) -> None:
+    """Catches state that only an executor or an engine knew, and a batch that a killed engine ends.
+
+    Spark does not repeat a task of the mode: the loss of an executor ends the query.
+    """
+    report = start("killed", provider=provider, victims=["engine", "executor"]).report(550)
+
+    assert report["survived"] == [True, False]
+    _assert_exact(report)
+
+
+@EXTENDED
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("provider", [FILESYSTEM, ROCKSDB_BACKEND])
+def test_operations_within_a_batch_find_the_one_before_it(start: StartJob, provider: str) -> None:
+    """Catches an operation that sees, or copies, what is not committed, and a rescale beside it.
+
+    And a query that does not go on exactly after a rescale, or from the savepoint.
+    """
+    report = start("operate", provider=provider).report(350)
+
+    within = report["within"]
+    committed = totals(within["committed"])
+    assert within["committed"] == within["committed_after"]
+    assert within["reader"] == within["read"] == within["savepoint"] == committed
+    assert within["versions"]
+    assert within["findings"] == 0
+    assert within["is_running"]
+    assert "checkpoint-in-use" in within["rescale"]
+    for moment in ("stopped", "rescaled"):
+        assert report[moment]["read"] == totals(report[moment]["committed"])
+    assert report["partitions"] == 5
+    _assert_exact(report["exact"])
+    other = report["other"]
+    assert other["after"] == totals(other["rows"])
+
+
+@EXTENDED
+@pytest.mark.timeout(400)
+def test_state_is_exact_where_rows_go_to_the_console(start: StartJob) -> None:
+    """Catches a sink of Spark's that a query on a provider of this package does not get."""
+    providers = [FILESYSTEM, ROCKSDB_BACKEND]
+    report = start("console", providers=providers).report(350)
+
+    assert report["states"] == dict.fromkeys(providers, totals(report["rows"]))
 
 
 def _assert_exact(report: dict[str, Any]) -> None:
     """Assert that the state is that of the rows, and each was told at least once, and alike."""
-    assert report["after"] == _totals(report["rows"])
+    assert report["after"] == totals(report["rows"])
     told = report["lines"].keys()
     assert told >= set(_lines(report["rows"]))
     assert told <= set(_lines(10 * report["rows"])), "a row is told otherwise when it is told again"
 
 
-def _totals(num_rows: int) -> dict[str, list[int]]:
+def totals(num_rows: int) -> dict[str, list[int]]:
     """Return the number of rows and their sum by key."""
     sums = Counter[int]()
     for i in range(num_rows):
