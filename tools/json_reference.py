@@ -7,6 +7,7 @@ import re
 
 from statestore.checkpoint.history import HistoryEntry
 from statestore.checkpoint.operator_metadata import OperatorInfo, StateVariable, StoreInfo
+from statestore.cli.cluster_diagnosis import ExecutorChecks
 from statestore.cli.diagnosis import Check
 from statestore.cli.output import SCHEMA_VERSION
 from statestore.codec.commit_times import CommitTimes
@@ -52,7 +53,14 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
         (),
     ),
     "diff": (_ROWS | {"added, removed, changed": "with --counts, in place of rows"}, ()),
-    "doctor": ({"ok": "whether nothing failed", "checks": "a `Check` each"}, (Check,)),
+    "doctor": (
+        {
+            "ok": "whether nothing failed",
+            "checks": "a `Check` each",
+            "executors": "with --spark-submit, in place of checks: an `ExecutorChecks` each",
+        },
+        (Check, ExecutorChecks),
+    ),
     "expire": (_DONE | _SUMS, (Expire, StoreExpire, StoreStay)),
     "forget": (
         _DONE

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from statestore.cli.output import output_option, print_json, storage_option
+from statestore.cli.output import console, output_option, print_json, storage_option, table
 from statestore.core.errors import StateStoreError
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.core.version import SPARK_MINORS, __version__
@@ -150,6 +150,12 @@ def cli() -> None:
     metavar="PATH",
     help="Python of the engines.  [default: of spark-defaults.conf, $PYSPARK_PYTHON, this one]",
 )
+@click.option(
+    "--spark-submit",
+    metavar="ARGUMENTS",
+    help="Check every executor of an application that is submitted with these arguments, those of "
+    "the query without its program; not this machine.",
+)
 @storage_option
 @output_option
 def doctor(
@@ -157,6 +163,7 @@ def doctor(
     storage: str | None,
     backend: str | None,
     python: str | None,
+    spark_submit: str | None,
     storage_options: dict[str, str],
     output: str,
 ) -> None:
@@ -173,11 +180,16 @@ def doctor(
     Examples:
       statestore doctor
       statestore doctor --backend rocksdb --storage s3://bucket/checkpoints
+      statestore doctor --spark-submit "--master yarn --jars shim.jar"
     """  # noqa: D301 (click reads the backspace)
     # Imported here because no other command needs pyarrow, which takes long.
     from statestore.api.reaching import Reach
     from statestore.cli.diagnosis import Diagnosis, find_backend
 
+    if spark_submit is not None:
+        if python:
+            raise click.UsageError("--python is spark.pyspark.python in --spark-submit")
+        ctx.exit(_doctor_of_cluster(spark_submit, backend, storage, storage_options, output))
     found = None if backend else find_backend()
     if found is not None:
         backend, path = found
@@ -200,6 +212,32 @@ def doctor(
     if output == "json":
         print_json({"ok": is_ok, "checks": [asdict(check) for check in checks]})
     ctx.exit(0 if is_ok else 1)
+
+
+def _doctor_of_cluster(
+    arguments: str, backend: str | None, storage: str | None, options: dict[str, str], output: str
+) -> int:
+    """Check every executor; return the exit status."""
+    from statestore.cli.cluster_diagnosis import check_executors
+
+    executors = check_executors(arguments, backend, storage, options)
+    found = [(of, check) for of in executors for check in of.checks]
+    is_ok = all(check.status != "fail" for _, check in found)
+    if output == "json":
+        print_json({"ok": is_ok, "executors": [asdict(of) for of in executors]})
+        return 0 if is_ok else 1
+    names = list(dict.fromkeys(check.name for _, check in found))
+    rows: list[list[object]] = [
+        [f"{of.host}, process {of.executor}", *(statuses.get(name, "") for name in names)]
+        for of in executors
+        for statuses in [{check.name: check.status.upper() for check in of.checks}]
+    ]
+    console().print(table(["executor", *names], rows))
+    for of, check in found:
+        if check.status == "fail":
+            fix = f". To fix: {check.to_fix}" if check.to_fix else ""
+            click.echo(f"FAIL {check.name} on {of.host}: {check.detail}{fix}")
+    return 0 if is_ok else 1
 
 
 @cli.command()

@@ -26,14 +26,13 @@ from statestore.core.errors import (
 )
 from statestore.core.options import PREFIX, StateStoreOptions
 from statestore.core.providers import IN_LOCAL_DATABASE, PROVIDERS, REAL_TIME_KEY
-from statestore.core.version import SPARK_MINORS, __version__
+from statestore.core.version import MIN_PYTHON, SPARK_MINORS, __version__
 from statestore.engine.client import EngineGoneError, EngineProcess, EngineRefusedError
 from statestore.io.shim_jar import JAR_VARIABLE, find_jar, require_fit
 from statestore.io.spark_home import find_spark_release, read_spark_defaults
 from statestore.io.storage import is_hadoop, scheme_of
 
 MIN_JAVA = 17
-MIN_PYTHON = (3, 11)
 PYTHON_VARIABLE = "PYSPARK_PYTHON"
 PYTHON_KEY = "spark.pyspark.python"
 PROVIDER_KEY = f"{PREFIX}providerClass"
@@ -116,6 +115,29 @@ class Diagnosis:
         yield self._check("spark", self._check_spark)
         yield self._check("jar", check_jar)
         yield self._check("fit", check_fit, needs=("jar",))
+        yield from self._run_without_spark()
+
+    def run_on_executor(self, jar: str | None) -> Iterator[Check]:
+        """Yield the checks that make sense where Spark runs already, likewise.
+
+        Args:
+            jar: The jar that the executor was given; None where it was given none.
+        """
+
+        def check() -> str:
+            if jar is None:
+                raise NotFoundError(
+                    "the executor was given no jar of the shim",
+                    kind="file-not-found",
+                    to_fix="name it by --jars or spark.jars, as the query does",
+                )
+            os.environ[JAR_VARIABLE] = jar
+            return check_jar()
+
+        yield self._check("jar", check)
+        yield from self._run_without_spark()
+
+    def _run_without_spark(self) -> Iterator[Check]:
         yield self._check("python", self._check_python)
         if not self._is_backend_known:
             yield self._check_rocksdb()

@@ -5,3 +5,5 @@ WRITER = f"statestore {__version__}"
 """What files of the package name as their writer."""
 SPARK_MINORS = ("4.0", "4.1", "4.2", "4.3")
 """Minors of Spark that there is a jar for, oldest first."""
+MIN_PYTHON = (3, 11)
+"""Oldest Python that the package runs in."""

@@ -1,0 +1,83 @@
+"""Runs a command once on every executor of an application: a program for spark-submit.
+
+`on_executors.py RESULT ARCHIVE REQUEST`: the Python of the engines runs the archive there, with the
+request, completed by what only the application knows, and the process ID of the executor. It is a
+child of the executor, as an engine is, and needs no Python worker of Spark's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from statestore.core.options import PREFIX
+from statestore.core.providers import PROVIDERS
+
+_ROUNDS = 5
+_TASKS_A_CORE = 2
+_FAILED = r"{\"executor\": \"$PPID\", \"host\": \"$(hostname)\", \"exit\": $?}"
+_SCRIPT = f'"$@" "$PPID" || echo "{_FAILED}"'
+
+
+def main(result: str, archive: str, text: str) -> None:
+    """Write to a file, as JSON, what the executors answer.
+
+    Args:
+        result: The file; has `answers`, what each printed; `executors`, how many there are, also
+            those that ran no task; `python`, the Python of the engines.
+        archive: What is run.
+        text: The request, with `backend`, which may be null for that of the application.
+    """
+    session = SparkSession.builder.appName("statestore doctor").getOrCreate()
+    context = session.sparkContext
+    context.addFile(archive)
+    conf = dict(context.getConf().getAll())
+    jvm: Any = session._jvm  # noqa: SLF001
+    is_in_driver = conf["spark.master"].partition("[")[0] == "local"
+    directory = jvm.org.apache.spark.SparkFiles.getRootDirectory() if is_in_driver else "."
+    provider = conf.get(f"{PREFIX}providerClass")
+    request = json.loads(text)
+    request["backend"] = request["backend"] or next(
+        (name for name, of in PROVIDERS.items() if of == provider), None
+    )
+    request |= {"application": context.applicationId, "directory": directory, "jars": _jars(conf)}
+    python = conf.get("spark.pyspark.python", "python3")
+    program = f"{directory}/{Path(archive).name}"
+    command = ["sh", "-c", _SCRIPT, "sh", python, program, json.dumps(request)]
+
+    java: Any = context._jsc  # noqa: SLF001
+    number = context.defaultParallelism * _TASKS_A_CORE
+    answers: list[dict[str, Any]] = []
+    executors = 1
+    for _ in range(_ROUNDS):
+        # Tasks of the JVM; those of an executor that has answered only keep their place a while.
+        tasks = java.parallelize(list(range(number)), number)
+        answers += [json.loads(line) for line in tasks.pipe(command).collect()]
+        known = len(java.sc().statusTracker().getExecutorInfos())
+        executors = 1 if is_in_driver else known - 1  # one is the driver
+        if len(_unique(answers)) >= executors:
+            break
+    report = {"answers": _unique(answers), "executors": executors, "python": python}
+    Path(result).write_text(json.dumps(report))
+    session.stop()
+
+
+def _unique(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one answer of each executor: a Python that cannot be run leaves no sign behind."""
+    return list({(answer["host"], answer["executor"]): answer for answer in answers}.values())
+
+
+def _jars(conf: dict[str, str]) -> list[str]:
+    """Return jars that may lie on the executors' machines, by their paths there."""
+    listed = conf.get("spark.jars", "").split(",")
+    listed += conf.get("spark.executor.extraClassPath", "").split(":")
+    paths = (jar.removeprefix("local:").removeprefix("file:") for jar in listed)
+    return ["/" + path.lstrip("/") for path in paths if path.startswith("/")]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

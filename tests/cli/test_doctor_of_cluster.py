@@ -1,0 +1,77 @@
+"""`statestore doctor --spark-submit` asks every executor, and names what each of them lacks."""
+
+from __future__ import annotations
+
+import json
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statestore.cli.commands import cli
+from statestore.core.options import PREFIX
+from statestore.core.providers import PROVIDERS
+from statestore.io.shim_jar import find_jar
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+# Executors of 1 core and 1 GiB, so that each of them has a process of its own.
+MASTER = "--master local-cluster[2,1,1024] --conf spark.ui.enabled=false"
+
+
+def doctor(submit: str, *arguments: str) -> Result:
+    """Run the command over two executors."""
+    words = ["doctor", f"--spark-submit={MASTER} {submit}", *arguments]
+    return CliRunner().invoke(cli, words, env={"PYSPARK_PYTHON": None, "SPARK_CONF_DIR": None})
+
+
+def test_every_executor_is_a_row_with_its_checks(tmp_path: Path) -> None:
+    """Catches an executor that is not asked, and files left on the user's storage."""
+    storage = tmp_path / "storage"
+    provider = f"--conf {PREFIX}providerClass={PROVIDERS['rocksdb']}"
+    python = f"--conf spark.pyspark.python={sys.executable}"
+
+    result = doctor(
+        f"--jars {find_jar()} {provider} {python}", f"--storage={storage}", "--output=json"
+    )
+
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["ok"]
+    assert len({of["executor"] for of in report["executors"]}) == 2
+    for of in report["executors"]:
+        checks = {check["name"]: check for check in of["checks"]}
+        assert {check["status"] for check in checks.values()} == {"ok"}, checks
+        assert "rocksdict" in checks["python"]["detail"]
+        assert {"jar", "engine", "storage conditional write"} <= set(checks)
+    assert not storage.exists()
+
+
+def test_what_executors_lack_is_named_with_its_fix(tmp_path: Path) -> None:
+    """Catches a Python of the driver that is checked in place of the executors'."""
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = tmp_path / "bare" / "bin" / "python"
+
+    without_packages = doctor(f"--conf spark.pyspark.python={python}")
+    without_jar = doctor(f"--conf spark.pyspark.python={sys.executable}")
+
+    assert without_packages.exit_code == without_jar.exit_code == 1
+    install = f"{python} -m pip install pyarrow numpy google-crc32c"
+    lines = without_packages.output.splitlines()
+    assert sum("FAIL python on" in line and install in line for line in lines) == 2
+    lines = without_jar.output.splitlines()
+    assert sum("FAIL jar on" in line and "spark.jars" in line for line in lines) == 2
+    assert not any("FAIL python" in line for line in lines)
+
+
+def test_python_that_is_not_there_and_wrong_arguments_are_named(tmp_path: Path) -> None:
+    """Catches a stack trace of Spark in place of what to correct."""
+    missing = doctor(f"--conf spark.pyspark.python={tmp_path}/python")
+    wrong = doctor("--no-such-option")
+
+    assert missing.exit_code == 1
+    assert "FAIL python on" in missing.output
+    assert f"cannot be run: python='{tmp_path}/python'" in missing.output
+    assert wrong.exit_code == 1
+    assert "they are those of the query" in wrong.output
