@@ -22,6 +22,7 @@ usage: ./build.sh TARGET [ARGUMENT...]
   next-spark [DIRECTORY]  say whether the shim fits the Spark that comes next: the newest release, also
             a preview, or the one whose jars are there
   test-all  run them with every operator in every combination, on every state backend and every Spark
+  test-s3   the tests of S3 on SeaweedFS in place of moto, or pytest with the given arguments
   lint      check style, types, layers, the shim and the docs
   docs      the docs as a site in build/site, all links checked
   bench     measure all providers, results under benchmarks/results/
@@ -238,6 +239,13 @@ case $target in
     $python -m tests.attack --minutes 5 || failed=1
     $python -m tests.attack.keyed --minutes 2 || failed=1
     exit $failed
+    ;;
+  test-s3)
+    jar
+    need_group cluster venv_pack
+    use_memory_for_scratch
+    if [ $# -eq 0 ]; then set -- -m "not extended" -k s3 tests/faults tests/contract; fi
+    STATESTORE_S3_SERVER=seaweedfs $python -m pytest -p no:benchmark "$@"
     ;;
   lint)
     jar

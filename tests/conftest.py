@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.class_archive import archive_options
 from tests.s3_server import S3Server
+from tests.seaweed import IS_CHOSEN, KEY, Seaweed
 
 settings.register_profile(
     "dev", max_examples=50, stateful_step_count=30, deadline=None,
@@ -29,14 +30,22 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def s3_server():
-    """A moto server over HTTP; credentials that it takes are in the environment."""
+def s3_server(tmp_path_factory):
+    """A server of S3 over HTTP; credentials that it takes are in the environment.
+
+    STATESTORE_S3_SERVER=seaweedfs has SeaweedFS behind it, in place of moto.
+    """
+    seaweed = None
+    if IS_CHOSEN:
+        seaweed = Seaweed(tmp_path_factory.mktemp("seaweed"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        server = S3Server()
+        patch.setenv("AWS_ACCESS_KEY_ID", KEY)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", KEY)
+        server = S3Server(seaweed)
         yield server
         server.stop()
+    if seaweed:
+        seaweed.stop()
 
 
 @pytest.fixture

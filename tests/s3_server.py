@@ -1,4 +1,4 @@
-"""A real S3 server for tests: moto over HTTP, behind a layer that can make a request fail."""
+"""An S3 server for tests: moto or SeaweedFS, behind a layer that can make a request fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRONG_KEY = "AKIAWRONG"
 
 
 class S3Server:
-    """Serves on a port of its own until `stop`.
+    """Serves on a port of its own until `stop`: what moto keeps in memory, or another application.
 
     What still comes to buckets made before the last one, as from the upkeep of another test's
     stores, is served, but neither counted nor made to fail.
@@ -41,7 +41,7 @@ class S3Server:
             be long after the client has given up; empty in peace.
     """
 
-    def __init__(self):
+    def __init__(self, app=None):
         self.requests = Counter()
         self.statuses = Counter()
         self.delay_s = 0.0
@@ -58,7 +58,8 @@ class S3Server:
         self._numbers = itertools.count(1)
         self._bucket = ""
         self._made = None
-        self._app = DomainDispatcherApplication(create_backend_app)
+        self._is_moto = app is None
+        self._app = app or DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._serve, threaded=True)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
@@ -93,7 +94,11 @@ class S3Server:
         return name
 
     def put_many(self, bucket, keys):
-        """Make many small objects, without a request for each."""
+        """Make many small objects, without a request for each where that can be."""
+        if not self._is_moto:
+            for key in keys:
+                self._client().put_object(Bucket=bucket, Key=key, Body=b"x")
+            return
         (account,) = (
             account for account in s3_backends if bucket in s3_backends[account]["aws"].buckets
         )
