@@ -121,7 +121,7 @@ class Lane:
             session.conf.set(key, value)
         return session
 
-    def start(self, *, available_now: bool = True) -> Any:
+    def start(self, *, available_now: bool = True, once: bool = False) -> Any:
         """Start the query from its checkpoint and return its handle."""
         session = self.session()
         streams = {
@@ -136,6 +136,8 @@ class Lane:
             .outputMode(self.query.mode)
             .option("checkpointLocation", str(self.checkpoint))
         )
+        if once:
+            return writer.trigger(once=True).start()
         return (writer.trigger(availableNow=True) if available_now else writer).start()
 
     def _reader(self, session: SparkSession, name: str) -> Any:

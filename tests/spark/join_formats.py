@@ -26,11 +26,16 @@ def join_in(how: str, kind: str, version: str) -> Query:
     return replace(query, name=f"{query.name}-format-{version}", conf=conf, built_in=ROCKSDB)
 
 
-def pinned(lane: Lane) -> tuple[str, str]:
-    """Return state format of joins and provider, as the offset log's oldest entry has them."""
+def pinned(lane: Lane, batch: int | None = None) -> tuple[str, str]:
+    """Return state format of joins and provider, as an entry of the offset log has them.
+
+    Args:
+        batch: Whose; None for the oldest that there is.
+    """
     offsets = lane.checkpoint / "offsets"
-    oldest = min(int(path.name) for path in offsets.iterdir() if path.name.isdigit())
-    conf = json.loads((offsets / str(oldest)).read_text().splitlines()[1])["conf"]
+    if batch is None:
+        batch = min(int(path.name) for path in offsets.iterdir() if path.name.isdigit())
+    conf = json.loads((offsets / str(batch)).read_text().splitlines()[1])["conf"]
     return conf[JOIN_FORMAT], conf[PROVIDER_CLASS]
 
 

@@ -23,6 +23,7 @@ from .harness import (
     PROVIDER_CLASS,
     ROCKSDB,
     ROCKSDB_BACKEND,
+    RUN_TIMEOUT_S,
     SOURCE_EVOLUTION,
     Build,
     Lane,
@@ -43,6 +44,7 @@ BOUNDED = product(
 )
 EVERY = (*BOUNDED, ("inner", "always"))
 GUARDED = pytest.mark.needs("join-guardrail")
+JOIN_4 = join_in("inner", "interval", "4")
 
 
 def _cases() -> list[Any]:
@@ -172,6 +174,36 @@ def test_nothing_else_gets_an_entry(make_lane: MakeLane) -> None:
     assert {name: len(lane.batches[0]) > 0 for name, lane in lanes.items()} == dict.fromkeys(
         lanes, True
     )
+
+
+@GUARDED
+def test_a_checkpoint_that_has_begun_is_left_alone(make_lane: MakeLane) -> None:
+    """Catches an entry over the format that a query has, or where Spark refuses to begin."""
+    begun, foreign = make_lane(join_in("inner", "interval", "2")), make_lane(JOIN_4)
+    begun.run(JOIN_4.plan[0][0])
+    begun.conf[JOIN_FORMAT] = "4"
+    foreign.checkpoint.joinpath("state/0/0").mkdir(parents=True)
+
+    begun.run(*JOIN_4.plan[1])
+    with pytest.raises(StreamingQueryException, match="CHECKPOINT_LOCATION_NOT_EMPTY"):
+        foreign.run(*JOIN_4.plan[0])
+
+    newest = max(begun.batches)
+    assert {pinned(begun, batch)[0] for batch in range(newest + 1)} == {"2"}
+    assert not [*foreign.checkpoint.joinpath("offsets").glob("[0-9]*")]
+
+
+@GUARDED
+def test_first_run_reads_nothing_with_trigger_once(make_lane: MakeLane) -> None:
+    """Catches input that is lost, where the only batch of a run is the one without offsets."""
+    lane = make_lane(JOIN_4)
+    lane.feed(*JOIN_4.plan[0])
+
+    for _ in range(2):
+        assert lane.start(once=True).awaitTermination(RUN_TIMEOUT_S)
+
+    assert lane.batches[0] == []
+    assert lane.batches[1]
 
 
 def _with_table(session: SparkSession, streams: Mapping[str, DataFrame]) -> DataFrame:

@@ -69,6 +69,10 @@ private[state] object FirstOffsets extends Logging {
     if (conf.getConf(partitions).isEmpty) {
       conf.setConfString(partitions.key, conf.getConf(SQLConf.SHUFFLE_PARTITIONS).toString)
     }
+    // As Spark has it on its own provider, to which the checkpoint may be converted.
+    if (conf.getConf(Format) == 4) {
+      conf.setConf(SQLConf.STATE_STORE_ROCKSDB_MERGE_OPERATOR_VERSION, 2)
+    }
     val pinned = OffsetSeqMetadata(0L, query.triggerClock.getTimeMillis(), session.conf)
     val entry =
       if (CheckpointVersionManager.resolveOffsetLogVersion(session, None) < OffsetSeqLog.VERSION_2)
