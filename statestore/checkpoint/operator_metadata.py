@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 
     from statestore.io.file_io import FileIO
 
+_JOIN = "symmetricHashJoin"
+_SIDES = ("left", "right")
+_JOIN_LISTS = ("keyWithTsToValues", "tsWithKey")
+_JOIN_INDEXES = ("keyToNumValues", "tsWithKey")
+"""Column families of a side of a join: with several values a key; and those that Spark leaves out
+when it counts rows."""
 OF_OPERATOR = re.compile(r"state/[0-9]+/_metadata/.*")
 """Paths of metadata below a checkpoint."""
 _SCHEMAS = "/_stateSchema/"
@@ -83,6 +89,22 @@ class OperatorInfo:
     stores: tuple[StoreInfo, ...]
     has_families: bool = False
     variables: tuple[StateVariable, ...] = ()
+
+    @property
+    def lists(self) -> frozenset[str]:
+        """Names that its column families may have whose keys have several values."""
+        if self.name == _JOIN:
+            return _of_sides(_JOIN_LISTS)
+        return frozenset(one.name for one in self.variables if one.kind == "ListState")
+
+    @property
+    def indexes(self) -> frozenset[str]:
+        """Names of its column families that Spark keeps beside those of rows, but `$…`."""
+        return _of_sides(_JOIN_INDEXES) if self.name == _JOIN else frozenset()
+
+
+def _of_sides(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(f"{side}-{name}" for side in _SIDES for name in names)
 
 
 def operator_metadata_path(state_directory: str, operator: int) -> str:

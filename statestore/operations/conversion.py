@@ -166,8 +166,8 @@ def decide_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> Convert[A
     Raises:
         InvalidArgumentError: `to` is not a provider of Spark's, nothing is to convert, or there is
             something at `new` (as `check_target`).
-        IncompatibleError: Another provider wrote the checkpoint (kind other-provider); some of the
-            state cannot be converted, or not to this provider.
+        IncompatibleError: Another provider wrote the checkpoint (kind other-provider); or the
+            provider has not got what the query's state needs.
         NotFoundError: No batch is committed, or Spark's metadata is missing.
         CorruptionError, StorageError: The checkpoint cannot be read.
     """
@@ -193,9 +193,14 @@ def decide_convert(checkpoint: OpenCheckpoint, new: Place, to: str) -> Convert[A
     source = checkpoint.backend
     operators = _operators(checkpoint)
     checkpoint_format = 2 if checkpoint.commit_entry(batch).checkpoint_ids else 1
-    if checkpoint_format == 2 and to == "spark-hdfs":
+    lacks = {
+        "checkpoint format v2": checkpoint_format == 2,
+        "column families": any(operator.info.has_families for operator in operators),
+    }
+    missing = [name for name, is_used in lacks.items() if is_used]
+    if missing and to == "spark-hdfs":
         raise IncompatibleError(
-            "Spark's HDFS-backed provider has no checkpoint format v2",
+            f"Spark's HDFS-backed provider has no {missing[0]}",
             checkpoint=checkpoint.uri,
             to_fix="convert to spark-rocksdb",
         )
@@ -235,18 +240,13 @@ def _state_bytes(checkpoint: OpenCheckpoint, version: int) -> int | None:
 
 
 def _operators(checkpoint: OpenCheckpoint) -> tuple[ConvertedOperator, ...]:
-    """Return every operator with state, after a check that no other state is there."""
+    """Return every operator with state.
+
+    Raises:
+        NotFoundError, CorruptionError, StorageError: As `OpenCheckpoint.require_metadata`.
+        InvalidArgumentError: There is none.
+    """
     infos = checkpoint.operators
-    for info in infos:
-        if info.has_families and not info.variables:
-            raise IncompatibleError(
-                "an operator keeps no state variables in its column families",
-                checkpoint=checkpoint.uri,
-                operator=info.id,
-                name=info.name,
-                to_fix="stay with the provider that it has: joins of state format 3 and 4 are not "
-                "converted",
-            )
     checkpoint.require_metadata(checkpoint.newest_version)
     if not infos:
         raise InvalidArgumentError(

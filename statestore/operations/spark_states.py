@@ -37,7 +37,6 @@ _CHECKSUMS = f"{_STATE_STORE}.rowChecksum.enabled"
 _MERGE_OPERATOR = f"{_STATE_STORE}.rocksdb.mergeOperatorVersion"
 _STRICT = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 _AVRO = "avro"
-_LIST = "ListState"
 _BATCH = re.compile(r"(\d+)_[^/]*")
 
 
@@ -176,14 +175,8 @@ class _Finder:
         else:
             found = tuple(replace(family, value_schemas={}) for family in found)
         if self.operator.has_families:
-            lists = {one.name for one in self.operator.variables if one.kind == _LIST}
-            return tuple(
-                replace(
-                    family,
-                    multi_values=family.name in lists or family.encoder.startswith("timestamp-"),
-                )
-                for family in found
-            )
+            lists = self.operator.lists
+            return tuple(replace(family, multi_values=family.name in lists) for family in found)
         is_rocksdb = checkpoint.provider == SPARK_PROVIDERS["spark-rocksdb"]
         num_prefix_columns = self.store.num_prefix_columns or None
         encoder = "prefix" if is_rocksdb and num_prefix_columns else "no-prefix"

@@ -179,7 +179,8 @@ class Conversion:
                     "schema_files": [
                         f"{operator}/{file}" for file in schemas_of(info.stores[number])
                     ],
-                    "lists": [found.name for found in info.variables if found.kind == "ListState"],
+                    "lists": sorted(info.lists),
+                    "indexes": sorted(info.indexes),
                     "checkpoint_id": ids[partition][number] if ids else None,
                 }
             )

@@ -221,18 +221,28 @@ def test_plan_is_refused_when_the_target_has_no_checkpoint_ids(files):
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "error", "match"),
+    ("path", "text", "match"),
     [
-        ("state/2/_metadata/v2/0", WITH_FAMILIES, IncompatibleError, "transformWithState"),
-        ("state/2/0/1.delta", "", NotFoundError, "no metadata"),
+        ("state/2/_metadata/v2/0", WITH_FAMILIES, "lacks a file of its state schemas"),
+        ("state/2/0/1.delta", "", "no metadata"),
     ],
 )
-def test_plan_is_refused_when_some_state_would_be_left_behind(files, path, text, error, match):
+def test_plan_is_refused_when_some_state_would_be_left_behind(files, path, text, match):
     """Catches an operator that the new checkpoint would begin without."""
     files.write(path, text)
 
-    with pytest.raises(error, match=match):
+    with pytest.raises(NotFoundError, match=match):
         files.plan()
+
+
+def test_plan_is_refused_when_the_target_has_no_column_families(files):
+    """Catches a conversion that fails in its first task."""
+    files.write("state/2/_metadata/v2/0", WITH_FAMILIES)
+    files.write("state/2/_stateSchema/default/0_1", "")
+
+    assert [operator.info.id for operator in files.plan("spark-rocksdb").operators] == [0, 1, 2]
+    with pytest.raises(IncompatibleError, match="no column families"):
+        files.plan("spark-hdfs")
 
 
 def test_plan_is_refused_when_a_schema_is_missing(files):

@@ -220,15 +220,3 @@ def test_what_would_be_lost_is_refused_before_anything_is_written(
         Checkpoint(path).restore(tmp_path / "new", num_partitions=6)
 
     assert not (tmp_path / "new").exists()
-
-
-def test_column_families_of_no_state_variable_are_refused(tmp_path, copy):
-    """Catches a join in column families, restored as what its query does not find."""
-    path = copy("rocksdb-ids-variables")
-    for file in (path / "state/0/_metadata/v2").glob("[0-9]*"):
-        head, body = file.read_text().split("\n", 1)
-        fields = json.loads(body) | {"operatorPropertiesJson": "{}"}
-        file.write_text(f"{head}\n{json.dumps(fields)}")
-
-    with pytest.raises(IncompatibleError, match="no state variables"):
-        Checkpoint(path).restore(tmp_path / "new")

@@ -72,21 +72,11 @@ def find_spark_states(
 
     Raises:
         InvalidArgumentError: The option does not fit the number of state partitions.
-        IncompatibleError: A store has state that is not read whole: in column families of no state
-            variable, or that its newest schemas do not have; or as `find_versions`.
+        IncompatibleError: A store has state that is not read whole, in column families that its
+            newest schemas do not have; or as `find_versions`.
         NotFoundError, CorruptionError, StorageError: As `find_versions`.
     """
     checkpoint = version.checkpoint
-    for info in checkpoint.operators:
-        if info.has_families and not info.variables:
-            raise IncompatibleError(
-                "an operator keeps no state variables in its column families",
-                checkpoint=checkpoint.uri,
-                operator=info.id,
-                name=info.name,
-                to_fix="stay with the provider that it has: joins of state format 3 and 4 do not "
-                "go to another one",
-            )
     before = version.num_partitions
     common = math.lcm(before, num_partitions)
     is_common = not max_parallelism and common <= MAX_PARALLELISM_LIMIT

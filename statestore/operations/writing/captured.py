@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
 
 _BATCH = 0
+_NO_OFFSET = "-"
+"""What a source has in an entry that does not say how far it was read."""
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 
 
@@ -53,8 +55,8 @@ def find_captured(
         batch: What the batch is taken for.
 
     Raises:
-        InvalidArgumentError: A batch of it is committed; it has no stateful operator; or as many
-            offsets were not given as there are sources.
+        InvalidArgumentError: A batch of it is committed; it has no stateful operator; its batch
+            reads nothing; or as many offsets were not given as there are sources.
         IncompatibleError: Another provider is chosen for it, or a schema of it is not known.
         NotFoundError, CorruptionError, StorageError: A file of Spark's cannot be read.
     """
@@ -68,6 +70,14 @@ def find_captured(
             to_fix="capture a query with state, in a directory of its own",
         )
     entry = checkpoint.offsets_entry(_BATCH)
+    if all(source == _NO_OFFSET for source in entry.sources):
+        raise InvalidArgumentError(
+            "the captured batch reads nothing: it only pins the state format of joins",
+            directory=checkpoint.uri,
+            to_fix="capture the query with Spark 4.2; or with "
+            "spark.sql.streaming.join.stateFormatVersion=2, which it then keeps; or write a "
+            "savepoint like a checkpoint of the query",
+        )
     if batch.offsets is not None:
         if len(batch.offsets) != len(entry.sources):
             raise InvalidArgumentError(
@@ -133,7 +143,6 @@ def _families(
         encoder = "no-prefix" if prefix is None else "prefix"
         return (replace(found[0], encoder=encoder, num_prefix_columns=prefix, value_schemas={}),)
     is_avro = checkpoint.conf.get(_ENCODING) == "avro"
-    lists = {variable.name for variable in operator.variables if variable.kind == "ListState"}
     named = (family for family in found if family.name != DEFAULT_FAMILY)
     return (
         NO_DEFAULT,
@@ -141,8 +150,8 @@ def _families(
             replace(
                 family,
                 id=number,
-                internal=family.name.startswith("$"),
-                multi_values=family.name in lists or family.encoder.startswith("timestamp-"),
+                internal=family.name in operator.indexes or family.name.startswith("$"),
+                multi_values=family.name in operator.lists,
                 value_schemas=family.value_schemas if is_avro else {},
             )
             for number, family in enumerate(named, 1)

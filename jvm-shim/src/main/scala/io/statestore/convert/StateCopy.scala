@@ -24,8 +24,8 @@ import org.apache.spark.util.SerializableConfiguration
  * @param requestJson what `statestore/spark/convert.py` asks for: `version`, `num_partitions`,
  *                    `conf` (pinned by the offset log, and the checkpoint format), `source` and
  *                    `target` (`checkpoint`, `provider`), and `stores`, each with the
- *                    `schema_files` of its column families, oldest first, and those that are
- *                    `lists`
+ *                    `schema_files` of its column families, oldest first, and of those the names
+ *                    of `lists` and of Spark's `indexes`
  */
 final class StateCopy(spark: SparkSession, requestJson: String) {
   private[this] val request = Json.readObject(requestJson)
@@ -106,7 +106,7 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
     }
 
   private def readFamilies(file: Path, node: JsonNode): Seq[CopiedFamily] = {
-    val lists = node.get("lists").elements.asScala.map(_.asText).toSet
+    val (lists, indexes) = (textsOf(node.get("lists")), textsOf(node.get("indexes")))
     val numPrefixColumns = node.get("num_prefix_columns").asInt
     StateStoreInternals.readStateSchemas(file, hadoopConf).map { schema =>
       // Files of stores with one column family do not tell how its keys are kept.
@@ -115,7 +115,8 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
         else PrefixKeyScanStateEncoderSpec(schema.keySchema, numPrefixColumns)
       }
       val name = schema.colFamilyName
-      CopiedFamily(name, schema.keySchema, spec, schema.valueSchema, lists(name))
+      CopiedFamily(
+        name, schema.keySchema, spec, schema.valueSchema, lists(name), indexes(name))
     }
   }
 
@@ -136,6 +137,8 @@ final class StateCopy(spark: SparkSession, requestJson: String) {
   }
 
   private def textOf(node: JsonNode): Option[String] = Option(node.asText(null))
+
+  private def textsOf(node: JsonNode): Set[String] = node.elements.asScala.map(_.asText).toSet
 }
 
 private object StateCopy {
@@ -161,7 +164,12 @@ private object StateCopy {
     val key = new StructType().add("key", BinaryType)
     val value = new StructType().add("value", BinaryType)
     CopiedFamily(
-      StateStore.DEFAULT_COL_FAMILY_NAME, key, NoPrefixKeyStateEncoderSpec(key), value, false)
+      StateStore.DEFAULT_COL_FAMILY_NAME,
+      key,
+      NoPrefixKeyStateEncoderSpec(key),
+      value,
+      isList = false,
+      isIndex = false)
   }
 
   /** Messages of an error and its causes, without stack traces. */

@@ -16,18 +16,20 @@ import org.apache.spark.util.SerializableConfiguration
  * A column family to copy.
  *
  * @param isList whether a key has several values
+ * @param isIndex whether it is one of Spark's own beside the rows that it finds
  */
 private[convert] final case class CopiedFamily(
     name: String,
     keySchema: StructType,
     spec: KeyStateEncoderSpec,
     valueSchema: StructType,
-    isList: Boolean) {
+    isList: Boolean,
+    isIndex: Boolean) {
 
   /** Lets a store know of the column family. */
   def create(store: StateStore): Unit = {
-    // Spark keeps names that begin so to itself.
-    val isInternal = name.startsWith("$")
+    // Spark keeps names that begin so to itself, too.
+    val isInternal = isIndex || name.startsWith("$")
     store.createColFamilyIfAbsent(name, keySchema, valueSchema, spec, isList, isInternal)
   }
 }
