@@ -7,7 +7,7 @@ partition reads and writes random keys, as fast as it can: the clock is left out
 less than a minute. A line is a batch: µs of the thread's CPU for each update; the longest pair
 of calls, in which the heap is collected, too; what the writes take on the heap (overlay), and on
 disk (runs); the commit and the opening of the next version, which are the gap between two batches;
-and the resident memory of JVM and engines.
+what lives on the heap after that; and the resident memory of JVM and engines.
 
 Under the lines of a provider is how much larger its writes are than those of one update a key.
 """
@@ -18,13 +18,14 @@ import argparse
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import run_for_each
 from benchmarks.soak import engines_of, resident_bytes
 from benchmarks.store_runs import StoreDriver
-from benchmarks.workloads import find_provider
+from benchmarks.workloads import STATE_STORE, Provider, find_provider
 
 PROVIDERS = "rocksdb-changelog,filesystem,rocksdb-backend"
 MS, MIB = 1_000_000, 1 << 20
@@ -37,19 +38,22 @@ def main() -> int:
     parser.add_argument("--keys", type=int, default=100_000)
     parser.add_argument("--batches", type=int, default=10)
     parser.add_argument("--providers", default=PROVIDERS)
+    parser.add_argument("--overlay", type=int, default=-1, help="overlay.maxBytes, to see it spill")
     parser.add_argument("--application", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    sizes = (arguments.keys, arguments.updates, arguments.batches)
     if arguments.application:
-        measure(arguments.application, arguments.keys, arguments.updates, arguments.batches)
+        found = find_provider(arguments.application)
+        overlay = (f"{STATE_STORE}.overlay.maxBytes", str(arguments.overlay))
+        measure(replace(found, conf=(*found.conf, overlay)) if found.is_ours else found, *sizes)
         return 0
-    given = [f"--updates={arguments.updates}", f"--keys={arguments.keys}"]
-    given += [f"--batches={arguments.batches}"]
+    given = [f"--keys={sizes[0]}", f"--updates={sizes[1]}", f"--batches={sizes[2]}"]
+    given += [f"--overlay={arguments.overlay}"]
     return run_for_each("long_batches", arguments.providers, given)
 
 
-def measure(name: str, num_keys: int, num_updates: int, num_batches: int) -> None:
+def measure(provider: Provider, num_keys: int, num_updates: int, num_batches: int) -> None:
     """Run the batches of one provider in this process and print its lines."""
-    provider = find_provider(name)
     work = Path(tempfile.mkdtemp(prefix="statestore-long-"))
     try:
         driver = StoreDriver(provider, work)
@@ -58,7 +62,7 @@ def measure(name: str, num_keys: int, num_updates: int, num_batches: int) -> Non
         once = overlay_bytes(driver.write(num_keys, update=1))
         say(
             provider.title,
-            *("µs", "longest", "overlay", "runs", "commit", "open", "JVM", "engines"),
+            *("µs", "longest", "overlay", "runs", "commit", "open", "heap", "JVM", "engines"),
         )
         largest = 0
         for batch in range(num_batches):
@@ -75,6 +79,7 @@ def measure(name: str, num_keys: int, num_updates: int, num_batches: int) -> Non
                 str(custom.get("statestoreSpilledRuns", "")),
                 f"{done['commit_ns'] / MS:,.0f} ms",
                 f"{done['open_ns'] / MS:,.0f} ms",
+                f"{driver.used_heap_bytes() / MIB:,.0f} MiB",
                 f"{jvm / MIB:,.0f} MiB",
                 f"{engines / MIB:,.0f} MiB",
             )

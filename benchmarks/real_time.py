@@ -142,14 +142,15 @@ made. *Silence* is the longest time without a record, as between two batches. *C
 JVM with its engines. *Overlay*: what the writes of the largest batch took, all state partitions
 together. *Others* is the share of the machine that programs beside this benchmark had, *load* its
 number of runnable threads before and after. Where others had more than {BUSY:.0%}, times compare no
-stores: the CPU of a row still does."""
+stores."""
 
 
 def figures(runs: Sequence[dict[str, Any]]) -> list[str]:
     """Return the cells of runs of one store, after its name."""
 
     def cell(text: Any) -> str:
-        return " / ".join(text(run) for run in runs)
+        told = [text(run) for run in runs]
+        return " / ".join(told) if any(told) else ""
 
     def overlay(run: dict[str, Any]) -> str:
         sizes = [batch["overlay_bytes"] for batch in run["batches"]]

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from examples.wikipedia_edits.broker import Broker
+
 from .conftest import EXTENDED, PROVIDER
 from .harness import FILESYSTEM, HEAP, ROCKSDB, ROCKSDB_BACKEND
 from .helper_jar import compile_test_jar
@@ -122,10 +124,7 @@ def test_nothing_is_lost_when_the_driver_is_killed_within_a_batch(
     checkpoint = tmp_path / "job" / "lane" / "checkpoint"
     for kills in range(1, 3):
         running = start("endless", provider=provider)
-        before = committed_rows(checkpoint)
-        while committed_rows(checkpoint) <= before:
-            assert running.process.poll() is None, running.output.read_text()
-            time.sleep(0.2)
+        _wait_for_commit(running, checkpoint)
         time.sleep(3.0 * kills)
         os.kill(running.driver(), signal.SIGKILL)
         running.process.wait(60)
@@ -134,6 +133,43 @@ def test_nothing_is_lost_when_the_driver_is_killed_within_a_batch(
 
     assert report["before"] == totals(report["committed"])
     _assert_exact(report)
+
+
+@EXTENDED
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_when_the_broker_is_killed_within_a_batch(
+    start_job: StartJob, kafka_jars: list[Path], tmp_path: Path
+) -> None:
+    """Catches a query that does not survive a broker that is away, and a row that it counts twice.
+
+    The driver is killed in the end, too, within a later batch.
+    """
+    checkpoint = tmp_path / "job" / "lane" / "checkpoint"
+    broker = Broker(tmp_path / "kafka")
+    try:
+        start = _jobs(start_job, kafka_jars, servers=broker.servers)
+        running = start("endless", provider=FILESYSTEM)
+        _wait_for_commit(running, checkpoint)
+        time.sleep(2.0)
+        broker.kill()
+        broker.start()
+        for _ in range(2):
+            _wait_for_commit(running, checkpoint)
+        os.kill(running.driver(), signal.SIGKILL)
+        running.process.wait(60)
+        report = start("resume").report(350)
+    finally:
+        broker.kill()
+
+    assert report["before"] == totals(report["committed"])
+    _assert_exact(report)
+
+
+def _wait_for_commit(running: Job, checkpoint: Path) -> None:
+    before = committed_rows(checkpoint)
+    while committed_rows(checkpoint) <= before:
+        assert running.process.poll() is None, running.output.read_text()
+        time.sleep(0.2)
 
 
 @EXTENDED
