@@ -20,13 +20,16 @@ from statestore.cli.output import (
     yes_option,
 )
 from statestore.core.errors import StateStoreError
-from statestore.core.text import format_bytes, format_count, format_time
+from statestore.core.text import escape_controls, format_bytes, format_count, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from statestore.api.checkpoint import Checkpoint
     from statestore.operations.upkeep.survey import CheckpointInfo
+
+_SHOWN = 200
+"""Characters of an offset that are shown: that of a Kafka source names every partition."""
 
 
 @click.command("list")
@@ -82,6 +85,10 @@ def list_command(
         f"{info.uri}: {info.backend} backend, {info.num_partitions} state partitions, "
         f"{format_bytes(info.stored_bytes)} of state files"
     )
+    if info.query_id is not None:
+        click.echo(f"query {info.query_id}{', running' if info.is_running else ''}")
+    for line in info.position.lines() if info.position is not None else ():
+        click.echo(escape_controls(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"))
     for operator in info.operators:
         stores = ", ".join(store.name for store in operator.stores)
         names = ", ".join(sorted(variable.name for variable in operator.variables))

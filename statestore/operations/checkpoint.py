@@ -87,7 +87,7 @@ def open_checkpoint(place: Place, below: str | None = None) -> Iterator[OpenChec
             Path(directory).mkdir()
         uri = place.uri if place.io else absolute_uri(place.uri)
         io, path = place.open(fetched)
-        of_ours = try_read_metadata(io, path)[1]
+        query_id, of_ours = try_read_metadata(io, path)
         check_finished(of_ours, uri)
         state_io, state_root = io, f"{path}/state"
         placement = read_placement(io, state_root)
@@ -102,7 +102,9 @@ def open_checkpoint(place: Place, below: str | None = None) -> Iterator[OpenChec
         if placement is not None:
             state_io, storage = place.open_other(placement.storage, fetched_state)
             state_root = f"{storage}/{placement.id}"
-        checkpoint = OpenCheckpoint(uri, io, path, place, state_io, state_root, scratch_directory)
+        checkpoint = OpenCheckpoint(
+            uri, io, path, place, state_io, state_root, scratch_directory, query_id=query_id
+        )
         if checkpoint.newest_planned is None:
             found = _named_below(io, path)
             named = {"below": found} if found else {}
@@ -180,6 +182,7 @@ class OpenCheckpoint(QueryLogs):
         state_io, state_root: Storage and directory of the operators' state: elsewhere where the
             checkpoint has a placement.
         scratch_directory: Local directory for work, deleted with the checkpoint's context.
+        query_id: ID of the query; None of a savepoint, and where it was lost.
         guard: Who is asked before a file is written or deleted: the operation that changes it.
     """
 
@@ -187,6 +190,7 @@ class OpenCheckpoint(QueryLogs):
     state_io: TreeFileIO
     state_root: str
     scratch_directory: str
+    query_id: str | None = None
     guard: Guard = field(default_factory=Guard, compare=False)
 
     @property

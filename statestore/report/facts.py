@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from statestore.checkpoint.history import HistoryEntry
     from statestore.codec.commit_times import MemoryUse
     from statestore.operations.new_directory import BranchOrigin
-    from statestore.operations.upkeep.survey import FoundBranch, FoundSavepoint, VersionInfo
+    from statestore.operations.upkeep.survey import (
+        FoundBranch,
+        FoundSavepoint,
+        InputPosition,
+        VersionInfo,
+    )
     from statestore.operations.upkeep.verification import Finding
 
 SCHEMA_VERSION = 1
@@ -171,7 +176,7 @@ class Facts:
         branch_of: What it is a branch of; None where it is none.
         savepoints, branches: Those found where it was said to look.
         advice: What to do, the most urgent first.
-        is_running: As `CheckpointInfo`.
+        is_running, query_id, position: As `CheckpointInfo`.
         history: Operations that changed the checkpoint where it is, newest first, without the
             certificates of forgotten keys.
     """
@@ -194,6 +199,8 @@ class Facts:
     branches: tuple[FoundBranch, ...] = ()
     advice: tuple[Advice, ...] = ()
     is_running: bool = False
+    query_id: str | None = None
+    position: InputPosition | None = None
     history: tuple[HistoryEntry, ...] = ()
 
     def __repr__(self) -> str:

@@ -114,6 +114,8 @@ def _facts(
         findings=findings,
         is_deep=deep,
         is_running=info.is_running,
+        query_id=info.query_id,
+        position=info.position,
         history=tuple(entry.brief() for entry in history[::-1][:NUM_OPERATIONS]),
     )
 

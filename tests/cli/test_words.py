@@ -214,3 +214,31 @@ def test_json_has_no_number_that_json_has_not(capsys, number, text):
         rows_of(capsys, "text", nested=columns["nested"]).split(maxsplit=1)[1],
         parse_constant=refuse,
     ) == {"x": [text]}
+
+
+def test_list_tells_the_query_and_how_far_it_has_read(running):
+    """Catches a list that leaves nobody knowing whose state it is, or how far behind."""
+    offsets = Path(running.path, "offsets", "1")
+    query = json.loads(Path(running.path, "metadata").read_text())["id"]
+
+    def tell(watermark, source):
+        version, metadata, *_ = offsets.read_text().splitlines()
+        fields = {**json.loads(metadata), "batchTimestampMs": 90_000_000}
+        fields["batchWatermarkMs"] = watermark
+        offsets.write_text("\n".join([version, json.dumps(fields), source, "-"]))
+        return run("list", running.path)
+
+    code, shown = tell(3_600_000, '{"edits":{"0":7}}')
+    assert code == 0, shown
+    assert f"query {query}, running\n" in shown
+    assert "watermark 1970-01-01 01:00:00Z, 1 day, 0:00:00 behind the clock\n" in shown
+    assert 'source 0: {"edits":{"0":7}}\nsource 1: -\n' in shown
+    assert "watermark" not in tell(0, "-")[1]
+    assert "\\x1b]" in tell(0, "\x1b]0;x")[1]
+    assert len(max(tell(0, "9" * 5000)[1].splitlines(), key=len)) < 250
+
+    position = Checkpoint(running.path).info.position
+    assert (position.batch, position.planned_ms, position.watermark_ms) == (1, 90_000_000, None)
+    for hostile in (10**18, -1, 1.5, "x"):
+        assert tell(hostile, "-")[0] == 0
+        assert Checkpoint(running.path).info.position is None

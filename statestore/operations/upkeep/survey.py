@@ -10,6 +10,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from statestore.checkpoint.layout import parse_pin_name, parse_state_file_name
@@ -22,8 +23,9 @@ from statestore.core.errors import (
     NotFoundError,
     StateStoreError,
 )
+from statestore.core.json_fields import Fields, MalformedError
 from statestore.core.providers import IN_DRIVER_MEMORY, SPARK_PROVIDERS
-from statestore.core.text import format_bytes, to_time
+from statestore.core.text import format_bytes, format_time, to_time
 from statestore.io.storage import absolute_uri
 from statestore.operations.batches import read_own_batch
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint
@@ -47,6 +49,10 @@ if TYPE_CHECKING:
     from statestore.checkpoint.operator_metadata import OperatorInfo
     from statestore.io.file_io import FileIO
     from statestore.operations.store_state import States, StoreState
+
+
+_MOST_MS = 253_402_300_799_999
+"""The last millisecond that a calendar has, of the year 9999."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,33 @@ class _Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class InputPosition:
+    """How far a query has read, as its newest committed batch has it.
+
+    Attributes:
+        batch: The batch.
+        planned_ms: When it was planned, milliseconds since the Unix epoch.
+        watermark_ms: The watermark that it began with, in the time of the events; None where the
+            query has none, or no event had come.
+        sources: For each source, in the order of the query, the offset that it has read up to, as
+            the source writes it: mostly JSON; `-` for none.
+    """
+
+    batch: int
+    planned_ms: int
+    watermark_ms: int | None
+    sources: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """Return it in words, for people."""
+        told = [f"source {number}: {text}" for number, text in enumerate(self.sources)]
+        if self.watermark_ms is None:
+            return told
+        behind = timedelta(seconds=(self.planned_ms - self.watermark_ms) // 1000)
+        return [f"watermark {format_time(self.watermark_ms)}, {behind} behind the clock", *told]
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointInfo:
     """A checkpoint at a glance.
 
@@ -121,6 +154,8 @@ class CheckpointInfo:
         branch_of: What it is a branch of; None where it is none.
         is_running: Whether a query holds a lease on it; of Spark's own providers nobody knows, and
             it is false.
+        query_id: ID of the query; None of a savepoint, and where it was lost.
+        position: How far the query has read; None before its first batch is committed.
     """
 
     uri: str
@@ -133,6 +168,8 @@ class CheckpointInfo:
     pinned_versions: tuple[int, ...]
     branch_of: BranchOrigin | None = None
     is_running: bool = False
+    query_id: str | None = None
+    position: InputPosition | None = None
 
     def __repr__(self) -> str:
         return (
@@ -176,7 +213,23 @@ def _describe_files(
         pinned_versions=tuple(sorted(pins)),
         branch_of=read_branch_origin(checkpoint.io, checkpoint.path),
         is_running=is_query_running(checkpoint),
+        query_id=checkpoint.query_id,
+        position=_find_position(checkpoint),
     )
+
+
+def _find_position(checkpoint: OpenCheckpoint) -> InputPosition | None:
+    """Return how far a query has read; None where its logs do not tell."""
+    batch = checkpoint.newest_version - 1
+    try:
+        entry = checkpoint.offsets_entry(batch)
+        fields = Fields(entry.metadata)
+        planned, watermark = (
+            fields.integer(name, high=_MOST_MS) for name in ("batchTimestampMs", "batchWatermarkMs")
+        )
+    except (NotFoundError, CorruptionError, MalformedError):
+        return None
+    return InputPosition(batch, planned, watermark or None, entry.sources)
 
 
 def list_versions(
