@@ -79,6 +79,7 @@ def test_other_commands_name_what_lies_below(storage):
 
     assert result.exit_code == 1
     assert f"below='{FLOW}/0, {FLOW}/1" in result.output
+    assert "name one of the checkpoints below it" in result.output
 
 
 def test_list_has_a_line_for_each(storage):

@@ -88,15 +88,6 @@ def test_number_of_state_partitions_that_is_text_is_refused(made):
             Checkpoint(made.path).rescale(wrong, dry_run=True)
 
 
-def test_checkpoints_below_a_directory_are_named(made):
-    """Catches a user who named the parent, and is told only that there is nothing."""
-    code, shown = run("list", Path(made.path).parent)
-
-    assert code == 1
-    assert "below='query'" in shown
-    assert "name one of the checkpoints below it" in shown
-
-
 def test_first_batch_that_is_not_committed_is_said_so(tmp_path):
     """Catches "ask for a version from 1 to the newest" where the newest is 0."""
     query = make_query(tmp_path / "query", num_batches=0)
