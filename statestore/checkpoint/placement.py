@@ -82,6 +82,39 @@ def read_placement(io: FileIO, root: str) -> Placement | None:
     return placement
 
 
+def read_owner(io: FileIO, state_root: str) -> str | None:
+    """Return the `state` directory of the checkpoint that state elsewhere was made for.
+
+    Args:
+        io: The other storage.
+        state_root: The state's directory there.
+
+    Returns:
+        A path on the storage of that checkpoint, by whoever began it; None where it is not told.
+
+    Raises:
+        CorruptionError: The file that tells it is damaged.
+        StorageError: The storage failed.
+    """
+    path = f"{state_root}/{OWNER_NAME}"
+    try:
+        data, _ = io.read_tail(path, _MAX_BYTES)
+    except NotFoundError:
+        return None
+    try:
+        return parse_fields(data).text("checkpoint")
+    except MalformedError as error:
+        raise CorruptionError(
+            "the file that names the checkpoint of a state is damaged",
+            file=path,
+            offset=0,
+            expected="a JSON object with format_version and checkpoint",
+            found=data[:100].decode(errors="replace"),
+            to_fix="delete it if the state is this checkpoint's: it is for people and for "
+            "operations, and no row is in it",
+        ) from error
+
+
 def make_placement(
     home: StoreLocation, io: FileIO, path: str, uri: str, *, sync: bool
 ) -> Placement:

@@ -37,6 +37,7 @@ KINDS: dict[str, str] = {
     "incompatible": "the checkpoint was made with other settings",
     "other-provider": "the store directory holds files of another state store provider",
     "other-store": "the file belongs to another store",
+    "other-checkpoint": "the state belongs to another checkpoint",
     "newer-format": "the file was written in a format version this package does not know",
     "num-partitions-changed": "the number of state partitions differs from the checkpoint's",
     "max-parallelism-changed": "the number of key groups differs from the checkpoint's",

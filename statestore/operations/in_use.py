@@ -12,12 +12,13 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.layout import parse_lease_name
+from statestore.checkpoint.layout import OWNER_NAME, parse_lease_name
 from statestore.checkpoint.lease import INTERVALS, Holder, Lease, Leases
 from statestore.checkpoint.lease_watch import await_end
+from statestore.checkpoint.placement import read_owner
 from statestore.checkpoint.query_log import QueryLog
 from statestore.core.clock import SystemClock
-from statestore.core.errors import InUseError, StateStoreError
+from statestore.core.errors import IncompatibleError, InUseError, StateStoreError
 from statestore.core.ids import RandomIds
 from statestore.core.options import StateStoreOptions
 from statestore.core.process import find_process
@@ -51,7 +52,8 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
     Raises:
         InUseError: A query or another operation is at it; `fields` say who, and how that is known.
         InvalidArgumentError: It is a savepoint.
-        IncompatibleError: It is another provider's (kind other-provider).
+        IncompatibleError: It is another provider's (kind other-provider), or its state is another
+            checkpoint's (kind other-checkpoint).
         CorruptionError, StorageError: A lease cannot be read; the storage failed.
     """
     checkpoint.check_of_query()
@@ -65,7 +67,34 @@ def exclusive_use(checkpoint: OpenCheckpoint, operation: str) -> Iterator[Exclus
         clock=checkpoint.clock,
     ) as use:
         _require_batches(checkpoint, *batches)
+        _require_own_state(checkpoint, use.lease_name)
         yield use
+
+
+def _require_own_state(checkpoint: OpenCheckpoint, lease_name: str) -> None:
+    """Raise unless state that lies elsewhere is this checkpoint's.
+
+    A copy of the checkpoint directory names the state of the original, and so may a checkpoint of a
+    stranger. The directory may have several names: the one that it was made by has the lease, too.
+    """
+    if checkpoint.state_root == checkpoint.state_directory:
+        return
+    owner = read_owner(checkpoint.state_io, checkpoint.state_root)
+    if owner is None or owner == checkpoint.state_directory:
+        return
+    with suppress(StateStoreError):
+        if lease_name in Leases(checkpoint.io, owner).list():
+            return
+    raise IncompatibleError(
+        "the state is that of another checkpoint, which would lose it",
+        kind="other-checkpoint",
+        checkpoint=checkpoint.uri,
+        state=checkpoint.state_root,
+        belongs_to=owner,
+        to_fix="copy checkpoints by `statestore branch` or `statestore savepoint`. If this one was "
+        f"moved, and the other is no more, write {checkpoint.state_directory} as `checkpoint` into "
+        f"{checkpoint.state_root}/{OWNER_NAME}",
+    )
 
 
 @contextmanager
@@ -118,6 +147,11 @@ class ExclusiveUse:
         self._renewed_ms = clock.elapsed_ms()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+
+    @property
+    def lease_name(self) -> str:
+        """File name of the lease."""
+        return self._lease.name
 
     def __enter__(self) -> ExclusiveUse:
         self._thread.start()

@@ -16,8 +16,9 @@ LASTING_KINDS = frozenset(
     {
         "invalid-argument", "invalid-option", "unknown-option", "unsupported-scheme",
         "not-found", "version-not-found", "file-not-found", "directory-gone", "driver-lost",
-        "incompatible", "other-provider", "other-store", "newer-format", "schema-changed",
-        "num-partitions-changed", "max-parallelism-changed", "backend-changed", "storage-changed",
+        "incompatible", "other-provider", "other-store", "other-checkpoint", "newer-format",
+        "schema-changed", "num-partitions-changed", "max-parallelism-changed",
+        "backend-changed", "storage-changed",
         "lineage-broken", "corruption", "truncated", "checksum-mismatch", "state-too-large",
         "protocol", "version-apart", "spark-connect", "sink-apart",
     }

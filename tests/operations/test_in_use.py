@@ -1,6 +1,7 @@
 """Who may change a checkpoint: leases of this and other machines, alive, dead and in between."""
 
 import json
+import shutil
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -8,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from statestore import Checkpoint
 from statestore.checkpoint.lease import Holder, Lease, Leases
 from statestore.core.clock import ManualClock, SystemClock
-from statestore.core.errors import CorruptionError, InUseError, StorageError
+from statestore.core.errors import CorruptionError, IncompatibleError, InUseError, StorageError
 from statestore.core.ids import RandomIds
 from statestore.core.process import Process, find_process
 from statestore.io.local import LocalFileIO
@@ -24,6 +26,7 @@ from statestore.operations.in_use import (
     require_same_batches,
 )
 from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.checkpoints import files_below, write_checkpoint
 from tests.seams import place_of
 
 INTERVAL_MS = 10_000
@@ -338,3 +341,59 @@ def test_lease_is_what_the_format_says(tmp_path):
     assert set(fields["holder"]["process"]) == {"host", "machine", "pid", "started"}
     assert fields["lasts_ms"] == 3 * fields["interval_ms"]
     assert lease.name == f"query-{'0' * 32}.json"
+
+
+CHANGES = {
+    "rescale": lambda checkpoint: checkpoint.rescale(4),
+    "edit": lambda checkpoint: checkpoint.edit("default", delete="number < 9"),
+    "expire": lambda checkpoint: checkpoint.expire(keep=2),
+    "compact": lambda checkpoint: checkpoint.compact(),
+    "forget": lambda checkpoint: checkpoint.forget("word = 'word-3'"),
+    "repair": lambda checkpoint: checkpoint.repair(),
+}
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A checkpoint whose state lies on another storage."""
+    rows = {(f"word-{number}", number): (number, "note") for number in range(30)}
+    made = write_checkpoint(tmp_path / "made", [{"default": rows}] * 4, checkpoint_format=2)
+    options = {"checkpoint_storage": str(tmp_path / "storage")}
+    Checkpoint(made, storage_options=options).restore(tmp_path / "original")
+    return tmp_path / "original"
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_copy_of_a_checkpoint_does_not_change_the_state_of_the_original(
+    tmp_path, elsewhere, change
+):
+    """Catches an operation on a copy, or on a made-up checkpoint, that takes other rows."""
+    shutil.copytree(elsewhere, tmp_path / "copy")
+    (tmp_path / "other name").symlink_to(elsewhere)
+    files = files_below(tmp_path / "storage")
+
+    with pytest.raises(IncompatibleError, match=str(elsewhere)) as caught:
+        change(Checkpoint(tmp_path / "copy"))
+    assert caught.value.kind == "other-checkpoint"
+    assert files_below(tmp_path / "storage") == files
+    assert Checkpoint(elsewhere).verify(deep=True).ok
+    assert not list((tmp_path / "copy" / "statestore-leases").iterdir())
+
+    change(Checkpoint(tmp_path / "other name"))
+    assert Checkpoint(elsewhere).verify(deep=True).ok
+
+
+def test_checkpoint_that_was_moved_is_changed_when_its_state_says_where_it_is(tmp_path, elsewhere):
+    """Catches a checkpoint that no operation takes any more."""
+    elsewhere.rename(tmp_path / "moved")
+    (owner,) = (tmp_path / "storage").glob("*/checkpoint.json")
+
+    with pytest.raises(IncompatibleError) as caught:
+        Checkpoint(tmp_path / "moved").rescale(4)
+    assert f"write {tmp_path}/moved/state as `checkpoint` into {owner}" in caught.value.to_fix
+    owner.write_text("{")
+    with pytest.raises(CorruptionError):
+        Checkpoint(tmp_path / "moved").rescale(4)
+    owner.write_text(json.dumps({"checkpoint": f"{tmp_path}/moved/state"}))
+    Checkpoint(tmp_path / "moved").rescale(4)
+    assert Checkpoint(tmp_path / "moved").verify(deep=True).ok
