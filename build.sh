@@ -22,7 +22,10 @@ usage: ./build.sh TARGET [ARGUMENT...]
   next-spark [DIRECTORY]  say whether the shim fits the Spark that comes next: the newest release, also
             a preview, or the one whose jars are there
   test-all  run them with every operator in every combination, on every state backend and every Spark
+  test-cluster LANE queries on a cluster of hosts on this machine, processes killed; LANE is
+            standalone or yarn; --results=FILE writes what ran. Linux, as root, with iproute2
   test-s3   the tests of S3 on SeaweedFS in place of moto, or pytest with the given arguments
+  test-nightly what is in none of these: both lanes on clusters, and test-s3
   lint      check style, types, layers, the shim and the docs
   docs      the docs as a site in build/site, all links checked
   bench     measure all providers, results under benchmarks/results/
@@ -151,7 +154,7 @@ run_tests() {
   $python -m tests.class_archive >"$again" 2>&1 || cat "$again" >&2
   : >"$again"
   pytest=("$python" -m tools.second_try "$again" -p no:benchmark --durations=25 -m "$1" -n 2)
-  "${pytest[@]}" --dist worksteal --ignore tests/spark --ignore tests/packaging || failed=1
+  "${pytest[@]}" --dist worksteal --ignore tests/spark --ignore tests/packaging --ignore tests/clusters || failed=1
   "${pytest[@]}" --dist loadgroup --no-loadscope-reorder tests/spark tests/packaging || failed=1
   if [ -s "$again" ]; then
     echo "passed at the second try:"
@@ -240,12 +243,29 @@ case $target in
     $python -m tests.attack.keyed --minutes 2 || failed=1
     exit $failed
     ;;
+  test-cluster)
+    lane=${1:-}
+    [[ $lane =~ ^(standalone|yarn)$ ]] ||
+      fail "no such lane: lane=$lane. To fix: name standalone or yarn; there is none for Kubernetes yet"
+    shift
+    jar
+    need_group cluster venv_pack
+    use_memory_for_scratch
+    $python -m pytest -p no:benchmark -p no:randomly -s -rs "tests/clusters/test_$lane.py" "$@"
+    ;;
   test-s3)
     jar
     need_group cluster venv_pack
     use_memory_for_scratch
     if [ $# -eq 0 ]; then set -- -m "not extended" -k s3 tests/faults tests/contract; fi
     STATESTORE_S3_SERVER=seaweedfs $python -m pytest -p no:benchmark "$@"
+    ;;
+  test-nightly)
+    failed=0
+    ./build.sh test-cluster standalone || failed=1
+    ./build.sh test-cluster yarn || failed=1
+    ./build.sh test-s3 || failed=1
+    exit $failed
     ;;
   lint)
     jar

@@ -32,16 +32,15 @@ class HdfsCluster:
     """Serves on a port of its own until `stop`; files are below `directory`.
 
     Raises:
-        JarsUnreachableError: As `_fetch`.
+        JarsUnreachableError: As `fetch_jar`.
         RuntimeError: It does not start; says what its log ends with.
     """
 
     def __init__(self, directory: Path) -> None:
         details, log = directory / "details.json", directory / "hdfs.log"
-        hadoop = next(SPARK_JARS.glob("hadoop-client-api-*.jar")).stem.rpartition("-")[2]
         jars = [
-            _fetch("org.apache.hadoop", "hadoop-client-minicluster", hadoop),
-            *(_fetch(*junit) for junit in _JUNITS),
+            fetch_jar("org.apache.hadoop", "hadoop-client-minicluster", hadoop_release()),
+            *(fetch_jar(*junit) for junit in _JUNITS),
         ]
         command = [
             *("java", "-Xmx512m", "-cp", ":".join([f"{SPARK_JARS}/*", *map(str, jars)])),
@@ -72,7 +71,12 @@ class HdfsCluster:
         self._process.wait()
 
 
-def _fetch(organisation: str, name: str, version: str) -> Path:
+def hadoop_release() -> str:
+    """Return the release of Hadoop whose client is among Spark's jars."""
+    return next(SPARK_JARS.glob("hadoop-client-api-*.jar")).stem.rpartition("-")[2]
+
+
+def fetch_jar(organisation: str, name: str, version: str) -> Path:
     """Return a jar of the registry that Spark takes `spark.jars.packages` from.
 
     Raises:

@@ -1,0 +1,65 @@
+"""SeaweedFS, an S3 server that is no imitation: a process on a host of its own."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.seaweed import write_identity
+
+from .cluster import Cluster
+from .hosts import MOUNTS, wait_for
+
+HOST = "storage"
+BUCKET = "state"
+_KEYS = {"accessKey": "cluster", "secretKey": "of-the-lane"}
+_PORT = 8333
+
+
+def make_folder(folder: Path, weed: Path) -> Path:
+    """Make a folder with what it needs: the program, and who may do what."""
+    folder.mkdir()
+    shutil.copy(weed, folder / "weed")
+    write_identity(folder / "s3.json", *_KEYS.values())
+    return folder
+
+
+def start(cluster: Cluster) -> None:
+    """Start it, and make the bucket; the cluster sees the folder as `seaweed`."""
+    data = cluster.hosts.disk(HOST) / "weed"
+    data.mkdir()
+    data.chmod(0o777)
+    given = MOUNTS / "seaweed"
+    command = [
+        *(f"{given}/weed", "server", "-dir", "/tmp/weed", "-ip", HOST),
+        *("-s3", "-s3.port", str(_PORT), "-s3.config", f"{given}/s3.json"),
+        *("-master.volumeSizeLimitMB", "64"),
+    ]
+    cluster.start_daemon(HOST, "weed", command, {})
+    made = (
+        "import boto3; from botocore.config import Config; "
+        f"boto3.client('s3', endpoint_url={endpoint()!r}, region_name='us-east-1', "
+        f"aws_access_key_id={_KEYS['accessKey']!r}, aws_secret_access_key={_KEYS['secretKey']!r}, "
+        "config=Config(s3={'addressing_style': 'path'}))"
+        f".create_bucket(Bucket={BUCKET!r})"
+    )
+
+    def has_bucket() -> bool:
+        return cluster.hosts.succeeds(HOST, [f"{MOUNTS}/python/bin/python", "-c", made])
+
+    wait_for(has_bucket, "the bucket")
+
+
+def endpoint() -> str:
+    """Return its address on the network of the hosts."""
+    return f"http://{HOST}:{_PORT}"
+
+
+def options() -> dict[str, str]:
+    """Return the options that reach it, by their names without a prefix."""
+    return {
+        "s3.endpoint": endpoint(),
+        "s3.pathStyle": "true",
+        "s3.region": "us-east-1",
+        **{f"s3.{name}": value for name, value in _KEYS.items()},
+    }
