@@ -12,10 +12,11 @@ _HEAD = """# Queries on a cluster: {manager}
 
 A query counts events by key, in {partitions} state partitions, on hosts that are namespaces of one
 Linux machine. After each batch Spark is made to forget where its stores are, so that the tasks of
-the next one go to any executor. What is killed is killed with SIGKILL, while tasks of the
-state run. A second application goes on. In each line, all rows of sink and state were those of a
-batch computation at the end, `verify --deep` found nothing in any version, and no host had an
-engine or a scratch directory left.
+the next one go to any executor. What is killed is killed with SIGKILL, while tasks of the state
+run. Where the batches are a sum, a second application went on. In each line, all rows of sink and
+state were those of a batch computation at the end, `verify --deep` found nothing in any version,
+and no host had an engine or a scratch directory left. The seconds say how long a line takes on a
+busy machine, not how fast the query is.
 
 ```
 ./build.sh test-cluster {manager} --results={file}
