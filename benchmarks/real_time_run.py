@@ -198,6 +198,7 @@ def _wait_for_batch(query: StreamingQuery, load: Load) -> list[dict[str, Any]]:
                 "rows": batch["numInputRows"],
                 "keys": operator["numRowsTotal"],
                 "updated": operator["numRowsUpdated"],
+                "durations_ms": batch["durationMs"],
                 "commit_ms": operator["commitTimeMs"],
                 "memory_bytes": operator["memoryUsedBytes"],
                 "overlay_bytes": custom.get("statestoreOverlayBytes"),
