@@ -71,8 +71,19 @@ def store_measurements(measurements: Measurements, provider: str) -> Measurement
 @pytest.fixture
 def variable_measurements(measurements: Measurements, provider: str) -> Measurements:
     """`measurements`, for a test of `transformWithState`."""
-    if not find_provider(provider).has_variables:
+    if not find_provider(provider).has_families:
         pytest.skip(f"transformWithState is not measured on provider {provider}")
+    return measurements
+
+
+@pytest.fixture
+def operator_measurements(
+    measurements: Measurements, operator_name: str, provider: str
+) -> Measurements:
+    """`measurements`, for a test of another operator than an aggregation."""
+    workload = measurements.suite.query(operator_name)
+    if workload.needs_families and not find_provider(provider).has_families:
+        pytest.skip(f"{operator_name} is not measured on provider {provider}")
     return measurements
 
 

@@ -193,6 +193,15 @@ FIGURES = (
         for ours, title in ((OURS, ""), (OUR_ROCKSDB, "rocksdb backend, "))
     ),
     *(
+        figure
+        for ours, title in ((OURS, ""), (OUR_ROCKSDB, "rocksdb backend, "))
+        for metric in ("W8-join-4 batch", "W8-join-4 CPU")
+        for figure in (
+            _against(1.0, metric, "rocksdb-changelog", ours, f"{title}{metric}"),
+            _own_against(0.4, metric, "rocksdb-changelog", ours, f"{title}{metric}"),
+        )
+    ),
+    *(
         Figure(
             f"heap backend, {metric} / filesystem",
             1.1,

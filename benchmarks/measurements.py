@@ -67,7 +67,9 @@ class Measurements:
         return self._runs[measurement, workload][provider]
 
     def _measure(self, measurement: str, workload: str) -> None:
-        variables = {query.name for query in self.suite.w9}
+        with_families = {
+            query.name for query in (*self.suite.w8, *self.suite.w9) if query.needs_families
+        }
         restarts = {query.name for query in self.suite.queries if query.restart_batches}
         steps = [measurement]
         if measurement in ("from-start", "restart") and workload in restarts:
@@ -81,7 +83,7 @@ class Measurements:
                     continue
                 if workload == "store" and not provider.keeps_state:
                     continue
-                if workload in variables and not provider.has_variables:
+                if workload in with_families and not provider.has_families:
                     continue
                 work = Path(tempfile.mkdtemp(prefix="statestore-benchmark-"))
                 try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,3 +68,18 @@ def run_for_each(module: str, providers: str, arguments: Iterable[str]) -> int:
         command = [sys.executable, "-m", f"benchmarks.{module}", "--application", name]
         failed |= subprocess.run([*command, *arguments], check=False).returncode != 0
     return int(failed)
+
+
+def cpu_ms() -> float:
+    """Return the CPU that this process and all below it have used so far, on Linux."""
+    fields = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            # The second field, the command in parentheses, may hold blanks.
+            fields[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
+    ticks, level = 0, {os.getpid()}
+    while level:
+        # Its own, and that of its children that ended and were waited for.
+        ticks += sum(int(field) for pid in level for field in fields[pid][11:15])
+        level = {pid for pid, of in fields.items() if int(of[1]) in level}
+    return ticks * 1000 / os.sysconf("SC_CLK_TCK")

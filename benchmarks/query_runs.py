@@ -14,6 +14,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.datasets import input_files, link_files
+from benchmarks.processes import cpu_ms
 from benchmarks.sessions import benchmark_jar, start_session
 from benchmarks.workloads import Provider, QueryWorkload, full
 
@@ -31,15 +32,18 @@ def run_from_start(workload: QueryWorkload, provider: Provider, work: Path) -> d
             `run_after_restart` goes on with.
 
     Returns:
-        `batches`: one summary a batch, as `summarise_progress` makes it, the load first.
+        `batches`: one summary a batch that reads rows, as `summarise_progress` makes it, the load
+        first; with `cpu_ms`, of JVM, engines and Python since the batch before, None where that is
+        not known.
         `state_files`, `state_bytes`: files below `checkpoint/state` at the end.
     """
     spark = start_warm_session(workload, provider, work)
     num_files = workload.load_batches + workload.update_batches
     link_files(input_files(workload)[:num_files], work / "source")
     query = start_query(spark, work / "source", work / "checkpoint", workload)
-    query.awaitTermination()
-    result = {"batches": _batches(query), **_count_state_files(work / "checkpoint")}
+    cpu_ms = _watch_cpu(query)
+    batches = [{**batch, "cpu_ms": cpu_ms.get(batch["batch"])} for batch in _batches(query)]
+    result = {"batches": batches, **_count_state_files(work / "checkpoint")}
     spark.stop()
     return result
 
@@ -127,6 +131,7 @@ def start_query(
         .option("maxFilesPerTrigger", 1)
         .parquet(str(source))
     )
+    spark.conf.set("spark.sql.streaming.join.stateFormatVersion", workload.join_format)
     results = _results(spark, rows, workload)
     return (
         results.writeStream.format("noop")
@@ -162,7 +167,18 @@ def _batches(query: StreamingQuery) -> list[dict[str, Any]]:
     error = query.exception()
     if error is not None:
         raise error
-    return [summarise_progress(json.loads(progress.json)) for progress in query.recentProgress]
+    reports = [json.loads(progress.json) for progress in query.recentProgress]
+    return [summarise_progress(report) for report in reports if report["numInputRows"]]
+
+
+def _watch_cpu(query: StreamingQuery) -> dict[int, float]:
+    """Return the CPU that was used in each batch of a query, in ms, when it has ended."""
+    ends: dict[int, float] = {}
+    while query.isActive:
+        if (last := query.lastProgress) is not None:
+            ends.setdefault(last["batchId"], cpu_ms())
+        time.sleep(10 * POLL_S)
+    return {batch: ends[batch] - ends[batch - 1] for batch in ends if batch - 1 in ends}
 
 
 def _count_state_files(checkpoint: Path) -> dict[str, int]:

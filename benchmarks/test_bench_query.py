@@ -115,15 +115,14 @@ def test_variable_batch(
 
 
 def test_operator_batch(
-    benchmark: BenchmarkFixture, measurements: Measurements, operator_name: str, provider: str
+    benchmark: BenchmarkFixture,
+    operator_measurements: Measurements,
+    operator_name: str,
+    provider: str,
 ) -> None:
     """An update batch of a join or of session windows, once warm."""
-    workload = measurements.suite.query(operator_name)
-    runs = measurements.from_start(operator_name, provider).checked()
-    rounds = [
-        run["batches"][1 + workload.warm_up_batches : 1 + workload.update_batches] for run in runs
-    ]
-    assert all(len(batches) == len(rounds[0]) > 0 for batches in rounds)
+    rounds = warm_operator_batches(operator_measurements, operator_name, provider)
+    runs = operator_measurements.from_start(operator_name, provider).checked()
     record(
         benchmark,
         f"{operator_name} batch",
@@ -133,6 +132,31 @@ def test_operator_batch(
         state_bytes=runs[-1]["state_bytes"],
         **counters([batch for batches in rounds for batch in batches]),
     )
+
+
+def test_operator_cpu(
+    benchmark: BenchmarkFixture,
+    operator_measurements: Measurements,
+    operator_name: str,
+    provider: str,
+) -> None:
+    """What such a batch takes of JVM, engines and Python; others on the machine add less to it."""
+    rounds = warm_operator_batches(operator_measurements, operator_name, provider)
+    known = [[batch["cpu_ms"] for batch in batches if batch["cpu_ms"]] for batches in rounds]
+    record(benchmark, f"{operator_name} CPU", provider, known)
+
+
+def warm_operator_batches(
+    measurements: Measurements, operator_name: str, provider: str
+) -> list[list[dict[str, Any]]]:
+    """Return for each round the update batches without those that warm up."""
+    workload = measurements.suite.query(operator_name)
+    runs = measurements.from_start(operator_name, provider).checked()
+    rounds = [
+        run["batches"][1 + workload.warm_up_batches : 1 + workload.update_batches] for run in runs
+    ]
+    assert all(len(batches) == len(rounds[0]) > 0 for batches in rounds)
+    return rounds
 
 
 def w1_restarts(measurements: Measurements, provider: str) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ the sizes of the published figures, `quick()` a smoke test of the same code path
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 STATE_STORE = "spark.sql.streaming.stateStore"
@@ -24,8 +24,8 @@ class Provider:
     """A state store provider and the Spark settings that select it; all else is at its default.
 
     `is_ours` says whether it is in the jar, `is_durable` whether its state outlives the driver,
-    `keeps_state` whether it is a store at all, `has_variables` whether a `transformWithState` is
-    measured on it.
+    `keeps_state` whether it is a store at all, `has_families` whether what needs column families is
+    measured on it: `transformWithState`, and joins of state format 4.
     """
 
     id: str
@@ -35,7 +35,7 @@ class Provider:
     is_ours: bool = False
     is_durable: bool = True
     keeps_state: bool = True
-    has_variables: bool = False
+    has_families: bool = False
 
 
 PROVIDERS = (
@@ -46,21 +46,21 @@ PROVIDERS = (
         "Spark RocksDB + changelog",
         f"{SPARK_STATE}.RocksDBStateStoreProvider",
         ((f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled", "true"),),
-        has_variables=True,
+        has_families=True,
     ),
     Provider(
         OURS,
         "statestore filesystem",
         "io.statestore.FileSystemStateStoreProvider",
         is_ours=True,
-        has_variables=True,
+        has_families=True,
     ),
     Provider(
         OUR_ROCKSDB,
         "statestore rocksdb",
         "io.statestore.RocksDBStateStoreProvider",
         is_ours=True,
-        has_variables=True,
+        has_families=True,
     ),
     Provider(
         "heap",
@@ -77,7 +77,7 @@ PROVIDERS = (
         "io.statestore.bench.EmptyStateStoreProvider",
         is_durable=False,
         keeps_state=False,
-        has_variables=True,
+        has_families=True,
     ),
 )
 
@@ -100,8 +100,9 @@ class QueryWorkload:
     """A streaming query that loads its keys, then updates some of them.
 
     Its `operator` is an `aggregation`, `groupBy(key).agg(count, sum)`; a `join` of the stream with
-    itself on the key; or `session` windows of each key. Where `variable` names a kind of state, it
-    is a `transformWithState` of `jvm/VariableQueries.scala` that keeps such state for each key.
+    itself on the key, in state format `join_format`; or `session` windows of each key. Where
+    `variable` names a kind of state, it is a `transformWithState` of `jvm/VariableQueries.scala`
+    that keeps such state for each key.
     The first `load_batches` insert `keys` rows, each of the `update_batches` that follow updates
     `updates_per_batch` distinct random keys. The first `warm_up_batches` updates are left out of
     the medians. `restart_batches` more are read after a restart in a new JVM (0: no restart).
@@ -118,6 +119,12 @@ class QueryWorkload:
     variable: str | None = None
     operator: Literal["aggregation", "join", "session"] = "aggregation"
     load_batches: int = 1
+    join_format: int = 2
+
+    @property
+    def needs_families(self) -> bool:
+        """Whether its state is in column families, which not every provider has."""
+        return self.variable is not None or self.join_format > 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +194,12 @@ READ_FIRST = ("appended", "expired", "iterated")
 """Kinds that are read or gone over before each write: lists of 2,000 rows, a map with timers."""
 
 
+def _w8(join: QueryWorkload) -> tuple[QueryWorkload, ...]:
+    """Return a join in state format 2, Spark's default; in format 4; and session windows."""
+    join_4 = replace(join, name="W8-join-4", join_format=4)
+    return join, join_4, replace(join, name="W8-session", operator="session")
+
+
 def full() -> Suite:
     """Return the sizes of the published figures."""
     return Suite(
@@ -194,10 +207,7 @@ def full() -> Suite:
         w2_large=QueryWorkload("W2-1M", 1_000_000, 1_000, 25, 10, 0, partitions=1),
         w2_small=QueryWorkload("W2-10k", 10_000, 1_000, 25, 10, 0, partitions=1),
         w7=QueryWorkload("W7", 200_000, 2_000, 8, 3, 0, partitions=200),
-        w8=(
-            QueryWorkload("W8-join", 50_000, 2_000, 6, 3, 0, partitions=200, operator="join"),
-            QueryWorkload("W8-session", 50_000, 2_000, 6, 3, 0, partitions=200, operator="session"),
-        ),
+        w8=_w8(QueryWorkload("W8-join", 50_000, 2_000, 6, 3, 0, partitions=200, operator="join")),
         w4=StoreWorkload("W4", (10_000, 100_000), (100, 50, 10, 0), 7),
         w5=CommitWorkload("W5", (MB, 10 * MB, 40 * MB), (100, 1_000), 9, 3),
         memory=MemoryWorkload("memory", 1_000_000, 100_000, 10, 4),
@@ -221,10 +231,7 @@ def quick() -> Suite:
         w2_large=QueryWorkload("W2-1M", 50_000, 500, 4, 1, 0, partitions=1),
         w2_small=QueryWorkload("W2-10k", 2_000, 500, 4, 1, 0, partitions=1),
         w7=QueryWorkload("W7", 5_000, 500, 4, 1, 0, partitions=16),
-        w8=(
-            QueryWorkload("W8-join", 2_000, 200, 2, 1, 0, partitions=4, operator="join"),
-            QueryWorkload("W8-session", 2_000, 200, 2, 1, 0, partitions=4, operator="session"),
-        ),
+        w8=_w8(QueryWorkload("W8-join", 2_000, 200, 2, 1, 0, partitions=4, operator="join")),
         w4=StoreWorkload("W4", (2_000,), (100, 0), 2),
         w5=CommitWorkload("W5", (MB,), (100,), 2, 1),
         memory=MemoryWorkload("memory", 50_000, 5_000, 2, 4),
