@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from .features import missing
@@ -19,6 +20,7 @@ V1: Mapping[str, str] = {}
 V2 = {f"{STATE_STORE}.checkpointFormatVersion": "2"}
 
 
+@cache  # a query is built by one function
 def join_in(how: str, kind: str, version: str) -> Query:
     """Return a join in a state format, to be compared with Spark's RocksDB provider in that."""
     conf = {JOIN_FORMAT: version, "spark.sql.streaming.join.stateFormatV4.enabled": "true"}
