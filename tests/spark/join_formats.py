@@ -59,6 +59,8 @@ def assert_same(reference: Lane, lane: Lane) -> None:
     assert any(reference.batches.values()), "the query returned nothing: the test tests nothing"
     assert pinned(lane)[0] == pinned(reference)[0] == reference.query.conf[JOIN_FORMAT]
     assert rows_in_order(lane) == rows_in_order(reference)
-    for name in COUNTS:
+    # Without a watermark Spark draws the times of keys, and rows of a key and time count as one.
+    is_drawn = "-always-format-4" in lane.query.name
+    for name in COUNTS[1:] if is_drawn else COUNTS:
         expected = in_order(reference, reference.counts(name))
         assert in_order(lane, lane.counts(name)) == expected, name
