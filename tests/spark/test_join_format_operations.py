@@ -33,7 +33,7 @@ JOINS = [
     )
     for how, version, marks in (
         ("left_outer", "4", []),
-        ("full_outer", "3", []),
+        ("full_outer", "3", [EXTENDED]),
         ("full_outer", "4", [EXTENDED]),
         ("left_semi", "4", [EXTENDED]),
     )
