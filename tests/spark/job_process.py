@@ -10,6 +10,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ class Job:
     def end(self) -> None:
         """Kill whatever is left of the job and delete its executors' directories."""
         for pid in self.pids():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it may just have ended
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
         for directory in executor_directories(self._mark):
             shutil.rmtree(directory, ignore_errors=True)
