@@ -28,6 +28,7 @@ from statestore.report.facts import Advice, Facts, HeavyKey, PartitionFacts, Spr
 
 _DONE = {"done": "whether it was done; else nothing was changed"}
 _SUMS = {"num_files, num_bytes": "sums over all stores"}
+_UNREADABLE = "of one that cannot be read `uri` and `problem`"
 _ROWS = {
     "rows": "rows by column; bytes in hexadecimal, a map as a list of pairs",
     "more": "whether there are more rows than --limit",
@@ -88,12 +89,17 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
         {
             "versions": "a `VersionInfo` each, newest first",
             "savepoints": "with --savepoints: `uri` and `savepoint`, a `SavepointInfo`",
+            "checkpoints": "of a directory with several, in place of all else: the fields of a "
+            f"checkpoint each; {_UNREADABLE}",
         },
         (CheckpointInfo, VersionInfo, CommitTimes, OperatorInfo, StoreInfo, StateVariable),
     ),
     "read": (_ROWS | {"file": "with --to, where rows is their number"}, ()),
     "repair": (_DONE | {"is_needed": "whether anything is to repair"}, (Repair,)),
-    "report": ({}, (Facts, StoreFacts, PartitionFacts, Spread, HeavyKey, Advice)),
+    "report": (
+        {"checkpoints": f"of a directory with several, alone: these fields each; {_UNREADABLE}"},
+        (Facts, StoreFacts, PartitionFacts, Spread, HeavyKey, Advice),
+    ),
     "rescale": (_DONE, (Rescale, StoreRescale, UndoRescale)),
     "restore": (_DONE, (CopyResult,)),
     "savepoint": (
@@ -101,7 +107,12 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
         (CopyResult, SavepointInfo),
     ),
     "verify": (
-        {"ok": "whether nothing is wrong", "to_fix": "what to do, null where nothing is wrong"},
+        {
+            "ok": "whether nothing is wrong",
+            "to_fix": "what to do, null where nothing is wrong",
+            "checkpoints": "of a directory with several, beside `ok`: these fields of each; of one "
+            "that cannot be read `ok`, `checkpoint` and `problem`",
+        },
         (Verification, Finding, StoreName),
     ),
 }

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from statestore.io.hadoop import HadoopFiles
     from statestore.operations.checkpoint import OpenCheckpoint
 
+_MOST_LISTED = 10_000
+"""Directories in which checkpoints are looked for."""
+
 
 class Reach:
     """A place, and what opens it. Nothing is open between two calls.
@@ -118,7 +121,7 @@ class Reach:
             InvalidArgumentError, StorageError: As `find_checkpoints`.
         """
         with self.using(), self.opened() as place, TemporaryDirectory() as fetched:
-            found = find_checkpoints(*place.open(fetched))
+            found = find_checkpoints(*place.open(fetched), _MOST_LISTED)
         uri = self.place.uri.rstrip("/")
         if not found:
             raise NotFoundError(

@@ -51,10 +51,8 @@ if TYPE_CHECKING:
     from statestore.io.place import Place
 
 MAX_REQUESTS_AT_ONCE = 32
-MOST_LOOKED_AT = 10_000
-"""Directories in which checkpoints are looked for."""
-_MOST_LOOKED_AT = 200
-"""The same where no checkpoint was meant to be looked for."""
+_MOST_FOR_A_MESSAGE = 200
+"""Directories listed where a checkpoint was named that is none."""
 _MOST_NAMED = 10
 _DEEPEST = 6
 _OFFSETS = "offsets"
@@ -122,7 +120,7 @@ def open_checkpoint(place: Place, below: str | None = None) -> Iterator[OpenChec
             yield checkpoint
 
 
-def find_checkpoints(io: TreeFileIO, path: str, most: int = MOST_LOOKED_AT) -> list[str]:
+def find_checkpoints(io: TreeFileIO, path: str, most: int) -> list[str]:
     """Return the checkpoints at or below a directory: their paths from it, "" for itself, sorted.
 
     A directory is one when it has a directory `offsets`. They are looked for no deeper than
@@ -167,7 +165,7 @@ def find_checkpoints(io: TreeFileIO, path: str, most: int = MOST_LOOKED_AT) -> l
 def _named_below(io: TreeFileIO, path: str) -> str:
     """Return the first checkpoints below a directory, for the message that it is none itself."""
     try:
-        found = find_checkpoints(io, path, _MOST_LOOKED_AT)
+        found = find_checkpoints(io, path, _MOST_FOR_A_MESSAGE)
     except StateStoreError:
         return ""
     return ", ".join(found[:_MOST_NAMED])

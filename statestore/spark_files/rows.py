@@ -111,9 +111,9 @@ class SparkVersion:
     def batches(self, scratch_directory: str, name: str | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows.
 
-        Memory holds about RUN_BYTES of them. Those of the RocksDB provider are read from a database
-        in the scratch directory, to which its changelogs are written. Those of the HDFS-backed
-        provider are sorted there, and come in file order.
+        Memory holds a few times RUN_BYTES of them, however many there are. Those of the RocksDB
+        provider are read from a database in the scratch directory, to which its changelogs are
+        written. Those of the HDFS-backed provider are sorted there, and come in file order.
 
         Args:
             scratch_directory: Local directory for RocksDB's files, or for sorting.

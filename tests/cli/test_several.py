@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from statestore import Checkpoint
+from statestore.api import reaching
 from statestore.cli.commands import cli
 from statestore.core.errors import InvalidArgumentError, NotFoundError
-from statestore.operations import checkpoint as operations_checkpoint
 from tests.checkpoints import make_query
 
 FLOW = "_checkpoints/spark_catalog/default/firsts/firsts"
@@ -65,7 +65,7 @@ def test_no_checkpoint_is_said(tmp_path, name):
 
 def test_too_many_directories_are_not_walked(tmp_path, monkeypatch):
     """Catches a walk through a lake of files, and one that is cut off without a word."""
-    monkeypatch.setattr(operations_checkpoint.find_checkpoints, "__defaults__", (5,))
+    monkeypatch.setattr(reaching, "_MOST_LISTED", 5)
     for number in range(6):
         (tmp_path / str(number)).mkdir()
 

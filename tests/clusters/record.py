@@ -13,9 +13,9 @@ _HEAD = """# Queries on a cluster: {manager}
 A query counts events by key, in {partitions} state partitions, on hosts that are namespaces of one
 Linux machine. After each batch Spark is made to forget where its stores are, so that the tasks of
 the next one go to any executor. What is killed is killed with SIGKILL, while tasks of the state
-run. Where the batches are a sum, a second application went on. In each line, all rows of sink and
-state were those of a batch computation at the end, `verify --deep` found nothing in any version,
-and no host had an engine or a scratch directory left. The seconds say how long a line takes on a
+run. Where the batches are a sum, a second application went on. Each line ended well: all rows of
+sink and state were those of a batch computation, and `verify --deep` found nothing in any version.
+No host had an engine or a scratch directory left. The seconds say how long a line takes on a
 busy machine, not how fast the query is.
 
 ```

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from .conftest import EXTENDED, PROVIDER, MakeLane
 from .features import missing
 from .harness import FILESYSTEM, ROCKSDB, ROCKSDB_BACKEND, Lane, Query, run_plan
 from .join_formats import V1, V2, assert_same, join_in, rows_in_order
-from .queries import two_inputs
+from .queries import in_runs
 from .test_bootstrap_operators import captured, history_of, newest_watermark
 
 pytestmark = [
@@ -42,10 +41,6 @@ INDEXES = {"3": ("keyToNumValues", "keyWithIndexToValue"), "4": ("tsWithKey", "k
 SIDES = ("left", "right")
 
 
-def _in_runs(query: Query, number: int) -> Query:
-    return replace(query, plan=two_inputs(*[1] * number))
-
-
 def _addresses(query: Query) -> list[str]:
     version = query.name[-1]
     return [f"{side}-{name}" for side in SIDES for name in INDEXES[version]]
@@ -65,7 +60,7 @@ def test_rows_equal_never_converted(
     make_lane: MakeLane, query: Query, conf: Mapping[str, str]
 ) -> None:
     """Catches a list that is one row, a family or an order lost on the way to Spark's, and back."""
-    query = _in_runs(query, 4)
+    query = in_runs(query, 1, 1, 1, 1)
     reference, lane = (make_lane(query, ROCKSDB, conf) for _ in range(2))
     run_plan(reference)
 
@@ -88,7 +83,7 @@ def test_rows_equal_never_converted(
 @pytest.mark.parametrize("query", JOINS)
 def test_rows_equal_never_copied(make_lane: MakeLane, query: Query) -> None:
     """Catches a savepoint, a restore or a branch without a family, or with another one's rows."""
-    query = _in_runs(query, 5)
+    query = in_runs(query, 1, 1, 1, 1, 1)
     reference, lane = make_lane(query, ROCKSDB, V2), make_lane(query, ROCKSDB_BACKEND, V2)
     run_plan(reference)
 
