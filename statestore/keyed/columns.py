@@ -94,7 +94,7 @@ def columns_of(
 
 def _columns_of(kind: Any, maker: _Maker) -> tuple[str, Convert, Convert]:
     if isinstance(kind, str):
-        named = _parse(kind, kind)
+        named = _parse(kind)
         parts = maker.fields(_kind_of(named, kind), named)
         return kind, _to_tuple(*parts), _from_struct(*parts)
     inner = without_none(kind)
@@ -166,7 +166,7 @@ class _Maker:
             texts = [each for each in kind.__metadata__ if isinstance(each, str)]
             if not texts:
                 return self.column(arguments[0], named)
-            found = _parse(f"value {texts[0]}", kind)["fields"][0]["type"]
+            found = _parse(f"value {texts[0]}")["fields"][0]["type"]
             if named not in (None, found):
                 raise _no_type(kind)
             return self.column(arguments[0], found)._replace(type=texts[0])
@@ -217,20 +217,11 @@ class _Maker:
         )
 
 
-def _parse(ddl: str, kind: Any) -> Json:
-    """Return the JSON of the columns that DDL names. The parser is Spark's, in the driver."""
-    from pyspark.errors import ParseException  # descriptors need no pyspark
-    from pyspark.sql.types import StructType
+def _parse(ddl: str) -> Json:
+    """Return the JSON of the columns that DDL names."""
+    from statestore.keyed.ddl import parse_ddl  # descriptors need no pyspark
 
-    try:
-        parsed = StructType.fromDDL(ddl)
-    except ParseException as error:
-        raise InvalidArgumentError(
-            "the DDL cannot be read", to_fix='name columns, "name TYPE, …"', type=kind
-        ) from error
-    if not isinstance(parsed, StructType):
-        raise _no_type(kind)
-    return parsed.jsonValue()
+    return parse_ddl(ddl).jsonValue()
 
 
 def _kind_of(named: Json, ddl: str) -> Any:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import StructType
 
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.keyed.annotations import element_of, hints_of
 from statestore.keyed.columns import Columns, columns_of
+from statestore.keyed.ddl import parse_ddl
 from statestore.keyed.descriptors import ValueStateDescriptor
 from statestore.keyed.functions import (
     Checkpointed,
@@ -109,6 +109,9 @@ class KeyedProcessor(StatefulProcessor):
         columns: Of what it returns.
         states: How each of its states is kept, by name.
         time_mode: The query's.
+
+    Attributes:
+        columns, states: As given.
     """
 
     def __init__(
@@ -119,15 +122,15 @@ class KeyedProcessor(StatefulProcessor):
         time_mode: TimeMode,
     ) -> None:
         self._function = function
-        self._states = states
+        self.states = states
         self.columns = columns
         self._to_row = columns.to_row
-        self._make = Row(*cast("StructType", StructType.fromDDL(columns.ddl)).names)
+        self._make = Row(*parse_ddl(columns.ddl).names)
         self._time_mode = time_mode
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the function, with the handle of the task."""
-        self._runtime = RuntimeContext(handle, self._states, self._time_mode)
+        self._runtime = RuntimeContext(handle, self.states, self._time_mode)
         self._context = Context(TimerService(handle, self._time_mode))
         self._fields = _fields_of(self._function, self._runtime, None)  # its type is of `states`
         self._opened = self._open(None)

@@ -1,4 +1,4 @@
-"""Random programs of keyed state on Spark, each beside a model of plain dicts.
+"""Random programs of keyed state on Spark, each beside a model of plain dicts and the harness.
 
     $ python -m tests.attack.keyed --seed 7 --minutes 5 [--program 12]
 
@@ -28,6 +28,7 @@ from pyspark.sql import functions as sf
 
 from statestore import Checkpoint, keyed
 from statestore.io.shim_jar import find_jar
+from statestore.testing.keyed_harness import KeyedHarness
 from tests.attack import keyed_bugs
 from tests.attack.keyed_bugs import BUGS
 from tests.keyed import kinds, model, program
@@ -39,6 +40,7 @@ from tests.keyed.kinds import (
     fits,
     key_kind_of,
     kind_of,
+    show,
     value_of,
 )
 from tests.keyed.program import (
@@ -249,6 +251,9 @@ def try_program(
     }
     query = Query("keyed", build, "append", {"events": SCHEMA}, [], conf)
     lane, plain = Lane(spark, query, plan.provider, directory), model.Plain(plan.key_columns)
+    harness = KeyedHarness(
+        plan.function(0, 0, directory), plan.key_columns, time_mode=plan.time_mode
+    )
     for current, (run, partitions) in enumerate(zip(plan.runs, plan.partitions, strict=True)):
         num_before = len(lane.progress)
         if partitions is not None:
@@ -261,9 +266,11 @@ def try_program(
             lane.feed(*files)
             _run(lane)
         plain.begin(plan.function(1, current, directory))
-        _compare(lane, plan, run, plain, lane.progress[num_before:], tried)
+        harness.restart(plan.function(0, current, directory))
+        _compare(lane, plan, run, plain, harness, lane.progress[num_before:], tried)
         if plan.provider != ROCKSDB:
             _compare_stored(lane, plan, plain, tried)
+            _compare_begun(lane, plan, plan.function(0, current, directory), harness, tried)
         tried["run"] += 1
     tried["batch that failed and ran again"] += len([*directory.glob("failed-*")])
     tried.update(plain.seen)
@@ -311,10 +318,11 @@ def _compare(
     plan: Plan,
     run: list[int],
     plain: model.Plain,
+    harness: KeyedHarness,
     ran: list[dict[str, Any]],
     tried: Counter[str],
 ) -> None:
-    """Compare what the batches of a run returned."""
+    """Compare what the batches of a run returned: Spark, the model, and the harness."""
     fed = iter([plan.batches[batch] for batch in run])
     for progress in ran:
         batch = progress["batchId"]
@@ -332,6 +340,13 @@ def _compare(
             pairs = zip(lane.batches[batch], expected, strict=False)
             different = next((pair for pair in pairs if pair[0] != pair[1]), "in their number")
             raise DiffersError(f"batch {batch}: {different}, states: {plan.states}")
+        again = harness.batch(
+            [Row(**row) for row in rows],
+            at_ms=None if now_ms < 0 else now_ms,
+            watermark_ms=None if watermark_ms < 0 else watermark_ms,
+        )
+        if sorted(map(repr, map(tuple, again))) != expected:
+            raise DiffersError(f"batch {batch} of the harness, states: {plan.states}")
         for row in rows:
             for call in plan.calls[row["step"]]:
                 is_timer = call.method in ("register", "delete")
@@ -369,6 +384,32 @@ def _compare_stored(lane: Lane, plan: Plan, plain: model.Plain, tried: Counter[s
     if timers != plain.timers:
         raise DiffersError(f"timers: {timers - plain.timers}, not {plain.timers - timers}")
     tried["timer read from the checkpoint"] += len(timers)
+
+
+def _compare_begun(
+    lane: Lane, plan: Plan, function: Program, harness: KeyedHarness, tried: Counter[str]
+) -> None:
+    """Compare a harness that begins with the checkpoint to the one that was fed all batches."""
+    begun = KeyedHarness(
+        function, plan.key_columns, time_mode=plan.time_mode, state=Checkpoint(lane.checkpoint)
+    )
+    begun.batch()  # at the beginning of time: no timer is due
+    begun._store.now_ms = harness._store.now_ms
+    for name in [plan.states[each].name for each in function.taken]:
+        one, other = (_sorted(each.state(name)) for each in (begun, harness))
+        if one != other:
+            raise DiffersError(f"{name} of a harness from the checkpoint: {one}, not {other}")
+        tried["state of a harness from the checkpoint"] += 1
+    if begun.timers() != harness.timers():
+        raise DiffersError(f"timers of a harness from the checkpoint: {begun.timers()}")
+
+
+def _sorted(state: dict[Any, Any]) -> list[str]:
+    """Return what keys have as text; the entries of a map have no order."""
+    return sorted(
+        show((key, sorted(map(show, value.items())) if isinstance(value, dict) else value))
+        for key, value in state.items()
+    )
 
 
 def run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from copy import copy
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,6 +114,10 @@ class Program(keyed.KeyedProcessFunction):
         self.time_mode, self.which = time_mode, which
         self.taken, self.fails_at = taken, fails_at
         self.plant = plant
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        """Return a copy; what it is told is long, and never changed."""
+        return copy(self)
 
     def open(self, runtime: Any) -> None:
         if self.plant is not None and TaskContext.get() is not None:

@@ -12,10 +12,12 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from examples import count_window_average, flink_listings
 from statestore import Checkpoint, Savepoint, keyed
 from statestore.core.errors import InvalidArgumentError
+from statestore.testing.keyed_harness import KeyedHarness
 
 from .conftest import EXTENDED, PROVIDER, MakeLane
 from .harness import HEAP, PROVIDER_CLASS, Lane
@@ -105,6 +107,64 @@ def test_every_kind_of_state_is_what_plain_dicts_are(make_lane: MakeLane, tmp_pa
             key: sorted((*at, total) for at, total in totals.items())
             for key, totals in kept["totals"].items()
         }
+
+
+class Totals(StatefulProcessor):
+    """A processor of Spark: the total of each key, and a timer that returns it."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.total = handle.getValueState("total", "total BIGINT, latest TIMESTAMP")
+        self.values = handle.getMapState("values", "value BIGINT", "times INT")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N803
+        for row in rows:
+            before = self.total.get() or (0, None)
+            self.total.update((before[0] + row.value, row.ts))
+            self.values.updateValue(
+                (row.value,), ((self.values.getValue((row.value,)) or [0])[0] + 1,)
+            )
+            self.handle.registerTimer(timerValues.getCurrentWatermarkInMs() + 10_000 * row.value)
+        yield Row(key=key[0], what=f"{self.total.get()} {sorted(self.values.iterator())}")
+
+    def handleExpiredTimer(
+        self,
+        key: Any,
+        timerValues: Any,  # noqa: N803
+        expiredTimerInfo: Any,  # noqa: N803
+    ) -> Iterator[Row]:
+        yield Row(key=key[0], what=f"{expiredTimerInfo.getExpiryTimeInMs()} {self.total.get()}")
+
+
+def test_harness_runs_a_processor_as_spark_does_and_drops_what_it_drops(
+    make_lane: MakeLane,
+) -> None:
+    """Catches a processor that passes its tests and does something else in its query."""
+
+    def build(groups: Any) -> Any:
+        return groups.transformWithState(Totals(), "key STRING, what STRING", "Append", "EventTime")
+
+    def rows(*seconds: int | None) -> list[dict[str, Any]]:
+        return [
+            {"key": key, "value": n, "at": None if second is None else second * 1000}
+            for n, second in enumerate(seconds)
+            for key in ("a", "é")
+        ]
+
+    plan = [[rows(10, 20), rows(5, 20, 21, None, 40)], [rows(39, 40, 41), rows(1, 41, 90, 42)]]
+    lane = make_lane(query_of("processor", build, plan))
+    for run in lane.query.plan:
+        lane.run(*run)
+
+    harness = KeyedHarness(Totals(), "key", time_mode="EventTime", event_time="ts")
+    files = iter([rows for run in plan for rows in run])
+    for progress in lane.progress:
+        given = [
+            Row(**row, ts=row["at"] and datetime.fromtimestamp(row["at"] / 1000))  # noqa: DTZ006
+            for row in (next(files) if progress["numInputRows"] else [])
+        ]
+        returned = harness.batch(given, watermark_ms=_watermark_ms(progress))
+        assert lane.batches[progress["batchId"]] == sorted(map(repr, map(tuple, returned)))
 
 
 @pytest.mark.parametrize(

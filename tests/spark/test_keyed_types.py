@@ -8,9 +8,11 @@ from random import Random
 from typing import Annotated, Any, NamedTuple
 
 import pytest
+from pyspark.sql.types import StructType
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.keyed.columns import columns_of
+from statestore.keyed.ddl import _without_spark
 from tests.keyed.kinds import MISFITS, fits, key_kind_of, kind_of, show, value_of
 
 pytestmark = [pytest.mark.ours, pytest.mark.usefixtures("spark")]
@@ -44,6 +46,44 @@ def test_value_is_what_was_given_or_refused_by_name(seed: int) -> None:
             with pytest.raises(InvalidArgumentError) as refused:
                 columns.to_row(misfit)
             assert refused.value.fields["state"] == "total"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_ddl_is_read_as_spark_reads_it_where_no_spark_is(seed: int) -> None:
+    """Catches a function that is tested without Spark on other types than it runs with."""
+    rng = Random(f"ddl-{seed}")
+    for number in range(100):
+        kind = key_kind_of(rng) if number % 4 == 0 else kind_of(rng)
+        ddl = columns_of(getattr(kind, "text", kind)).ddl
+        assert _without_spark(ddl) == StructType.fromDDL(ddl), ddl
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "count BIGINT, sum BIGINT NOT NULL",
+        "a: int, b: string",
+        "a LONG, b SHORT, c BYTE, d REAL, e DEC(3), f NUMERIC(4, 1), g DECIMAL, h INTEGER",
+        "at TIMESTAMP, local TIMESTAMP_NTZ, zoned TIMESTAMP_LTZ",
+        "`a b` STRUCT<x: INT NOT NULL, `é`: ARRAY<STRING>> COMMENT 'c', m MAP<STRING, DATE>",
+    ],
+)
+def test_ddl_that_people_write_is_read_as_spark_reads_it(ddl: str) -> None:
+    """Catches a spelling of Spark's that only Spark reads."""
+    assert _plain(_without_spark(ddl)) == _plain(StructType.fromDDL(ddl))
+
+
+def _plain(schema: Any) -> list[Any]:
+    return [(each.name, each.dataType, each.nullable) for each in schema]
+
+
+@pytest.mark.parametrize("ddl", ["blabla", "", "a FOO", "a ARRAY<INT", "a VARIANT"])
+def test_ddl_that_is_not_read_is_refused_by_name(ddl: str) -> None:
+    """Catches an error of the parser's own."""
+    with pytest.raises(InvalidArgumentError) as refused:
+        _without_spark(ddl)
+
+    assert "type" in refused.value.fields
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,250 @@
+"""Functions of keyed state in plain Python return and keep what the model of plain dicts does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from examples.count_window_average import (
+    PAIRS,
+    CheckpointedCountWindowAverage,
+    CountWindowAverage,
+)
+from statestore import keyed
+from statestore.core.errors import InvalidArgumentError
+from statestore.testing.keyed_harness import KeyedHarness
+from tests.attack.keyed import STEP_MS, Plan, plan_of
+from tests.keyed import model
+from tests.keyed.program import PLANNED, START_MS
+
+DAY_MS = 86_400_000
+
+
+def assert_equals_model(plan: Plan, directory: Path) -> Counter[str]:
+    """Run a random program in the harness and in the model, batch by batch."""
+    plain = model.Plain(plan.key_columns)
+    harness: KeyedHarness | None = None
+    for number, run in enumerate(plan.runs):
+        function = plan.function(0, number, directory)
+        if harness is None:
+            harness = KeyedHarness(function, plan.key_columns, time_mode=plan.time_mode)
+        else:
+            harness.restart(function)
+        plain.begin(plan.function(1, number, directory))
+        for batch in run:
+            rows = [Row(**row) for row in plan.batches[batch]]
+            now_ms = START_MS + batch * STEP_MS
+            times = {"at_ms": now_ms} if plan.time_mode != "None" else {}
+            if plan.time_mode == "EventTime":
+                times["watermark_ms"] = now_ms
+            try:
+                returned = harness.batch(rows, **times)
+            except RuntimeError as error:
+                assert str(error) == PLANNED  # noqa: PT017
+                returned = harness.batch(rows, **times)
+            by_event = plan.time_mode == "EventTime"
+            seen_ms = now_ms if plan.time_mode == "ProcessingTime" else -1
+            expected = plain.run(rows, seen_ms, now_ms if by_event else -1)
+            assert sorted(map(repr, map(tuple, returned))) == sorted(map(repr, expected))
+        assert harness.timers() == {(at, _shown(key)) for at, key in plain.timers}
+    return plain.seen
+
+
+def _shown(key: tuple[Any, ...]) -> Any:
+    return key[0] if len(key) == 1 else key
+
+
+def test_programs_return_what_plain_dicts_do(tmp_path: Path) -> None:
+    """Catches state, a timer or a time to live that is not that of a query."""
+    seen: Counter[str] = Counter()
+    for number in range(20):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        try:
+            seen += assert_equals_model(plan_of(Random(f"harness-{number}")), directory)
+        except Exception as error:
+            error.add_note(f"program {number}")
+            raise
+
+    assert seen["timer fired"] > 50
+    assert seen["timer deleted by another one that fires"] > 0
+    assert seen["state deleted"] > 2
+    assert sum(times for what, times in seen.items() if what.endswith("expired")) > 30
+    assert sum(times for what, times in seen.items() if what.endswith("renewed")) > 5
+
+
+@pytest.mark.parametrize("function", [CountWindowAverage, CheckpointedCountWindowAverage])
+def test_example_returns_what_it_says(function: Any) -> None:
+    """Catches an example of the docs that does not do what they say."""
+    harness = KeyedHarness(function(), "key")
+
+    returned = [harness.batch([Row(key=key, value=value)]) for key, value in PAIRS]
+
+    assert [tuple(row) for batch in returned for row in batch] == [(1, 4), (1, 5)]
+
+
+class Visits(keyed.KeyedProcessFunction):
+    """Counts the visits of a day, and returns the count an hour after the first."""
+
+    def open(self, runtime: Any) -> None:
+        day = keyed.StateTtlConfig(timedelta(days=1))
+        self.count = runtime.get_state(keyed.ValueStateDescriptor("count", int, ttl=day))
+        self.pages = runtime.get_map_state(keyed.MapStateDescriptor("pages", str, int))
+        self.last = runtime.get_list_state(keyed.ListStateDescriptor("last", str))
+
+    def process_element(self, value: Any, context: Any) -> Iterator[tuple[str, int]]:
+        timers = context.timer_service()
+        if self.count.value() is None:
+            timers.register_processing_time_timer(timers.current_processing_time() + 3_600_000)
+        self.count.update((self.count.value() or 0) + 1)
+        self.pages.put(value.page, (self.pages.get(value.page) or 0) + 1)
+        self.last.add(value.page)
+        return iter(())
+
+    def on_timer(self, timestamp: int, context: Any) -> Iterator[tuple[str, int]]:
+        yield context.get_current_key(), self.count.value() or 0
+
+
+def visits(*pages: str) -> list[Row]:
+    return [Row(user="ann", page=page) for page in pages]
+
+
+def test_time_is_moved_by_hand() -> None:
+    """Catches a timer that does not fire, and state that outlives its time."""
+    harness = KeyedHarness(Visits(), "user", time_mode="ProcessingTime")
+
+    assert harness.batch(visits("a", "b", "a"), at_ms=1_000) == []
+    assert harness.state("count") == {"ann": 3}
+    assert harness.state("pages") == {"ann": {"a": 2, "b": 1}}
+    assert harness.state("last") == {"ann": ["a", "b", "a"]}
+    assert harness.timers() == {(3_601_000, "ann")}
+
+    assert harness.batch(at_ms=3_601_000) == [Row(_1="ann", _2=3)]
+    assert harness.timers() == set()
+
+    harness.batch(at_ms=1_000 + DAY_MS)
+    assert harness.state("count") == {}
+    assert harness.state("pages") == {"ann": {"a": 2, "b": 1}}
+
+
+def test_batch_that_fails_changes_nothing() -> None:
+    """Catches state of a batch that a query would run again."""
+    harness = KeyedHarness(Visits(), "user", time_mode="ProcessingTime")
+    harness.batch(visits("a"), at_ms=1_000)
+    shown = [{name: harness.state(name) for name in ("count", "pages", "last")}, harness.timers()]
+
+    with pytest.raises(InvalidArgumentError, match="does not fit"):
+        harness.batch([*visits("b"), Row(user="ann", page=7)], at_ms=2_000)
+
+    assert harness.at_ms == 1_000
+    again = [{name: harness.state(name) for name in ("count", "pages", "last")}, harness.timers()]
+    assert again == shown
+
+
+class Stateful(StatefulProcessor):
+    """A processor as Spark's documentation writes one."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.sum = handle.getValueState("sum", "total BIGINT, price DECIMAL(10,2), at TIMESTAMP")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N803
+        total = self.sum.get()[0] if self.sum.exists() else 0
+        for row in rows:
+            total += row.value
+            self.sum.update((total, row.price, row.at))
+        yield Row(key=key[0], total=total)
+
+
+def test_processor_of_spark_runs() -> None:
+    """Catches a processor that is refused, or values that come back as Spark does not give them."""
+    from decimal import Decimal
+
+    harness = KeyedHarness(Stateful(), "key")
+    at = datetime(2024, 1, 31, 12)  # noqa: DTZ001, of the local zone as in PySpark
+
+    row = {"key": "a", "value": 3, "price": Decimal("1.005"), "at": at}
+    assert harness.batch([row, row]) == [Row(key="a", total=6)]
+    assert harness.state("sum") == {"a": (6, Decimal("1.01"), at)}
+
+
+@pytest.mark.parametrize("value", ["3", 1 << 63, 3.0, True])
+def test_refused_what_spark_would_keep_as_something_else(value: Any) -> None:
+    """Catches NULL, or a number that wrapped around, in the state of a tested processor."""
+    from decimal import Decimal
+
+    class Keeps(Stateful):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N803
+            for row in rows:
+                self.sum.update((row.value, Decimal(1), None))
+            yield from ()
+
+    harness = KeyedHarness(Keeps(), "key")
+
+    with pytest.raises(InvalidArgumentError, match="not of the type that the state keeps"):
+        harness.batch([Row(key="a", value=value)])
+
+
+def test_rows_that_are_late_are_dropped() -> None:
+    """Catches a row that Spark drops: by the watermark of the batch before, not by its own."""
+
+    class Counts(keyed.RichFlatMapFunction):
+        def open(self, runtime: Any) -> None:
+            self.count = runtime.get_state(keyed.ValueStateDescriptor("count", int))
+
+        def flat_map(self, value: Any) -> Iterator[int]:
+            self.count.update((self.count.value() or 0) + 1)
+            yield self.count.value()
+
+    def row(second: int | None) -> Row:
+        return Row(key=1, at=None if second is None else datetime.fromtimestamp(second))  # noqa: DTZ006
+
+    harness = KeyedHarness(Counts(), "key", time_mode="EventTime", event_time="at")
+
+    assert len(harness.batch([row(5), row(None)], watermark_ms=10_000)) == 2
+    assert len(harness.batch([row(10), row(11)])) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: KeyedHarness(Visits(), "user", time_mode="Later"), "no such time mode"),  # type: ignore[arg-type]
+        (lambda: KeyedHarness(Visits(), "user"), "by processing time"),
+        (lambda: KeyedHarness(object(), "user"), "not a function of keyed state"),  # type: ignore[arg-type]
+        (lambda: harness_of_visits().batch([Row(page="a")]), "lacks a column"),
+        (lambda: harness_of_visits().state("count"), "no state has the name"),
+        (lambda: harness_of_visits().batch(at_ms=-1), "does not go back"),
+    ],
+)
+def test_refused_by_name(call: Any, match: str) -> None:
+    """Catches an error from the inside for what a test got wrong."""
+    with pytest.raises(InvalidArgumentError, match=match):
+        call()
+
+
+def harness_of_visits() -> KeyedHarness:
+    return KeyedHarness(Visits(), "user", time_mode="ProcessingTime")
+
+
+def test_refused_when_a_state_has_another_type_than_before() -> None:
+    """Catches an upgrade that passes its test and is refused by Spark."""
+
+    class Other(Visits):
+        def open(self, runtime: Any) -> None:
+            day = keyed.StateTtlConfig(timedelta(days=1))
+            self.count = runtime.get_state(keyed.ValueStateDescriptor("count", str, ttl=day))
+
+    harness = harness_of_visits()
+    harness.batch(visits("a"), at_ms=1_000)
+    harness.restart(Other())
+
+    with pytest.raises(InvalidArgumentError, match="another kind or type"):
+        harness.batch(at_ms=2_000)
