@@ -17,6 +17,7 @@ from statestore.core.version import __version__
 if TYPE_CHECKING:
     from statestore.api.checkpoint import Checkpoint, Savepoint
     from statestore.api.rows import Rows
+    from statestore.api.schedule import Every
     from statestore.api.stopping import stop_with_savepoint
     from statestore.api.writing import write_savepoint
     from statestore.core.errors import QueryFailedError, StateStoreError
@@ -43,6 +44,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointListener",
     "Edited",
+    "Every",
     "ExponentialDelay",
     "FailureRate",
     "FixedDelay",
@@ -69,6 +71,7 @@ _HOMES = {
     "capture_query": "statestore.spark.capture",
     "Checkpoint": "statestore.api.checkpoint",
     "Edited": "statestore.operations.writing.edited",
+    "Every": "statestore.api.schedule",
     "Rows": "statestore.api.rows",
     "Savepoint": "statestore.api.checkpoint",
     "Store": "statestore.store.store",

@@ -14,6 +14,7 @@ from statestore.api.reaching import Reach
 from statestore.api.rows import Rows
 from statestore.checkpoint.history import HistoryEntry, read_history
 from statestore.core.errors import StateStoreError
+from statestore.core.restart_strategies import duration_ms
 from statestore.core.text import format_fields
 from statestore.operations.forget.certificate import CertificateFile
 from statestore.operations.forget.forget import Forgetting
@@ -27,6 +28,7 @@ from statestore.operations.savepoint.branch import decide_branch
 from statestore.operations.savepoint.restore import decide_restore
 from statestore.operations.savepoint.savepoint import open_savepoint, savepoint_in, take_savepoint
 from statestore.operations.upkeep import compact, expire, repair
+from statestore.operations.upkeep.retained_savepoints import Retention, retain_savepoint
 from statestore.operations.upkeep.survey import (
     VersionInfo,
     describe,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from statestore.core.restart_strategies import Duration
     from statestore.io.place import Place
     from statestore.operations.conversion import Convert
     from statestore.operations.copy_result import CopyResult
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     from statestore.operations.upkeep.compact import Compact
     from statestore.operations.upkeep.expire import Expire
     from statestore.operations.upkeep.repair import Repair
+    from statestore.operations.upkeep.retained_savepoints import RetainedSavepoints
     from statestore.operations.upkeep.survey import CheckpointInfo
     from statestore.operations.upkeep.verification import Verification
     from statestore.operations.writing.edit import Edit
@@ -461,7 +465,7 @@ class Checkpoint(Directory):
         with self._reach.checkpoint() as checkpoint:
             return describe(checkpoint)
 
-    def savepoints(self, directory: str | os.PathLike[str]) -> tuple[Savepoint, ...]:
+    def savepoints(self, directory: DirectoryLike) -> tuple[Savepoint, ...]:
         """Return the query's savepoints that lie directly in a directory, oldest version first.
 
         Nobody but the user knows where savepoints are, so nothing else is looked at; one that is
@@ -470,7 +474,7 @@ class Checkpoint(Directory):
         Raises:
             InvalidArgumentError: No storage of that URI (kind unsupported-scheme).
         """
-        reach = self._reach.beside(directory)
+        reach = self._beside(directory)
         with self._reach.checkpoint() as checkpoint:
             found = find_savepoints(checkpoint, reach.place.uri)
         return tuple(self._savepoint(one.uri) for one in found)
@@ -822,6 +826,46 @@ class Checkpoint(Directory):
                 form=form,
                 dry_run=dry_run,
                 progress=progress,
+            )
+
+    def retain_savepoint(
+        self,
+        destination: DirectoryLike,
+        *,
+        form: SavepointForm = "canonical",
+        keep: int = 5,
+        max_age: Duration | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> RetainedSavepoints:
+        """Take a savepoint into a directory of this query's, and delete old ones that it has there.
+
+        What is taken is `savepoint-<time>` in the directory. Nothing is taken where no batch was
+        committed since the newest one. Only savepoints of such names and of this query are deleted.
+
+        Args:
+            destination: The directory of the savepoints, made where it is not there; see
+                `savepoint`.
+            form: As `savepoint`.
+            keep: How many stay, the newest, at least 1.
+            max_age: Of these only those that are not older, a timedelta or seconds; the newest
+                stays at any age. None for any.
+            progress: As `savepoint`.
+
+        Guarantee: where there was a whole savepoint before, there is one at every moment, also
+        after a raise or a kill. An old one is deleted when the newest is durable and `verify` finds
+        nothing wrong with it. `status.json` in the directory says what was done, or what failed.
+
+        Raises:
+            InvalidArgumentError: The directory has savepoints of another query; `keep` or `max_age`
+                is below its least.
+            CorruptionError: The newest savepoint is damaged, so none was deleted.
+        """
+        retention = Retention(keep, None if max_age is None else duration_ms(max_age))
+        to = self._beside(destination).place
+        with self._reach.using(), self._reach.opened() as place:
+            return retain_savepoint(
+                place, to, retention, form=form, dry_run=dry_run, progress=progress
             )
 
     def branch(

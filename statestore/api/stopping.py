@@ -58,7 +58,11 @@ def stop_with_savepoint(
         NotFoundError, IncompatibleError, CorruptionError, FencedError, StorageError: As
             `Checkpoint.savepoint`.
     """
-    checkpoint = Checkpoint(checkpoint_of(query), storage_options=storage_options, spark=_session())
+    checkpoint = Checkpoint(
+        checkpoint_of(query, "stop_with_savepoint"),
+        storage_options=storage_options,
+        spark=session_of_driver(),
+    )
     with checkpoint._reach.checkpoint() as found:
         check_target(checkpoint._beside(destination).place, "savepoint", found.uri)
         if found.newest_version:
@@ -68,15 +72,19 @@ def stop_with_savepoint(
     return checkpoint.savepoint(destination, form=form).made
 
 
-def checkpoint_of(query: StreamingQuery) -> str:
+def checkpoint_of(query: StreamingQuery, asked: str) -> str:
     """Return the checkpoint directory of a query, a path where it is local.
+
+    Args:
+        query: A query of this driver.
+        asked: What the program called, for errors.
 
     Raises:
         InvalidArgumentError: The query is one of Spark Connect (kind spark-connect).
     """
     require_driver(
         query,
-        "stop_with_savepoint",
+        asked,
         "stop the query, and take the savepoint of its checkpoint: Checkpoint.savepoint, or "
         "`statestore savepoint`",
     )
@@ -85,7 +93,8 @@ def checkpoint_of(query: StreamingQuery) -> str:
     return resolve_local_path(root, is_encoded=False) if scheme_of(root) == "file" else root
 
 
-def _session() -> SparkSession:
+def session_of_driver() -> SparkSession:
+    """Return the session of this driver."""
     from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession()

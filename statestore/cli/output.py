@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 from rich.console import Console
@@ -26,6 +28,7 @@ from statestore.core.options import StateStoreOptions
 from statestore.core.text import escape_controls, format_cell, is_numeric
 from statestore.io.hadoop_process import HADOOP_PREFIXES
 from statestore.operations.result import NewDirectoryResult
+from statestore.operations.upkeep.retained_savepoints import RetainedSavepoints
 
 if TYPE_CHECKING:
     from statestore.api.checkpoint import Checkpoint
@@ -114,6 +117,24 @@ def _parse_storage_options(
     return options
 
 
+class DurationType(click.ParamType[timedelta]):
+    """A duration as a number with a unit: 90s, 15m, 6h, 7d."""
+
+    name = "duration"
+    _UNITS: ClassVar = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> timedelta:
+        """Return it as a timedelta of at least a second."""
+        if isinstance(value, timedelta):
+            return value
+        found = re.fullmatch(r"([1-9]\d{0,5})([smhd])", value)
+        if found is None:
+            self.fail(f"{value!r} is no duration: write 90s, 15m, 6h or 7d", param, ctx)
+        return timedelta(**{self._UNITS[found[2]]: int(found[1])})
+
+
 rows_option = click.option(
     "--rows",
     metavar="NAME",
@@ -147,7 +168,8 @@ def print_result(result: Result, *, output: str, done: str | None = "Done.") -> 
         return
     click.echo(result)
     if not result.done:
-        done = WITHOUT_DRY_RUN if isinstance(result, NewDirectoryResult) else WITH_YES
+        makes_new = isinstance(result, (NewDirectoryResult, RetainedSavepoints))
+        done = WITHOUT_DRY_RUN if makes_new else WITH_YES
     if result.changes and done:
         click.echo(done)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from statestore.cli.output import (
+    DurationType,
     checkpoint_argument,
     dry_run_option,
     output_option,
@@ -16,11 +19,17 @@ from statestore.cli.output import (
     progress_bar,
     storage_option,
 )
+from statestore.core.errors import StateStoreError
 from statestore.core.key_groups import MAX_PARALLELISM_LIMIT
 from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.core.text import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from statestore.api.checkpoint import Checkpoint
+    from statestore.api.schedule import Every
     from statestore.operations.savepoint.savepoint import SavepointForm, SavepointInfo
 
 
@@ -35,6 +44,22 @@ if TYPE_CHECKING:
     show_default=True,
     help="Full states that every state backend can be restored from, or the files as they are.",
 )
+@click.option(
+    "--keep",
+    type=click.IntRange(1),
+    help="Take a savepoint-<time> in the directory, and delete those taken so but for the newest "
+    "so many.  [default: 5, where one of the next two is given]",
+)
+@click.option(
+    "--max-age",
+    type=DurationType(),
+    help="Delete also those that are older, but never the newest: 36h, 7d.",
+)
+@click.option(
+    "--every",
+    type=DurationType(),
+    help="Go on, and take one at this interval, until the command is ended: 90s, 15m, 6h.",
+)
 @dry_run_option
 @storage_option
 @output_option
@@ -43,22 +68,39 @@ def savepoint(
     destination: str,
     version: int | None,
     form: SavepointForm,
+    keep: int | None,
+    max_age: timedelta | None,
+    every: timedelta | None,
     dry_run: bool,
     storage_options: dict[str, str],
     output: str,
 ) -> None:
     """Copy a query's state and position, whole, to a new directory that is yours.
 
-    The query may run meanwhile. Nothing of this package ever deletes a savepoint, and it refers to
-    nothing outside of it: move it, copy it, delete it as any directory.
+    The query may run meanwhile. A savepoint refers to nothing outside of it: move it, copy it,
+    delete it as any directory. Nothing of this package deletes one, but with --keep, --max-age or
+    --every those that were taken so.
 
     \b
     statestore savepoint /data/checkpoint /backup/before-upgrade
     statestore savepoint /data/checkpoint s3://bucket/savepoint --form native
+    statestore savepoint /data/checkpoint /backup/counts --keep 5 --max-age 7d
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
+    from statestore.api.schedule import Every
 
     it = Checkpoint(checkpoint, storage_options=storage_options)
+    if (keep, max_age, every) != (None, None, None):
+        if version is not None:
+            raise click.UsageError("--version is of one savepoint: leave out --keep and the like")
+        take = partial(
+            _retain, it, destination, form=form, keep=keep or 5, max_age=max_age, output=output
+        )
+        if every is None or dry_run:
+            take(dry_run=dry_run)
+        else:
+            _repeat(Every(every, destination), it, take)
+        return
     with progress_bar("savepoint", output=output) as progress:
         result = it.savepoint(
             destination, version=version, form=form, dry_run=dry_run, progress=progress
@@ -68,6 +110,28 @@ def savepoint(
         print_json({**result.fields(), "savepoint": info and asdict(info)})
         return
     print_result(result, output=output, done=None if info is None else _taken(info))
+
+
+def _retain(
+    it: Checkpoint, destination: str, *, output: str, dry_run: bool = False, **how: Any
+) -> None:
+    """Take a savepoint into a directory, and print what was done."""
+    with progress_bar("savepoint", output=output) as progress:
+        result = it.retain_savepoint(destination, dry_run=dry_run, progress=progress, **how)
+    print_result(result, output=output)
+
+
+def _repeat(every: Every, it: Checkpoint, take: Callable[[], None]) -> None:
+    """Take savepoints for ever; what fails is printed, and tried again."""
+    wait_ms = every.due_in_ms(it)
+    while True:
+        time.sleep(wait_ms / 1000)
+        try:
+            take()
+            wait_ms = every.due_in_ms(it) or every.interval_ms
+        except StateStoreError as error:
+            click.echo(error, err=True)
+            wait_ms = every.retry_ms
 
 
 def _taken(info: SavepointInfo) -> str:

@@ -70,7 +70,7 @@ class FixedDelay:
 
     def delays(self, clock: Clock) -> Iterator[int]:  # noqa: ARG002
         """Return the delay, `attempts` times."""
-        return itertools.repeat(_ms(self.delay), self.attempts)
+        return itertools.repeat(duration_ms(self.delay), self.attempts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ class FailureRate:
         while True:
             failures.append(clock.elapsed_ms())
             is_full = len(failures) == failures.maxlen
-            if is_full and failures[-1] - failures[0] <= _ms(self.failure_rate_interval):
+            if is_full and failures[-1] - failures[0] <= duration_ms(self.failure_rate_interval):
                 return
-            yield _ms(self.delay)
+            yield duration_ms(self.delay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class ExponentialDelay:
     def __post_init__(self) -> None:
         first, most = self.initial_backoff, self.max_backoff
         _require(_lasts(first, 1), "initial_backoff", first, "at least 0.001 s")
-        _require(_lasts(most, _ms(first)), "max_backoff", most, "at least initial_backoff")
+        _require(_lasts(most, duration_ms(first)), "max_backoff", most, "at least initial_backoff")
         factor = self.backoff_multiplier
         _require(1 < factor < float("inf"), "backoff_multiplier", factor, "more than 1")
         threshold = self.reset_backoff_threshold
@@ -158,11 +158,11 @@ class ExponentialDelay:
         Jitter is applied to that, and the outcome kept between `initial_backoff` and `max_backoff`.
         """
         generator = np.random.default_rng(self.seed)
-        first, most = _ms(self.initial_backoff), _ms(self.max_backoff)
+        first, most = duration_ms(self.initial_backoff), duration_ms(self.max_backoff)
         attempt, backoff, restarted_at = 0, float(first), 0.0
         while True:
             now = clock.elapsed_ms()
-            if attempt and now - restarted_at >= _ms(self.reset_backoff_threshold):
+            if attempt and now - restarted_at >= duration_ms(self.reset_backoff_threshold):
                 attempt, backoff = 0, float(first)
             if attempt == self.attempts_before_reset_backoff:
                 return
@@ -174,7 +174,8 @@ class ExponentialDelay:
             yield delay
 
 
-def _ms(duration: Duration) -> int:
+def duration_ms(duration: Duration) -> int:
+    """Return a duration in milliseconds."""
     if isinstance(duration, timedelta):
         return round(duration / timedelta(milliseconds=1))
     return round(duration * 1000)
@@ -182,7 +183,7 @@ def _ms(duration: Duration) -> int:
 
 def _lasts(duration: Duration, least_ms: int) -> bool:
     is_finite = isinstance(duration, timedelta) or math.isfinite(duration)
-    return is_finite and _ms(duration) >= least_ms
+    return is_finite and duration_ms(duration) >= least_ms
 
 
 def _require(condition: bool, name: str, value: object, allowed: str) -> None:

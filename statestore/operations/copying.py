@@ -24,7 +24,7 @@ from statestore.core.providers import IN_DRIVER_MEMORY, PROVIDERS
 from statestore.operations.batches import checkpoint_ids_of
 from statestore.operations.committed_version import copy_spark_files, find_version, write_logs
 from statestore.operations.copy_result import CopyResult
-from statestore.operations.new_directory import METADATA_NAME, begin_directory, check_target
+from statestore.operations.new_directory import begin_directory, check_target, delete_directory
 from statestore.operations.operator_map import OperatorMap, ResolvedOperators, store_names_of
 from statestore.operations.passes import BytesDone, NewState, write_added
 from statestore.operations.result import Made, no_progress
@@ -192,10 +192,7 @@ class Copy(Generic[Told]):
             metadata, told = self.becomes(made)
             target.finish(metadata)
         if self.claims:
-            io, directory = self.source.io, self.source.path
-            # First, so that what a kill leaves of it is nobody's.
-            io.delete(f"{directory}/{METADATA_NAME}")
-            io.delete_tree(directory)
+            delete_directory(self.source.io, self.source.path)
         return told
 
     def _begin_state(self, target: NewDirectory, progress: Progress) -> NewState:

@@ -165,6 +165,31 @@ def check_finished(fields: dict[str, Any] | None, uri: str) -> None:
         )
 
 
+def unfinished_operation(io: FileIO, directory: str) -> str | None:
+    """Return the operation that began a directory and did not finish it, None for no such one.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    _, fields = try_read_metadata(io, directory)
+    return None if fields is None else fields.get(_UNFINISHED)
+
+
+def delete_directory(io: TreeFileIO, directory: str) -> None:
+    """Delete a savepoint.
+
+    Guarantee: on return nothing is left. After a raise, or a kill, it is whole, or is no savepoint
+    any more and says that it is being deleted, until nothing of it is there.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    mark = metadata_fields(**{_UNFINISHED: "delete"})
+    write_text(io, f"{directory}/{METADATA_NAME}", mark, overwrite=True)
+    _clear_once(io, directory)
+    io.delete_tree(directory)
+
+
 def check_of_query(io: FileIO, directory: str, uri: str) -> None:
     """Check that a directory is a query's checkpoint: neither a savepoint nor unfinished.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Protocol
 
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.errors import QueryFailedError
@@ -19,10 +20,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+class Savepoints(Protocol):
+    """What takes savepoints of a query, as `statestore.Every` does."""
+
+    def beside(self, query: StreamingQuery) -> AbstractContextManager[None]:
+        """Take savepoints within a block."""
+        ...
+
+
 def run(
     start_query: Callable[[], StreamingQuery],
     restart: RestartStrategy | None = None,
     *,
+    savepoints: Savepoints | None = None,
     obstacle: Callable[[BaseException], str | None] = find_obstacle,
     clock: Clock | None = None,
 ) -> Restart:
@@ -37,6 +47,7 @@ def run(
             returns its handle. It is called once for every attempt, in the calling thread; what it
             raises counts as a failure of that attempt.
         restart: Restart strategy; `ExponentialDelay()` when None.
+        savepoints: Takes savepoints while the query runs, as `Every` does; none when None.
         obstacle: Says of an error what makes a restart useless, or None when it is worth one.
         clock: Measures and waits; the machine's when None.
 
@@ -60,7 +71,9 @@ def run(
     while True:
         past.attempts += 1
         try:
-            start_query().awaitTermination()
+            query = start_query()
+            with savepoints.beside(query) if savepoints else nullcontext():
+                query.awaitTermination()
             return past
         except Exception as error:  # a query, its sources and its sinks raise whatever they like
             if error.__cause__ is None:

@@ -203,6 +203,7 @@ def dry_runs(query, tmp_path):
         "expire": checkpoint.expire(2, dry_run=True),
         "compact": checkpoint.compact(dry_run=True),
         "savepoint": checkpoint.savepoint(tmp_path / "other", form="native", dry_run=True),
+        "retain_savepoint": checkpoint.retain_savepoint(tmp_path / "kept", dry_run=True),
         "branch": checkpoint.branch(tmp_path / "branch", dry_run=True),
         "convert": checkpoint.convert(tmp_path / "converted", "spark-rocksdb", dry_run=True),
         "restore": savepoint.restore(tmp_path / "restored", num_partitions=8, dry_run=True),

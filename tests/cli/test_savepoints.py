@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from statestore import Checkpoint
 from statestore.cli.commands import cli
 from statestore.testing.checkpoints import MadeCheckpoint
 from tests.checkpoints import files_below, query_of, read_rows
@@ -91,3 +96,63 @@ def test_wrong_usage_and_refusals_have_a_status_of_their_own(
     assert refused.exit_code == 1
     assert "[checkpoint-exists]" in refused.output
     assert files_below(query.path) == before
+
+
+def test_savepoints_are_kept_by_a_scheduler(tmp_path: Path, query: MadeCheckpoint) -> None:
+    """Catches an exit status by which a scheduler does not see what happened."""
+    command, kept = ("savepoint", query.path, tmp_path / "kept"), tmp_path / "kept"
+
+    planned = run(*command, "--keep", "2", "--max-age", "7d", "--dry-run")
+    assert (planned.exit_code, kept.exists()) == (0, False), planned.output
+    assert "Repeat the command without --dry-run to do it." in planned.output
+    taken = run(*command, "--keep", "2")
+    assert taken.exit_code == 0, taken.output
+    assert "Done." in taken.output
+    again = run(*command, "--max-age", "7d", "--output", "json")
+    assert (again.exit_code, json.loads(again.output)["taken"]) == (0, None)
+    assert len([*kept.glob("savepoint-*")]) == 1
+    Path(query.path, "state", "0", "_metadata", "metadata").unlink()
+    query.run_batch({"a": "b"})
+    Path(query.path, "state", "0", "_metadata", "metadata").unlink(missing_ok=True)
+    failed = run(*command, "--keep", "2")
+    assert failed.exit_code == 1, failed.output
+    assert json.loads((kept / "status.json").read_text())["error"]
+    assert len([*kept.glob("savepoint-*")]) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--keep", "0"), ("--max-age", "soon"), ("--every", "0s"), ("--keep", "2", "--version", "1")],
+)
+def test_schedule_that_is_none_is_refused(
+    tmp_path: Path, query: MadeCheckpoint, options: tuple[str, ...]
+) -> None:
+    """Catches a schedule that is not what was meant."""
+    refused = run("savepoint", query.path, tmp_path / "kept", *options)
+
+    assert refused.exit_code == 2, refused.output
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_savepoint_is_whole_whenever_the_schedule_is_killed(
+    tmp_path: Path, query: MadeCheckpoint
+) -> None:
+    """Catches a moment without one; also what a kill leaves that the next run trips over."""
+    checkpoint, kept, random = Checkpoint(query.path), tmp_path / "kept", Random(7)
+    checkpoint.retain_savepoint(kept)
+    command = [sys.executable, "-m", "statestore.cli", "savepoint", query.path, str(kept)]
+    for _ in range(3):
+        process = subprocess.Popen([*command, "--every", "1s", "--keep", "1"])
+        until = time.monotonic() + random.uniform(1.5, 3.5)
+        while time.monotonic() < until:
+            query.run_batch({"a": f"{until}"})
+        process.kill()
+        process.wait()
+
+        whole = checkpoint.savepoints(kept)
+        assert len(whole) in (1, 2)
+        assert [one.verify(deep=True).findings for one in whole] == [()] * len(whole)
+    time.sleep(1)  # names have seconds
+    query.run_batch({"a": "last"})
+    assert checkpoint.retain_savepoint(kept, keep=1).version == query.version
+    assert len(checkpoint.savepoints(kept)) == 1

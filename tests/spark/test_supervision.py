@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -284,3 +285,39 @@ def test_what_a_sink_raised_is_the_cause(make_lane: MakeLane) -> None:
     assert isinstance(failed.value.__cause__, StreamingQueryException)
     assert failed.value.__cause__.__cause__ is raised
     assert failed.value.fields["reason"] == "ConnectionError: the sink is away"
+
+
+def test_savepoints_are_taken_while_the_query_runs(make_lane: MakeLane, tmp_path: Path) -> None:
+    """Catches a schedule that begins anew with each start, stops the query, or outlives it."""
+    lane, kept = make_lane(replace(AGGREGATION, plan=one_input(3))), tmp_path / "kept"
+    checkpoint = statestore.Checkpoint(lane.checkpoint, spark=lane.spark)
+
+    def versions() -> list[int]:
+        return [one.info.version for one in checkpoint.savepoints(kept)]
+
+    def drive() -> None:
+        try:
+            for number, files in enumerate(lane.query.plan[0], 1):
+                lane.feed(files)
+                wait_for(commits[number - 1].exists, "a batch")
+                wait_for(lambda number=number: versions()[-1:] == [number], "a savepoint")
+        finally:
+            queries[0].stop()
+
+    def start_query() -> Any:
+        queries.append(lane.start(available_now=False))
+        return queries[-1]
+
+    commits = [lane.checkpoint / "commits" / str(batch) for batch in range(3)]
+    queries: list[Any] = []
+    driving = threading.Thread(target=drive)
+    driving.start()
+    statestore.run(start_query, savepoints=statestore.Every(1, kept, keep=2))
+    driving.join()
+
+    assert versions()[-2:] == [2, 3]
+    assert [one.verify(deep=True).findings for one in checkpoint.savepoints(kept)] == [(), ()]
+    assert not [one for one in threading.enumerate() if one.name == "savepoints"]
+    lane.feed(lane.query.plan[0][0])
+    statestore.run(lane.start, savepoints=statestore.Every(3600, kept, keep=2))
+    assert versions() == [2, 3], "it is not due after a restart"

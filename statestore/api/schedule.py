@@ -1,0 +1,138 @@
+"""Savepoints of a query at intervals, from the shell or beside the query in its driver."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from statestore.api.checkpoint import Checkpoint
+from statestore.api.stopping import checkpoint_of, session_of_driver
+from statestore.core.clock import Clock, SystemClock
+from statestore.core.errors import InvalidArgumentError, StateStoreError
+from statestore.core.restart_strategies import Duration, duration_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from statestore.api.checkpoint import DirectoryLike
+    from statestore.operations.savepoint.savepoint import SavepointForm
+    from statestore.operations.upkeep.retained_savepoints import RetainedSavepoints
+
+_log = logging.getLogger(__name__)
+_LEAST_MS = 1000
+_BEFORE_THE_FIRST_BATCH = ("checkpoint-not-found", "version-not-found")
+"""Kinds of errors of a query that has committed nothing yet."""
+
+
+class Every:
+    """Savepoints at intervals, of which the newest stay: `run(start_query, savepoints=Every(…))`.
+
+    Args:
+        interval: From one savepoint to the next, a timedelta or seconds, at least 1 s. It counts
+            from the newest one in the directory, also over restarts of the program.
+        destination: Directory of the savepoints, of this query alone.
+        keep: As `Checkpoint.retain_savepoint`, and so are the others.
+        max_age: Likewise.
+        form: Likewise.
+        storage_options: Of the query, for its storage; see `Checkpoint`.
+        clock: Measures the interval; the machine's when None.
+
+    Raises:
+        InvalidArgumentError: The interval is shorter.
+
+    Attributes:
+        interval_ms: Milliseconds from one savepoint to the next.
+
+    A savepoint that fails is logged, `status.json` says why, and it is tried again after a tenth of
+    the interval. The query goes on.
+    """
+
+    def __init__(
+        self,
+        interval: Duration,
+        destination: DirectoryLike,
+        *,
+        keep: int = 5,
+        max_age: Duration | None = None,
+        form: SavepointForm = "canonical",
+        storage_options: Mapping[str, object] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.interval_ms = duration_ms(interval)
+        if self.interval_ms < 1000:
+            raise InvalidArgumentError(
+                "savepoints are at least a second apart",
+                interval=interval,
+                to_fix="give a longer interval",
+            )
+        self._destination = destination
+        self._keep = keep
+        self._max_age = max_age
+        self._form = form
+        self._storage_options = storage_options
+        self._clock = clock or SystemClock()
+
+    @property
+    def retry_ms(self) -> int:
+        """Milliseconds from a failure to the next attempt: a tenth of the interval, or 1 s."""
+        return max(_LEAST_MS, self.interval_ms // 10)
+
+    def take(self, checkpoint: Checkpoint) -> RetainedSavepoints:
+        """Take a savepoint now, and delete those that are not to stay.
+
+        Guarantee and errors as `Checkpoint.retain_savepoint`.
+        """
+        return checkpoint.retain_savepoint(
+            self._destination, form=self._form, keep=self._keep, max_age=self._max_age
+        )
+
+    def due_in_ms(self, checkpoint: Checkpoint) -> int:
+        """Return milliseconds until a savepoint is due, 0 where there is none yet."""
+        taken = checkpoint.savepoints(self._destination)
+        newest_ms = max((one.info.created_ms for one in taken), default=None)
+        if newest_ms is None:
+            return 0
+        return max(0, newest_ms + self.interval_ms - self._clock.now_ms())
+
+    @contextmanager
+    def beside(self, query: StreamingQuery) -> Iterator[None]:
+        """Take savepoints of a query within a block, from a thread of its own.
+
+        At the end of the block none is begun any more, and one that is under way is waited for.
+
+        Raises:
+            InvalidArgumentError: The query is one of Spark Connect (kind spark-connect).
+        """
+        checkpoint = Checkpoint(
+            checkpoint_of(query, "run(…, savepoints=…)"),
+            storage_options=self._storage_options,
+            spark=session_of_driver(),
+        )
+        ended = threading.Event()
+        thread = threading.Thread(
+            target=self._take_until, args=(checkpoint, ended), name="savepoints", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _take_until(self, checkpoint: Checkpoint, ended: threading.Event) -> None:
+        wait_ms = 0
+        while not ended.wait(wait_ms / 1000):
+            try:
+                wait_ms = self.due_in_ms(checkpoint)
+                if not wait_ms:
+                    self.take(checkpoint)
+                    wait_ms = self.interval_ms
+            except StateStoreError as error:
+                level = logging.DEBUG if error.kind in _BEFORE_THE_FIRST_BATCH else logging.WARNING
+                _log.log(level, "no savepoint was taken, and the query goes on: %s", error)
+                wait_ms = self.retry_ms

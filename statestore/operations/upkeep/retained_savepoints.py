@@ -1,0 +1,376 @@
+"""Retained savepoints: taken one after the other into a directory, of which the newest stay.
+
+They are the only savepoints that this package deletes. It deletes those that it has taken itself,
+which it knows by their names and their query, when a newer one is whole and was checked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from statestore.checkpoint.query_log import write_text
+from statestore.core.errors import (
+    CorruptionError,
+    IncompatibleError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateStoreError,
+)
+from statestore.core.text import format_bytes, format_fields
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.new_directory import (
+    delete_directory,
+    try_read_metadata,
+    unfinished_operation,
+)
+from statestore.operations.result import Change, Result
+from statestore.operations.savepoint.savepoint import SavepointInfo, read_savepoint, take_savepoint
+from statestore.operations.upkeep.verify import verify
+
+if TYPE_CHECKING:
+    from statestore.io.file_io import TreeFileIO
+    from statestore.io.place import Place
+    from statestore.operations.checkpoint import OpenCheckpoint
+    from statestore.operations.result import Progress
+    from statestore.operations.savepoint.savepoint import SavepointForm
+
+NAME = re.compile(r"savepoint-\d{8}T\d{6}Z")
+STATUS_NAME = "status.json"
+_IDLE_MS = 3_600_000
+"""An unfinished savepoint that nothing was written to for so long was killed, as a pin's is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which savepoints stay; the newest always does.
+
+    Attributes:
+        keep: The newest so many, at least 1.
+        max_age_ms: Of these only those that are not older; None for any age.
+
+    Raises:
+        InvalidArgumentError: A value is out of range.
+    """
+
+    keep: int = 5
+    max_age_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        fields = {"keep": (self.keep, 1), "max_age": (self.max_age_ms, 1)}
+        for name, (value, least) in fields.items():
+            if value is not None and value < least:
+                given: dict[str, Any] = {name: value}
+                raise InvalidArgumentError(
+                    "the newest savepoint is never deleted", to_fix="give at least 1", **given
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """A savepoint in the directory.
+
+    Attributes:
+        uri: Where it is.
+        info: What it says about itself.
+    """
+
+    uri: str
+    info: SavepointInfo
+
+
+@dataclass(frozen=True, repr=False)
+class RetainedSavepoints(Result):
+    """What was taken and deleted, or would be.
+
+    Attributes:
+        source: URI of the checkpoint.
+        directory: Where the savepoints are.
+        taken: The savepoint that was made; None where the newest one has the newest version.
+        version: State version of the newest savepoint afterwards.
+        state_bytes: Bytes of state that are copied.
+        deleted: Savepoints that are deleted, oldest first.
+        left_over: What killed attempts left, which is deleted too.
+        kept: Savepoints that are there afterwards, oldest first.
+    """
+
+    source: str
+    directory: str
+    taken: str | None
+    version: int
+    state_bytes: int
+    deleted: tuple[str, ...]
+    left_over: tuple[str, ...]
+    kept: tuple[str, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the state that is copied."""
+        return self.state_bytes
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The new savepoint, what is deleted, and the status."""
+        return (
+            *([Change("write", self.taken)] if self.taken else []),
+            *(Change("delete", uri) for uri in (*self.deleted, *self.left_over)),
+            Change("write", f"{self.directory}/{STATUS_NAME}"),
+        )
+
+    def __str__(self) -> str:
+        new = f"{self.taken}, {format_bytes(self.state_bytes)}" if self.taken else "nothing new"
+        return format_fields(
+            [
+                ("from", f"{self.source}, version {self.version}"),
+                ("savepoint", new),
+                *(("delete", uri) for uri in self.deleted),
+                *(("delete, never finished", uri) for uri in self.left_over),
+                ("kept", len(self.kept)),
+            ]
+        )
+
+
+def retain_savepoint(
+    place: Place,
+    directory: Place,
+    retention: Retention,
+    *,
+    form: SavepointForm = "canonical",
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RetainedSavepoints:
+    """Take a savepoint into a directory of the query, and delete those that are not to stay.
+
+    The query may run meanwhile. Nothing is taken where the newest savepoint was taken after the
+    newest committed batch.
+
+    Args:
+        place: The checkpoint.
+        directory: Where the query's savepoints are, and nothing but them is looked at: directories
+            `savepoint-<time>` directly in it.
+        retention: Which of them stay.
+        form: As `take_savepoint`.
+        dry_run: Whether to change nothing.
+        progress: As `take_savepoint`.
+
+    Guarantee: where there was a whole savepoint before, there is one at every moment, also after a
+    raise or a kill. Savepoints are deleted when the newest one is durable and `verify` finds
+    nothing wrong with it; one that is being deleted is none any more. `status.json` in the
+    directory says what was done, or what failed.
+
+    Raises:
+        InvalidArgumentError: The directory has savepoints of another query; or as `take_savepoint`.
+        CorruptionError: The newest savepoint is damaged; nothing was deleted.
+        NotFoundError, IncompatibleError, FencedError, StorageError: As `take_savepoint`.
+    """
+    attempt = _Attempt(place, directory, retention, form)
+    if dry_run:
+        return attempt.plan()
+    try:
+        result = attempt.run(progress)
+    except StateStoreError as error:
+        attempt.tell(error=str(error))
+        raise
+    attempt.tell(result)
+    return result
+
+
+class _Attempt:
+    """One run."""
+
+    def __init__(
+        self, place: Place, directory: Place, retention: Retention, form: SavepointForm
+    ) -> None:
+        self._place = place
+        self._directory = directory
+        self._uri = directory.uri.rstrip("/")
+        self._retention = retention
+        self._form = form
+        self._now_ms = directory.clock.now_ms()
+
+    def plan(self) -> RetainedSavepoints:
+        """Return what it would do."""
+        with open_checkpoint(self._place) as checkpoint:
+            there = self._there(checkpoint)
+            taken, state_bytes, version = None, 0, there[-1].info.version if there else 0
+            if self._is_new(checkpoint, there):
+                would = take_savepoint(
+                    self._place, self._target(), _itself, form=self._form, dry_run=True
+                )
+                taken, state_bytes, version = would.target, would.size_bytes, would.version
+            doomed = self._doomed([*there, *([None] if taken else [])])
+            left_over = self._left_over(checkpoint)
+        kept = [one.uri for one in there if one not in doomed]
+        return RetainedSavepoints(
+            source=self._place.uri,
+            directory=self._uri,
+            taken=taken,
+            version=version,
+            state_bytes=state_bytes,
+            deleted=tuple(one.uri for one in doomed),
+            left_over=tuple(left_over),
+            kept=(*kept, *([taken] if taken else [])),
+            done=False,
+        )
+
+    def run(self, progress: Progress | None) -> RetainedSavepoints:
+        """Do it."""
+        taken, state_bytes = None, 0
+        with open_checkpoint(self._place) as checkpoint:
+            is_new = self._is_new(checkpoint, self._there(checkpoint))
+        if is_new:
+            made = take_savepoint(
+                self._place, self._target(), _itself, form=self._form, progress=progress
+            )
+            taken, state_bytes = made.target, made.size_bytes
+        with open_checkpoint(self._place) as checkpoint:
+            there = self._there(checkpoint)
+            doomed = self._doomed([*there])
+            left_over = self._left_over(checkpoint)
+            if doomed:
+                self._check_whole(there[-1].uri)
+            for uri in [*(one.uri for one in doomed), *left_over]:
+                io, path = self._open(checkpoint, uri)
+                delete_directory(io, path)
+        return RetainedSavepoints(
+            source=self._place.uri,
+            directory=self._uri,
+            taken=taken,
+            version=there[-1].info.version,
+            state_bytes=state_bytes,
+            deleted=tuple(one.uri for one in doomed),
+            left_over=tuple(left_over),
+            kept=tuple(one.uri for one in there if one not in doomed),
+            done=True,
+        )
+
+    def tell(self, result: RetainedSavepoints | None = None, *, error: str | None = None) -> None:
+        """Write the status: what was done, or failed, and the newest savepoint that there is.
+
+        A status that cannot be written fails the attempt, unless that has failed itself. None is
+        written into a directory of another query.
+        """
+        try:
+            with open_checkpoint(self._place) as checkpoint:
+                io, path = self._open(checkpoint, self._uri)
+                there = self._there(checkpoint)
+                newest = there[-1] if there else None
+                said = {
+                    "checkpoint": self._place.uri,
+                    "attempted_ms": self._now_ms,
+                    "error": error,
+                    "taken": result and result.taken,
+                    "deleted": list(result.deleted) if result else [],
+                    "num_kept": len(there),
+                    "newest": newest and newest.uri,
+                    "newest_version": newest and newest.info.version,
+                    "newest_ms": newest and newest.info.created_ms,
+                    "newest_bytes": newest and newest.info.state_bytes,
+                }
+                write_text(io, f"{path}/{STATUS_NAME}", json.dumps(said, indent=2), overwrite=True)
+        except StateStoreError:
+            if error is None:
+                raise
+
+    def _target(self) -> Place:
+        at = datetime.fromtimestamp(self._now_ms / 1000, UTC)
+        return self._at(f"{self._uri}/savepoint-{at:%Y%m%dT%H%M%SZ}")
+
+    def _open(self, checkpoint: OpenCheckpoint, uri: str) -> tuple[TreeFileIO, str]:
+        return self._at(uri).open(checkpoint.scratch_directory)
+
+    def _at(self, uri: str) -> Place:
+        return replace(self._directory, uri=uri)
+
+    def _names(self, checkpoint: OpenCheckpoint) -> list[str]:
+        io, path = self._open(checkpoint, self._uri)
+        return sorted(name for name in io.list_directories(path or "/") if NAME.fullmatch(name))
+
+    def _there(self, checkpoint: OpenCheckpoint) -> list[Retained]:
+        """Return the savepoints in the directory that are whole, oldest first.
+
+        Raises:
+            InvalidArgumentError: One is of another query.
+        """
+        query_id, _ = try_read_metadata(checkpoint.io, checkpoint.path)
+        found = []
+        for name in self._names(checkpoint):
+            uri = f"{self._uri}/{name}"
+            try:
+                info = read_savepoint(*self._open(checkpoint, uri), uri)
+            except (NotFoundError, CorruptionError, IncompatibleError):
+                continue  # never finished, or nobody can tell what it is
+            if info.query_id != (query_id or ""):
+                raise InvalidArgumentError(
+                    "the directory has savepoints of another query",
+                    directory=self._uri,
+                    savepoint=name,
+                    its_query=info.query_id,
+                    query=query_id,
+                    to_fix="name a directory of this query's own",
+                )
+            found.append(Retained(uri, info))
+        return sorted(found, key=lambda one: (one.info.created_ms, one.uri))
+
+    def _is_new(self, checkpoint: OpenCheckpoint, there: list[Retained]) -> bool:
+        """Whether a batch was committed since the newest savepoint was taken."""
+        if not there:
+            return True
+        newest = there[-1].info
+        if newest.version != checkpoint.newest_version:
+            return True
+        # After a restore the same number may be another version.
+        commits = checkpoint.io.list(f"{checkpoint.path}/commits")
+        return any(
+            each.name == str(newest.version - 1) and each.modified_ms > newest.created_ms
+            for each in commits
+        )
+
+    def _doomed(self, there: list[Retained | None]) -> list[Retained]:
+        """Return what is not to stay, oldest first; None stands for the savepoint to be taken."""
+        oldest_ms = self._now_ms - (self._retention.max_age_ms or self._now_ms)
+        stays = there[-self._retention.keep :]
+        return [
+            one
+            for one in there[:-1]
+            if one is not None and (one not in stays or one.info.created_ms < oldest_ms)
+        ]
+
+    def _left_over(self, checkpoint: OpenCheckpoint) -> list[str]:
+        """Return what killed attempts have begun, or begun to delete."""
+        found = []
+        for name in self._names(checkpoint):
+            io, path = self._open(checkpoint, f"{self._uri}/{name}")
+            operation = unfinished_operation(io, path)
+            if operation == "delete" or (operation == "savepoint" and self._is_idle(io, path)):
+                found.append(f"{self._uri}/{name}")
+        return found
+
+    def _is_idle(self, io: TreeFileIO, path: str) -> bool:
+        written = [each.modified_ms for each in (*io.list(path), *io.list_tree(path))]
+        return max(written, default=self._now_ms) < self._now_ms - _IDLE_MS
+
+    def _check_whole(self, uri: str) -> None:
+        """Check the savepoint for which others go.
+
+        Raises:
+            CorruptionError: It is damaged.
+        """
+        with open_checkpoint(self._at(uri)) as savepoint:
+            findings = verify(savepoint).findings
+        if findings:
+            raise CorruptionError(
+                "the newest savepoint is damaged, so no other one is deleted",
+                directory=uri,
+                file=findings[0].file,
+                expected="a file as the savepoint names it",
+                found=findings[0].problem,
+                to_fix=f"delete it with `rm -r {uri}`, or wait for a newer one",
+            )
+
+
+def _itself(info: SavepointInfo) -> SavepointInfo:
+    return info

@@ -1,0 +1,274 @@
+"""Savepoints that are taken one after the other: the newest stay, and nothing else is deleted."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from statestore import Checkpoint, Savepoint
+from statestore.core.clock import ManualClock
+from statestore.core.errors import (
+    CorruptionError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateStoreError,
+)
+from statestore.core.options import StateStoreOptions
+from statestore.io.memory import MemoryFileIO
+from statestore.operations.new_directory import metadata_fields
+from statestore.testing.fault_io import Fault, FaultFileIO
+from tests.checkpoints import OPTIONS, files_below, make_query, query_of, read_rows, restore
+from tests.seams import at
+
+HOUR_MS = 3_600_000
+START_MS = 1_800_000_000_000
+
+
+class Query:
+    """A query, its savepoints, and what they have to be."""
+
+    def __init__(self, root, io=None, clock=None):
+        self.clock = clock or ManualClock(START_MS)
+        self.io = io or MemoryFileIO(str(root), self.clock)
+        self.made = query_of("/query", io=self.io, num_partitions=2, clock=self.clock)
+        self.num_batches = 0
+
+    def commit(self):
+        self.made.run_batch({f"key-{self.num_batches % 7}": f"{self.num_batches}"})
+        self.num_batches += 1
+
+    def at(self, path, kind=Checkpoint):
+        return at(path, kind=kind, options=OPTIONS, io=self.io, clock=self.clock)
+
+    def retain(self, **how):
+        return self.at("/query").retain_savepoint(self.at("/kept"), **how)
+
+    def there(self):
+        """Directories in /kept, whole or not."""
+        return {f"/kept/{name}" for name in self.io.list_directories("/kept")}
+
+    def whole(self):
+        """Savepoints in /kept."""
+        found = []
+        for uri in self.there():
+            with suppress(NotFoundError):
+                savepoint = self.at(uri, Savepoint)
+                assert savepoint.info
+                found.append(savepoint)
+        return found
+
+    def status(self):
+        return json.loads(self.io.read_tail("/kept/status.json", 1 << 16)[0])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_savepoints_are_those_of_a_plain_list(tmp_path, seed):
+    """Catches a savepoint that goes too early, one that stays, and one of the user's that goes."""
+    random, query = Random(seed), Query(tmp_path)
+    kept: list[tuple[int, str, int]] = []  # when, where, version
+    users: set[str] = set()
+    committed_ms = 0
+    for step in range(25):
+        query.clock.advance(random.choice([1_000, 60_000, HOUR_MS, 30 * HOUR_MS]))
+        what = random.choice(["commit", "commit", "retain", "retain", "retain", "user"])
+        if what == "commit" or not query.num_batches:
+            query.commit()
+            committed_ms = query.clock.now_ms()
+            continue
+        if what == "user":
+            name = (
+                f"/kept/{random.choice(['before-upgrade', 'savepoint', 'savepoint-2026'])}-{step}"
+            )
+            query.at("/query").savepoint(query.at(name))
+            users.add(name)
+            continue
+        keep = random.choice([1, 2, 3])
+        max_age = random.choice([None, None, 3_600, 100_000])
+        is_new = not kept or kept[-1][0] < committed_ms
+        expected = kept
+        if is_new:
+            expected = [*kept, (query.clock.now_ms(), "new", query.num_batches)]
+        stays = [
+            one
+            for one in expected[-keep:]
+            if max_age is None
+            or query.clock.now_ms() - one[0] <= max_age * 1000
+            or one is expected[-1]
+        ]
+        before = query.there()
+
+        planned = query.retain(keep=keep, max_age=max_age, dry_run=True)
+        assert query.there() == before
+        result = query.retain(keep=keep, max_age=max_age)
+
+        assert (result.taken is not None) == is_new
+        for what_of in ("taken", "version", "deleted", "left_over", "kept"):
+            assert getattr(planned, what_of) == getattr(result, what_of), what_of
+        assert [one for _, one, _ in kept if one in result.deleted] == [*result.deleted]
+        kept = [(at_ms, result.taken if uri == "new" else uri, v) for at_ms, uri, v in stays]
+        assert [*result.kept] == [uri for _, uri, _ in kept]
+        assert query.there() == {*result.kept} | users
+        for _, uri, version in kept:
+            savepoint = query.at(uri, Savepoint)
+            assert savepoint.verify(deep=True).findings == ()
+            assert savepoint.info.version == version
+        status = query.status()
+        assert (status["newest"], status["num_kept"]) == (kept[-1][1], len(kept))
+        assert (status["error"], status["taken"]) == (None, result.taken)
+    assert len(kept) >= 1
+
+
+def at_rest(root, io=None, clock=None):
+    """A query of four versions with savepoints of two of them."""
+    query = Query(root, io, clock)
+    for number in range(4):
+        query.commit()
+        query.clock.advance(HOUR_MS)
+        if number in (1, 2):
+            query.retain()
+    return query
+
+
+def test_a_savepoint_is_whole_whatever_call_is_the_last(tmp_path):
+    """Catches a moment at which the old savepoints are gone and the new one is not there."""
+    clock = ManualClock(START_MS)
+    io = FaultFileIO(MemoryFileIO(tempfile.mkdtemp(dir=tmp_path), clock))
+    query = at_rest(tmp_path, io, clock)
+    io.arm(Fault(10**9))
+    query.retain(keep=1)
+    writes, reads = [], []
+    for index, call in enumerate(io.trace):
+        if not call.endswith(".pin"):  # without which it goes on
+            (reads if call.startswith(("read", "list", "fetch")) else writes).append(index)
+    assert len(writes) > 20
+    faults = [(index, False) for index in (*writes, *reads[::9])]
+    for index, happens in [*faults, *((index, True) for index in writes[::3])]:
+        clock = ManualClock(START_MS)
+        io = FaultFileIO(MemoryFileIO(tempfile.mkdtemp(dir=tmp_path), clock))
+        query = at_rest(tmp_path, io, clock)
+        io.arm(Fault(index, happens=happens))
+        with pytest.raises(StateStoreError):
+            query.retain(keep=1)
+        io.arm(None)
+
+        whole = query.whole()
+        assert max(one.info.version for one in whole) >= 3, io.trace[index]
+        assert [one.verify(deep=True).findings for one in whole] == [()] * len(whole)
+
+        query.clock.advance(2 * HOUR_MS)
+        result = query.retain(keep=1)
+        assert query.there() == {*result.kept}
+        assert query.at(result.kept[0], Savepoint).info.version == 4
+        assert query.status()["error"] is None
+
+
+def test_what_an_attempt_left_goes_when_nobody_writes_it(tmp_path):
+    """Catches a savepoint under way that is deleted, and one that was killed and stays for ever."""
+    query = at_rest(tmp_path)
+    mark = metadata_fields(unfinished="savepoint", attempt="a").encode()
+    query.io.make_directory("/kept/savepoint-20260101T000000Z")
+    query.io.write("/kept/savepoint-20260101T000000Z/metadata", mark, sync=False, overwrite=True)
+    users = {"/kept/savepoint-mine", "/kept/x-20260101T000000Z"}
+    for one in users:
+        query.io.write(f"{one}/metadata", mark, sync=False, overwrite=True)
+    query.io.write("/kept/savepoint-20260102T000000Z/other", b"", sync=False, overwrite=True)
+    query.clock.advance(HOUR_MS - 1_000)
+
+    assert query.retain().left_over == ()
+    query.clock.advance(2_000)
+    assert query.retain().left_over == ("/kept/savepoint-20260101T000000Z",)
+
+    assert users | {"/kept/savepoint-20260102T000000Z"} <= query.there()
+    assert "/kept/savepoint-20260101T000000Z" not in query.there()
+
+
+def test_version_that_came_after_a_restore_is_taken(tmp_path):
+    """Catches a savepoint that is left out because another history had its number."""
+    query = at_rest(tmp_path)
+    query.retain()
+    newest = query.status()["newest"]
+    assert query.retain().taken is None
+    query.clock.advance(HOUR_MS)
+    query.io.write(  # the batch of the same number, committed by another run
+        "/query/commits/3", query.io.read_tail("/query/commits/3", 1000)[0], sync=False,
+        overwrite=True,
+    )  # fmt: skip
+    query.clock.advance(HOUR_MS)
+
+    assert query.retain().taken not in (None, newest)
+
+
+def test_directory_of_another_query_is_refused(tmp_path):
+    """Catches a query whose savepoints another one's schedule deletes."""
+    one, other = make_query(tmp_path / "one"), make_query(tmp_path / "other")
+    Checkpoint(one.path).retain_savepoint(tmp_path / "kept")
+    branch = Checkpoint(other.path).branch(tmp_path / "branch").made  # it has an ID of its own
+    before = files_below(tmp_path / "kept")
+
+    with pytest.raises(InvalidArgumentError, match="savepoints of another query"):
+        branch.retain_savepoint(tmp_path / "kept", keep=1)
+
+    assert files_below(tmp_path / "kept") == before
+
+
+def test_nothing_is_deleted_when_the_newest_is_damaged(tmp_path):
+    """Catches good savepoints that go for one that cannot be restored."""
+    query = Query(tmp_path)
+    for _ in range(2):
+        query.commit()
+        query.clock.advance(HOUR_MS)
+        newest = query.retain().taken
+    damaged = f"{newest}/state/0/0/2.delta.arrows"
+    query.io.write(damaged, query.io.read(damaged)[:-7], sync=False, overwrite=True)
+    before = query.there()
+    assert len(before) == 2
+
+    with pytest.raises(CorruptionError, match="no other one is deleted"):
+        query.retain(keep=1)
+
+    assert query.there() == before
+    assert "damaged" in query.status()["error"]
+    query.clock.advance(HOUR_MS)
+    query.commit()
+    query.clock.advance(HOUR_MS)
+    assert [*query.retain(keep=1).kept] == [query.status()["newest"]]
+
+
+@pytest.mark.parametrize(("name", "value"), [("keep", 0), ("max_age", 0)])
+def test_refused_what_would_delete_the_newest(tmp_path, name, value):
+    """Catches a number by which no savepoint stays."""
+    query = at_rest(tmp_path)
+
+    with pytest.raises(InvalidArgumentError, match=f"{name}=0"):
+        query.retain(**{name: value})
+
+
+def test_savepoints_are_kept_on_s3(tmp_path, s3_server, bucket):
+    """Catches a deletion that leaves objects, or a listing that S3 does not have."""
+    query = make_query(tmp_path / "query")
+    options = StateStoreOptions(**s3_server.options())
+    checkpoint = at(query.path, options=options)
+    for _ in range(2):
+        result = checkpoint.retain_savepoint(f"s3://{bucket}/kept", keep=1, form="native")
+        query.run_batch({"a": "b"})
+
+    assert {key.split("/")[1] for key in s3_server.keys(bucket) if key.startswith("kept/")} == {
+        result.taken.rpartition("/")[2],
+        "status.json",
+    }
+    taken = at(result.taken, kind=Savepoint, options=options)
+    assert taken.verify(deep=True).findings == ()
+
+
+def test_savepoint_that_was_kept_is_restored(tmp_path):
+    """Catches a savepoint that is not one."""
+    query = make_query(tmp_path / "query")
+    taken = Checkpoint(query.path).retain_savepoint(tmp_path / "kept").taken
+
+    restore(taken, tmp_path / "again")
+
+    assert read_rows(tmp_path / "again") == query.expected()
