@@ -123,10 +123,12 @@ def _retain(
 
 def _repeat(every: Every, it: Checkpoint, take: Callable[[], None]) -> None:
     """Take savepoints for ever; what fails is printed, and tried again."""
-    wait_ms = every.due_in_ms(it)
+    wait_ms = 0
     while True:
         time.sleep(wait_ms / 1000)
         try:
+            if wait_ms := every.due_in_ms(it):
+                continue
             take()
             wait_ms = every.due_in_ms(it) or every.interval_ms
         except StateStoreError as error:

@@ -406,6 +406,23 @@ def _files(io: TreeFileIO, path: str) -> Iterator[FileInfo]:
             yield replace(info, name=f"{name}/{info.name}")
 
 
+def check_beside(io: TreeFileIO, path: str, uri: str, source: str) -> None:
+    """Check that a directory for savepoints is in no checkpoint or savepoint, nor around one.
+
+    Args:
+        io: Its storage.
+        path: The directory there.
+        uri: As the caller named it.
+        source: The checkpoint that they are made of.
+
+    Raises:
+        InvalidArgumentError: It is one, or not apart from one.
+        StorageError: The storage failed.
+    """
+    _check_apart(uri, source)
+    _check_outside(io, f"{path}/any", uri)
+
+
 def _check_apart(uri: str, source: str) -> None:
     new, of = absolute_uri(uri), absolute_uri(source)
     if is_within(new, of) or is_within(of, new):

@@ -215,6 +215,34 @@ def test_directory_of_another_query_is_refused(tmp_path):
     assert files_below(tmp_path / "kept") == before
 
 
+@pytest.mark.parametrize("where", ["query", "query/kept", "", "savepoint/kept"])
+def test_directory_that_is_not_apart_is_refused(tmp_path, where):
+    """Catches a status, or a savepoint, in a checkpoint."""
+    query = make_query(tmp_path / "query")
+    Checkpoint(query.path).savepoint(tmp_path / "savepoint")
+    before = files_below(tmp_path)
+
+    with pytest.raises(InvalidArgumentError, match="not apart"):
+        Checkpoint(query.path).retain_savepoint(tmp_path / where)
+
+    assert files_below(tmp_path) == before
+
+
+def test_new_savepoint_stays_beside_one_of_a_clock_that_is_ahead(tmp_path):
+    """Catches a savepoint that goes as soon as it is taken, for an older one."""
+    query = at_rest(tmp_path)
+    ahead = ManualClock(query.clock.now_ms() + 100 * HOUR_MS)
+    at("/query", options=OPTIONS, io=query.io, clock=ahead).retain_savepoint(
+        at("/kept", options=OPTIONS, io=query.io, clock=ahead)
+    )
+    query.commit()
+
+    result = query.retain(keep=1)
+
+    assert query.there() == {result.taken}
+    assert query.at(result.taken, Savepoint).info.version == 5
+
+
 def test_nothing_is_deleted_when_the_newest_is_damaged(tmp_path):
     """Catches good savepoints that go for one that cannot be restored."""
     query = Query(tmp_path)

@@ -23,6 +23,7 @@ from statestore.core.errors import (
 from statestore.core.text import format_bytes, format_fields
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.new_directory import (
+    check_beside,
     delete_directory,
     try_read_metadata,
     unfinished_operation,
@@ -162,11 +163,13 @@ def retain_savepoint(
     directory says what was done, or what failed.
 
     Raises:
-        InvalidArgumentError: The directory has savepoints of another query; or as `take_savepoint`.
+        InvalidArgumentError: The directory has savepoints of another query, is in a checkpoint or
+            savepoint, or around the checkpoint; or as `take_savepoint`.
         CorruptionError: The newest savepoint is damaged; nothing was deleted.
         NotFoundError, IncompatibleError, FencedError, StorageError: As `take_savepoint`.
     """
     attempt = _Attempt(place, directory, retention, form)
+    attempt.check()
     if dry_run:
         return attempt.plan()
     try:
@@ -190,6 +193,13 @@ class _Attempt:
         self._retention = retention
         self._form = form
         self._now_ms = directory.clock.now_ms()
+
+    def check(self) -> None:
+        """Check that the directory may have savepoints, before anything is written there."""
+        with open_checkpoint(self._place) as checkpoint:
+            io, path = self._open(checkpoint, self._uri)
+            check_beside(io, path, self._uri, self._place.uri)
+            self._there(checkpoint)
 
     def plan(self) -> RetainedSavepoints:
         """Return what it would do."""
@@ -227,7 +237,8 @@ class _Attempt:
             )
             taken, state_bytes = made.target, made.size_bytes
         with open_checkpoint(self._place) as checkpoint:
-            there = self._there(checkpoint)
+            # The new one is the newest, also by a clock that goes behind another one's.
+            there = sorted(self._there(checkpoint), key=lambda one: one.uri == taken)
             doomed = self._doomed([*there])
             left_over = self._left_over(checkpoint)
             if doomed:
@@ -250,8 +261,7 @@ class _Attempt:
     def tell(self, result: RetainedSavepoints | None = None, *, error: str | None = None) -> None:
         """Write the status: what was done, or failed, and the newest savepoint that there is.
 
-        A status that cannot be written fails the attempt, unless that has failed itself. None is
-        written into a directory of another query.
+        A status that cannot be written fails the attempt, unless that has failed itself.
         """
         try:
             with open_checkpoint(self._place) as checkpoint:
