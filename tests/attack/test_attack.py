@@ -35,7 +35,7 @@ def test_rows_are_those_of_a_model_after_any_operation() -> None:
 
     The program is always the same here; `./build.sh test-all` runs others each time.
     """
-    found = attack("--seed", "2", "--lives", "1", "--steps", "10")
+    found = attack("--seed", "2", "--lives", "1", "--steps", "7")
 
     assert "Seeds 2; 1 lives" in found
 

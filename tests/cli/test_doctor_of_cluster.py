@@ -53,25 +53,38 @@ def test_what_executors_lack_is_named_with_its_fix(tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
     python = tmp_path / "bare" / "bin" / "python"
 
-    without_packages = doctor(f"--conf spark.pyspark.python={python}")
-    without_jar = doctor(f"--conf spark.pyspark.python={sys.executable}")
+    result = doctor(f"--conf spark.pyspark.python={python}")
 
-    assert without_packages.exit_code == without_jar.exit_code == 1
+    assert result.exit_code == 1
     install = f"{python} -m pip install pyarrow numpy google-crc32c"
-    lines = without_packages.output.splitlines()
+    lines = result.output.splitlines()
     assert sum("FAIL python on" in line and install in line for line in lines) == 2
-    lines = without_jar.output.splitlines()
+
+
+@pytest.mark.extended
+def test_jar_that_executors_lack_is_named_with_its_fix() -> None:
+    """Catches a jar of the driver that is checked in place of the executors'."""
+    result = doctor(f"--conf spark.pyspark.python={sys.executable}")
+
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
     assert sum("FAIL jar on" in line and "spark.jars" in line for line in lines) == 2
     assert not any("FAIL python" in line for line in lines)
 
 
-def test_python_that_is_not_there_and_wrong_arguments_are_named(tmp_path: Path) -> None:
+@pytest.mark.extended
+def test_python_that_is_not_there_is_named(tmp_path: Path) -> None:
     """Catches a stack trace of Spark in place of what to correct."""
     missing = doctor(f"--conf spark.pyspark.python={tmp_path}/python")
-    wrong = doctor("--no-such-option")
 
     assert missing.exit_code == 1
     assert "FAIL python on" in missing.output
     assert f"cannot be run: python='{tmp_path}/python'" in missing.output
+
+
+def test_arguments_that_spark_submit_refuses_are_named() -> None:
+    """Catches a usage of Spark's in place of what to correct."""
+    wrong = doctor("--no-such-option")
+
     assert wrong.exit_code == 1
     assert "they are those of the query" in wrong.output

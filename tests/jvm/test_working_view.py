@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.spark.helper_jar import cached_jar
 from tools.scala import SPARK_JARS
 
 CHECKS = Path(__file__).resolve().parents[2] / "jvm-shim/src/test/scala/io/statestore"
+BATCHES = 300 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 120
 JVM_FLAGS = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in ("java.nio", "java.lang", "sun.nio.ch")
@@ -35,7 +37,7 @@ def test_view_equals_model_when_operations_are_random(
 
     Catches also a row that was handed out and is overwritten.
     """
-    counts = run(classes, "view.ViewModelCheck", pytestconfig, 300, "heap")
+    counts = run(classes, "view.ViewModelCheck", pytestconfig, BATCHES, "heap")
 
     assert int(counts["rollBacks"]) > 10, "the run proved nothing about roll-backs"
     assert int(counts["spilledRuns"]) > 0, "the run proved nothing about spilling"
