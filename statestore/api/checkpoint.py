@@ -278,10 +278,11 @@ class Directory:
     def transform(
         self,
         destination: DirectoryLike,
-        rows: Mapping[Any, Any],
+        rows: Mapping[Any, Any] | None = None,
         *,
         version: int | None = None,
         change_schema: bool = False,
+        join_format: int | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> CopyResult[Savepoint]:
@@ -298,10 +299,12 @@ class Directory:
             rows: By address what makes the rows: a function, called with a `pa.Table` of some of
                 them at a time, which returns rows; SQL of DuckDB, over all of them as the table
                 `state`; or `Edited`, which keys go and which rows are put. What is not named keeps
-                its rows.
+                its rows; None names nothing.
             version: State version, None for the newest committed one.
             change_schema: Whether names and types of the columns returned are the schemas of keys
                 and values from now on; else they must be those there are.
+            join_format: 4: every join of two streams, of state format 2 or 3, is of format 4 in
+                the savepoint, which Spark 4.3 goes on with. None: joins keep their format.
             dry_run: Whether to return what it would do, and change nothing. Functions are called
                 with a table without rows, for the columns that they return; a stream of rows in
                 `Edited` is read.
@@ -319,8 +322,9 @@ class Directory:
                 installed.
             NotFoundError: No row is there that an `Edited` deletes (kind keys-not-found), and it
                 puts none.
-            IncompatibleError: Rows are not where their keys belong (kind not-rescalable); or a
-                schema that cannot change would.
+            IncompatibleError: Rows are not where their keys belong (kind not-rescalable); a
+                schema that cannot change would; or joins cannot have `join_format`, of which
+                docs/spark.md has every case.
         """
         to = self._beside(destination).place
         with self._reach.checkpoint() as checkpoint:
@@ -328,9 +332,10 @@ class Directory:
                 "transform",
                 checkpoint,
                 to,
-                rows,
+                {} if rows is None else rows,
                 version=version,
                 change_schema=change_schema,
+                join_format=join_format,
                 makes=True,
             )
             return copy.make(

@@ -156,6 +156,11 @@ def _directory(state_directory: str, operator: int) -> str:
     return f"{state_directory}/{operator}/_metadata/v2"
 
 
+def metadata_with_families_path(state_directory: str, operator: int, batch: int) -> str:
+    """Return the path of Spark's metadata of an operator in version 2, valid from a batch on."""
+    return f"{_directory(state_directory, operator)}/{batch}"
+
+
 def parse_operator(text: str, path: str, operator: int) -> OperatorInfo:
     """Take the metadata of an operator apart.
 
@@ -217,6 +222,30 @@ def _schema_file(uri: str) -> str:
     if not found or ".." in below.split("/"):
         raise MalformedError(f"no file of a state schema: {uri!r:.80}")
     return f"{_SCHEMAS[1:]}{below}"
+
+
+def write_operator(operator: OperatorInfo, state_uri: str) -> str:
+    """Return Spark's metadata of an operator with column families and no state variables.
+
+    Args:
+        operator: The operator.
+        state_uri: URI for Hadoop of the `state` directory, by which schemas are named.
+    """
+    stores = [
+        {
+            "storeName": store.name,
+            "numColsPrefixKey": store.num_prefix_columns,
+            "numPartitions": store.num_partitions,
+            "stateSchemaFilePaths": [f"{state_uri}/{operator.id}/{f}" for f in store.schema_files],
+        }
+        for store in operator.stores
+    ]
+    fields = {
+        "operatorInfo": {"operatorId": operator.id, "operatorName": operator.name},
+        "stateStoreInfo": stores,
+        "operatorPropertiesJson": compact({"useVirtualColumnFamilies": True}),
+    }
+    return _put_together(["v2"], fields)
 
 
 def copy_operators(

@@ -95,6 +95,11 @@ def _edited(
     is_flag=True,
     help="The selected columns become the schemas of keys and values.",
 )
+@click.option(
+    "--join-format",
+    type=click.Choice(["4"]),
+    help="The state format that joins of two streams get, in place of 2 or 3.",
+)
 @dry_run_option
 @storage_option
 @output_option
@@ -108,6 +113,7 @@ def transform(
     upsert: str | None,
     all_rows: bool,
     change_schema: bool,
+    join_format: str | None,
     version: int | None,
     dry_run: bool,
     storage_options: dict[str, str],
@@ -130,6 +136,7 @@ def transform(
       statestore transform /data/checkpoint /data/savepoint \\
         --sql "left-keyWithIndexToValue=SELECT * FROM state WHERE key.field0 > 5"
       statestore transform /data/checkpoint /data/savepoint --delete users.csv
+      statestore transform /data/checkpoint /data/savepoint --join-format 4
     """  # noqa: D301
     from statestore.api.checkpoint import Checkpoint
     from statestore.operations.writing.edited import Edited
@@ -140,8 +147,10 @@ def transform(
         sqls[rows] = Edited(**_edited(delete, where, upsert, all_rows=all_rows))
     elif rows is not None or all_rows:
         raise click.UsageError("--rows and --all go with --delete, --where or --upsert")
-    if not sqls:
-        raise click.UsageError("--sql SELECT, --delete FILE, --where SQL or --upsert FILE")
+    if not sqls and join_format is None:
+        raise click.UsageError(
+            "--sql SELECT, --delete FILE, --where SQL, --upsert FILE or --join-format 4"
+        )
     it = Checkpoint(checkpoint, storage_options=storage_options)
     with progress_bar("transform", output=output) as progress:
         result = it.transform(
@@ -149,6 +158,7 @@ def transform(
             sqls,
             version=version,
             change_schema=change_schema,
+            join_format=None if join_format is None else int(join_format),
             dry_run=dry_run,
             progress=progress,
         )

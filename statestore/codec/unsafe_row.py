@@ -87,6 +87,16 @@ def decode_rows(rows: ByteRanges, schema: SparkType) -> pa.Array[Any]:
     return pa.Array.from_buffers(schema.arrow, len(rows), [None], children=columns)
 
 
+def decode_field(rows: ByteRanges, schema: SparkType, ordinal: int) -> pa.Array[Any]:
+    """Decode one column of rows; as `decode_rows`, length n."""
+    num_words = (len(schema.fields) + 63) // 64
+    rows.require(_WORD * (num_words + len(schema.fields)))
+    words = rows.read("<u8", rows.starts + _WORD * (ordinal // 64))
+    slots = rows.starts + _WORD * (num_words + ordinal)
+    is_null = _bits_of(words, np.uint64(ordinal % 64))
+    return _decode(rows, schema.types[ordinal], slots, rows.starts, is_null)
+
+
 def _bits_of(words: npt.NDArray[np.uint64], ordinals: Any) -> Bools | None:
     """Return the positions of set null bits, None for none."""
     found = (words >> ordinals & np.uint64(1)).astype(bool)

@@ -8,7 +8,7 @@ and `metadata`, which makes it count, is last. How the rows of a store pass is a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -65,6 +65,9 @@ class Copy(Generic[Told]):
         state_uri: Where its state is kept, where that is not the directory itself; else empty.
         claims: Whether what it is made of is deleted when it is whole.
         files: Spark's files that are other than those of the version, by path below the directory.
+        remade: Stores that operators have in place of those of the version, in Spark's order, by
+            operator ID; all that Spark has of such an operator is in `files`.
+        conf: What entries of the offset log pin otherwise than the version's.
     """
 
     operation: str
@@ -80,6 +83,8 @@ class Copy(Generic[Told]):
     state_uri: str = ""
     claims: bool = False
     files: Mapping[str, bytes] = field(default_factory=dict)
+    remade: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    conf: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def source(self) -> OpenCheckpoint:
@@ -186,7 +191,9 @@ class Copy(Generic[Told]):
             target.check_mine()
             # With an operator that is new, Spark writes the metadata of all in its first batch.
             if not self.operators.added:
-                self.version.copy_operators(target, self.operators.kept, self.num_partitions)
+                kept = self.operators.kept.items()
+                copied = {old: new for old, new in kept if old not in self.remade}
+                self.version.copy_operators(target, copied, self.num_partitions)
             self._write_logs(target, made)
             self._write_history(target)
             metadata, told = self.becomes(made)
@@ -255,7 +262,7 @@ class Copy(Generic[Told]):
         if found is None:
             return path
         operator, rest = int(found[1]), found[2]
-        if operator not in self.operators.kept:
+        if operator not in self.operators.kept or operator in self.remade:
             return None
         return f"state/{self.operators.new_id(operator)}/{rest}"
 
@@ -263,6 +270,7 @@ class Copy(Generic[Told]):
         conf = {
             PROVIDER_KEY: PROVIDERS[self.backend],
             NUM_PARTITIONS_KEY: str(self.num_partitions),
+            **self.conf,
         }
         offsets = {batch: entry.with_conf(conf) for batch, entry in self.version.offsets.items()}
         commits = dict(self.version.commits)
@@ -274,7 +282,9 @@ class Copy(Generic[Told]):
     def _checkpoint_ids(self, made: MadeFiles) -> CheckpointIds:
         """Return checkpoint IDs as the commit log has them: by operator, partition and store."""
         names = {
-            self.operators.new_id(operator.id): [store.name for store in operator.stores]
+            self.operators.new_id(operator.id): self.remade.get(
+                operator.id, [store.name for store in operator.stores]
+            )
             for operator in self.source.operators
             if operator.id in self.operators.kept
         }

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from statestore.checkpoint.layout import DEFAULT_STORE_NAME
 from statestore.core.errors import InvalidArgumentError
 
-_JOIN_OPERATOR = "symmetricHashJoin"
+JOIN_OPERATOR = "symmetricHashJoin"
 OPERATOR_NAMES = (
     "stateStoreSave",
     "StatefulStreamlineAggregate",
     "dedupe",
     "dedupeWithinWatermark",
     "sessionWindowStateStoreSaveExec",
-    _JOIN_OPERATOR,
+    JOIN_OPERATOR,
     "flatMapGroupsWithState",
     "applyInPandasWithState",
     "globalLimit",
@@ -116,4 +116,4 @@ class ResolvedOperators:
 
 def store_names_of(short_name: str) -> tuple[str, ...]:
     """Return the names of the stores that Spark gives an operator, by its short name."""
-    return JOIN_STORES if short_name == _JOIN_OPERATOR else (DEFAULT_STORE_NAME,)
+    return JOIN_STORES if short_name == JOIN_OPERATOR else (DEFAULT_STORE_NAME,)

@@ -22,11 +22,13 @@ from statestore.core.errors import CorruptionError, IncompatibleError
 from statestore.core.json_fields import MalformedError, parse_fields, to_integer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _MAX_CHUNKS = 1 << 16
 _CHUNK_CHARACTERS = 0xFFFF // 3
 """Of which each takes at most three bytes."""
+_NO_USER_KEY = "{    }"
+"""The schema of a user's key where there is none, as Spark prints it."""
 _ENCODERS = {
     "NoPrefixKeyStateEncoderSpec": "no-prefix",
     "PrefixKeyScanStateEncoderSpec": "prefix",
@@ -106,6 +108,28 @@ def _read_family(source: _Source) -> ColumnFamily:
 def write_schemas(key_schema: str, value_schema: str) -> bytes:
     """Return a schema file, version 2, of a store without column families."""
     return _text("v2") + _chunks(key_schema) + _chunks(value_schema)
+
+
+def write_families(families: Sequence[ColumnFamily]) -> bytes:
+    """Return a schema file, version 3, of column families with their first schemas.
+
+    Args:
+        families: In order; of encoders that have no arguments, such as those of a time.
+    """
+    number = struct.pack(">h", 0)
+    found = [_text("v3"), struct.pack(">i", len(families))]
+    for family in families:
+        (encoder,) = (name for name, kind in _ENCODERS.items() if kind == family.encoder)
+        found += [
+            _text(family.name),
+            number,
+            _chunks(family.key_schema or ""),
+            number,
+            _chunks(family.value_schema or ""),
+            _chunks(f'{{"keyStateEncoderType":"{encoder}"}}'),
+            _chunks(_NO_USER_KEY),
+        ]
+    return b"".join(found)
 
 
 def replace_schemas(data: bytes, path: str, families: Mapping[str, ColumnFamily]) -> bytes:

@@ -16,6 +16,7 @@ from statestore import Checkpoint, Savepoint
 from statestore.cli.commands import cli
 from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.testing.stores import OPERATORS
+from tests.made_joins import small_join
 
 
 @pytest.fixture
@@ -62,6 +63,21 @@ def test_transform_does_it_and_with_dry_run_says_what(checkpoint: str, tmp_path:
     found = Savepoint(to).rows(0).read(flatten=True)
     assert sorted(found["value.value"].to_pylist()) == list(range(1, 11))
     assert Savepoint(to).rows("1/left-keyToNumValues").read().num_rows == 1
+
+
+def test_transform_makes_joins_of_format_4(tmp_path: Path) -> None:
+    """Catches an option that is not passed on, and rows that have to be named beside it."""
+    join = small_join(tmp_path / "query")
+    command = ["transform", join.made.path, str(tmp_path / "savepoint"), "--join-format"]
+
+    done = CliRunner().invoke(cli, [*command, "4"])
+    assert done.exit_code == 0, done.output
+    assert "rows by key and time, value.ts" in done.output
+    rows = Savepoint(tmp_path / "savepoint").rows("left-keyWithTsToValues").read()
+    assert rows.num_rows == sum(map(len, join.rows("left")))
+
+    refused = CliRunner().invoke(cli, [*command, "3"])
+    assert refused.exit_code == 2
 
 
 def test_transform_takes_keys_and_rows_from_files(checkpoint: str, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.savepoint.savepoint import open_savepoint
 from tests.checkpoints import OPTIONS, files_below
 from tests.faults.steps import Killer, processes
+from tests.made_joins import small_join
 from tests.rescaled import KEYED, make
 from tests.seams import at, place_of
 
@@ -59,6 +60,9 @@ COPIES = {
     "transform-edited": Copying(
         lambda of: of("checkpoint").transform(of("new"), {0: Edited("key.k = 5", UPSERT)}),
         makes_savepoint=True,
+    ),
+    "transform-join-format": Copying(
+        lambda of: of("join").transform(of("new"), join_format=4), "join", makes_savepoint=True
     ),
     "restore": Copying(lambda of: of("savepoint").restore(of("new")), "savepoint"),
     "restore-rescaled": Copying(
@@ -162,6 +166,8 @@ def test_copy_that_is_killed_leaves_either_side_whole(tmp_path, name):
     original.mkdir()
     if (SPARKS / copying.source).exists():
         shutil.copytree(SPARKS / copying.source / "checkpoint", original / copying.source)
+    elif copying.source == "join":
+        small_join(original / "join", num_partitions=2)
     else:
         made = make(original, operators=KEYED, num_partitions=2)
         shutil.rmtree(original / "scratch")

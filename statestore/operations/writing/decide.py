@@ -38,6 +38,7 @@ from statestore.operations.writing.found import check_found, deleted_in_words, f
 from statestore.operations.writing.given import by_address, read_given, rows_of
 from statestore.operations.writing.given_pass import Given
 from statestore.operations.writing.in_place import EditInPlace
+from statestore.operations.writing.join_format import with_join_format
 from statestore.operations.writing.shape import find_shape, shapes_of
 from statestore.spark_files.schemas import replace_schemas
 
@@ -67,6 +68,7 @@ def decide_rows(
     *,
     version: int | None = None,
     change_schema: bool = False,
+    join_format: int | None = None,
     makes: bool,
 ) -> Copy[SavepointInfo]:
     """Decide a savepoint of a checkpoint's version, with other rows.
@@ -78,6 +80,8 @@ def decide_rows(
         rows: Rows; or where `makes`, functions and SQL that make them, and `Edited`.
         version: State version, None for the newest committed.
         change_schema: Whether schemas become those of the rows given.
+        join_format: State format that joins get, as `with_join_format` and its errors; None for
+            the one that they have.
         makes: Whether rows are made of those that are there.
 
     Raises:
@@ -89,15 +93,17 @@ def decide_rows(
         IncompatibleError, CorruptionError, FencedError, StorageError: As `find_version`.
     """
     found = find_version(checkpoint, version)
-    return _of_rows(
+    shapes = shapes_of(found)
+    copy = _of_rows(
         operation,
         found,
-        shapes_of(found),
+        shapes,
         destination,
         rows,
         change_schema=change_schema,
         makes=makes,
     )
+    return copy if join_format is None else with_join_format(copy, shapes, join_format)
 
 
 def decide_bootstrap(
