@@ -18,12 +18,12 @@ from statestore import Checkpoint
 from statestore.cli.commands import cli
 from statestore.io.shim_jar import find_jar
 
-from .conftest import EXTENDED, OURS
+from .conftest import ON_EACH_SPARK, OURS
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/pipeline"
 INPUT = "/tmp/flights"  # noqa: S108
 FLOWS = ("by_hour/by_hour", "first_flights/first_flights")
-pytestmark = [EXTENDED, pytest.mark.skipif(not OURS, reason="no jar")]
+pytestmark = [*ON_EACH_SPARK, pytest.mark.skipif(not OURS, reason="no jar")]
 
 
 class Pipeline:
