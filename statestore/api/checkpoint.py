@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -278,7 +279,7 @@ class Directory:
     def transform(
         self,
         destination: DirectoryLike,
-        rows: Mapping[Any, Any] | None = None,
+        rows: Mapping[Any, Any] = MappingProxyType({}),
         *,
         version: int | None = None,
         change_schema: bool = False,
@@ -299,7 +300,7 @@ class Directory:
             rows: By address what makes the rows: a function, called with a `pa.Table` of some of
                 them at a time, which returns rows; SQL of DuckDB, over all of them as the table
                 `state`; or `Edited`, which keys go and which rows are put. What is not named keeps
-                its rows; None names nothing.
+                its rows.
             version: State version, None for the newest committed one.
             change_schema: Whether names and types of the columns returned are the schemas of keys
                 and values from now on; else they must be those there are.
@@ -332,7 +333,7 @@ class Directory:
                 "transform",
                 checkpoint,
                 to,
-                {} if rows is None else rows,
+                rows,
                 version=version,
                 change_schema=change_schema,
                 join_format=join_format,

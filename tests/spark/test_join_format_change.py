@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from statestore import Checkpoint
+from statestore.core.errors import IncompatibleError
 
 from .conftest import EXTENDED, PROVIDER, MakeLane
 from .harness import FILESYSTEM, HEAP, ROCKSDB, ROCKSDB_BACKEND, Lane, run_plan
@@ -140,3 +141,23 @@ def test_rows_equal_when_converted_to_sparks_provider_afterwards(make_lane: Make
         lane.run(*batches)
 
     assert _all_rows(lane) == rows_in_order(reference)
+
+
+def test_row_without_a_time_is_refused_which_spark_treats_otherwise(make_lane: MakeLane) -> None:
+    """Catches a row that a query returns in format 4 and never would have in format 2."""
+    lonely = {"key": "lonely", "value": 1, "ts": None}
+    is_returned = {}
+    for version, provider in product("24", (ROCKSDB, FILESYSTEM)):
+        query = in_runs(join_in("left_outer", "interval", version), 1, 1)
+        first, *rest = query.plan[0]
+        lane = make_lane(query, provider, V2)
+        lane.run({**first, "left": [lonely, *first["left"]]}, *rest)
+        lane.run(*query.plan[1])
+        is_returned[version, provider] = "lonely" in str(_all_rows(lane))
+        if (version, provider) == ("2", FILESYSTEM):
+            with pytest.raises(IncompatibleError, match="a row of a join has no time"):
+                Checkpoint(lane.checkpoint).transform(lane.root / "new", join_format=4)
+    assert is_returned == {
+        (version, provider): version == "4"
+        for version, provider in product("24", (ROCKSDB, FILESYSTEM))
+    }
