@@ -20,6 +20,10 @@ SHOWN = (
 )
 
 
+JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
+IS_4_3 = pyspark.__version__ >= "4.3"
+
+
 @pytest.fixture
 def jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file that is found as the jar."""
@@ -44,6 +48,7 @@ def test_builder_has_jar_provider_and_options(jar: str) -> None:
     assert returned is builder
     shown = {key: builder._options.pop(key) for key in SHOWN}
     assert all(shown.values())
+    assert builder._options.pop(JOIN_FORMAT, None) == ("4" if IS_4_3 else None)
     assert builder._options == {
         "spark.jars": jar,
         f"{PREFIX}providerClass": "io.statestore.RocksDBStateStoreProvider",
@@ -64,6 +69,13 @@ def test_what_is_shown_where_stays_as_the_builder_says(jar: str) -> None:
     assert {builder._options[key] for key in SHOWN} == {"mine"}
 
 
+def test_joins_have_the_state_format_that_the_builder_says(jar: str) -> None:
+    """Catches a format that is asked for and not given."""
+    builder = SparkSession.Builder().config(JOIN_FORMAT, 2)
+
+    assert statestore.configure(builder)._options[JOIN_FORMAT] == "2"
+
+
 def test_session_of_real_time_queries_has_the_provider_under_our_key(jar: str) -> None:
     """Catches Spark's key, with which it refuses the mode, and a key that stands beside it."""
     provider, form = f"{PREFIX}providerClass", f"{PREFIX}checkpointFormatVersion"
@@ -71,7 +83,7 @@ def test_session_of_real_time_queries_has_the_provider_under_our_key(jar: str) -
     options = statestore.configure(SparkSession.Builder(), "rocksdb", real_time=True)._options
 
     assert options["spark.statestore.providerClass"] == "io.statestore.RocksDBStateStoreProvider"
-    if pyspark.__version__ >= "4.3":
+    if IS_4_3:
         assert options["spark.sql.streaming.realTimeMode.allowlistCheck"] == "false"
     assert options[form] == "2"
     assert provider not in options
