@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 NUM_PARTITIONS_KEY = "spark.sql.shuffle.partitions"
 PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
+NO_OFFSET = "-"
+"""What a source has in an entry of the offset log that does not say how far it is read."""
 LogName = Literal["offsets", "commits"]
 
 _MAX_BYTES = 64 * 1024 * 1024

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .groups import Groups
-from .joins import Join
+from .joins import Join, JoinByTime
 from .operators import Aggregation, Dedup, DedupThenCount, Operator
 from .sessions import Sessions
 from .timers import Timers
@@ -27,6 +27,7 @@ OPERATORS: dict[str, Callable[[Generator], Operator]] = {
     "timers": Timers,
     "sessions": Sessions,
     "join": Join,
+    "join by time": JoinByTime,
 }
 
 

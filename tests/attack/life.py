@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 MAX_OTHERS = 4
 LEASE_LOST = "the operation's lease on the checkpoint has expired"
 """Said on a machine so busy that a process of ours stood still for seconds."""
-UNDISTURBED = ("read", "diff", "repair")
-"""Operations that change nothing, and one before which the state cannot be read."""
+UNDISTURBED = ("read", "diff", "to format 4", "repair")
+"""Operations that change nothing here, and one before which the state cannot be read."""
 DISTURBANCES = {
     "": 10, "killed": 5, "full disk": 2, "beside another": 2, "beside the query": 2,
 }  # fmt: skip

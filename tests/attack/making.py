@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from statestore import Checkpoint
+
 from .conditions import draw_condition
-from .families import State
+from .families import State, difference
+from .joins import Join
 from .steps import (
     Step,
     by_call,
@@ -126,6 +129,28 @@ def transform(world: World, rng: Generator) -> Step:
     return Step("transform", call, apply=apply, target=target)
 
 
+def to_format_4(world: World, rng: Generator) -> Step | None:
+    """Let a join be of state format 4, look at its rows there, and go on with what there was."""
+    if not isinstance(world.operator, Join) or world.operator.conf:
+        return None
+    path = world.new_path()
+    families = world.operator.lists_in_format_4()
+
+    def check(before: State, _: Any) -> None:
+        for name, family in families.items():
+            wrong = difference(family.read(path), before[name])
+            assert not wrong, f"{path}, {family.name}:\n{wrong}"
+        found = Checkpoint(path).verify(deep=True)
+        assert not found.findings, found.describe()
+
+    call = (
+        by_words("transform", world.current.path, path, "--join-format", 4, *storage_words())
+        if rng.random() < 0.5
+        else by_call(world.current, "transform", str(path), join_format=4)
+    )
+    return Step("to format 4", call, check=check)
+
+
 def unchanged(rows: Any) -> Any:
     """Return rows as they are: a function for `transform`."""
     return rows
@@ -193,8 +218,6 @@ def bootstrap(world: World, rng: Generator) -> Step | None:
 
 def convert(world: World, rng: Generator) -> Step:
     """Go on with Spark's own provider."""
-    from statestore import Checkpoint
-
     del rng
     backend = "spark-rocksdb"
     source = world.current

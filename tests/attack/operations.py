@@ -6,7 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .editing import edit, expire_rows, forget
-from .making import bootstrap, branch, convert, restore, savepoint, transform, write_savepoint
+from .making import (
+    bootstrap,
+    branch,
+    convert,
+    restore,
+    savepoint,
+    to_format_4,
+    transform,
+    write_savepoint,
+)
 from .upkeep import compact, diff, expire, read, repair, rescale, undo
 
 if TYPE_CHECKING:
@@ -28,6 +37,7 @@ OPERATIONS: dict[str, tuple[Callable[[World, Any], Step | None], int]] = {
     "restore": (restore, 5),
     "branch": (branch, 2),
     "transform": (transform, 3),
+    "to format 4": (to_format_4, 3),
     "write_savepoint": (write_savepoint, 1),
     "bootstrap": (bootstrap, 1),
     "convert": (convert, 1),

@@ -13,6 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as sf
 
 from statestore import Checkpoint
+from statestore.checkpoint.query_log import NO_OFFSET
 from tests.spark.harness import PROVIDER_CLASS, STATE_STORE
 
 from .columns import tick
@@ -257,6 +258,8 @@ class World:
         if batch < 0:
             return 0
         lines = (directory.path / "offsets" / str(batch)).read_text().splitlines()
+        if lines[-1] == NO_OFFSET:
+            return 0
         newest = int(json.loads(lines[-1])["logOffset"])
         # An entry of the source's log is a file, or all there were when the query was captured.
         found = {}
