@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from statestore.checkpoint.query_log import NO_OFFSET
 from statestore.core.errors import InvalidArgumentError
 from statestore.core.ids import RandomIds
 from statestore.spark.connect import require_driver
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _LOGGERS = [
     f"org.apache.spark.sql.execution.streaming.{package}MicroBatchExecution"
     for package in ("", "runtime.")  # of Spark 4.0, and of those after it
-]
+] + ["org.apache.spark.sql.execution.streaming.state.FirstOffsets"]
 _FORMAT_KEY = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
 
@@ -56,7 +57,8 @@ def capture_query(
     Returns:
         What `write_savepoint(like=…)` takes.
 
-    Guarantee: no row has reached a sink, and no state is kept.
+    Guarantee: no row has reached a sink, and no state is kept. Of joins of state format 3 and 4
+    Spark 4.3 runs a batch that reads nothing.
 
     Raises:
         InvalidArgumentError: The sources have nothing yet, so that no batch is planned; or the
@@ -68,28 +70,49 @@ def capture_query(
     require_driver(frame.sparkSession, "capture_query", "capture the query in its driver")
     path = str(directory)
     mark = f"captured {RandomIds().new_id()}"
+    let_pass: set[int] = set()
 
-    def take_none(_batch: DataFrame, _batch_id: int) -> None:
-        raise _Captured(mark)
+    def take_none(batch: DataFrame, batch_id: int) -> None:
+        if batch_id not in let_pass:
+            raise _Captured(mark)
+        batch.write.format("noop").mode("append").save()
 
     writer = frame.writeStream.outputMode(output_mode).foreachBatch(take_none)
     # Once, and not availableNow: a limit of files or rows a batch does not hold for it.
-    with _quiet(frame.sparkSession):
-        query = writer.option("checkpointLocation", path).trigger(once=True).start()
+    writer = writer.option("checkpointLocation", path).trigger(once=True)
+
+    def is_planned() -> bool:
+        query = writer.start()
         try:
             query.awaitTermination()
         except StreamingQueryException as error:
             if mark not in str(error):
                 raise
-            version = frame.sparkSession.conf.get(_FORMAT_KEY, "1")
-            return CapturedQuery(path, int(version or "1"))
+            return True
         finally:
             query.stop()
+        return False
+
+    with _quiet(frame.sparkSession):
+        is_captured = is_planned()
+        if is_captured and _reads_nothing(frame.sparkSession, path):
+            # Batch 0 only pins the state format of joins: the one after it is planned.
+            let_pass.add(0)
+            is_captured = is_planned() or is_planned()
+    if is_captured:
+        version = frame.sparkSession.conf.get(_FORMAT_KEY, "1")
+        return CapturedQuery(path, int(version or "1"))
     raise InvalidArgumentError(
         "no batch of the query was planned: its sources have nothing yet",
         directory=path,
         to_fix="capture the query when its sources have what the history ends with",
     )
+
+
+def _reads_nothing(spark: SparkSession, path: str) -> bool:
+    """Return whether the first entry of the offset log says of no source how far it is read."""
+    _, _, *sources = (row.value for row in spark.read.text(f"{path}/offsets/0").collect())
+    return all(source == NO_OFFSET for source in sources)
 
 
 @contextmanager

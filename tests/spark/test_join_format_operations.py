@@ -10,14 +10,13 @@ import pyarrow as pa
 import pytest
 
 from statestore import Checkpoint, write_savepoint
-from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.core.errors import IncompatibleError
 from statestore.operations.reading.diff import DiffCounts
 
 from .conftest import EXTENDED, PROVIDER, MakeLane
-from .features import missing
 from .harness import FILESYSTEM, ROCKSDB, ROCKSDB_BACKEND, Lane, Query, run_plan
-from .join_formats import V1, V2, assert_same, join_in, rows_in_order
-from .queries import in_runs
+from .join_formats import V1, V2, assert_same, join_in, pinned, rows_in_order
+from .queries import JOIN_FORMAT, in_runs
 from .test_bootstrap_operators import captured, history_of, newest_watermark
 
 pytestmark = [
@@ -217,25 +216,14 @@ def test_join_begins_with_a_history(make_lane: MakeLane, query: Query) -> None:
     streamed, lane = make_lane(query, FILESYSTEM), make_lane(query, FILESYSTEM)
     streamed.run(*query.plan[0])
     num_before = len(streamed.batches)
-    history = history_of(Checkpoint(streamed.checkpoint))
+    history = history_of(Checkpoint(streamed.checkpoint), leave_out=("default",))
     watermark_ms = newest_watermark(streamed.checkpoint)
     lane.feed(*query.plan[0])
     like = captured(lane)
 
-    def write(offsets: list[str] | None) -> Any:
-        return write_savepoint(
-            lane.root / "savepoint",
-            like=like,
-            rows=history,
-            watermark_ms=watermark_ms,
-            offsets=offsets,
-        )
-
-    if not missing("join-guardrail"):
-        with pytest.raises(InvalidArgumentError, match="pins the state format of joins"):
-            write(None)
-        return
-    savepoint = write(None).made
+    savepoint = write_savepoint(
+        lane.root / "savepoint", like=like, rows=history, watermark_ms=watermark_ms
+    ).made
     lane.checkpoint = lane.root / "bootstrapped"
     savepoint.restore(lane.checkpoint)
     for batches in query.plan[1:]:
@@ -243,6 +231,7 @@ def test_join_begins_with_a_history(make_lane: MakeLane, query: Query) -> None:
         lane.run(*batches)
     rest = [rows for _, rows in sorted(streamed.batches.items())][num_before:]
     assert [rows for _, rows in sorted(lane.batches.items())] == rest
+    assert pinned(lane)[0] == query.conf[JOIN_FORMAT]
 
 
 @pytest.mark.needs("join-format-4")

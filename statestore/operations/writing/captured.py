@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.commit import NewVersion
-from statestore.checkpoint.query_log import CommitEntry, read_bytes
+from statestore.checkpoint.query_log import NO_OFFSET, CommitEntry, read_bytes
 from statestore.codec.column_family import DEFAULT_FAMILY, NO_DEFAULT, ColumnFamily
 from statestore.codec.partition_key import partition_key_columns
 from statestore.codec.trailer import RowCounts
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from statestore.checkpoint.operator_metadata import OperatorInfo, StoreInfo
+    from statestore.checkpoint.query_log import OffsetsEntry
     from statestore.operations.checkpoint import OpenCheckpoint
 
 _BATCH = 0
-_NO_OFFSET = "-"
-"""What a source has in an entry that does not say how far it was read."""
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 
 
@@ -61,22 +60,14 @@ def find_captured(
         NotFoundError, CorruptionError, StorageError: A file of Spark's cannot be read.
     """
     _ = checkpoint.backend
-    if checkpoint.committed_batches or not checkpoint.operators:
+    entry = _planned(checkpoint)
+    if entry is None or not checkpoint.operators:
         raise InvalidArgumentError(
             "the directory is not that of a captured query",
             directory=checkpoint.uri,
             committed_batches=len(checkpoint.committed_batches),
             operators=len(checkpoint.operators),
             to_fix="capture a query with state, in a directory of its own",
-        )
-    entry = checkpoint.offsets_entry(_BATCH)
-    if all(source == _NO_OFFSET for source in entry.sources):
-        raise InvalidArgumentError(
-            "the captured batch reads nothing: it only pins the state format of joins",
-            directory=checkpoint.uri,
-            to_fix="capture the query with Spark 4.2; or with "
-            "spark.sql.streaming.join.stateFormatVersion=2, which it then keeps; or write a "
-            "savepoint like a checkpoint of the query",
         )
     if batch.offsets is not None:
         if len(batch.offsets) != len(entry.sources):
@@ -106,6 +97,18 @@ def find_captured(
         for store in operator.stores
     )
     return version, shapes
+
+
+def _planned(checkpoint: OpenCheckpoint) -> OffsetsEntry | None:
+    """Return the entry of the first batch that reads something, where none such is committed.
+
+    Batches before it pin the state format of joins, and no more.
+    """
+    for batch in range((checkpoint.newest_planned or 0) + 1):
+        entry = checkpoint.offsets_entry(batch)
+        if any(source != NO_OFFSET for source in entry.sources):
+            return None if batch in checkpoint.committed_batches else entry
+    return None
 
 
 def _shape(
