@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from statestore.operations.reading import diff as differences
 from statestore.operations.reading import inspection
-from statestore.operations.reading.read import read_batches
+from statestore.operations.reading.read import read_batches, row_schema
 from statestore.operations.reading.selection import Selection
 from statestore.operations.result import Progress, no_progress
 from statestore.operations.states import rows_at, rows_of_both
@@ -54,15 +54,7 @@ class Rows:
         return f"<Rows {self.name!r} of {self._reach.place.uri}{version}>"
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        batches = self.read_batches()
-        first = next(batches)
-
-        def all_batches() -> Iterator[pa.RecordBatch]:
-            yield first
-            yield from batches
-
-        reader = pa.RecordBatchReader.from_batches(first.schema, all_batches())
-        return reader.__arrow_c_stream__(requested_schema)  # type: ignore[no-untyped-call]
+        return stream_of(self.read_batches(), requested_schema)
 
     def read(
         self,
@@ -118,7 +110,14 @@ class Rows:
         selection = Selection(None if columns is None else tuple(columns), filter, flatten)
         with ExitStack() as stack:
             rows = rows_at(self._reach.enter(stack), self.name, self.version)
-            batches = read_batches(rows, partitions=partitions, progress=progress or no_progress)
+            needed = selection.needed(row_schema(rows.family))
+            batches = read_batches(
+                rows,
+                partitions=partitions,
+                columns=needed.columns,
+                asked=needed.asked,
+                progress=progress or no_progress,
+            )
             for batch in batches:
                 yield selection.apply(batch)
 
@@ -210,3 +209,15 @@ class Rows:
                 rows_at(there, new.name, new.version),
             )
         return *both, checkpoint.scratch_directory
+
+
+def stream_of(batches: Iterator[pa.RecordBatch], requested_schema: object | None) -> object:
+    """Return record batches, one at least, as the Arrow PyCapsule interface has a stream."""
+    first = next(batches)
+
+    def all_batches() -> Iterator[pa.RecordBatch]:
+        yield first
+        yield from batches
+
+    reader = pa.RecordBatchReader.from_batches(first.schema, all_batches())
+    return reader.__arrow_c_stream__(requested_schema)  # type: ignore[no-untyped-call]

@@ -52,7 +52,12 @@ class FileForm(ABC):
 
     @abstractmethod
     def rows(
-        self, location: StoreLocation, head: PublishedFile, work: Work, family: int | None = None
+        self,
+        location: StoreLocation,
+        head: PublishedFile,
+        work: Work,
+        family: int | None = None,
+        key_group: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a version.
 
@@ -61,6 +66,7 @@ class FileForm(ABC):
             head: The delta of the version.
             work: Means; the scratch directory is as before after the last row.
             family: ID of the only wanted column family, None for all.
+            key_group: The only wanted key group, None for all.
 
         Yields:
             Record batches of SCHEMA, puts only, each key once and only keys of the store's own

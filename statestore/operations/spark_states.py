@@ -246,6 +246,6 @@ def state_of(checkpoint: OpenCheckpoint, version: int, found: SparkVersion) -> S
         num_files=len(sizes),
         contents=(checkpoint.uri, files.directory, version),
         is_by_key=found.form.is_rocksdb,
-        rows=partial(found.batches, checkpoint.scratch_directory),
+        rows=lambda name, _group=None: found.batches(checkpoint.scratch_directory, name),
         files=sizes if own is None else None,
     )

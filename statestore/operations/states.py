@@ -239,7 +239,10 @@ def families_of(states: States) -> dict[str, ColumnFamily]:
 
 
 def read_rows(
-    checkpoint: OpenCheckpoint, head: PublishedFile, column_family: str | None = None
+    checkpoint: OpenCheckpoint,
+    head: PublishedFile,
+    column_family: str | None = None,
+    key_group: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a store's version.
 
@@ -247,6 +250,7 @@ def read_rows(
         checkpoint: The checkpoint.
         head: The delta of the version.
         column_family: Name of the column family, None for all.
+        key_group: The only wanted key group, None for all.
 
     Yields:
         Record batches of the state file schema, puts only, each key once and only keys of the
@@ -265,4 +269,4 @@ def read_rows(
         return
     location = checkpoint.location(of.store)
     work = checkpoint.work
-    yield from work.form(location.body).rows(location, head, work, family)
+    yield from work.form(location.body).rows(location, head, work, family, key_group)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import pyarrow as pa
 
@@ -17,6 +17,21 @@ if TYPE_CHECKING:
 VersionKind = Literal["incremental", "full", "rescaled"]
 """How a version is kept: as changes to the one before, whole, as references into another number of
 state partitions."""
+
+
+class ReadRows(Protocol):
+    """Reads the rows of a version of a store in one state partition."""
+
+    def __call__(
+        self, column_family: str | None, key_group: int | None = None, /
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield record batches of the state file schema.
+
+        Puts only, each key once and only keys of the state partition; all, or those of the column
+        family of a name. Rows of other key groups than the given one may be among them: Spark's own
+        providers have none to go by.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +59,7 @@ class StoreState:
         key_group_rows: Rows by key-group class, as `key_group_rows.grown` has them; None where
             only reading them tells.
         parent_commit: What the commit of the version before took, None where nobody knows.
-        rows: Returns record batches of the state file schema, puts only, each key once and only
-            keys of the state partition; all, or those of the column family of a name.
+        rows: Reads them.
     """
 
     store: StoreName
@@ -61,7 +75,7 @@ class StoreState:
     num_files: int
     contents: tuple[object, ...]
     is_by_key: bool
-    rows: Callable[[str | None], Iterator[pa.RecordBatch]]
+    rows: ReadRows
     key_group_rows: tuple[int, ...] | None = None
     parent_commit: CommitTimes | None = None
     deltas: tuple[FileRef, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,12 +15,13 @@ import pyarrow.ipc as ipc
 from statestore.backends.filesystem.versions import FilesystemVersions
 from statestore.backends.form import FileForm
 from statestore.checkpoint.commit import Body, describe_delta
-from statestore.checkpoint.load import load_version
+from statestore.checkpoint.load import load_files
 from statestore.codec.merge import interleave, merge_runs
 from statestore.codec.rows import (
     MAX_BLOCK_BYTES,
     SCHEMA,
     from_numpy,
+    rows_in,
     split_for_blocks,
     to_numpy,
     write_options,
@@ -27,6 +29,7 @@ from statestore.codec.rows import (
 from statestore.codec.sorting import gather, sort_into_runs
 from statestore.codec.state_file import StateFile
 from statestore.codec.trailer import compute_lineage
+from statestore.core.key_groups import KeyGroupSet
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
@@ -48,18 +51,26 @@ class ArrowForm(FileForm):
     is_by_key = False
 
     def rows(
-        self, location: StoreLocation, head: PublishedFile, work: Work, family: int | None = None
+        self,
+        location: StoreLocation,
+        head: PublishedFile,
+        work: Work,
+        family: int | None = None,
+        key_group: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a version in file order."""
-        for batch in merge_runs(self.runs(location, head, work), head.trailer.max_parallelism):
-            yield batch if family is None else _of_family(batch, family)
+        """Yield the rows of a version in file order; of a key group only its blocks are read."""
+        del work
+        max_parallelism = head.trailer.max_parallelism
+        wanted = None if key_group is None else KeyGroupSet(max_parallelism, key_group)
+        for batch in merge_runs(_runs(location, head, wanted), max_parallelism):
+            # A damaged snapshot is replaced by files of which more was read.
+            found = batch if wanted is None else rows_in(batch, wanted)
+            yield found if family is None else _of_family(found, family)
 
     def runs(self, location: StoreLocation, head: PublishedFile, work: Work) -> Sequence[SortedRun]:
         """Return the files of a version, each a run."""
         del work
-        trailer = head.trailer
-        checkpoint_id = trailer.checkpoint_id if trailer.checkpoint_format >= 2 else None
-        return load_version(location, trailer.version, checkpoint_id).files
+        return _runs(location, head, None)
 
     def rows_of_file(
         self, path: str, local_path: str, work: Work
@@ -120,6 +131,21 @@ class ArrowForm(FileForm):
         """Return the versions of a store."""
         del scratch_directory
         return FilesystemVersions(location, clock, backend)
+
+
+def _runs(
+    location: StoreLocation, head: PublishedFile, wanted: KeyGroupSet | None
+) -> Sequence[SortedRun]:
+    """Open the files of a version, of which only the blocks of the wanted key groups are read."""
+    refs = (*head.trailer.files, head.ref)
+    if wanted is not None:
+        clips = [wanted if ref.clip is None else ref.clip & wanted for ref in refs]
+        refs = tuple(
+            replace(ref, clip=clip)
+            for ref, clip in zip(refs, clips, strict=True)
+            if clip is not None
+        )
+    return load_files(location, head, refs).files if refs else ()
 
 
 def _body_of_changes(path: str, new: NewVersion) -> Body:

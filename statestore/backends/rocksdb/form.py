@@ -16,9 +16,11 @@ from statestore.backends.rocksdb import sst
 from statestore.backends.rocksdb.full_state import read_file, read_full_state, write_full_body
 from statestore.backends.rocksdb.versions import RocksDBVersions
 from statestore.checkpoint.commit import Body
+from statestore.codec.rows import rows_in
 from statestore.codec.sealed_file import SealedFile
 from statestore.codec.sorting import gather, sort_into_runs
 from statestore.codec.trailer import Block, compute_lineage
+from statestore.core.key_groups import KeyGroupSet
 from statestore.io.local import named_errors
 
 if TYPE_CHECKING:
@@ -47,12 +49,21 @@ class SstForm(FileForm):
         self._memory = sst.Memory(options.rocksdb_memory_bytes)
 
     def rows(
-        self, location: StoreLocation, head: PublishedFile, work: Work, family: int | None = None
+        self,
+        location: StoreLocation,
+        head: PublishedFile,
+        work: Work,
+        family: int | None = None,
+        key_group: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a version in order of column family and key."""
-        return read_full_state(
+        rows = read_full_state(
             location, head, work.scratch_directory, work.options, work.clock, self._memory, family
         )
+        if key_group is None:
+            return rows
+        wanted = KeyGroupSet(head.trailer.max_parallelism, key_group)
+        return (rows_in(batch, wanted) for batch in rows)
 
     def runs(self, location: StoreLocation, head: PublishedFile, work: Work) -> Sequence[SortedRun]:
         """Return the rows of a version, sorted on the local disk."""

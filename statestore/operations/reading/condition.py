@@ -19,12 +19,16 @@ from statestore.codec.byte_ranges import unpack
 from statestore.codec.rows import from_numpy
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.database import expressions_of, open_database
+from statestore.operations.reading.lookup import Asked, demand_of
 from statestore.operations.reading.names import ColumnPath, find_path, paths_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
+    import pyarrow.compute as pc
+
+    from statestore.operations.reading.lookup import Names, Path
 
     Node = dict[str, Any]
 
@@ -160,6 +164,39 @@ class Condition:
             self._bound = (schema, self._resolved(schema))
         return self._bound[1]
 
+    def asked(self, schema: pa.Schema) -> Asked:
+        """Return values that columns must have one of where the condition holds.
+
+        Raises:
+            InvalidArgumentError: As `rows`.
+        """
+        # Imported here because it takes long.
+        from statestore.operations.reading.scanned import ScannedTable
+
+        bound = self.bind(schema)
+        names = list(map(_column, range(len(bound.paths))))
+        empty = pa.schema(
+            [pa.field(name, path.type) for name, path in zip(names, bound.paths, strict=True)]
+        )
+        asked = Asked()
+
+        def scan(_: Sequence[str], filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+            if filter is not None:
+                places: dict[Names, tuple[Path, pa.DataType]] = {
+                    (name,): (path.ordinals, path.type)
+                    for name, path in zip(names, bound.paths, strict=True)
+                }
+                asked.update(demand_of(filter).asked(places))
+            return iter(())
+
+        # DuckDB knows best what its own SQL asks of columns.
+        self._database.register(_TABLE, ScannedTable(empty, scan))
+        try:
+            self._run(bound.filtered).read_all()
+        except self._errors as error:
+            raise self._refused(error) from error
+        return asked
+
     def only_column(self, schema: pa.Schema) -> ColumnPath | None:
         """Return the column of a condition of the form `COLUMN IS NOT NULL`; None of another."""
         (path, *others) = self.bind(schema).paths
@@ -184,6 +221,8 @@ class Condition:
         try:
             self._check_types(copy, expression)
             bound.sql = self._printed(copy, [expression])
+            copy["statements"][0]["node"]["where_clause"] = expression
+            bound.filtered = self._printed(copy, [expression])
         except self._errors as error:
             raise self._refused(error) from error
         return bound
@@ -286,10 +325,12 @@ class _Bound:
 
     Attributes:
         sql: The statement that computes it for all rows.
+        filtered: One of the rows for which it holds.
         paths: Of the columns that it names `c0`, `c1` and so on.
     """
 
     sql: str = ""
+    filtered: str = ""
     paths: list[ColumnPath] = field(default_factory=list)
 
 

@@ -13,11 +13,10 @@ import pyarrow.compute as pc
 from statestore.codec.byte_ranges import ByteRanges, child, unpack
 from statestore.codec.joined_trailers import add_counts
 from statestore.codec.key_bytes import decode_keys, key_type, value_type
-from statestore.codec.murmur3 import hash_columns, key_groups
-from statestore.codec.partition_key import field_type, partition_key_columns
 from statestore.codec.rows import from_numpy, to_numpy
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.addresses import places_of
+from statestore.operations.reading.lookup import look_up
 from statestore.operations.reading.read import decode_batch, row_schema
 from statestore.operations.states import families_of, find_store
 
@@ -172,7 +171,8 @@ def _describe(
 def find_key(rows: FoundRows, key: Sequence[Any]) -> pa.Table:
     """Read the rows of a key, or of all keys that begin with some columns.
 
-    Only one state partition is read where the columns given decide on it.
+    Only one state partition is read where the columns given decide on it, and of it only the blocks
+    of the key's group where its files are in that order.
 
     Args:
         rows: Which rows.
@@ -200,10 +200,10 @@ def find_key(rows: FoundRows, key: Sequence[Any]) -> pa.Table:
         )
     wanted = [_literal(*pair) for pair in zip(key, schema.types, schema.names, strict=False)]
     found = [pa.RecordBatch.from_pylist([], schema=row_schema(family))]
-    partition = _partition_of(wanted, states, family)
+    place = look_up({(ordinal,): value for ordinal, value in enumerate(wanted)}, states, family)
     for name, state in states.items():
-        if partition in (None, name.partition):
-            for batch in state.rows(family.name):
+        if place.partitions is None or name.partition in place.partitions:
+            for batch in state.rows(family.name, place.key_group):
                 decoded = decode_batch(batch, family, name.partition)
                 keys = decoded.column("key")
                 mask = np.ones(decoded.num_rows, bool)
@@ -286,24 +286,6 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     return bool(one == other or (one != one and other != other))
-
-
-def _partition_of(wanted: list[pa.Array[Any]], states: States, family: ColumnFamily) -> int | None:
-    """Return the state partition of the keys that begin with some columns, None if many."""
-    first = next(iter(states.values()))
-    paths = partition_key_columns(first.store.name, family)
-    is_decided = all(path[0] < len(wanted) for path in paths)
-    if not paths or not is_decided or not all(state.rescalable for state in states.values()):
-        return None
-    schema = key_type(family)
-    columns = []
-    for path in paths:
-        column = wanted[path[0]]
-        for ordinal in path[1:]:
-            column = child(column, ordinal)
-        columns.append((column, field_type(schema, path)))
-    group = key_groups(hash_columns(columns, 1), first.max_parallelism)[0]
-    return int(group) % first.num_partitions
 
 
 def largest_keys(rows: FoundRows, num_keys: int = 10) -> pa.Table:

@@ -12,17 +12,20 @@ from statestore.codec.byte_ranges import bits, buffer, unpack
 from statestore.codec.evolution import decode_value_rows, decode_values
 from statestore.codec.key_bytes import decode_keys, key_type, split_values, value_type
 from statestore.codec.rows import from_numpy
+from statestore.operations.reading.lookup import Asked, look_up
 from statestore.operations.result import no_progress
 from statestore.operations.states import of_partitions
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
     from statestore.codec.column_family import ColumnFamily
     from statestore.operations.result import Progress
     from statestore.operations.states import FoundRows
     from statestore.operations.store_state import States
 
+COLUMNS = ("key", "value", "partition_id")
+"""Of what is read, in order."""
 NUM_THREADS = 2
 """Threads that decode; as many batches again wait for the reader."""
 
@@ -31,6 +34,8 @@ def read_batches(
     rows: FoundRows,
     *,
     partitions: Iterable[int] | None = None,
+    columns: Collection[str] = COLUMNS,
+    asked: Asked | None = None,
     progress: Progress = no_progress,
 ) -> Generator[pa.RecordBatch, None, None]:
     """Read rows batch by batch, for state that does not fit memory.
@@ -38,6 +43,9 @@ def read_batches(
     Args:
         rows: Which rows.
         partitions: Only these state partitions, None for all.
+        columns: Only these of COLUMNS; what is left out is not decoded.
+        asked: Values that rows must have; others may be left out, and where their key groups follow
+            from these, only those are read.
         progress: Called with the rows read so far and the total, of all column families of the
             store.
 
@@ -45,7 +53,7 @@ def read_batches(
         Record batches, a few MiB each, the first one always, if empty. A row a key, in a
         multi-value column family a row a value; no order. Columns as in Spark's state reader: `key`
         and `value`, structs of the column family's schemas, and `partition_id`. A version stays
-        readable while it is read unless the query expires it.
+        readable while it is read unless the query expires it or it is pinned.
 
     Raises:
         InvalidArgumentError: There is no such column family or state partition.
@@ -55,41 +63,70 @@ def read_batches(
     family, states = rows.family, rows.states
     if partitions is not None:
         states = of_partitions(states, partitions)
-    yield pa.RecordBatch.from_pylist([], schema=row_schema(family))
-    yield from _decode_all(_raw_batches(states, family, progress), family)
+    yield pa.RecordBatch.from_pylist([], schema=row_schema(family, columns))
+    key_group = None
+    if asked:
+        place = look_up(asked.of_key(), states, family)
+        key_group = place.key_group
+        for wanted in (place.partitions, asked.partitions):
+            if wanted is not None:
+                states = {name: state for name, state in states.items() if name.partition in wanted}
+    yield from _decode_all(_raw_batches(states, family, key_group, progress), family, columns)
 
 
-def row_schema(family: ColumnFamily) -> pa.Schema:
+def row_schema(family: ColumnFamily, columns: Collection[str] = COLUMNS) -> pa.Schema:
     """Return the schema of what `read_batches` yields of a column family."""
-    return pa.schema(
-        [
-            pa.field("key", key_type(family).arrow),
-            pa.field("value", value_type(family).arrow),
-            pa.field("partition_id", pa.int32()),
-        ]
-    )
+    fields: list[pa.Field[Any]] = [
+        pa.field("key", key_type(family).arrow),
+        pa.field("value", value_type(family).arrow),
+        pa.field("partition_id", pa.int32()),
+    ]
+    return pa.schema([field for field in fields if field.name in columns])
 
 
-def decode_batch(batch: pa.RecordBatch, family: ColumnFamily, partition: int) -> pa.RecordBatch:
+def decode_batch(
+    batch: pa.RecordBatch,
+    family: ColumnFamily,
+    partition: int,
+    columns: Collection[str] = COLUMNS,
+) -> pa.RecordBatch:
     """Decode rows of one column family and state partition into the columns of `read_batches`.
 
     Raises:
         CorruptionError, IncompatibleError: As `decode_keys`.
     """
-    keys, values = decode_pairs(batch.column("key"), batch.column("value"), family)
-    partitions = from_numpy(np.full(len(keys), partition, np.int32), pa.int32())
-    return pa.RecordBatch.from_arrays([keys, values, partitions], schema=row_schema(family))
+    found, num_rows = _decoded(batch.column("key"), batch.column("value"), family, columns)
+    if "partition_id" in columns:
+        found["partition_id"] = from_numpy(np.full(num_rows, partition, np.int32), pa.int32())
+    schema = row_schema(family, columns)
+    return pa.RecordBatch.from_arrays([found[name] for name in schema.names], schema=schema)
 
 
 def decode_pairs(
     keys: pa.Array[Any], values: pa.Array[Any], family: ColumnFamily
 ) -> tuple[pa.Array[Any], pa.Array[Any]]:
     """Decode keys and values; those of a multi-value family become a row a value."""
-    decoded = decode_keys(keys, family)
-    if not family.multi_values:
-        return decoded, decode_values(values, family)
-    rows, owners = split_values(values)
-    return decoded.take(from_numpy(owners, pa.int64())), decode_value_rows(rows, family)
+    found, _ = _decoded(keys, values, family, COLUMNS)
+    return found["key"], found["value"]
+
+
+def _decoded(
+    keys: pa.Array[Any], values: pa.Array[Any], family: ColumnFamily, columns: Collection[str]
+) -> tuple[dict[str, pa.Array[Any]], int]:
+    """Return keys and values where they are wanted, and the number of rows."""
+    decode: dict[str, Callable[[], pa.Array[Any]]] = {
+        "key": lambda: decode_keys(keys, family),
+        "value": lambda: decode_values(values, family),
+    }
+    num_rows = len(keys)
+    if family.multi_values:
+        rows, owners = split_values(values)
+        num_rows = len(owners)
+        decode = {
+            "key": lambda: decode_keys(keys, family).take(from_numpy(owners, pa.int64())),
+            "value": lambda: decode_value_rows(rows, family),
+        }
+    return {name: make() for name, make in decode.items() if name in columns}, num_rows
 
 
 def decode_by_key(values: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
@@ -105,13 +142,13 @@ def decode_by_key(values: pa.Array[Any], family: ColumnFamily) -> pa.Array[Any]:
 
 
 def _raw_batches(
-    states: States, family: ColumnFamily, progress: Progress
+    states: States, family: ColumnFamily, key_group: int | None, progress: Progress
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
     total = sum(state.most_rows for state in states.values())
     before = 0
     for store, state in states.items():
         num_rows, num_read = state.most_rows, 0
-        for batch in state.rows(family.name):
+        for batch in state.rows(family.name, key_group):
             num_read += batch.num_rows
             progress(before + min(num_read, num_rows), total)
             if batch.num_rows:
@@ -121,13 +158,13 @@ def _raw_batches(
 
 
 def _decode_all(
-    batches: Iterator[tuple[pa.RecordBatch, int]], family: ColumnFamily
+    batches: Iterator[tuple[pa.RecordBatch, int]], family: ColumnFamily, columns: Collection[str]
 ) -> Iterator[pa.RecordBatch]:
     """Decode in threads while the next batches are read, in order and a few at a time."""
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="statestore-decode") as pool:
         waiting: list[Future[pa.RecordBatch]] = []
         for batch, partition in batches:
-            waiting.append(pool.submit(decode_batch, batch, family, partition))
+            waiting.append(pool.submit(decode_batch, batch, family, partition, columns))
             if len(waiting) > 2 * NUM_THREADS:
                 yield waiting.pop(0).result()
         for future in waiting:

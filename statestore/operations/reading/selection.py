@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,28 @@ import pyarrow as pa
 
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.reading.condition import Condition
+from statestore.operations.reading.lookup import Asked, demand_of
+from statestore.operations.reading.names import paths_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import pyarrow.compute as pc
+
+    from statestore.operations.reading.lookup import Names, Path
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What has to be read for a selection.
+
+    Attributes:
+        columns: Names of the columns, without fields of them.
+        asked: Values that its rows have.
+    """
+
+    columns: frozenset[str]
+    asked: Asked = field(default_factory=Asked)
 
 
 @dataclass(frozen=True)
@@ -36,6 +53,28 @@ class Selection:
     @cached_property
     def _condition(self) -> Condition | None:
         return Condition(self.filter) if isinstance(self.filter, str) else None
+
+    def needed(self, schema: pa.Schema) -> Needed:
+        """Return what has to be read for it of what has some columns; errors as `apply`."""
+        self.apply(pa.RecordBatch.from_pylist([], schema=schema))
+        names = set(schema.names if self.columns is None else self.columns)
+        if self._condition is not None:
+            names |= {path.names[0] for path in self._condition.bind(schema).paths}
+            return Needed(_columns_of(names), self._condition.asked(schema))
+        if self.filter is None or isinstance(self.filter, str):
+            return Needed(_columns_of(names))
+        demand = demand_of(self.filter)
+        if demand.fields is None:
+            return Needed(frozenset(schema.names))
+        names |= {name for (name, *_) in demand.fields}
+        paths = paths_of(schema)
+        times = Counter(".".join(path.names) for path in paths)
+        places: dict[Names, tuple[Path, pa.DataType]] = {
+            (name,): (path.ordinals, path.type)
+            for path in paths
+            if times[name := ".".join(path.names)] == 1
+        }
+        return Needed(_columns_of(names), demand.asked(places))
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return what is wanted of a batch.
@@ -69,6 +108,10 @@ class Selection:
         if self.flatten:
             found = dict(_leaves(found))
         return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
+
+
+def _columns_of(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.partition(".")[0] for name in names)
 
 
 def _with_fields(batch: pa.RecordBatch) -> dict[str, pa.Array[Any]]:
