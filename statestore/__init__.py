@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from statestore.api.checkpoint import Checkpoint, Savepoint
     from statestore.api.rows import Rows
     from statestore.api.schedule import Every
+    from statestore.api.sql_rows import SqlRows
     from statestore.api.stopping import stop_with_savepoint
     from statestore.api.writing import write_savepoint
     from statestore.core.errors import QueryFailedError, StateStoreError
@@ -53,6 +54,7 @@ __all__ = [
     "Restart",
     "Rows",
     "Savepoint",
+    "SqlRows",
     "StateStoreError",
     "Store",
     "__version__",
@@ -74,6 +76,7 @@ _HOMES = {
     "Every": "statestore.api.schedule",
     "Rows": "statestore.api.rows",
     "Savepoint": "statestore.api.checkpoint",
+    "SqlRows": "statestore.api.sql_rows",
     "Store": "statestore.store.store",
     "configure": "statestore.spark.configuration",
     "run": "statestore.spark.supervision",

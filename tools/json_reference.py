@@ -17,6 +17,7 @@ from statestore.operations.forget.certificate import Certificate, FileRecord, Fi
 from statestore.operations.forget.result import Forget
 from statestore.operations.forget.search import Hit, KeySearch, Outcome
 from statestore.operations.reading.inspection import FamilyDescription, StoreDescription
+from statestore.operations.reading.tables import TableInfo
 from statestore.operations.rescale.results import Rescale, StoreRescale, UndoRescale
 from statestore.operations.savepoint.savepoint import SavepointInfo
 from statestore.operations.upkeep.compact import Compact, StoreCompact
@@ -105,6 +106,15 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
     "savepoint": (
         _DONE | {"savepoint": "once done, a `SavepointInfo`"},
         (CopyResult, SavepointInfo),
+    ),
+    "sql": (
+        _ROWS
+        | {
+            "file": "with --to, where rows is their number",
+            "tables": "with --tables, alone: a `TableInfo` each, and its `alias`, null of the "
+            "checkpoint itself",
+        },
+        (TableInfo,),
     ),
     "verify": (
         {

@@ -13,6 +13,7 @@ import pyarrow as pa
 from statestore.api.listing import Listing, schema_of
 from statestore.api.reaching import Reach
 from statestore.api.rows import Rows
+from statestore.api.sql_rows import SqlRows
 from statestore.checkpoint.history import HistoryEntry, read_history
 from statestore.core.errors import StateStoreError
 from statestore.core.restart_strategies import duration_ms
@@ -23,6 +24,7 @@ from statestore.operations.forget.search import KeySearch, search
 from statestore.operations.forget.wanted import Wanted
 from statestore.operations.operator_map import OperatorMap
 from statestore.operations.reading import inspection
+from statestore.operations.reading.tables import MEMORY_LIMIT, TableInfo, list_tables
 from statestore.operations.rescale import rescale
 from statestore.operations.result import Progress, no_progress
 from statestore.operations.savepoint.branch import decide_branch
@@ -179,6 +181,39 @@ class Directory:
                 read.
         """
         return Rows(self._reach, name, version)
+
+    def sql(
+        self,
+        sql: str,
+        *,
+        attach: Mapping[str, DirectoryLike] | None = None,
+        memory_limit: str = MEMORY_LIMIT,
+    ) -> SqlRows:
+        """Return the rows that SQL makes of those of the checkpoint; it is run when they are read.
+
+        A table has the address of rows for its name, as `rows` takes it and `tables` lists it, in
+        double quotes where it is not a plain word; `state` stands for the only rows there are. Of
+        an older version it is "NAME@VERSION". Columns are those of `Rows.read`: the structs `key`
+        and `value`, with dots before their fields, and `partition_id`.
+
+        Only columns that the SQL names are decoded, and only rows are kept that its conditions on a
+        table want. Where they say which keys these are, only blocks of their state partitions are
+        read.
+
+        Args:
+            sql: One SELECT of DuckDB's SQL. It reads and writes nothing but these tables.
+            attach: More checkpoints or savepoints by alias, also of Spark's own providers: their
+                tables are `ALIAS.NAME`.
+            memory_limit: Memory of DuckDB, such as `1GB`; what is larger goes to the local disk.
+        """
+        attached = {alias: self._beside(of) for alias, of in (attach or {}).items()}
+        return SqlRows(self._reach, sql, attached, memory_limit)
+
+    def tables(self) -> Listing[TableInfo]:
+        """List the tables that `sql` has, of the newest version; no row is read."""
+        with self._reach.checkpoint() as checkpoint:
+            found = list_tables(checkpoint)
+        return Listing(found, schema_of(TableInfo), asdict)
 
     def versions(self, *, limit: int | None = None) -> Listing[VersionInfo]:
         """List the versions, newest first; no row is read.

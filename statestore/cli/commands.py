@@ -39,6 +39,7 @@ _ELSEWHERE: dict[str, str] = {
     "rescale": "statestore.cli.rescale",
     "restore": "statestore.cli.savepoints",
     "savepoint": "statestore.cli.savepoints",
+    "sql": "statestore.cli.sql",
     "transform": "statestore.cli.writing",
     "ui": "statestore.cli.pages",
     "verify": "statestore.cli.upkeep",

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,17 +14,20 @@ from rich.text import Text
 from statestore.cli.output import (
     checkpoint_argument,
     console,
+    limit_option,
     output_option,
     print_json,
+    print_rows,
+    print_written,
     progress_bar,
     rows_option,
     storage_option,
     table,
-    to_json,
+    to_option,
 )
-from statestore.cli.parquet_file import write_parquet
+from statestore.cli.rows_file import write_rows
 from statestore.codec.joined_trailers import add_counts
-from statestore.core.text import escape_controls, format_bytes, format_count
+from statestore.core.text import escape_controls, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,13 +56,6 @@ _where_option = click.option(
     metavar="SQL",
     help='Only rows for which this condition holds, such as "shop = \'x\'" or "value.count > 3".',
 )
-_limit_option = click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=20,
-    show_default=True,
-    help="Print at most so many rows, 0 for all.",
-)
 
 
 @click.command()
@@ -85,13 +78,8 @@ _limit_option = click.option(
 )
 @_where_option
 @click.option("--flatten", is_flag=True, help="Print every field as a column of its own.")
-@click.option(
-    "--to",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, writable=True),
-    help="Write all rows to a Parquet file instead, which appears when it is whole.",
-)
-@_limit_option
+@to_option
+@limit_option
 @storage_option
 @output_option
 def read(
@@ -107,7 +95,7 @@ def read(
     storage_options: dict[str, str],
     output: str,
 ) -> None:
-    """Print rows of state, or write them to a Parquet file.
+    """Print rows of state, or write them to a file.
 
     \b
     statestore read /data/checkpoint --limit 5
@@ -129,19 +117,14 @@ def read(
     )
     if to is None:
         with closing(read_some()) as batches:
-            _print_rows(batches, limit, output)
+            print_rows(batches, limit, output)
         return
     with (
         progress_bar("reading rows", output=output) as progress,
         closing(read_some(progress=progress)) as batches,
     ):
-        num_rows = write_parquet(batches, to)
-    if output == "json":
-        print_json({"file": to, "rows": num_rows})
-    else:
-        click.echo(
-            f"{format_count(num_rows, 'row')} in {to}, {format_bytes(Path(to).stat().st_size)}"
-        )
+        num_rows = write_rows(batches, to)
+    print_written(num_rows, to, output)
 
 
 @click.command()
@@ -160,7 +143,7 @@ def read(
 @click.option("--key-groups", is_flag=True, help="How rows and bytes spread over key groups.")
 @rows_option
 @_version_option
-@_limit_option
+@limit_option
 @storage_option
 @output_option
 def inspect(
@@ -177,8 +160,8 @@ def inspect(
 ) -> None:
     """Show operators, stores, schemas and row counts; or rows by key, or the largest keys.
 
-    It lists every store with the addresses of its rows, and reads no row for that. --key reads one
-    state partition where the given columns decide which; --where reads all of them.
+    It lists every store with the addresses of its rows, and reads no row for that. --key and
+    --where read one state partition where the columns that they give decide which.
 
     \b
     statestore inspect /data/checkpoint
@@ -195,12 +178,12 @@ def inspect(
     it = Checkpoint(checkpoint, storage_options=storage_options)
     of = it.rows(rows, version=version)
     if key is not None:
-        _print_rows(iter(of.find(_parse_key(key)).to_batches()), limit, output)
+        print_rows(iter(of.find(_parse_key(key)).to_batches()), limit, output)
     elif where is not None:
         with closing(of.read_batches(filter=where)) as batches:
-            _print_rows(batches, limit, output)
+            print_rows(batches, limit, output)
     elif largest is not None:
-        _print_rows(iter(of.largest(min(largest, sys.maxsize)).to_batches()), 0, output)
+        print_rows(iter(of.largest(min(largest, sys.maxsize)).to_batches()), 0, output)
     elif key_groups:
         _print_key_groups(of.key_groups(), output)
     elif rows is not None:
@@ -216,7 +199,7 @@ def inspect(
 @click.option("--new-version", type=int, metavar="V", help="[default: newest committed]")
 @rows_option
 @click.option("--counts", is_flag=True, help="Print only how many rows differ.")
-@_limit_option
+@limit_option
 @storage_option
 @output_option
 @click.pass_context
@@ -250,7 +233,7 @@ def diff(
     after = there.rows(rows, version=new_version)
     if not counts:
         with closing(before.diff_batches(after)) as batches:
-            _print_rows(batches, limit, output)
+            print_rows(batches, limit, output)
         return
     found = before.count_differences(after)
     numbers = {"added": found.added, "removed": found.removed, "changed": found.changed}
@@ -266,33 +249,6 @@ def _parse_key(text: str) -> list[Any]:
     except (ValueError, RecursionError) as error:
         raise click.UsageError(f"--key takes a JSON list, not {text!r}") from error
     return key if isinstance(key, list) else [key]
-
-
-def _print_rows(batches: Iterator[pa.RecordBatch], limit: int, output: str) -> None:
-    """Print rows, nested values as JSON; as one JSON object with --output json."""
-    columns: list[str] = []
-
-    def all_rows() -> Iterator[dict[str, Any]]:
-        for batch in batches:
-            columns[:] = batch.schema.names
-            yield from batch.to_pylist()
-
-    found = all_rows()
-    shown = list(islice(found, min(limit, sys.maxsize))) if limit else list(found)
-    more = next(found, None) is not None
-    if output == "json":
-        print_json({"rows": shown, "more": more})
-        return
-    cells = [[_cell(row[column]) for column in columns] for row in shown]
-    console().print(table(columns, cells))
-    if more:
-        click.echo(f"The first {limit:,} rows. Use --limit to see more.")
-
-
-def _cell(value: Any) -> object:
-    if isinstance(value, dict | list | tuple):
-        return to_json(value, ensure_ascii=False)
-    return value.hex() if isinstance(value, bytes) else value
 
 
 def _print_key_groups(found: pa.Table, output: str) -> None:

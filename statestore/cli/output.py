@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
@@ -25,12 +28,20 @@ from rich.table import Table
 
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.options import StateStoreOptions
-from statestore.core.text import escape_controls, format_cell, is_numeric
+from statestore.core.text import (
+    escape_controls,
+    format_bytes,
+    format_cell,
+    format_count,
+    is_numeric,
+)
 from statestore.io.hadoop_process import HADOOP_PREFIXES
 from statestore.operations.result import NewDirectoryResult
 from statestore.operations.upkeep.retained_savepoints import RetainedSavepoints
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from statestore.api.checkpoint import Checkpoint
     from statestore.operations.result import Result
 
@@ -135,6 +146,20 @@ class DurationType(click.ParamType[timedelta]):
         return timedelta(**{self._UNITS[found[2]]: int(found[1])})
 
 
+limit_option = click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Print at most so many rows, 0 for all.",
+)
+to_option = click.option(
+    "--to",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, writable=True),
+    help="Write all rows to a file instead, which appears when it is whole: CSV, JSON with a row a "
+    "line, or Arrow, where its name ends with .csv, .json, .jsonl or .arrow; else Parquet.",
+)
 rows_option = click.option(
     "--rows",
     metavar="NAME",
@@ -191,6 +216,49 @@ def print_json(fields: dict[str, Any]) -> None:
         fields: As docs/cli.md describes those of the command.
     """
     click.echo(to_json({"schema_version": SCHEMA_VERSION, **fields}))
+
+
+def print_rows(batches: Iterator[pa.RecordBatch], limit: int, output: str) -> None:
+    """Print rows, nested values as JSON; as one JSON object with --output json.
+
+    Args:
+        batches: The rows, at least one batch of them.
+        limit: At most so many, 0 for all.
+        output: text or json.
+    """
+    columns: list[str] = []
+
+    def all_rows() -> Iterator[dict[str, Any]]:
+        for batch in batches:
+            columns[:] = batch.schema.names
+            yield from batch.to_pylist()
+
+    found = all_rows()
+    shown = list(islice(found, min(limit, sys.maxsize))) if limit else list(found)
+    more = next(found, None) is not None
+    if output == "json":
+        print_json({"rows": shown, "more": more})
+        return
+    cells = [[cell(row[column]) for column in columns] for row in shown]
+    console().print(table(columns, cells))
+    if more:
+        click.echo(f"The first {limit:,} rows. Use --limit to see more.")
+
+
+def print_written(num_rows: int, path: str, output: str) -> None:
+    """Print that rows were written to a file."""
+    if output == "json":
+        print_json({"file": path, "rows": num_rows})
+        return
+    size = format_bytes(Path(path).stat().st_size)
+    click.echo(f"{format_count(num_rows, 'row')} in {path}, {size}")
+
+
+def cell(value: Any) -> object:
+    """Return a value as a table or a CSV file shows it: nested as JSON, bytes in hex."""
+    if isinstance(value, dict | list | tuple):
+        return to_json(value, ensure_ascii=False)
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def to_json(value: Any, *, ensure_ascii: bool = True) -> str:

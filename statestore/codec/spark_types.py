@@ -17,12 +17,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from statestore.core.errors import CorruptionError, IncompatibleError
 from statestore.core.json_fields import Fields, MalformedError, parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _ARROW: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -81,7 +84,7 @@ class SparkType:
         number: `sum`, `sum_2`.
         """
         if self.kind == "struct":
-            names = _distinct(self.names)
+            names = distinct_names(self.names)
             return pa.struct(
                 [pa.field(name, kind.arrow) for name, kind in zip(names, self.types, strict=True)]
             )
@@ -170,7 +173,8 @@ def describe_field(name: str, kind: Any) -> dict[str, Any]:
     return {"name": name, "type": describe_type(kind), "nullable": True, "metadata": {}}
 
 
-def _distinct(names: tuple[str, ...]) -> list[str]:
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Return names, of which one that is there before gets a number: `sum`, `sum_2`."""
     found: list[str] = []
     for name in names:
         number, made = 1, name

@@ -84,11 +84,15 @@ def check_words(connection: Any, sql: str) -> None:
 
 def expressions_of(tree: Any) -> Iterator[dict[str, Any]]:
     """Yield the expressions of DuckDB's tree of a statement, each before those in it."""
+    return (node for node in nodes_of(tree) if "class" in node)
+
+
+def nodes_of(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yield the nodes of DuckDB's tree of a statement, each before those in it."""
     if isinstance(tree, dict):
-        if "class" in tree:
-            yield tree
+        yield tree
         for part in tree.values():
-            yield from expressions_of(part)
+            yield from nodes_of(part)
     elif isinstance(tree, list):
         for part in tree:
-            yield from expressions_of(part)
+            yield from nodes_of(part)

@@ -12,7 +12,7 @@ import statestore
 from statestore import Checkpoint, StateStoreError
 from statestore.checkpoint.lease import Holder, Lease
 from statestore.cli.commands import cli
-from statestore.cli.inspecting import _print_rows
+from statestore.cli.output import print_rows
 from statestore.core.clock import SystemClock
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.ids import RandomIds
@@ -172,7 +172,7 @@ def test_options_are_explained_without_a_network():
 
 
 def rows_of(capsys, output, **columns):
-    _print_rows(iter([pa.record_batch(columns)]), 0, output)
+    print_rows(iter([pa.record_batch(columns)]), 0, output)
     return capsys.readouterr().out
 
 

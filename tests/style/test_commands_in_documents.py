@@ -16,7 +16,7 @@ from .test_repo_style import ROOT, committed_files
 
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 IN_A_LINE = re.compile(r"`(statestore [a-z-][^`]*)`")
-IN_A_SHELL = re.compile(r"(?<![\w./=-])statestore [^;|&)#]+")
+IN_A_SHELL = re.compile(r"""(?<![\w./=-])statestore (?:"[^"]*"|'[^']*'|[^;|&)#"'])+""")
 SYNOPSIS = re.compile(r" \[")
 """In a line that shows which options there are, none of which need be given."""
 IN_A_MESSAGE = re.compile(r"`statestore ([a-z]+)")

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
-from statestore.codec.byte_ranges import fixed_width, unpack
 from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.io.local import is_disk_full
 from statestore.operations.database import check_words, open_database
-from statestore.operations.reading.names import paths_of
+from statestore.operations.reading.sql_types import with_short_durations
 from statestore.operations.writing.columns import SIDES, FamilyColumns, decide_family
 from statestore.operations.writing.row_files import RowsFile
 
@@ -31,8 +29,6 @@ Batches = Callable[[], Iterator[pa.RecordBatch]]
 TABLE = "state"
 """What SQL calls the rows there are."""
 _SETTINGS: dict[str, Any] = {"memory_limit": "1GB", "threads": 2}
-_MOST_US = (1 << 63) // 1000
-"""Microseconds of a duration that DuckDB gives back: it counts them in nanoseconds."""
 
 
 class GivenRows(ABC):
@@ -229,7 +225,7 @@ class _Sql(GivenRows):
 
     def batches(self, scratch_directory: str) -> Iterator[pa.RecordBatch]:
         failed: list[StateStoreError] = []
-        batches = map(_with_short_durations, self.stored())
+        batches = map(with_short_durations, self.stored())
         first = next(batches)
         with (
             tempfile.TemporaryDirectory(prefix="sql-", dir=scratch_directory) as directory,
@@ -271,22 +267,6 @@ class _Sql(GivenRows):
             to_fix=f"give one SELECT, of DuckDB's SQL, over the table {TABLE} with the columns "
             f"{', '.join(schema.names)}",
         )
-
-
-def _with_short_durations(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch of which DuckDB gives every duration back as it was."""
-    for path in paths_of(batch.schema):
-        if pa.types.is_duration(path.type):
-            column = path.of(batch)
-            us = np.where(unpack(column.is_valid()), fixed_width(column, "<i8"), 0)
-            if ((us > _MOST_US) | (us < -_MOST_US)).any():
-                raise InvalidArgumentError(
-                    "an interval is too long for SQL",
-                    column=str(path),
-                    longest_years=292,
-                    to_fix="give a function in place of SQL",
-                )
-    return batch
 
 
 def _noting(

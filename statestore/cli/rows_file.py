@@ -1,0 +1,152 @@
+"""Writing rows to a file that is whole or not there: Parquet, CSV, JSON lines or Arrow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from statestore.cli.output import cell, to_json
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, StorageError
+from statestore.core.ids import RandomIds
+from statestore.io.local import TEMPORARY_PREFIX
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def write_rows(batches: Iterator[pa.RecordBatch], path: str) -> int:
+    """Write rows to a local file, whose form is that of its name.
+
+    .csv is CSV, .json and .jsonl are JSON with a row a line, .arrow is a file of Arrow; every other
+    one is Parquet. CSV and JSON have values as `--output json` prints them; in CSV nested ones are
+    JSON, nothing is null, and an empty text is "".
+
+    Args:
+        batches: At least one record batch, all of one schema; read to their end.
+        path: The file; where it is a link, what it points to is written.
+
+    Returns:
+        Number of rows.
+
+    Guarantee: the file appears, or is replaced, once all rows are in it; after a raise it is as it
+    was. It is not synced to the disk.
+
+    Raises:
+        InvalidArgumentError: The path is something else than a file.
+        IncompatibleError: Parquet has no type for a column.
+        StorageError: The file cannot be written; also whatever the batches raise.
+    """
+    num_rows = 0
+    first = next(batches)
+    opened = _FORMS.get(Path(path).suffix, _parquet)
+    with _written_beside(path) as temporary, opened(temporary, first.schema) as write:
+        write(first)
+        for batch in batches:
+            write(batch)
+            num_rows += batch.num_rows
+    return num_rows + first.num_rows
+
+
+Writer = Callable[["pa.RecordBatch"], Any]
+
+
+@contextmanager
+def _parquet(path: str, schema: pa.Schema) -> Iterator[Writer]:
+    from pyarrow import parquet
+
+    with parquet.ParquetWriter(path, schema) as writer:
+        yield writer.write_batch
+
+
+@contextmanager
+def _arrow(path: str, schema: pa.Schema) -> Iterator[Writer]:
+    from pyarrow import ipc
+
+    with ipc.new_file(path, schema) as writer:
+        yield writer.write_batch
+
+
+@contextmanager
+def _json(path: str, schema: pa.Schema) -> Iterator[Writer]:
+    del schema
+    with Path(path).open("w", encoding="utf-8", errors="backslashreplace") as file:
+        yield lambda batch: file.writelines(
+            f"{to_json(row, ensure_ascii=False)}\n" for row in batch.to_pylist()
+        )
+
+
+@contextmanager
+def _csv(path: str, schema: pa.Schema) -> Iterator[Writer]:
+    import pyarrow as pa
+    from pyarrow import csv, types
+
+    def is_plain(kind: Any) -> bool:
+        is_of = (types.is_integer, types.is_boolean, types.is_decimal, types.is_string)
+        return any(of(kind) for of in is_of)
+
+    fields = [
+        field if is_plain(field.type) else pa.field(field.name, pa.string()) for field in schema
+    ]
+    as_text = pa.schema(fields)
+
+    def columns(batch: pa.RecordBatch) -> Iterator[pa.Array[Any]]:
+        for column in batch.columns:
+            if is_plain(column.type):
+                yield column
+            else:
+                yield pa.array([_text(value) for value in column.to_pylist()], pa.string())
+
+    with csv.CSVWriter(path, as_text) as writer:
+        yield lambda batch: writer.write_batch(
+            pa.RecordBatch.from_arrays(list(columns(batch)), schema=as_text)
+        )
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    # As JSON has it: bytes in hex, NaN and Infinity.
+    return str(cell(value)) if not isinstance(value, float) else to_json(value).strip('"')
+
+
+_FORMS = {".arrow": _arrow, ".csv": _csv, ".json": _json, ".jsonl": _json}
+
+
+@contextmanager
+def _written_beside(path: str) -> Iterator[str]:
+    """Yield a path to write to, which takes its name when the block does not raise."""
+    from pyarrow import ArrowException
+
+    # Where a link points, which stays one.
+    target = Path(path).resolve()
+    temporary = target.parent / f"{TEMPORARY_PREFIX}{RandomIds().new_id()}"
+    try:
+        if target.exists() and not target.is_file():
+            raise InvalidArgumentError(
+                "rows cannot be written to what is no regular file",
+                file=path,
+                to_fix="name a file, which may be a new one",
+            )
+        yield str(temporary)
+        temporary.replace(target)
+    except OSError as error:
+        raise StorageError(
+            "cannot write rows to a file",
+            file=path,
+            reason=os.strerror(error.errno) if error.errno else str(error),
+            to_fix="name a local file, in a directory that exists, that may be written to and has "
+            "space left",
+        ) from error
+    except ArrowException as error:
+        raise IncompatibleError(
+            "Parquet has no type for a column of these rows",
+            file=path,
+            reason=str(error),
+            to_fix="print them with --output json, or read them in Python: Checkpoint.rows",
+        ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()

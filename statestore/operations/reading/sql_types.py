@@ -1,0 +1,99 @@
+"""Rows as DuckDB takes them: names that SQL can tell apart, and intervals that it gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from statestore.codec.byte_ranges import fixed_width, unpack
+from statestore.core.errors import InvalidArgumentError
+from statestore.operations.reading.names import paths_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MOST_US = (1 << 63) // 1000
+"""Microseconds of a duration that DuckDB gives back: it counts them in nanoseconds."""
+
+
+def with_short_durations(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch of which DuckDB gives every duration back as it was.
+
+    Raises:
+        InvalidArgumentError: One is longer than 292 years.
+    """
+    for path in paths_of(batch.schema):
+        if pa.types.is_duration(path.type):
+            column = path.of(batch)
+            us = np.where(unpack(column.is_valid()), fixed_width(column, "<i8"), 0)
+            if ((us > _MOST_US) | (us < -_MOST_US)).any():
+                raise InvalidArgumentError(
+                    "an interval is too long for SQL",
+                    column=str(path),
+                    longest_years=292,
+                    to_fix="give a function in place of SQL; to read it, use Checkpoint.rows",
+                )
+    return batch
+
+
+def sql_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a schema in which no two fields of a struct have one name in SQL.
+
+    Case of letters does not count there. Of fields whose names differ by it alone, or that have
+    none, each gets a number: `a_1`, `A_2`. Bytes of 0 are left out.
+    """
+    return pa.schema([pa.field(field.name, _sql_type(field.type)) for field in schema])
+
+
+def _sql_type(kind: Any) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        names = _told_apart([field.name for field in kind])
+        types = [_sql_type(field.type) for field in kind]
+        return pa.struct([pa.field(*of) for of in zip(names, types, strict=True)])
+    if pa.types.is_map(kind):
+        return pa.map_(_sql_type(kind.key_type), _sql_type(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(_sql_type(kind.value_type))
+    found: pa.DataType = kind
+    return found
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    found = [name.replace("\0", "") for name in names]
+    folded = [name.casefold() for name in found]
+    taken = {*folded}
+    for place, name in enumerate(found):
+        if name and folded.count(folded[place]) == 1:
+            continue
+        number = place + 1
+        while f"{name}_{number}".casefold() in taken:
+            number += len(names)
+        found[place] = f"{name}_{number}"
+        taken.add(found[place].casefold())
+    return found
+
+
+def as_sql_has_it(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch with the names of fields of a schema of `sql_schema`; nothing is copied."""
+    if batch.schema.equals(schema):
+        return batch
+    renamed: list[Any] = [
+        _Renamed(column, field.type) for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(list(map(pa.array, renamed)), schema=schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Renamed:
+    """A column that says that it is of a type, which has the same layout."""
+
+    column: Any
+    kind: Any
+
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]:
+        del requested_schema
+        _, array = self.column.__arrow_c_array__()
+        return self.kind.__arrow_c_schema__(), array
