@@ -18,6 +18,7 @@ _CONFIG: dict[str, Any] = {
     "python_enable_replacements": False,
 }
 
+_PARSE = "SELECT json_serialize_sql(?, skip_null := true, skip_empty := true, skip_default := true)"
 _OF_SESSION = frozenset(
     ["user", "current_user", "session_user", "current_role", "current_schema", "current_catalog"]
 )
@@ -69,8 +70,7 @@ def check_words(connection: Any, sql: str) -> None:
         InvalidArgumentError: A word by itself is the name of a function of DuckDB's: its value is
             the same in every row.
     """
-    ((text,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
-    for node in expressions_of(json.loads(text)):
+    for node in expressions_of(parsed(connection, sql)):
         names = node.get("column_names", ())
         if len(names) == 1 and names[0].lower() in _OF_SESSION:
             raise InvalidArgumentError(
@@ -82,6 +82,23 @@ def check_words(connection: Any, sql: str) -> None:
             )
 
 
+def parsed(connection: Any, sql: str) -> Any:
+    """Return DuckDB's tree of SQL: statements, or an error and its message.
+
+    Raises:
+        InvalidArgumentError: It is nested too deeply.
+    """
+    ((text,),) = connection.execute(_PARSE, [sql]).fetchall()
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise InvalidArgumentError(
+            "SQL is nested too deeply",
+            characters=len(sql),
+            to_fix="write less in one another: a list of values as IN (…), a sum of many as a list",
+        ) from error
+
+
 def expressions_of(tree: Any) -> Iterator[dict[str, Any]]:
     """Yield the expressions of DuckDB's tree of a statement, each before those in it."""
     return (node for node in nodes_of(tree) if "class" in node)
@@ -89,10 +106,11 @@ def expressions_of(tree: Any) -> Iterator[dict[str, Any]]:
 
 def nodes_of(tree: Any) -> Iterator[dict[str, Any]]:
     """Yield the nodes of DuckDB's tree of a statement, each before those in it."""
-    if isinstance(tree, dict):
-        yield tree
-        for part in tree.values():
-            yield from nodes_of(part)
-    elif isinstance(tree, list):
-        for part in tree:
-            yield from nodes_of(part)
+    left = [tree]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            yield part
+            left += reversed(part.values())
+        elif isinstance(part, list):
+            left += reversed(part)

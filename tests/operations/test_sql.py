@@ -320,6 +320,8 @@ def test_checkpoints_of_sparks_own_are_joined_with_others(name: str, hostile: st
         ("SELECT rowid FROM a", "key.word"),
         ("SELECT * FROM a WHERE key.word = \"x\"", "key.word"),
         ("SELECT ?", "SQL cannot be run"),
+        ("SELECT " + "1 + " * 900 + "1", "nested too deeply"),
+        ("SELECT 'x' || '\0' FROM a", "a byte of 0"),
         ("SELECT $1 FROM a", "SQL cannot be run"),
         ("SELECT error('mine') FROM a", "mine"),
         ("SELECT 'x'::INT FROM a", "Conversion"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 import pyarrow as pa
 from pyspark.sql.types import CalendarIntervalType, StructField, StructType, YearMonthIntervalType
 
@@ -39,15 +42,12 @@ def assert_read(lane: Lane, batch: int | None = None) -> int:
     for operator in operators:
         place = {"operatorId": operator.operatorId, "storeName": operator.stateStoreName}
         frame = spark.read.format("statestore").options(**place, **at).load(str(lane.checkpoint))
-        found = (
-            Checkpoint(lane.checkpoint)
-            .rows(
-                f"{operator.operatorId}/{operator.stateStoreName}",
-                version=None if batch is None else batch + 1,
-            )
-            .read()
-        )
-        assert found.column_names == frame.columns
+        address = f"{operator.operatorId}/{operator.stateStoreName}"
+        version = None if batch is None else batch + 1
+        found = Checkpoint(lane.checkpoint).rows(address, version=version).read()
+        table = address if version is None else f"{address}@{version}"
+        by_sql = Checkpoint(lane.checkpoint).sql(f'SELECT * FROM "{table}"').read()
+        assert found.column_names == by_sql.column_names == frame.columns
         for column in ("key", "value"):
             names = found.schema.field(column).type.names
             fields = frame.schema[column].dataType.fields
@@ -59,8 +59,16 @@ def assert_read(lane: Lane, batch: int | None = None) -> int:
                 frame = frame.withColumn(column, frame[column].dropFields(*unknown))
         expected = frame.toArrow()
         assert _rows(found, expected.schema) == _rows(expected, expected.schema)
+        assert _rows(by_sql, found.schema) == _rows(found, found.schema)
         num_rows += found.num_rows
     return num_rows
+
+
+def _of_sql(value: Any) -> Any:
+    """Return a value as SQL has it, whose intervals are all of one type."""
+    if isinstance(value, timedelta):
+        return pa.MonthDayNano((0, 0, value // timedelta(microseconds=1) * 1000))
+    return value
 
 
 def _rows(table: pa.Table, schema: pa.Schema) -> list[str]:
@@ -68,7 +76,7 @@ def _rows(table: pa.Table, schema: pa.Schema) -> list[str]:
     return sorted(
         repr(
             [
-                {name: value[name] for name in schema.field(column).type.names}
+                {name: _of_sql(value[name]) for name in schema.field(column).type.names}
                 if isinstance(value, dict)
                 else value
                 for column, value in row.items()

@@ -18,7 +18,7 @@ import pyarrow as pa
 from statestore.codec.byte_ranges import unpack
 from statestore.codec.rows import from_numpy
 from statestore.core.errors import InvalidArgumentError
-from statestore.operations.database import expressions_of, open_database
+from statestore.operations.database import expressions_of, open_database, parsed
 from statestore.operations.reading.lookup import Asked, demand_of
 from statestore.operations.reading.names import ColumnPath, find_path, paths_of
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     Node = dict[str, Any]
 
-_PARSE = "SELECT json_serialize_sql(?, skip_null := true, skip_empty := true, skip_default := true)"
 _PRINT = "SELECT json_deserialize_sql(?)"
 _TABLE = "state"
 
@@ -289,8 +288,7 @@ class Condition:
         return statement
 
     def _parse(self, sql: str) -> Node:
-        ((found,),) = self._database.execute(_PARSE, [sql]).fetchall()
-        made: Node = json.loads(found)
+        made: Node = parsed(self._database, sql)
         if made["error"] is False:
             _without_locations(made)
         return made

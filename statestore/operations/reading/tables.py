@@ -7,7 +7,6 @@ looked up before DuckDB sees it, so that it is rows of a checkpoint or refused.
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,7 @@ from statestore.core.ids import RandomIds
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.local import is_disk_full
 from statestore.operations.addresses import NO_SUCH_ROWS
-from statestore.operations.database import check_words, nodes_of, open_database
+from statestore.operations.database import check_words, nodes_of, open_database, parsed
 from statestore.operations.reading.inspection import describe
 from statestore.operations.reading.lookup import Asked, demand_of
 from statestore.operations.reading.names import paths_of
@@ -62,7 +61,6 @@ _TAKEN = ("information_schema", "main", "memory", "pg_catalog", "state", "system
 _MOST_NAMED = 30
 _FUNCTIONS = ("generate_series", "json_each", "json_tree", "range", "unnest")
 """Functions that make a table of their arguments, and of nothing else."""
-_PARSE = "SELECT json_serialize_sql(?, skip_null := true, skip_empty := true, skip_default := true)"
 _NOT_ONE = "it is not one SELECT"
 
 
@@ -248,8 +246,9 @@ class _Running:
         return list(found.values())
 
     def _parsed(self) -> Any:
-        ((text,),) = self.connection.execute(_PARSE, [self.sql]).fetchall()
-        tree = json.loads(text)
+        if "\0" in self.sql:
+            raise self._refused("it has a byte of 0, where it may end for whoever runs it")
+        tree = parsed(self.connection, self.sql)
         if tree["error"]:
             is_other = tree.get("error_type") == "not implemented"
             raise self._refused(_NOT_ONE if is_other else tree["error_message"])
