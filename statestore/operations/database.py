@@ -19,8 +19,12 @@ _CONFIG: dict[str, Any] = {
 }
 
 _PARSE = "SELECT json_serialize_sql(?, skip_null := true, skip_empty := true, skip_default := true)"
-_OF_SESSION = frozenset(
-    ["user", "current_user", "session_user", "current_role", "current_schema", "current_catalog"]
+_WITHOUT_PARENTHESES = frozenset(
+    [
+        *("user", "current_user", "session_user", "current_role", "current_schema"),
+        *("current_catalog", "current_date", "current_time"),
+        *("current_timestamp", "localtime", "localtimestamp"),
+    ]
 )
 """Words without parentheses that DuckDB takes for a function, where no column has the name."""
 
@@ -72,13 +76,13 @@ def check_words(connection: Any, sql: str) -> None:
     """
     for node in expressions_of(parsed(connection, sql)):
         names = node.get("column_names", ())
-        if len(names) == 1 and names[0].lower() in _OF_SESSION:
+        if len(names) == 1 and names[0].lower() in _WITHOUT_PARENTHESES:
             raise InvalidArgumentError(
                 "a word of the SQL is not a column, but a function of the database",
                 sql=sql,
                 word=names[0],
                 to_fix=f"name the column by its path, such as key.{names[0]} or value.{names[0]}; "
-                "give one that the SQL makes another name",
+                "give one that the SQL makes another name; for the time, write now() or today()",
             )
 
 

@@ -315,6 +315,8 @@ def test_checkpoints_of_sparks_own_are_joined_with_others(name: str, hostile: st
         ("SELECT", "SQL cannot be run"),
         ("SELECT user FROM a", "not a column"),
         ("SELECT current_user FROM a WHERE session_user = 'x'", "not a column"),
+        ("SELECT * FROM a WHERE current_date > '2024-01-31'", "not a column"),
+        ("SELECT localtimestamp FROM a", "not a column"),
         ("SELECT word FROM a", "key.word"),
         ("SELECT key.wrd FROM a", "key.word"),
         ("SELECT rowid FROM a", "key.word"),
