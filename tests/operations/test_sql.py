@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
@@ -18,7 +20,8 @@ import pytest
 from statestore import Checkpoint, Savepoint
 from statestore.codec.column_family import ColumnFamily
 from statestore.core.errors import InvalidArgumentError, StateStoreError
-from tests.checkpoints import KEY, VALUE, write_checkpoint
+from statestore.testing.checkpoints import MadeCheckpoint
+from tests.checkpoints import KEY, VALUE, WordStore, write_checkpoint
 from tests.operations.typed import LEAVES, Counting, make_typed, type_of
 from tests.seams import at
 
@@ -399,6 +402,46 @@ def test_a_version_is_pinned_as_long_as_it_is_read(tmp_path: Path) -> None:
     checkpoint.expire(2)
     with pytest.raises(StateStoreError):
         checkpoint.sql('SELECT * FROM "state@2"').read()
+
+
+def test_tables_are_of_one_version_while_the_query_runs(tmp_path: Path) -> None:
+    """Catches tables of two versions in one result, and a version that goes while it is read."""
+    families = tuple(ColumnFamily(n, name, KEY, VALUE) for n, name in enumerate(("a", "b")))
+    made = MadeCheckpoint(
+        str(tmp_path / "ck"), operators=(("stateStoreSave", (WordStore(families),)),)
+    )
+    checkpoint = Checkpoint(made.path)
+
+    def run_batch(batch: int) -> None:
+        made.run_batch({(name, ("x", n)): (batch, "") for name in "ab" for n in range(50)})
+
+    run_batch(0)
+    is_over = threading.Event()
+
+    def run_batches() -> None:
+        for batch in range(1, 25):
+            run_batch(batch)
+            if batch % 5 == 0:
+                made.take_snapshots()
+                made.restart()
+                checkpoint.expire(6)
+        is_over.set()
+
+    sql = """SELECT min(a.value.total) AS w, max(a.value.total) AS x, min(b.value.total) AS y,
+        max(b.value.total) AS z, count(*) AS n FROM a JOIN b ON a.key = b.key"""
+    found = []
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_batches)
+        while not is_over.is_set() and not running.done():
+            found += checkpoint.sql(sql).read().to_pylist()
+        running.result()
+
+    assert len(found) > 3
+    for row in found:
+        assert row["n"] == 50
+        assert row["w"] == row["x"] == row["y"] == row["z"]
+    assert [row["w"] for row in found] == sorted(row["w"] for row in found)
+    assert not list(Path(made.path).rglob("*.pin"))
 
 
 def test_a_query_that_is_left_behind_lets_go_of_its_pins(hostile: str) -> None:
