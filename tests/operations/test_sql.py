@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
+import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -26,6 +27,7 @@ from tests.operations.typed import LEAVES, Counting, make_typed, type_of
 from tests.seams import at
 
 SPARKS = Path(__file__).parents[1] / "golden" / "spark"
+GOLDEN = Path(__file__).parents[1] / "golden" / "spark-4.3.tar.xz"
 FIELDS = ("a", "b c", "Order", "user", 'say "x"', "ü", "count", "a.b", "A", "key", "value")
 
 
@@ -282,6 +284,26 @@ def test_checkpoints_of_sparks_own_are_joined_with_others(name: str, hostile: st
     assert sorted(Path(SPARKS / name).rglob("*")) == before
 
 
+def test_tables_of_every_operator_are_those_of_their_addresses(tmp_path: Path) -> None:
+    """Catches an operator, a timer, a join or a state variable that SQL reads in another way."""
+    with tarfile.open(GOLDEN) as archive:
+        archive.extractall(tmp_path, filter="data")
+    num_tables = 0
+    for path in sorted(tmp_path.iterdir()):
+        checkpoint = Checkpoint(path / "checkpoint")
+        addresses = [
+            family.address
+            for store in checkpoint.inspect()
+            for family in store.column_families
+            if family.address is not None
+        ]
+        for table, address in zip(checkpoint.tables(), addresses, strict=True):
+            found = checkpoint.sql(f"FROM {table.name}").read()
+            assert text(found) == text(checkpoint.rows(address).read()), (path.name, address)
+            num_tables += 1
+    assert num_tables > 30
+
+
 @pytest.mark.parametrize(
     ("sql", "says"),
     [
@@ -448,6 +470,18 @@ def test_a_query_that_is_left_behind_lets_go_of_its_pins(hostile: str) -> None:
     with pytest.raises(InvalidArgumentError):
         Checkpoint(hostile).sql("SELECT key.nope FROM a").read()
     assert not list(Path(hostile).rglob("*.pin"))
+
+
+def test_a_savepoint_is_not_written_to(hostile: str, tmp_path: Path) -> None:
+    """Catches a file in a savepoint, which is the user's."""
+    Checkpoint(hostile).savepoint(tmp_path / "sp")
+    before = sorted(tmp_path.rglob("*"))
+
+    with closing(Savepoint(tmp_path / "sp").sql("SELECT key.word FROM a").read_batches()) as found:
+        next(found)
+        assert sorted(tmp_path.rglob("*")) == before
+        assert sum(batch.num_rows for batch in found) > 0
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_an_error_of_what_is_read_is_that_error(tmp_path: Path) -> None:
