@@ -197,6 +197,21 @@ def test_a_look_up_by_key_reads_some_blocks_of_one_partition(large: str, look_up
     assert io.num_bytes[path] < Path(path).stat().st_size / 20
 
 
+def test_a_look_up_in_rocksdb_reads_one_partition(tmp_path: Path) -> None:
+    """Catches a look-up that reads the state."""
+    key = {"k": "string", "n": "integer"}
+    made = make_typed(tmp_path / "ck", Random(3), key, {"v": "long"}, backend="rocksdb")
+    for row in Checkpoint(made.path).rows().read().to_pylist():
+        wanted = (*row["key"].values(),)
+        if None in wanted:
+            continue
+        io = Counting()
+        quoted = wanted[0].replace("'", "''")
+        sql = f"FROM state WHERE key.k = '{quoted}' AND key.n = {wanted[1]}"
+        assert at(made.path, io=io).sql(sql).read().to_pylist() == [row]
+        assert {Path(path).parent.name for path in io.num_bytes} == {str(row["partition_id"])}
+
+
 def test_columns_that_are_not_wanted_are_not_decoded(large: str, monkeypatch: Any) -> None:
     """Catches a projection that decodes everything and throws most of it away."""
     from statestore.operations.reading import read
