@@ -31,6 +31,8 @@ usage: ./build.sh TARGET [ARGUMENT...]
   bench     measure all providers, results under benchmarks/results/
   bench-spark MINOR measure the queries on 4.0, 4.1, 4.2 or 4.3, into a folder of its own there
   bench-growth measure a batch against the number of keys, as tables and lines; goes on where it stopped
+  nexmark   the queries of Nexmark on all providers, or on yours (--provider CLASS --jars JAR), rows checked;
+            goes on where it stopped
   bench-real-time measure rows in real-time mode between topics of Kafka, beside Spark's RocksDB
   chaos     kill, freeze and starve real jobs; every row is counted (--seed, --faults, --minutes)
   attack    operate on checkpoints at random; every row is compared (--seed, --minutes)
@@ -289,6 +291,10 @@ case $target in
   bench-growth)
     jar
     exec $python -m benchmarks.growth "$@"
+    ;;
+  nexmark)
+    jar
+    exec $python -m benchmarks.nexmark "$@"
     ;;
   bench-real-time)
     jar

@@ -49,7 +49,7 @@ def start_session(
         "spark.ui.showConsoleProgress": "false",
         "spark.pyspark.python": sys.executable,
         **_selection(provider, real_time=real_time),
-        "spark.jars": ",".join(str(jar) for jar in all_jars),
+        "spark.jars": ",".join(dict.fromkeys(map(str, all_jars))),
         **dict(provider.conf),
     }
     builder = SparkSession.builder.appName("benchmark")

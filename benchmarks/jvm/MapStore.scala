@@ -1,0 +1,301 @@
+package io.statestore.bench
+
+import java.util
+import java.util.Arrays
+import java.util.concurrent.{ConcurrentHashMap, ConcurrentSkipListMap}
+import java.util.concurrent.atomic.AtomicLong
+
+import scala.jdk.CollectionConverters._
+
+import org.apache.hadoop.conf.Configuration
+import org.apache.spark.sql.catalyst.expressions._
+import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.types.StructType
+
+/**
+ * A store that is a map on the heap: one version, nothing written, nothing undone by an abort. A
+ * query on it has the rows that it should have, so Spark does all of its own work.
+ *
+ * `mapCallNanos` says how long its calls took. What a query takes without that is Spark's own part,
+ * and no store can bring it below that.
+ */
+final class MapStateStoreProvider extends StateStoreProvider {
+  private var families: MapFamilies = _
+  private var storeId: StateStoreId = _
+
+  override def init(
+      stateStoreId: StateStoreId,
+      keySchema: StructType,
+      valueSchema: StructType,
+      keyStateEncoderSpec: KeyStateEncoderSpec,
+      useColumnFamilies: Boolean,
+      storeConfs: StateStoreConf,
+      hadoopConf: Configuration,
+      useMultipleValuesPerKey: Boolean,
+      stateSchemaProvider: Option[StateSchemaProvider]): Unit = {
+    storeId = stateStoreId
+    // Rows outlive the providers of a run, so a query can be started anew.
+    families = MapFamilies.all.computeIfAbsent(stateStoreId, _ => new MapFamilies)
+    families.create(StateStore.DEFAULT_COL_FAMILY_NAME, keyStateEncoderSpec)
+  }
+
+  override def stateStoreId: StateStoreId = storeId
+
+  override def getStore(
+      version: Long,
+      uniqueId: Option[String],
+      forceSnapshotOnCommit: Boolean,
+      loadEmpty: Boolean): StateStore = new MapStore(storeId, version, families)
+
+  override def supportedCustomMetrics: Seq[StateStoreCustomMetric] = Seq(MapFamilies.CallNanos)
+
+  override def close(): Unit = ()
+}
+
+private object MapFamilies {
+  val CallNanos: StateStoreCustomSumMetric =
+    StateStoreCustomSumMetric("mapCallNanos", "time in calls of the map")
+
+  val all = new ConcurrentHashMap[StateStoreId, MapFamilies]
+}
+
+/** The rows of a store by column family: values, or lists of them, by key. */
+private final class MapFamilies {
+  val byName = new ConcurrentHashMap[String, Family]
+
+  def create(name: String, spec: KeyStateEncoderSpec): Unit =
+    byName.computeIfAbsent(name, _ => Family(spec))
+}
+
+private trait Family {
+  type Entry = util.Map.Entry[UnsafeRow, Any]
+
+  def get(key: UnsafeRow): Any
+  def put(key: UnsafeRow, value: Any): Unit
+  def remove(key: UnsafeRow): Unit
+  def entries: Iterator[Entry]
+  def scan(prefix: UnsafeRow): Iterator[Entry] = throw new UnsupportedOperationException("scan")
+  def range(start: Option[UnsafeRow], end: Option[UnsafeRow]): Iterator[Entry] =
+    throw new UnsupportedOperationException("range")
+  def size: Long
+}
+
+private object Family {
+  def apply(spec: KeyStateEncoderSpec): Family = spec match {
+    case PrefixKeyScanStateEncoderSpec(schema, numColsPrefixKey) =>
+      new PrefixFamily(schema, numColsPrefixKey)
+    case RangeKeyScanStateEncoderSpec(schema, ordinals) =>
+      new RangeFamily(new ConcurrentSkipListMap[UnsafeRow, Any](new RowOrder(schema, ordinals)))
+    case _ => new FlatFamily(new ConcurrentHashMap[UnsafeRow, Any])
+  }
+}
+
+private sealed class FlatFamily(rows: util.Map[UnsafeRow, Any]) extends Family {
+  override def get(key: UnsafeRow): Any = rows.get(key)
+  override def put(key: UnsafeRow, value: Any): Unit = rows.put(key, value)
+  override def remove(key: UnsafeRow): Unit = rows.remove(key)
+  override def entries: Iterator[Entry] = rows.entrySet.iterator.asScala
+  override def size: Long = rows.size.toLong
+}
+
+/** Keys in order. */
+private final class RangeFamily(rows: util.NavigableMap[UnsafeRow, Any]) extends FlatFamily(rows) {
+  override def range(start: Option[UnsafeRow], end: Option[UnsafeRow]): Iterator[Entry] = {
+    val from = start.fold(rows)(rows.tailMap(_, true))
+    end.fold(from)(from.headMap(_, false)).entrySet.iterator.asScala
+  }
+}
+
+/** Keys by their first columns. */
+private final class PrefixFamily(schema: StructType, numColsPrefixKey: Int) extends Family {
+  private val groups = new ConcurrentHashMap[UnsafeRow, util.Map[UnsafeRow, Any]]
+  private val project = ThreadLocal.withInitial[UnsafeProjection] { () =>
+    UnsafeProjection.create(schema.take(numColsPrefixKey).zipWithIndex.map { case (field, i) =>
+      BoundReference(i, field.dataType, field.nullable)
+    })
+  }
+
+  private def prefix(key: UnsafeRow): UnsafeRow = project.get()(key)
+
+  override def get(key: UnsafeRow): Any = {
+    val group = groups.get(prefix(key))
+    if (group == null) null else group.get(key)
+  }
+
+  override def put(key: UnsafeRow, value: Any): Unit = {
+    val of = prefix(key)
+    var group = groups.get(of)
+    if (group == null) {
+      group = new util.HashMap[UnsafeRow, Any]
+      groups.put(of.copy(), group)
+    }
+    group.put(key, value)
+  }
+
+  override def remove(key: UnsafeRow): Unit = {
+    val of = prefix(key)
+    val group = groups.get(of)
+    if (group != null) {
+      group.remove(key)
+      if (group.isEmpty) groups.remove(of)
+    }
+  }
+
+  override def entries: Iterator[Entry] =
+    groups.values.iterator.asScala.flatMap(copied)
+
+  override def scan(prefix: UnsafeRow): Iterator[Entry] = {
+    val group = groups.get(prefix)
+    if (group == null) Iterator.empty else copied(group)
+  }
+
+  // Rows may be removed while they are gone over.
+  private def copied(group: util.Map[UnsafeRow, Any]): Iterator[Entry] =
+    new util.ArrayList(group.entrySet).iterator.asScala
+
+  override def size: Long = groups.values.asScala.map(_.size.toLong).sum
+}
+
+/** By the columns of some ordinals, then by all bytes. */
+private final class RowOrder(schema: StructType, ordinals: Seq[Int])
+    extends util.Comparator[UnsafeRow] {
+  private val columns = new InterpretedOrdering(ordinals.map { i =>
+    SortOrder(BoundReference(i, schema(i).dataType, schema(i).nullable), Ascending)
+  })
+
+  override def compare(one: UnsafeRow, other: UnsafeRow): Int = {
+    val order = columns.compare(one, other)
+    if (order != 0) order else Arrays.compareUnsigned(one.getBytes, other.getBytes)
+  }
+}
+
+private final class MapStore(val id: StateStoreId, val version: Long, families: MapFamilies)
+    extends StateStore {
+  private type Values = util.ArrayList[UnsafeRow]
+
+  private val nanos = new AtomicLong
+  private var committed = false
+
+  private def timed[T](body: => T): T = {
+    val begin = System.nanoTime()
+    try body
+    finally nanos.addAndGet(System.nanoTime() - begin)
+  }
+
+  private def timedRows[T](rows: => Iterator[T]): Iterator[T] = {
+    val inner = timed(rows)
+    new Iterator[T] {
+      override def hasNext: Boolean = timed(inner.hasNext)
+      override def next(): T = timed(inner.next())
+    }
+  }
+
+  private def family(name: String): Family = families.byName.get(name)
+
+  override def get(key: UnsafeRow, colFamilyName: String): UnsafeRow =
+    timed(family(colFamilyName).get(key).asInstanceOf[UnsafeRow])
+
+  override def multiGet(keys: Array[UnsafeRow], colFamilyName: String): Iterator[UnsafeRow] =
+    keys.iterator.map(get(_, colFamilyName))
+
+  override def keyExists(key: UnsafeRow, colFamilyName: String): Boolean =
+    timed(family(colFamilyName).get(key) != null)
+
+  override def valuesIterator(key: UnsafeRow, colFamilyName: String): Iterator[UnsafeRow] =
+    timed {
+      val found = family(colFamilyName).get(key).asInstanceOf[Values]
+      if (found == null) Iterator.empty else found.iterator.asScala
+    }
+
+  override def iterator(colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
+    pairs(family(colFamilyName).entries)
+
+  override def prefixScan(
+      prefixKey: UnsafeRow,
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
+    pairs(family(colFamilyName).scan(prefixKey))
+
+  override def rangeScan(
+      startKey: Option[UnsafeRow],
+      endKey: Option[UnsafeRow],
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
+    pairs(family(colFamilyName).range(startKey, endKey))
+
+  override def iteratorWithMultiValues(colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
+    listed(family(colFamilyName).entries)
+
+  override def prefixScanWithMultiValues(
+      prefixKey: UnsafeRow,
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
+    listed(family(colFamilyName).scan(prefixKey))
+
+  private def pairs(
+      entries: => Iterator[util.Map.Entry[UnsafeRow, Any]]): StateStoreIterator[UnsafeRowPair] = {
+    val pair = new UnsafeRowPair
+    new StateStoreIterator(timedRows(entries.map { entry =>
+      pair.withRows(entry.getKey, entry.getValue.asInstanceOf[UnsafeRow])
+    }))
+  }
+
+  private def listed(
+      entries: => Iterator[util.Map.Entry[UnsafeRow, Any]]): StateStoreIterator[UnsafeRowPair] = {
+    val pair = new UnsafeRowPair
+    new StateStoreIterator(timedRows(entries.flatMap { entry =>
+      entry.getValue.asInstanceOf[Values].iterator.asScala.map(pair.withRows(entry.getKey, _))
+    }))
+  }
+
+  override def put(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit =
+    timed(family(colFamilyName).put(key.copy(), value.copy()))
+
+  override def putList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit =
+    timed {
+      val list = new Values(values.length)
+      values.foreach(value => list.add(value.copy()))
+      family(colFamilyName).put(key.copy(), list)
+    }
+
+  override def merge(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit =
+    mergeList(key, Array(value), colFamilyName)
+
+  override def mergeList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit =
+    timed {
+      val found = family(colFamilyName).get(key).asInstanceOf[Values]
+      val list = if (found == null) new Values(values.length) else found
+      values.foreach(value => list.add(value.copy()))
+      if (found == null) family(colFamilyName).put(key.copy(), list)
+    }
+
+  override def remove(key: UnsafeRow, colFamilyName: String): Unit =
+    timed(family(colFamilyName).remove(key))
+
+  override def createColFamilyIfAbsent(
+      colFamilyName: String,
+      keySchema: StructType,
+      valueSchema: StructType,
+      keyStateEncoderSpec: KeyStateEncoderSpec,
+      useMultipleValuesPerKey: Boolean,
+      isInternal: Boolean): Unit = families.create(colFamilyName, keyStateEncoderSpec)
+
+  override def removeColFamilyIfExists(colFamilyName: String): Boolean =
+    families.byName.remove(colFamilyName) != null
+
+  override def allColumnFamilyNames: Set[String] = families.byName.keySet.asScala.toSet
+
+  override def commit(): Long = {
+    committed = true
+    version + 1
+  }
+
+  override def abort(): Unit = ()
+
+  override def release(): Unit = ()
+
+  override def hasCommitted: Boolean = committed
+
+  override def metrics: StateStoreMetrics = StateStoreMetrics(
+    families.byName.values.asScala.map(_.size).sum, 0L, Map(MapFamilies.CallNanos -> nanos.get))
+
+  override def getStateStoreCheckpointInfo(): StateStoreCheckpointInfo =
+    StateStoreCheckpointInfo(id.partitionId, version + 1, None, None)
+}

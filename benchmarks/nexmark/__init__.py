@@ -1,0 +1,1 @@
+"""Nexmark, the auction benchmark of stream processors, for Spark Structured Streaming."""

@@ -1,0 +1,172 @@
+"""One run of one query on one store, in this process and so in a JVM of its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from benchmarks.datasets import link_files
+from benchmarks.nexmark.expected import Check, checks
+from benchmarks.nexmark.generator import SCHEMA
+from benchmarks.nexmark.queries import WATERMARK, Query
+from benchmarks.processes import cpu_ms
+from benchmarks.sessions import benchmark_jar, start_session
+from benchmarks.workloads import Provider
+
+PARTITIONS = 4
+WARM_UP_SHARE = 10
+"""One in so many files warms the JVM up and is not measured."""
+POLL_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one run took; a part of a line of `nexmark.jsonl`.
+
+    Attributes:
+        events: Those that were measured, without the warm-up.
+        wall_s: From the start of the query to its end, of both halves together.
+        cpu_s: Of JVM, engines and Python in that time.
+        call_s: Of it, what the calls of the floor took; 0 of a store.
+        batch_ms: The median batch.
+        restart_ms: From the second start of the query to the end of its first batch.
+        state_rows: At the end.
+        state_bytes: Files below `checkpoint/state` at the end.
+        check: Of all rows that came out, also those of the warm-up.
+    """
+
+    events: int
+    wall_s: float
+    cpu_s: float
+    call_s: float
+    batch_ms: float
+    restart_ms: float
+    state_rows: int
+    state_bytes: int
+    check: Check
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Measured:
+        """Return what its fields were made of, as JSON."""
+        return cls(**fields | {"check": Check(**fields["check"])})
+
+
+def open_session(store: Provider, jars: Sequence[Path] = ()) -> SparkSession:
+    """Start Spark with a store, with further jars on the class path."""
+    spark = start_session(store, tuple(dict.fromkeys((*jars, benchmark_jar()))))
+    spark.conf.set("spark.sql.shuffle.partitions", PARTITIONS)
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", 10_000)
+    return spark
+
+
+def run_query(
+    spark: SparkSession, query: Query, files: Sequence[Path], num_events: int, work: Path
+) -> Measured:
+    """Run a query over the files, one a batch: some to warm up, then two halves.
+
+    Between them the query is stopped, its stores are closed, and it is started anew from its
+    checkpoint: so the state is read once in the middle of what is measured.
+
+    Args:
+        spark: Of `open_session`.
+        query: What to run.
+        files: With equally many events each.
+        num_events: In all files.
+        work: Directory that is not there yet; afterwards holds `source/` and `checkpoint/`.
+    """
+    warm = max(1, len(files) // WARM_UP_SHARE)
+    middle = warm + (len(files) - warm) // 2
+    first, _ = _run_part(spark, query, files[:warm], work)
+    cpu_before = cpu_ms()
+    second, second_s = _run_part(spark, query, files[warm:middle], work)
+    third, third_s = _run_part(spark, query, files[middle:], work)
+    cpu_s = (cpu_ms() - cpu_before) / 1000
+    measured = second + third
+    state = work / "checkpoint" / "state"
+    made = [report["observedMetrics"]["check"] for report in first + measured]
+    return Measured(
+        events=num_events // len(files) * (len(files) - warm),
+        wall_s=second_s.whole + third_s.whole,
+        cpu_s=cpu_s,
+        call_s=sum(map(_call_nanos, measured)) / 1e9,
+        batch_ms=median(
+            report["durationMs"]["triggerExecution"]
+            for report in measured
+            if report["numInputRows"]
+        ),
+        restart_ms=third_s.first_batch * 1000,
+        state_rows=sum(one["numRowsTotal"] for one in measured[-1]["stateOperators"]),
+        state_bytes=sum(file.stat().st_size for file in state.rglob("*") if file.is_file()),
+        check=Check(sum(one["rows"] for one in made), sum(one["hash"] for one in made)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """From the start of a query, in seconds."""
+
+    first_batch: float
+    whole: float
+
+
+def _run_part(
+    spark: SparkSession, query: Query, files: Sequence[Path], work: Path
+) -> tuple[list[dict[str, Any]], _Times]:
+    """Run the query over its next files; return its reports, also of batches without rows."""
+    link_files(list(files), work / "source")
+    commits = work / "checkpoint" / "commits"
+    done = len(list(commits.glob("[0-9]*"))) if commits.exists() else 0
+    began = time.perf_counter()
+    running = start(spark, query, work / "source", work / "checkpoint")
+    while not (commits / str(done)).exists() and running.isActive:
+        time.sleep(POLL_S)
+    first_batch = time.perf_counter() - began
+    running.awaitTermination()
+    times = _Times(first_batch, time.perf_counter() - began)
+    reports = [json.loads(one.json) for one in running.recentProgress]
+    # All stores of this process: those of the next start read the checkpoint.
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
+    return [one for one in reports if one["observedMetrics"]], times
+
+
+def start(spark: SparkSession, query: Query, source: Path, checkpoint: Path) -> StreamingQuery:
+    """Start a query; it ends when it has read what is in the source."""
+    results, made = checks(stream(spark, query, source))
+    return (
+        results.observe("check", *made)
+        .writeStream.format("noop")
+        .outputMode("update" if query.changed else "append")
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def stream(spark: SparkSession, query: Query, source: Path) -> DataFrame:
+    """Return the results of a query over the files of a directory, one a batch."""
+    events = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source))
+    timed = events.withWatermark("date_time", WATERMARK)
+    for kind, name in enumerate(("person", "auction", "bid")):
+        of_kind = timed.where(f"event_type = {kind}").select(f"{name}.*", "date_time")
+        of_kind.createOrReplaceTempView(name)
+    rows = spark.sql(query.sql)
+    if not query.processor:
+        return rows
+    jvm: Any = spark._jvm
+    processed = getattr(jvm.io.statestore.bench.NexmarkQueries, query.processor)(rows._jdf)
+    return DataFrame(processed, spark)
+
+
+def _call_nanos(report: dict[str, Any]) -> int:
+    counted = (one.get("customMetrics", {}) for one in report["stateOperators"])
+    return sum(int(metrics.get("mapCallNanos", 0)) for metrics in counted)

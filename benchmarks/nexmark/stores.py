@@ -1,0 +1,57 @@
+"""The stores that are compared, the floor below them, and one that a user names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks.workloads import OUR_ROCKSDB, OURS, STATE_STORE, Provider, find_provider
+
+FORMAT_2 = (f"{STATE_STORE}.checkpointFormatVersion", "2")
+GIVEN = "given"
+"""ID of the store of `--provider`."""
+FLOOR = Provider(
+    "floor",
+    "floor",
+    "io.statestore.bench.MapStateStoreProvider",
+    is_durable=False,
+    keeps_state=False,
+    has_families=True,
+)
+"""A map on the heap. What its calls take is subtracted: the rest is Spark's."""
+
+
+def _with(name: str, *conf: tuple[str, str]) -> Provider:
+    provider = find_provider(name)
+    return replace(provider, conf=(*provider.conf, *conf))
+
+
+STORES = (
+    find_provider("hdfs"),
+    replace(find_provider("rocksdb"), has_families=True),
+    replace(_with("rocksdb-changelog", FORMAT_2), title="same, changelog, format 2"),
+    _with(OURS, FORMAT_2),
+    _with(OUR_ROCKSDB, FORMAT_2),
+    replace(_with("heap", FORMAT_2), has_families=True),
+    FLOOR,
+)
+"""Those of Spark, ours as `statestore.configure` sets them up, and the floor."""
+
+
+def find_stores(names: Sequence[str], given: Provider | None = None) -> list[Provider]:
+    """Return the stores of those IDs.
+
+    Raises:
+        LookupError: There is none of one of them; the message names those there are.
+    """
+    known = {store.id: store for store in (*STORES, *([given] if given else []))}
+    if unknown := [name for name in names if name not in known]:
+        raise LookupError(f"no such store: {', '.join(unknown)}. To fix: use {', '.join(known)}")
+    return [known[name] for name in names]
+
+
+def given_store(provider_class: str, conf: Sequence[str]) -> Provider:
+    """Return the store of a provider class and of settings, each `key=value`."""
+    settings = tuple((key, value) for key, _, value in (one.partition("=") for one in conf))
+    title = provider_class.rpartition(".")[2]
+    return Provider(GIVEN, title, provider_class, settings, has_families=True)
