@@ -69,11 +69,11 @@ def store_measurements(measurements: Measurements, provider: str) -> Measurement
 
 
 @pytest.fixture
-def variable_measurements(measurements: Measurements, provider: str) -> Measurements:
+def variable_measurements(
+    measurements: Measurements, variable_name: str, provider: str
+) -> Measurements:
     """`measurements`, for a test of `transformWithState`."""
-    if not find_provider(provider).has_families:
-        pytest.skip(f"transformWithState is not measured on provider {provider}")
-    return measurements
+    return _of_query(measurements, variable_name, provider)
 
 
 @pytest.fixture
@@ -81,10 +81,7 @@ def operator_measurements(
     measurements: Measurements, operator_name: str, provider: str
 ) -> Measurements:
     """`measurements`, for a test of another operator than an aggregation."""
-    workload = measurements.suite.query(operator_name)
-    if workload.needs_families and not find_provider(provider).has_families:
-        pytest.skip(f"{operator_name} is not measured on provider {provider}")
-    return measurements
+    return _of_query(measurements, operator_name, provider)
 
 
 @pytest.hookimpl
@@ -109,6 +106,12 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
     for name in ("time", "author_time"):
         output_json["commit_info"].pop(name, None)
     output_json["suite"] = repr(_suite(config))
+
+
+def _of_query(measurements: Measurements, name: str, provider: str) -> Measurements:
+    if not find_provider(provider).can_run(measurements.suite.query(name)):
+        pytest.skip(f"{name} is not measured on provider {provider}")
+    return measurements
 
 
 def _suite(config: pytest.Config) -> Suite:

@@ -67,9 +67,6 @@ class Measurements:
         return self._runs[measurement, workload][provider]
 
     def _measure(self, measurement: str, workload: str) -> None:
-        with_families = {
-            query.name for query in (*self.suite.w8, *self.suite.w9) if query.needs_families
-        }
         restarts = {query.name for query in self.suite.queries if query.restart_batches}
         steps = [measurement]
         if measurement in ("from-start", "restart") and workload in restarts:
@@ -83,7 +80,7 @@ class Measurements:
                     continue
                 if workload == "store" and not provider.keeps_state:
                     continue
-                if workload in with_families and not provider.has_families:
+                if workload != "store" and not provider.can_run(self.suite.query(workload)):
                     continue
                 work = Path(tempfile.mkdtemp(prefix="statestore-benchmark-"))
                 try:

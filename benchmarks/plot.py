@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
-from benchmarks.workloads import NO_STORE, PROVIDERS, Provider
+from benchmarks.workloads import FINDING, NO_STORE, PROVIDERS, Provider
 
 COLOURS = {
     "hdfs": "#8c8c8c",
@@ -176,7 +176,7 @@ def _draw_panel(axis: Axes, title: str, measured: dict[str, tuple[float, str]]) 
         axis.xaxis.set_major_formatter("{x:,.0f}")
     axis.bar_label(bars, labels=[_label(value) for value in values], padding=3, fontsize=9)
     axis.margins(x=0.16)
-    floor, _ = measured.get(NO_STORE, (0.0, ""))
+    floor, _ = measured.get(FINDING, measured.get(NO_STORE, (0.0, "")))
     if floor > 0:
         axis.axvline(floor, color=FLOOR_COLOUR, linestyle="--", linewidth=1.2)
         name = f"empty store = floor: {_label(floor)}"

@@ -17,6 +17,8 @@ OUR_ROCKSDB = "rocksdb-backend"
 """ID of the rocksdb backend; `rocksdb` is Spark's own."""
 NO_STORE = "none"
 """ID of a store that keeps nothing: a query on it takes what Spark itself takes."""
+FINDING = "finding"
+"""ID of the same with a row for each key that is asked for: Spark's own part of an aggregation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class Provider:
 
     `is_ours` says whether it is in the jar, `is_durable` whether its state outlives the driver,
     `keeps_state` whether it is a store at all, `has_families` whether what needs column families is
-    measured on it: `transformWithState`, and joins of state format 4.
+    measured on it: `transformWithState`, and joins of state format 4. `only_aggregations` is true
+    of a store that no other operator can run on.
     """
 
     id: str
@@ -36,6 +39,13 @@ class Provider:
     is_durable: bool = True
     keeps_state: bool = True
     has_families: bool = False
+    only_aggregations: bool = False
+
+    def can_run(self, query: QueryWorkload) -> bool:
+        """Return whether a workload is measured on it."""
+        if self.only_aggregations and (query.variable or query.operator != "aggregation"):
+            return False
+        return self.has_families or not query.needs_families
 
 
 PROVIDERS = (
@@ -78,6 +88,14 @@ PROVIDERS = (
         is_durable=False,
         keeps_state=False,
         has_families=True,
+    ),
+    Provider(
+        FINDING,
+        "empty store that finds rows",
+        "io.statestore.bench.FindingStateStoreProvider",
+        is_durable=False,
+        keeps_state=False,
+        only_aggregations=True,
     ),
 )
 
