@@ -124,10 +124,10 @@ def _run_part(
     """Run the query over its next files; return its reports, also of batches without rows."""
     link_files(list(files), work / "source")
     commits = work / "checkpoint" / "commits"
-    done = len(list(commits.glob("[0-9]*"))) if commits.exists() else 0
+    next_batch = max((int(file.name) for file in commits.glob("[0-9]*")), default=-1) + 1
     began = time.perf_counter()
     running = start(spark, query, work / "source", work / "checkpoint")
-    while not (commits / str(done)).exists() and running.isActive:
+    while not (commits / str(next_batch)).exists() and running.isActive:
         time.sleep(POLL_S)
     first_batch = time.perf_counter() - began
     running.awaitTermination()

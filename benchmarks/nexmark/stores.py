@@ -29,7 +29,7 @@ def _with(name: str, *conf: tuple[str, str]) -> Provider:
 STORES = (
     find_provider("hdfs"),
     replace(find_provider("rocksdb"), has_families=True),
-    replace(_with("rocksdb-changelog", FORMAT_2), title="same, changelog, format 2"),
+    replace(_with("rocksdb-changelog", FORMAT_2), title="Spark RocksDB + changelog, format 2"),
     _with(OURS, FORMAT_2),
     _with(OUR_ROCKSDB, FORMAT_2),
     replace(_with("heap", FORMAT_2), has_families=True),
