@@ -99,6 +99,7 @@ def test_page_compares_own_cost_with_the_best_store_of_spark(tmp_path):
     assert (tmp_path / "nexmark.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
