@@ -35,7 +35,7 @@ class Measured:
         events: Those that were measured, without the warm-up.
         wall_s: From the start of the query to its end, of both halves together.
         cpu_s: Of JVM, engines and Python in that time.
-        call_s: Of it, what the calls of the floor took; 0 of a store.
+        call_s: CPU of it in the calls of the floor, not more than their time; 0 of a store.
         batch_ms: The median batch.
         restart_ms: From the second start of the query to the end of its first batch.
         state_rows: At the end.
