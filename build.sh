@@ -26,6 +26,8 @@ usage: ./build.sh TARGET [ARGUMENT...]
             standalone or yarn; --results=FILE writes what ran. Linux, as root, with iproute2
   test-s3   the tests of S3 on SeaweedFS in place of moto, or pytest with the given arguments
   test-nightly what is in none of these: both lanes on clusters, and test-s3
+  conformance [SUITE...] Spark's own test suites on the providers, kept and written to docs/conformance.md;
+            --spark 4.2, --providers filesystem,rocksdb,heap
   lint      check style, types, layers, the shim and the docs
   docs      the docs as a site in build/site, all links checked
   bench     measure all providers, results under benchmarks/results/
@@ -34,6 +36,7 @@ usage: ./build.sh TARGET [ARGUMENT...]
   nexmark   the queries of Nexmark on all providers, or on yours (--provider CLASS --jars JAR), rows checked;
             goes on where it stopped
   bench-real-time measure rows in real-time mode between topics of Kafka, beside Spark's RocksDB
+  bench-spark-operations Spark's own benchmark of a store's operations, with this package's stores in it
   chaos     kill, freeze and starve real jobs; every row is counted (--seed, --faults, --minutes)
   attack    operate on checkpoints at random; every row is compared (--seed, --minutes)
   attack keyed  random programs of keyed state, likewise
@@ -269,6 +272,11 @@ case $target in
     ./build.sh test-s3 || failed=1
     exit $failed
     ;;
+  conformance)
+    jar
+    use_memory_for_scratch
+    $python -m tests.conformance "$@"
+    ;;
   lint)
     jar
     run_lint
@@ -299,6 +307,10 @@ case $target in
   bench-real-time)
     jar
     exec $python -m benchmarks.real_time "$@"
+    ;;
+  bench-spark-operations)
+    jar
+    exec $python -m tests.conformance.operations "$@"
     ;;
   chaos)
     jar
