@@ -15,12 +15,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from examples.wikipedia_edits.jars import JarsUnreachableError
 from statestore.core.version import SPARK_MINORS
 from tools.shim_jar import ROOT
 
 from .jvm import SparkTests
 from .page import PAGE, render
-from .results import Known, Results, results_file
+from .results import OURS, Known, Results, results_file
 
 _CLASSES = {
     "control": "io.statestore.NoSuchProvider",
@@ -107,12 +108,18 @@ def _main() -> int:
     parser.add_argument("--spark", choices=SPARK_MINORS, default="4.2")
     parser.add_argument("--providers", default="filesystem,rocksdb", help="also heap")
     arguments = parser.parse_args()
+    providers = arguments.providers.split(",")
+    if not set(providers) <= set(OURS):
+        parser.error(f"no such provider: providers={providers}. To fix: of {', '.join(OURS)}")
     _LOG.parent.mkdir(exist_ok=True)
-    lane = Lane(known, arguments.spark)
+    try:
+        lane = Lane(known, arguments.spark)
+    except JarsUnreachableError as error:
+        sys.exit(f"Spark's tests cannot be fetched: {error}")
     for suite in arguments.suites or lane.suites:
         if suite not in lane.suites:
             parser.error(f"no such suite: suite={suite}. To fix: one of {', '.join(lane.suites)}")
-        print(lane.run(suite, arguments.providers.split(",")).summary(), flush=True)
+        print(lane.run(suite, providers).summary(), flush=True)
     PAGE.write_text(render(known))
     unexplained = [line for results in Results.read_all() for line in results.unexplained(known)]
     for line in unexplained:

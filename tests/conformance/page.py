@@ -91,8 +91,9 @@ def _minor(known: Known, minor: str) -> Iterator[str]:
         yield from ("", f"Not run here yet, or not among the tests of {known.releases(minor)[1]}:")
         names = ", ".join(f"`{suite}`" for suite in missing)
         yield from textwrap.wrap(f"{names}.", width=120)
-    yield from ("", f"### Did not pass on {minor}", "")
-    yield from _failures(known, run)
+    if any(results.failures() for results in run.values()):
+        yield from ("", f"### Did not pass on {minor}", "")
+        yield from _failures(known, run)
 
 
 def _suite(results: Results, providers: list[str]) -> str:
