@@ -23,6 +23,7 @@ from statestore.operations.savepoint.savepoint import SavepointInfo
 from statestore.operations.upkeep.compact import Compact, StoreCompact
 from statestore.operations.upkeep.expire import Expire, StoreExpire, StoreStay
 from statestore.operations.upkeep.repair import Repair
+from statestore.operations.upkeep.retained_savepoints import RetainedSavepoints
 from statestore.operations.upkeep.survey import CheckpointInfo, VersionInfo
 from statestore.operations.upkeep.verification import Finding, Verification
 from statestore.report.facts import Advice, Facts, HeavyKey, PartitionFacts, Spread, StoreFacts
@@ -104,8 +105,12 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
     "rescale": (_DONE, (Rescale, StoreRescale, UndoRescale)),
     "restore": (_DONE, (CopyResult,)),
     "savepoint": (
-        _DONE | {"savepoint": "once done, a `SavepointInfo`"},
-        (CopyResult, SavepointInfo),
+        _DONE
+        | {
+            "savepoint": "once done, a `SavepointInfo`; with --keep and the like the fields are "
+            "those of `RetainedSavepoints`"
+        },
+        (CopyResult, SavepointInfo, RetainedSavepoints),
     ),
     "sql": (
         _ROWS
@@ -154,6 +159,10 @@ def json_section() -> str:
     return "\n".join(lines[:-1]) + "\n"
 
 
+_OTHERWISE = {"rescale": UndoRescale, "savepoint": RetainedSavepoints}
+"""Classes whose fields an object has with some of the command's options."""
+
+
 def _is_flat(command: str) -> bool:
     own, classes = COMMANDS[command]
     return bool(classes) and not any(f"`{classes[0].__name__}`" in text for text in own.values())
@@ -163,8 +172,7 @@ def fields(command: str) -> set[str]:
     """Return the names of the fields that the object of a command may have."""
     own, classes = COMMANDS[command]
     texts = [*own, *(attributes(classes[0]) if _is_flat(command) else ())]
-    if command == "rescale":
-        texts += attributes(UndoRescale)
+    texts += attributes(_OTHERWISE[command]) if command in _OTHERWISE else ()
     return {"schema_version", *(name for text in texts for name in text.split(", "))}
 
 
