@@ -36,6 +36,7 @@ VERIFIED = (
     " computes over the same files; a run whose rows differ is a failed one."
 )
 FLOOR_NOTE = (
+    "Joins are in state format 2, in which Spark begins them on every store.\n\n"
     "The *floor* is Spark's own part: a run on a map on the heap, which has all rows and writes"
     " nothing, without the time of the map's calls. *Own cost* is what a store takes beyond it."
 )
