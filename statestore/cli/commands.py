@@ -25,6 +25,7 @@ _ELSEWHERE: dict[str, str] = {
     "branch": "statestore.cli.savepoints",
     "compact": "statestore.cli.upkeep",
     "convert": "statestore.cli.converting",
+    "demo": "statestore.cli.demo",
     "diff": "statestore.cli.inspecting",
     "edit": "statestore.cli.writing",
     "forget": "statestore.cli.writing",
