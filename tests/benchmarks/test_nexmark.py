@@ -105,7 +105,7 @@ def test_page_compares_own_cost_with_the_best_store_of_spark(tmp_path):
 @pytest.mark.parametrize(
     ("store", "queries"),
     [
-        pytest.param("filesystem", "q4,q9,q18", id="filesystem"),
+        pytest.param("filesystem", "q4", id="filesystem"),
         *(
             pytest.param(
                 store.id,
