@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from statestore.checkpoint.history import Event, append, newest_event
 from statestore.checkpoint.operator_metadata import write_num_partitions
-from statestore.checkpoint.query_log import NUM_PARTITIONS_KEY
-from statestore.core.errors import InUseError
+from statestore.checkpoint.query_log import (
+    NUM_PARTITIONS_KEY,
+    LogName,
+    QueryLog,
+    read_bytes,
+    write_bytes,
+)
+from statestore.core.errors import FencedError, InUseError, NotFoundError
 from statestore.operations.batches import checkpoint_ids_of, mark, with_watermark
 from statestore.operations.in_use import exclusive_use
 
@@ -137,6 +143,28 @@ class Step:
         write_num_partitions(
             checkpoint.files, checkpoint.state_directory, operators, num_partitions, batch
         )
+
+    def take_back(self, name: LogName, batch: int) -> None:
+        """Delete the entry of a batch from a log, if it is there.
+
+        Raises:
+            InUseError: The lease was lost. It may have been while the process stood still before
+                the entry went: a query may go by it, so the entry is put back.
+            StorageError: The storage failed.
+        """
+        checkpoint = self.checkpoint
+        path = QueryLog(checkpoint.io, checkpoint.path, name).path(batch)
+        entry = None
+        with suppress(NotFoundError):
+            entry = read_bytes(checkpoint.io, path)
+        getattr(checkpoint, name).delete(batch)
+        try:
+            self._use.require_held()
+        except InUseError:
+            if entry is not None:
+                with suppress(FencedError):  # a query has written its own
+                    write_bytes(checkpoint.io, path, entry, overwrite=False)
+            raise
 
     def before_change(self) -> None:
         """Ask the lease, and before the first change write into the history that it is begun.

@@ -76,16 +76,16 @@ class Undo:
 
     def run(self, step: Step) -> None:
         """Do it."""
-        checkpoint, found = self._checkpoint, self._found
+        found = self._found
         step.to_version = self._version - 1
         step.result["num_partitions"] = self.result.num_partitions
         if found is not None:
-            checkpoint.commits.delete(found.batch)
+            step.take_back("commits", found.batch)
         with ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE) as pool:
             list(pool.map(self._take_away, self._locations))
         if found is not None:
             step.write_num_partitions(found.num_partitions_before, found.batch)
-            checkpoint.offsets.delete(found.batch)
+            step.take_back("offsets", found.batch)
 
     def _take_away(self, location: StoreLocation) -> None:
         undo_rescaled_version(location, self._version)
