@@ -8,10 +8,10 @@ files of 100,000 events, one a batch, as fast as it can, into a sink that drops 
 files warms up. Half way the query is started anew from its checkpoint. All rows that come out are
 counted and hashed, and compared with what DuckDB computes over the same files.
 
-Each result is added to `nexmark.jsonl` of the results folder when it is there, and a run leaves out
-what the file has: one that was interrupted goes on where it stopped. A run that failed is a result,
-with its cause; to repeat it, delete its line. `nexmark.md` and `nexmark.png` are made of that file,
-and `--draw` does no more than that.
+Each result is added to `nexmark.jsonl` of `build/nexmark/EVENTS`, or of another folder, when it is
+there. A run leaves out what the file has: one that was interrupted goes on where it stopped. A run
+that failed is a result, with its cause; to repeat it, delete its line. `nexmark.md` and
+`nexmark.png` are made of that file, and `--draw` does no more than that.
 """
 
 from __future__ import annotations
@@ -37,11 +37,9 @@ from benchmarks.nexmark.stores import FLOOR, GIVEN, STORES, find_stores, given_s
 from benchmarks.processes import REPOSITORY, run_module
 from benchmarks.sessions import benchmark_jar
 from benchmarks.workloads import Provider
-from statestore.core.version import __version__
 
-RESULTS = REPOSITORY / "benchmarks" / "results" / __version__
-OWN_RESULTS = REPOSITORY / "build" / "nexmark"
-"""Where results of a store that a user names go."""
+RESULTS = REPOSITORY / "build" / "nexmark"
+"""Of this machine; those of the project, which it shows, were measured on another."""
 EVENTS, EVENTS_PER_FILE = 5_000_000, 100_000
 
 
@@ -55,11 +53,11 @@ def main() -> int:
     if arguments.application:
         say(f"\n{json.dumps(_measure(arguments, queries, stores[0], files))}")
         return 0
-    results: Path = arguments.results or (OWN_RESULTS if given else RESULTS)
+    results: Path = arguments.results or RESULTS / str(arguments.events)
     results.mkdir(parents=True, exist_ok=True)
     kept = results / "nexmark.jsonl"
     runs = read_runs(kept) if kept.exists() else []
-    if any(run.events != arguments.events for run in runs):
+    if not arguments.draw and any(run.events != arguments.events for run in runs):
         say(f"{kept} has runs of other sizes. To fix: --results")
         return 2
     num_failed = 0

@@ -26,17 +26,18 @@ OURS = [store.id for store in STORES if store.is_ours]
 GIVEN_COLOUR = "#4d9a5b"
 HEAD = (
     f"Nexmark has people, auctions and bids, {PERSONS} : {AUCTIONS} : {BIDS}, and asks for what an"
-    " auction house wants to know. This is it for Spark Structured Streaming: each query on each"
-    " store in a JVM of its own (local[2], 4 GiB heap, 4 state partitions), one file of events a"
-    " batch, as fast as it can, into a sink that drops the rows. One in ten files warms up. Half"
-    " way the query is started anew from its checkpoint, without its stores."
+    " auction house wants to know. This is it for Spark Structured Streaming. Each query runs on"
+    " each store in a JVM of its own, with local[2], a heap of 4 GiB and 4 state partitions. A"
+    " batch is one file of events, and batches follow each other at once. The sink drops the rows."
+    " One in ten files warms up. Half way the query is started anew from its checkpoint, without"
+    " its stores."
 )
 VERIFIED = (
     "All rows that came out of every run were counted and hashed. They are those that DuckDB"
     " computes over the same files; a run whose rows differ is a failed one."
+    " Joins are in state format 2, in which Spark begins them on every store."
 )
 FLOOR_NOTE = (
-    "Joins are in state format 2, in which Spark begins them on every store.\n\n"
     "The *floor* is Spark's own part: a run on a map on the heap, which has all rows and writes"
     " nothing, without the time of the map's calls. *Own cost* is what a store takes beyond it."
 )

@@ -15,8 +15,8 @@ from statestore.api.reaching import Reach
 from statestore.api.rows import Rows
 from statestore.api.sql_rows import SqlRows
 from statestore.checkpoint.history import HistoryEntry, read_history
+from statestore.core.durations import require_duration
 from statestore.core.errors import StateStoreError
-from statestore.core.restart_strategies import duration_ms
 from statestore.core.text import format_fields
 from statestore.operations.forget.certificate import CertificateFile
 from statestore.operations.forget.forget import Forgetting
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from statestore.core.restart_strategies import Duration
+    from statestore.core.durations import Duration
     from statestore.io.place import Place
     from statestore.operations.conversion import Convert
     from statestore.operations.copy_result import CopyResult
@@ -898,11 +898,12 @@ class Checkpoint(Directory):
         nothing wrong with it. `status.json` in the directory says what was done, or what failed.
 
         Raises:
-            InvalidArgumentError: The directory has savepoints of another query; `keep` or `max_age`
-                is below its least.
+            InvalidArgumentError: The directory has savepoints of another query, or is not apart
+                from every checkpoint; `keep` is below 1, or `max_age` is below a second.
             CorruptionError: The newest savepoint is damaged, so none was deleted.
         """
-        retention = Retention(keep, None if max_age is None else duration_ms(max_age))
+        age_ms = None if max_age is None else require_duration("max_age", max_age)
+        retention = Retention(keep, age_ms)
         to = self._beside(destination).place
         with self._reach.using(), self._reach.opened() as place:
             return retain_savepoint(

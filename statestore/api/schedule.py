@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from statestore.api.checkpoint import Checkpoint
 from statestore.api.stopping import checkpoint_of, session_of_driver
 from statestore.core.clock import Clock, SystemClock
-from statestore.core.errors import InvalidArgumentError, StateStoreError
-from statestore.core.restart_strategies import Duration, duration_ms
+from statestore.core.durations import Duration, require_duration
+from statestore.core.errors import StateStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,13 +63,7 @@ class Every:
         storage_options: Mapping[str, object] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.interval_ms = duration_ms(interval)
-        if self.interval_ms < 1000:
-            raise InvalidArgumentError(
-                "savepoints are at least a second apart",
-                interval=interval,
-                to_fix="give a longer interval",
-            )
+        self.interval_ms = require_duration("interval", interval)
         self._destination = destination
         self._keep = keep
         self._max_age = max_age

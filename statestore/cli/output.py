@@ -36,8 +36,6 @@ from statestore.core.text import (
     is_numeric,
 )
 from statestore.io.hadoop_process import HADOOP_PREFIXES
-from statestore.operations.result import NewDirectoryResult
-from statestore.operations.upkeep.retained_savepoints import RetainedSavepoints
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -193,8 +191,7 @@ def print_result(result: Result, *, output: str, done: str | None = "Done.") -> 
         return
     click.echo(result)
     if not result.done:
-        makes_new = isinstance(result, (NewDirectoryResult, RetainedSavepoints))
-        done = WITHOUT_DRY_RUN if makes_new else WITH_YES
+        done = WITHOUT_DRY_RUN if result.makes_new else WITH_YES
     if result.changes and done:
         click.echo(done)
 

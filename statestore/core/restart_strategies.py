@@ -8,20 +8,17 @@ Durations are a timedelta or a number of seconds.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Protocol
 
 import numpy as np
 
 from statestore.core.clock import Clock
+from statestore.core.durations import Duration, duration_ms, lasts
 from statestore.core.errors import InvalidArgumentError
 
-Duration = timedelta | float
-"""A timedelta, or seconds; kept to the millisecond."""
 _LARGEST_BACKOFF_MS = 1e300  # a float that can still be multiplied
 
 
@@ -66,7 +63,7 @@ class FixedDelay:
 
     def __post_init__(self) -> None:
         _require(self.attempts >= 0, "attempts", self.attempts, "at least 0")
-        _require(_lasts(self.delay, 0), "delay", self.delay, "at least 0 s")
+        _require(lasts(self.delay, 0), "delay", self.delay, "at least 0 s")
 
     def delays(self, clock: Clock) -> Iterator[int]:  # noqa: ARG002
         """Return the delay, `attempts` times."""
@@ -95,8 +92,8 @@ class FailureRate:
         allowed = self.max_failures_per_interval
         _require(allowed >= 1, "max_failures_per_interval", allowed, "at least 1")
         interval = self.failure_rate_interval
-        _require(_lasts(interval, 1), "failure_rate_interval", interval, "at least 0.001 s")
-        _require(_lasts(self.delay, 0), "delay", self.delay, "at least 0 s")
+        _require(lasts(interval, 1), "failure_rate_interval", interval, "at least 0.001 s")
+        _require(lasts(self.delay, 0), "delay", self.delay, "at least 0 s")
 
     def delays(self, clock: Clock) -> Iterator[int]:
         """Yield the delay until the failures of an interval are one too many."""
@@ -139,12 +136,12 @@ class ExponentialDelay:
 
     def __post_init__(self) -> None:
         first, most = self.initial_backoff, self.max_backoff
-        _require(_lasts(first, 1), "initial_backoff", first, "at least 0.001 s")
-        _require(_lasts(most, duration_ms(first)), "max_backoff", most, "at least initial_backoff")
+        _require(lasts(first, 1), "initial_backoff", first, "at least 0.001 s")
+        _require(lasts(most, duration_ms(first)), "max_backoff", most, "at least initial_backoff")
         factor = self.backoff_multiplier
         _require(1 < factor < float("inf"), "backoff_multiplier", factor, "more than 1")
         threshold = self.reset_backoff_threshold
-        is_allowed = _lasts(threshold, 1)
+        is_allowed = lasts(threshold, 1)
         _require(is_allowed, "reset_backoff_threshold", threshold, "at least 0.001 s")
         jitter = self.jitter_factor
         _require(0 <= jitter <= 1, "jitter_factor", jitter, "from 0 to 1")
@@ -172,18 +169,6 @@ class ExponentialDelay:
             backoff = min(backoff * self.backoff_multiplier, _LARGEST_BACKOFF_MS)
             restarted_at = now + delay
             yield delay
-
-
-def duration_ms(duration: Duration) -> int:
-    """Return a duration in milliseconds."""
-    if isinstance(duration, timedelta):
-        return round(duration / timedelta(milliseconds=1))
-    return round(duration * 1000)
-
-
-def _lasts(duration: Duration, least_ms: int) -> bool:
-    is_finite = isinstance(duration, timedelta) or math.isfinite(duration)
-    return is_finite and duration_ms(duration) >= least_ms
 
 
 def _require(condition: bool, name: str, value: object, allowed: str) -> None:

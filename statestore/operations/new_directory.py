@@ -51,6 +51,8 @@ QUERY_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """A UUID, as Spark writes it."""
 _KEY = "statestore"
 _UNFINISHED = "unfinished"
+_DELETE = "delete"
+"""What is under way in a savepoint that goes."""
 _BRANCH_OF = "branch_of"
 _SHOWN_BYTES = 64
 _MAX_BYTES = 64 * 1024
@@ -156,12 +158,15 @@ def check_finished(fields: dict[str, Any] | None, uri: str) -> None:
         NotFoundError: It is (kind unfinished-operation).
     """
     if fields and _UNFINISHED in fields:
+        operation = fields[_UNFINISHED]
         raise NotFoundError(
             "the directory was begun and not finished",
             kind="unfinished-operation",
             directory=uri,
-            operation=fields[_UNFINISHED],
-            to_fix="wait for that command, or repeat it when it was killed: it begins anew",
+            operation=operation,
+            to_fix="delete what is left of it, when nobody does"
+            if operation == _DELETE
+            else "wait for that command, or repeat it when it was killed: it begins anew",
         )
 
 
@@ -184,7 +189,7 @@ def delete_directory(io: TreeFileIO, directory: str) -> None:
     Raises:
         StorageError: The storage failed.
     """
-    mark = metadata_fields(**{_UNFINISHED: "delete"})
+    mark = metadata_fields(**{_UNFINISHED: _DELETE})
     write_text(io, f"{directory}/{METADATA_NAME}", mark, overwrite=True)
     _clear_once(io, directory)
     io.delete_tree(directory)

@@ -6,7 +6,7 @@ import html
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from statestore.core.errors import InvalidArgumentError
 
@@ -46,6 +46,8 @@ class Result(ABC):
     """
 
     done: bool = field(kw_only=True)
+    makes_new: ClassVar[bool] = False
+    """Whether it makes a new directory: a shell does that at once, where others want `--yes`."""
 
     @property
     @abstractmethod
@@ -85,6 +87,7 @@ class Result(ABC):
 class NewDirectoryResult(Result, Generic[Made]):
     """What an operation did or would do that makes a new directory of a version."""
 
+    makes_new: ClassVar[bool] = True
     _made: Made | None = field(default=None, kw_only=True, compare=False)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Protocol
 
 from statestore.core.clock import Clock, SystemClock
@@ -71,9 +71,7 @@ def run(
     while True:
         past.attempts += 1
         try:
-            query = start_query()
-            with savepoints.beside(query) if savepoints else nullcontext():
-                query.awaitTermination()
+            _await(start_query(), savepoints)
             return past
         except Exception as error:  # a query, its sources and its sinks raise whatever they like
             if error.__cause__ is None:
@@ -91,6 +89,18 @@ def run(
                 delay_ms,
             )
         clock.sleep_ms(delay_ms)
+
+
+def _await(query: StreamingQuery, savepoints: Savepoints | None) -> None:
+    """Wait for the end of a query, and take savepoints meanwhile; without them it does not run."""
+    with ExitStack() as stack:
+        if savepoints is not None:
+            try:
+                stack.enter_context(savepoints.beside(query))
+            except Exception:
+                query.stop()
+                raise
+        query.awaitTermination()
 
 
 def _final(past: Restart, strategy: RestartStrategy) -> QueryFailedError:

@@ -233,8 +233,10 @@ def _shown_key(key: Key) -> Any:
 def _task(batch: int) -> Iterator[None]:
     """Have a task of a batch, which a function may ask `TaskContext` for."""
     context = cast("Any", TaskContext)
+    before = context.get()
+    context._taskContext = None  # noqa: SLF001
     context._getOrCreate()._localProperties = {"streaming.sql.batchId": str(batch)}  # noqa: SLF001
     try:
         yield
     finally:
-        context._taskContext = None  # noqa: SLF001
+        context._taskContext = before  # noqa: SLF001

@@ -232,6 +232,15 @@ def test_shell_completes_every_command(typed: str, expected: set[str]) -> None:
     assert expected <= {line.partition(",")[2] for line in done.stdout.splitlines()}
 
 
+def test_a_command_begins_without_what_few_commands_need() -> None:
+    """Catches a help that takes a second, for what it imports."""
+    seen = "import sys, statestore.cli.commands; print({'pyarrow', 'duckdb'} & {*sys.modules})"
+
+    done = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "set()"
+
+
 def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
     """Catches a field that a script can find and nobody described, and JSON of no version."""
     query = query_of(tmp_path / "query", num_partitions=2)

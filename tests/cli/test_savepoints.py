@@ -152,7 +152,6 @@ def test_a_savepoint_is_whole_whenever_the_schedule_is_killed(
         whole = checkpoint.savepoints(kept)
         assert len(whole) in (1, 2)
         assert [one.verify(deep=True).findings for one in whole] == [()] * len(whole)
-    time.sleep(1)  # names have seconds
     query.run_batch({"a": "last"})
     assert checkpoint.retain_savepoint(kept, keep=1).version == query.version
     assert len(checkpoint.savepoints(kept)) == 1

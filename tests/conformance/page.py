@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -88,9 +87,18 @@ def _minor(known: Known, minor: str) -> Iterator[str]:
             yield _suite(run[suite], providers)
     missing = [suite for suite in known.suites if suite not in run]
     if missing:
-        yield from ("", f"Not run here yet, or not among the tests of {known.releases(minor)[1]}:")
-        names = ", ".join(f"`{suite}`" for suite in missing)
-        yield from textwrap.wrap(f"{names}.", width=120)
+        yield from (
+            "",
+            f"{len(missing)} of {len(known.suites)} suites have not run here, or are not among the "
+            f"tests of {known.releases(minor)[1]}:",
+            "",
+            "| group | suites that have not run |",
+            "|---|---|",
+        )
+        for group, suites in known.groups.items():
+            names = [f"`{suite}`" for suite in suites if suite not in run]
+            if names:
+                yield f"| {group} | {'<br>'.join(names)} |"
     if any(results.failures() for results in run.values()):
         yield from ("", f"### Did not pass on {minor}", "")
         yield from _failures(known, run)

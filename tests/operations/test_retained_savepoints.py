@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from contextlib import suppress
 from random import Random
@@ -243,6 +244,18 @@ def test_new_savepoint_stays_beside_one_of_a_clock_that_is_ahead(tmp_path):
     assert query.at(result.taken, Savepoint).info.version == 5
 
 
+def test_two_savepoints_of_one_second_have_names_of_their_own(tmp_path):
+    """Catches a savepoint that is refused for the name of the one before."""
+    query = Query(tmp_path)
+    taken = []
+    for _ in range(3):
+        query.commit()
+        taken.append(query.retain().taken)
+
+    assert len({*taken}) == 3
+    assert [*query.retain(keep=2).kept] == taken[1:]
+
+
 def test_nothing_is_deleted_when_the_newest_is_damaged(tmp_path):
     """Catches good savepoints that go for one that cannot be restored."""
     query = Query(tmp_path)
@@ -266,12 +279,15 @@ def test_nothing_is_deleted_when_the_newest_is_damaged(tmp_path):
     assert [*query.retain(keep=1).kept] == [query.status()["newest"]]
 
 
-@pytest.mark.parametrize(("name", "value"), [("keep", 0), ("max_age", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("keep", 0), ("max_age", 0), ("max_age", 0.5), ("max_age", math.nan), ("max_age", "7d")],
+)
 def test_refused_what_would_delete_the_newest(tmp_path, name, value):
     """Catches a number by which no savepoint stays."""
     query = at_rest(tmp_path)
 
-    with pytest.raises(InvalidArgumentError, match=f"{name}=0"):
+    with pytest.raises(InvalidArgumentError, match=f"{name}={value!r}"):
         query.retain(**{name: value})
 
 

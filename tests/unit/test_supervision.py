@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from statestore.core.errors import (
     CorruptionError,
     FencedError,
     IncompatibleError,
+    InvalidArgumentError,
     QueryFailedError,
     StorageError,
 )
@@ -233,3 +235,35 @@ def test_reason_is_the_innermost_cause():
 
     assert reason_of(RuntimeError(SINK_TEXT.format(cause=cause))) == cause
     assert reason_of(OSError("no route\nto host")) == "OSError: no route"
+
+
+class RunningQuery:
+    """A query that runs until it is stopped."""
+
+    def __init__(self) -> None:
+        self.is_stopped = False
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+class NoSavepoints:
+    """Takes no savepoints of such a query."""
+
+    def beside(self, query: Any) -> Any:
+        raise InvalidArgumentError("no driver is here", kind="spark-connect", to_fix="leave it out")
+
+
+def test_query_does_not_run_on_without_the_savepoints_that_were_asked_for() -> None:
+    """Catches a query that runs when its supervisor has given up, or beside its next attempt."""
+    queries: list[Any] = []
+
+    def start_query() -> Any:
+        queries.append(RunningQuery())
+        return queries[-1]
+
+    with pytest.raises(QueryFailedError) as raised:
+        run(start_query, FixedDelay(3, 1), savepoints=NoSavepoints(), clock=ManualClock())
+
+    assert raised.value.kind == "query-failed"
+    assert [query.is_stopped for query in queries] == [True]

@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from statestore.checkpoint.query_log import write_text
 from statestore.core.errors import (
@@ -54,20 +54,17 @@ class Retention:
         max_age_ms: Of these only those that are not older; None for any age.
 
     Raises:
-        InvalidArgumentError: A value is out of range.
+        InvalidArgumentError: None would stay.
     """
 
     keep: int = 5
     max_age_ms: int | None = None
 
     def __post_init__(self) -> None:
-        fields = {"keep": (self.keep, 1), "max_age": (self.max_age_ms, 1)}
-        for name, (value, least) in fields.items():
-            if value is not None and value < least:
-                given: dict[str, Any] = {name: value}
-                raise InvalidArgumentError(
-                    "the newest savepoint is never deleted", to_fix="give at least 1", **given
-                )
+        if self.keep < 1:
+            raise InvalidArgumentError(
+                "the newest savepoint is never deleted", keep=self.keep, to_fix="give at least 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +95,7 @@ class RetainedSavepoints(Result):
         kept: Savepoints that are there afterwards, oldest first.
     """
 
+    makes_new: ClassVar[bool] = True
     source: str
     directory: str
     taken: str | None
@@ -208,7 +206,7 @@ class _Attempt:
             taken, state_bytes, version = None, 0, there[-1].info.version if there else 0
             if self._is_new(checkpoint, there):
                 would = take_savepoint(
-                    self._place, self._target(), _itself, form=self._form, dry_run=True
+                    self._place, self._target(checkpoint), _itself, form=self._form, dry_run=True
                 )
                 taken, state_bytes, version = would.target, would.size_bytes, would.version
             doomed = self._doomed([*there, *([None] if taken else [])])
@@ -231,10 +229,9 @@ class _Attempt:
         taken, state_bytes = None, 0
         with open_checkpoint(self._place) as checkpoint:
             is_new = self._is_new(checkpoint, self._there(checkpoint))
+            target = self._target(checkpoint)
         if is_new:
-            made = take_savepoint(
-                self._place, self._target(), _itself, form=self._form, progress=progress
-            )
+            made = take_savepoint(self._place, target, _itself, form=self._form, progress=progress)
             taken, state_bytes = made.target, made.size_bytes
         with open_checkpoint(self._place) as checkpoint:
             # The new one is the newest, also by a clock that goes behind another one's.
@@ -285,9 +282,12 @@ class _Attempt:
             if error is None:
                 raise
 
-    def _target(self) -> Place:
-        at = datetime.fromtimestamp(self._now_ms / 1000, UTC)
-        return self._at(f"{self._uri}/savepoint-{at:%Y%m%dT%H%M%SZ}")
+    def _target(self, checkpoint: OpenCheckpoint) -> Place:
+        """Return the place of a new savepoint: of this second, or the next one that has none."""
+        taken, second = self._names(checkpoint), self._now_ms // 1000
+        while (name := f"savepoint-{datetime.fromtimestamp(second, UTC):%Y%m%dT%H%M%SZ}") in taken:
+            second += 1
+        return self._at(f"{self._uri}/{name}")
 
     def _open(self, checkpoint: OpenCheckpoint, uri: str) -> tuple[TreeFileIO, str]:
         return self._at(uri).open(checkpoint.scratch_directory)

@@ -1,0 +1,43 @@
+"""Durations as people give them."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any
+
+from statestore.core.errors import InvalidArgumentError
+
+Duration = timedelta | float
+"""A timedelta, or seconds; kept to the millisecond."""
+
+
+def duration_ms(duration: Duration) -> int:
+    """Return a duration in milliseconds; it is finite."""
+    if isinstance(duration, timedelta):
+        return round(duration / timedelta(milliseconds=1))
+    return round(duration * 1000)
+
+
+def lasts(duration: Duration, least_ms: int) -> bool:
+    """Return whether a duration is finite, and at least so many milliseconds."""
+    is_finite = isinstance(duration, timedelta) or math.isfinite(duration)
+    return is_finite and duration_ms(duration) >= least_ms
+
+
+def require_duration(name: str, duration: Duration) -> int:
+    """Return a duration of at least a second in milliseconds.
+
+    Args:
+        name: What it is, for the error.
+        duration: A timedelta, or seconds.
+
+    Raises:
+        InvalidArgumentError: It is shorter, not finite, or no duration.
+    """
+    is_one = isinstance(duration, timedelta | float | int) and not isinstance(duration, bool)
+    if not is_one or not lasts(duration, 1000):
+        given: dict[str, Any] = {name: duration}
+        problem, to_fix = "this is no duration of at least a second", "give a timedelta, or seconds"
+        raise InvalidArgumentError(problem, to_fix=to_fix, **given)
+    return duration_ms(duration)
