@@ -194,6 +194,12 @@ TABLE: tuple[Option, ...] = (
         "as it needs.",
     ),
     Option(
+        "engine.otlpEndpoint", "engine_otlp_endpoint", "string", "", scope="engine",
+        doc="Address of a collector, for example http://collector:4318, to which engines push "
+        "their metrics and a trace of each commit by OTLP over HTTP. Their Python needs the extra "
+        "otel. The first query of the process sets it; empty pushes nothing.",
+    ),
+    Option(
         "engine.package", "engine_package", "string", "embedded", scope="shim",
         choices=("embedded", "installed"),
         doc="Which statestore package an engine runs: the copy embedded in the jar, or the one "
@@ -336,6 +342,7 @@ class StateStoreOptions:
     rocksdb_compact_on_commit: bool = False
     engine_processes: int = 0
     engine_call_timeout_ms: int = 600000
+    engine_otlp_endpoint: str = ""
     engine_package: str = "embedded"
     lease_interval_ms: int = 10000
     fsync_enabled: bool = True

@@ -3,6 +3,7 @@
     <scratch>/lock                            held by all that use the directory
     <scratch>/engine-<name>/unfinished/       what the engine is writing: snapshots, merged files
     <scratch>/engine-<name>/fetched/shared/   local copies of files of remote storage
+    <scratch>/engine-<name>/starts            a byte for each engine that had the name
     <scratch>/rocksdb/                        local databases
     <scratch>/*                               what the shim makes: deltas to commit
 
@@ -80,8 +81,11 @@ class EngineDirectory:
         self.fetched = f"{scratch_directory}/engine-{name}/fetched"
         """For a directory of copies for each remote storage."""
 
-    def begin(self) -> None:
+    def begin(self) -> int:
         """Make the directory, and remove unfinished files of an engine with the name.
+
+        Returns:
+            How many engines had the name before.
 
         Raises:
             OSError: It cannot be made or emptied.
@@ -91,6 +95,9 @@ class EngineDirectory:
             Path(path).mkdir(parents=True, exist_ok=True)
         for copy in Path(self.fetched).glob(f"*/{TEMPORARY_PREFIX}*"):
             copy.unlink(missing_ok=True)
+        with Path(self.unfinished).with_name("starts").open("ab+") as starts:
+            starts.write(b".")
+            return starts.tell() - 1
 
 
 def _remove_if_stale(path: Path, now_ms: int) -> bool:

@@ -23,6 +23,7 @@ from statestore.engine.scratch import EngineDirectory
 from statestore.engine.session import Session, snapshot_pool
 from statestore.engine.sessions import Sessions
 from statestore.engine.storages import Storages
+from statestore.engine.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,13 +67,14 @@ class EngineService:
         self._clock = clock or SystemClock()
         self._memory = EngineMemory(self._clock.elapsed_ms)
         own = EngineDirectory(scratch_directory, name)
-        own.begin()
+        self._restarts = own.begin()
         self._storages = Storages(own.fetched, self._clock, io, hadoop)
         self._hadoop = hadoop
         self._leases = QueryLeases(self._storages, self._clock)
         self._sessions = Sessions(
             self._storages, self._clock, scratch_directory, own.unfinished, snapshot_pool()
         )
+        self._telemetry = Telemetry(self._gauges, self._totals)
         self._lock = threading.Lock()
         self._running: dict[int, Progress] = {}
         """Calls under way, by the number that the shim gave them."""
@@ -100,6 +102,7 @@ class EngineService:
         is_quiet = self._storages.write_gate.close(_LAST_WRITES_S)
         if is_quiet:
             self._leases.drop_all()
+        self._telemetry.end()
         return is_quiet
 
     def call(self, request: str) -> str:
@@ -161,9 +164,24 @@ class EngineService:
     def _requests(self, session: Session) -> dict[str, int]:
         return self._storages.take_requests(session.versions.location)
 
+    def _gauges(self) -> dict[str, int]:
+        """Return what is true now, by the names of docs/metrics.md."""
+        return {
+            "engineRssBytes": resident_bytes(),
+            "enginesRunning": 1,
+            "engineRestarts": self._restarts,
+            "snapshotsInFlight": self._sessions.num_snapshots_in_flight,
+        }
+
+    def _totals(self) -> dict[str, int]:
+        """Return what was counted since the start, by the names of docs/metrics.md."""
+        requests = self._storages.requests.total()
+        return {f"storage{kind.capitalize()}s": number for kind, number in requests.items()}
+
     def _load(self, request: Request) -> Reply:
         start_ms = self._clock.elapsed_ms()
         options = request.options()
+        self._telemetry.begin(options.engine_otlp_endpoint)
         version = request.get("version", int)
         num_partitions = request.get_optional("num_partitions", int)
         session = self._sessions.of(request, is_reader=num_partitions is None)
@@ -194,6 +212,7 @@ class EngineService:
             empty = _empty_reply(max_parallelism, self._requests(session), load_ms)
             return empty | {"version": version}
         fetched_ms = self._clock.elapsed_ms()
+        self._telemetry.loaded(fetched_ms - start_ms, restored.bytes_read)
         head = restored.head.trailer
         return {
             "version": head.version,
@@ -217,6 +236,8 @@ class EngineService:
         }
 
     def _commit(self, request: Request) -> Reply:
+        start_ms = self._clock.elapsed_ms()
+        self._telemetry.begin(request.options().engine_otlp_endpoint)
         delta = request.child("delta")
         if request.get_optional("parent", dict) is None:
             self._storages.claim(request)
@@ -229,6 +250,13 @@ class EngineService:
             force_snapshot=request.get_or("force_snapshot", bool, False),
         )
         times = published.commit or CommitTimes()
+        self._telemetry.committed(
+            session.versions.location.directory,
+            published.trailer.version,
+            times,
+            published.ref.size,
+            self._clock.elapsed_ms() - start_ms,
+        )
         return {
             "checkpoint_id": published.trailer.checkpoint_id,
             "lineage": published.trailer.lineage,
@@ -311,6 +339,13 @@ class EngineService:
         return {}
 
     def _lease(self, request: Request) -> Reply:
+        self._telemetry.begin(
+            request.options().engine_otlp_endpoint,
+            **{
+                "spark.app.id": request.get_or("application", str, ""),
+                "spark.executor.id": request.get_or("executor", str, ""),
+            },
+        )
         self._leases.serve(request)
         return {}
 
