@@ -48,6 +48,7 @@ def test_every_executor_is_a_row_with_its_checks(tmp_path: Path) -> None:
     assert not storage.exists()
 
 
+@pytest.mark.extended
 def test_what_executors_lack_is_named_with_its_fix(tmp_path: Path) -> None:
     """Catches a Python of the driver that is checked in place of the executors'."""
     venv.create(tmp_path / "bare", with_pip=False)

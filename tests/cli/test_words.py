@@ -13,7 +13,7 @@ from statestore import Checkpoint, StateStoreError
 from statestore.checkpoint.lease import Holder, Lease
 from statestore.cli.commands import cli
 from statestore.cli.output import print_rows
-from statestore.core.clock import SystemClock
+from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.core.ids import RandomIds
 from statestore.core.process import find_process
@@ -21,6 +21,7 @@ from statestore.io.local import LocalFileIO
 from statestore.operations.upkeep.verification import Finding
 from statestore.testing.checkpoints import MadeCheckpoint
 from tests.checkpoints import make_query
+from tests.seams import at
 
 
 def run(*arguments):
@@ -60,7 +61,7 @@ def test_plan_of_a_rescale_is_shown_while_the_query_runs(running):
     plan = Checkpoint(running.path).rescale(3, dry_run=True)
     assert (plan.is_running, plan.batch) == (True, 2)
     with pytest.raises(StateStoreError, match="a query is writing the checkpoint"):
-        Checkpoint(running.path).rescale(3)
+        at(running.path, clock=ManualClock()).rescale(3)
 
 
 @pytest.mark.parametrize("operation", ["expire", "compact", "repair"])

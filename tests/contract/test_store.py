@@ -335,6 +335,7 @@ class TestSnapshotsAndRetention:
 
     @pytest.mark.slow_on_s3
     @pytest.mark.parametrize("hole", ["expired", "branched", "replaced"])
+    @pytest.mark.few(5)
     def test_cleanup_behind_a_hole_in_the_lineage_takes_no_retained_version(self, bench, hole):
         """Catches a walk that ends early and takes what it did not see for expired."""
         num_retained, newest, last = 10, 12, 29

@@ -84,8 +84,16 @@ COPIES = {
         lambda of: of("checkpoint").restore(of("new"), backend="rocksdb", num_partitions=4)
     ),
 }
-ONE_MORE = ("transform", "restore", "restore-rescaled", "restore-from-spark")
-"""Copies whose rows pass as those of another do: each pass is in the short lane."""
+ONE_MORE = (
+    "savepoint-native",
+    "transform",
+    "transform-join-format",
+    "restore",
+    "restore-rescaled",
+    "restore-from-spark-dealt",
+    "restore-checkpoint",
+)
+"""Copies that go the way of another, with other rows: each way is in the short lane."""
 
 
 def run(name, root, make_io):

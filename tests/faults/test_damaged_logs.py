@@ -67,6 +67,7 @@ def test_byte_that_is_no_text_is_named_with_its_file(tmp_path, checkpoint_format
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.few(2)
 def test_any_byte_may_be_damaged(tmp_path, name):
     """Catches an error that is not ours, and damage that repair does not go back over."""
     made = make(tmp_path)

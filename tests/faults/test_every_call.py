@@ -86,6 +86,7 @@ def test_commit_survives_a_fault_at_every_call(
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
 @pytest.mark.parametrize("happens", [False, True], ids=["fails", "loses-its-reply"])
+@pytest.mark.few(4)
 def test_snapshot_and_cleanup_survive_a_fault_at_every_call(
     io, tmp_path, checkpoint_format, happens
 ):

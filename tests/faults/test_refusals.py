@@ -8,23 +8,24 @@ import pytest
 from statestore import Checkpoint
 from statestore.checkpoint.lease import Holder, Lease
 from statestore.checkpoint.query_log import PROVIDER_KEY
-from statestore.core.clock import SystemClock
+from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import IncompatibleError, InUseError
 from statestore.core.process import find_process
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.local import LocalFileIO
 from tests.damaged import make_small
 from tests.rescaled import edit_conf
+from tests.seams import at
 
 
 @pytest.mark.parametrize(
     "operation",
     [
-        lambda path: Checkpoint(path).rescale(2),
-        lambda path: Checkpoint(path).undo_rescale(dry_run=True),
-        lambda path: Checkpoint(path).undo_rescale(),
-        lambda path: Checkpoint(path).expire(2),
-        lambda path: Checkpoint(path).repair(),
+        lambda checkpoint: checkpoint.rescale(2),
+        lambda checkpoint: checkpoint.undo_rescale(dry_run=True),
+        lambda checkpoint: checkpoint.undo_rescale(),
+        lambda checkpoint: checkpoint.expire(2),
+        lambda checkpoint: checkpoint.repair(),
     ],
     ids=["rescale", "dry run of undo_rescale", "undo_rescale", "expire", "repair"],
 )
@@ -37,7 +38,7 @@ def test_query_in_the_middle_of_a_batch_is_in_use(tmp_path, operation):
     lease.take()
 
     with pytest.raises(InUseError) as raised:
-        operation(made.path)
+        operation(at(made.path, clock=ManualClock()))
 
     assert raised.value.kind == "checkpoint-in-use"
     assert raised.value.fields["pid"] == find_process().pid
@@ -47,10 +48,10 @@ def test_query_in_the_middle_of_a_batch_is_in_use(tmp_path, operation):
 @pytest.mark.parametrize(
     "operation",
     [
-        lambda path: Checkpoint(path).rescale(2),
-        lambda path: Checkpoint(path).undo_rescale(),
-        lambda path: Checkpoint(path).expire(2),
-        lambda path: Checkpoint(path).repair(),
+        lambda checkpoint: checkpoint.rescale(2),
+        lambda checkpoint: checkpoint.undo_rescale(),
+        lambda checkpoint: checkpoint.expire(2),
+        lambda checkpoint: checkpoint.repair(),
     ],
     ids=["rescale", "undo_rescale", "expire", "repair"],
 )
@@ -61,7 +62,7 @@ def test_checkpoint_of_sparks_is_left_as_it_is(tmp_path, operation, provider):
     before = sorted(Path(made.path).rglob("*"))
 
     with pytest.raises(IncompatibleError) as raised:
-        operation(made.path)
+        operation(Checkpoint(made.path))
 
     assert raised.value.kind == "other-provider"
     assert sorted(Path(made.path).rglob("*")) == before

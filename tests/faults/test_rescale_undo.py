@@ -102,6 +102,7 @@ def test_undo_after_a_repair_that_left_later_files(tmp_path, checkpoint_format):
 @pytest.mark.parametrize("num_partitions", [8, 2, 3])
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 @pytest.mark.parametrize("copied", ["branch", "native", "canonical", "restored", "rewritten"])
+@pytest.mark.few(10)
 def test_copy_made_right_after_a_rescale_is_whole_and_has_none_to_undo(
     tmp_path, copied, backend, num_partitions
 ):

@@ -138,6 +138,7 @@ KILLED = [
 
 
 @pytest.mark.parametrize("undisturbed", KILLED, indirect=True)
+@pytest.mark.few(4)
 def test_step_that_is_killed_is_true_and_can_be_repeated(undisturbed, tmp_path):
     """Catches a step that only an orderly end completes: the process dies by signal 9."""
     for step in count():
@@ -153,6 +154,7 @@ ADDING = [name for name, operation in OPERATIONS.items() if not operation.delete
 
 
 @pytest.mark.parametrize("undisturbed", ADDING, indirect=True)
+@pytest.mark.few(3)
 def test_step_that_loses_power_is_true_and_can_be_repeated(undisturbed, tmp_path):
     """Catches an entry of a log that reaches the disk before the state it stands for."""
     for step in count():

@@ -152,6 +152,7 @@ def without_partitions(path):
 
 @pytest.mark.parametrize("num_partitions", [1, 2, 5, 6, 8])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.few(8)
 def test_golden_checkpoint_gets_another_number_of_state_partitions(name, num_partitions, tmp_path):
     """Catches a row that is lost, or put where Spark does not look for it."""
     before = Checkpoint(path_of(name)).info.num_partitions
@@ -282,6 +283,7 @@ WITH_CHECKSUMS = [("hdfs", "4.delta"), ("rocksdb-ids-variables", "3_*.zip")]
         for kept in (True, False)
     ],
 )
+@pytest.mark.few(5)
 def test_damage_is_found_wherever_it_is(copy, name, pattern, keeps_checksum_files):
     """Catches bytes that are believed, and errors that name no file."""
     path = copy(name)

@@ -35,6 +35,7 @@ def make(tmp_path: Path, **how: Any) -> MadeCheckpoint:
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.few(2)
 def test_an_edit_is_the_next_version(tmp_path: Path, backend: str, checkpoint_format: int) -> None:
     """Catches a row lost or doubled, counts that no longer fit, a version before that is gone."""
     made = make(tmp_path, backend=backend, checkpoint_format=checkpoint_format)

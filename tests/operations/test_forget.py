@@ -44,6 +44,7 @@ def verdicts(search: Any) -> list[str]:
 
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.few(2)
 def test_forgotten_keys_are_in_no_byte_of_the_checkpoint(
     tmp_path: Path, backend: str, checkpoint_format: int
 ) -> None:

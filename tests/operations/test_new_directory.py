@@ -144,6 +144,7 @@ def at_rest(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CRASHES)
+@pytest.mark.few(4)
 def test_either_side_is_whole_when_it_ends_at_any_call(tmp_path, at_rest, name):
     """Catches half a savepoint or checkpoint that is taken for whole, or one that was whole."""
     act = CRASHES[name]

@@ -3,7 +3,7 @@
 import pytest
 
 from statestore.checkpoint.lease import Holder, Lease
-from statestore.core.clock import SystemClock
+from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import InUseError, InvalidArgumentError
 from statestore.core.process import find_process
 from statestore.io.local import LocalFileIO
@@ -63,7 +63,7 @@ def test_store_is_not_changed_when_a_query_runs(tmp_path):
     lease.take()
     before = files_below(query.path)
 
-    with at(query.path, options=OPTIONS).open_store() as store:
+    with at(query.path, options=OPTIONS, clock=ManualClock()).open_store() as store:
         batch = store.begin()
         batch.put(b"key", b"value")
         for change in (batch.commit, store.clean_up):

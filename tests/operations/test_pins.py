@@ -92,6 +92,7 @@ def query(request, tmp_path):
 
 
 @pytest.mark.parametrize("taken", ["canonical", "native", "branch"])
+@pytest.mark.few(3)
 def test_pinned_version_outlives_the_querys_retention(query, tmp_path, taken):
     """Catches a savepoint that fails, or is of another version, because the query goes on."""
     io = BusyFileIO(query)
@@ -120,6 +121,7 @@ def pinned(query):
 
 
 @pytest.mark.parametrize("is_expired", [False, True])
+@pytest.mark.few(2)
 def test_pin_of_a_process_that_died_holds_for_an_hour(query, is_expired):
     """Catches files that stay for ever, and a pin that somebody still needs."""
     with pinned(query) as pin:
@@ -140,6 +142,7 @@ def test_pin_of_a_process_that_died_holds_for_an_hour(query, is_expired):
 
 
 @pytest.mark.parametrize("happens", [False, True])
+@pytest.mark.few(2)
 def test_lost_call_about_a_pin_does_not_lose_the_savepoint(query, tmp_path, happens):
     """Catches a savepoint that fails for the sake of what only might have been needed."""
     io = FaultFileIO(LocalFileIO())

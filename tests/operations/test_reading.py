@@ -170,6 +170,7 @@ def test_two_versions_differ_in_what_was_written_between_them(checkpoint):
     ],
     ids=["3-partitions", "more-key-groups", "rocksdb", "8-partitions-rocksdb"],
 )
+@pytest.mark.few(5)
 def test_two_checkpoints_are_compared_whatever_their_layout(
     checkpoint, other, tmp_path, monkeypatch
 ):

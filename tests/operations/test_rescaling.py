@@ -150,6 +150,7 @@ def test_a_file_named_by_two_chains_is_read_once(checkpoint):
 
 
 @pytest.mark.parametrize("layouts", [(8, 2, 6), (6, 4), (1, 12), (3, 8, 3)])
+@pytest.mark.few(4)
 def test_rows_are_the_same_in_every_layout(checkpoint, layouts):
     """Catches rows that a rescale loses, doubles or takes from before."""
     now, version = 4, 2

@@ -11,7 +11,7 @@ import pytest
 
 from statestore import Checkpoint
 from statestore.checkpoint.lease import Holder, Lease
-from statestore.core.clock import SystemClock
+from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import (
     CorruptionError,
     IncompatibleError,
@@ -51,6 +51,7 @@ def copy(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.few(3)
 def test_rows_are_those_of_a_model_however_often_it_is_restored(tmp_path, seed):
     """Catches a row of a checkpoint that is lost, old, or where no query looks for it."""
     random = Random(seed)
@@ -119,7 +120,7 @@ def test_checkpoint_that_somebody_writes_is_refused(tmp_path, copy, name, operat
     lease.take()
 
     with pytest.raises(InUseError) as raised:
-        Checkpoint(path).restore(tmp_path / "new")
+        at(path, clock=ManualClock()).restore(tmp_path / "new")
 
     assert raised.value.kind in ("checkpoint-in-use", "checkpoint-under-operation")
     assert not (tmp_path / "new").exists()

@@ -146,8 +146,8 @@ def test_a_savepoint_is_whole_whatever_call_is_the_last(tmp_path):
         if not call.endswith(".pin"):  # without which it goes on
             (reads if call.startswith(("read", "list", "fetch")) else writes).append(index)
     assert len(writes) > 20
-    faults = [(index, False) for index in (*writes, *reads[::9])]
-    for index, happens in [*faults, *((index, True) for index in writes[::3])]:
+    faults = [(index, False) for index in (*writes, *reads[::20])]
+    for index, happens in [*faults, *((index, True) for index in writes[::5])]:
         clock = ManualClock(START_MS)
         io = FaultFileIO(MemoryFileIO(tempfile.mkdtemp(dir=tmp_path), clock))
         query = at_rest(tmp_path, io, clock)

@@ -43,6 +43,7 @@ FORMS = ("canonical", "native")
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.few(4)
 def test_query_goes_on_from_a_restored_savepoint(tmp_path, form, backend, checkpoint_format):
     """Catches a row lost or left in a wrong partition by any change of backend or parallelism."""
     operators = (AGGREGATION, GLOBAL_LIMIT, JOIN)[: 2 if backend == "rocksdb" else 3]

@@ -50,6 +50,7 @@ HALVED_SQL = "SELECT key, {'value': value.value // 2} AS value FROM state"
 @pytest.mark.parametrize("makes", [halved, HALVED_SQL], ids=["function", "sql"])
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.few(4)
 def test_rows_are_transformed_and_all_others_kept(
     tmp_path: Path, backend: str, checkpoint_format: int, makes: Any
 ) -> None:
