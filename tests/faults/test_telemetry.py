@@ -1,78 +1,20 @@
 """An engine's metrics and traces at a collector, and an engine whose collector is away."""
 
-from __future__ import annotations
-
-import re
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from statestore.engine.telemetry import Telemetry
 from statestore.testing.engine_process import EngineProcess
+from tests.otlp_collector import attributes_of, named_by_docs, running
 from tests.shim import RocksDBShim, Shim, rows
-
-METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-
-
-class Collector(ThreadingHTTPServer):
-    """What reached a collector of OTLP over HTTP."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Taker)
-        self.metrics, self.spans, self.resources = {}, [], []
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def endpoint(self):
-        """The address for the option."""
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def take(self, path, body):
-        """Take in one request."""
-        if path == "/v1/metrics":
-            for of_engine in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-                self.resources.append(attributes_of(of_engine.resource))
-                for scope in of_engine.scope_metrics:
-                    self.metrics |= {metric.name: metric for metric in scope.metrics}
-        else:
-            assert path == "/v1/traces"
-            for of_engine in ExportTraceServiceRequest.FromString(body).resource_spans:
-                for scope in of_engine.scope_spans:
-                    self.spans += scope.spans
-
-
-class Taker(BaseHTTPRequestHandler):
-    """Answers with success, silently."""
-
-    def do_POST(self):
-        """One request of an exporter."""
-        self.server.take(self.path, self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_):
-        """Say nothing."""
-
-
-def attributes_of(message):
-    """Attributes as text."""
-    return {
-        one.key: str(one.value.string_value or one.value.int_value) for one in message.attributes
-    }
 
 
 @pytest.fixture
 def collector():
     """A collector that runs."""
-    server = Collector()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with running() as collector:
+        yield collector
 
 
 def value(metric):
@@ -80,12 +22,6 @@ def value(metric):
     if metric.HasField("histogram"):
         return sum(point.count for point in metric.histogram.data_points)
     return sum(point.as_int for point in metric.sum.data_points)
-
-
-def named_by_docs():
-    """Names in the table of the source `statestore`."""
-    page = METRICS_PAGE.read_text().partition("## The source `statestore`")[2].partition("\n## ")[0]
-    return set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
 
 
 @pytest.mark.parametrize("make", [Shim, RocksDBShim])
@@ -111,14 +47,13 @@ def test_every_metric_of_the_page_and_a_trace_of_each_commit_reach_a_collector(
         assert engine.call("load", **shim.load())["num_keys"] == 3
         assert engine.end_stdin() == 0
 
-    names = {re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", n): n for n in named_by_docs()}
-    assert {f"statestore.{name}" for name in names} == collector.metrics.keys()
-    found = {name: value(collector.metrics[f"statestore.{of}"]) for of, name in names.items()}
-    assert found["commitMs"] == found["commitWriteMs"] == found["commitSyncMs"] == 3
-    assert found["deltaBytes"] == sum(sizes)
-    assert (found["enginesRunning"], found["engineRestarts"]) == (1, 1)
-    assert found["storagePuts"] >= 4
-    assert found["engineRssBytes"] > 1 << 20
+    assert collector.metrics.keys() == named_by_docs()
+    found = {name.partition(".")[2]: value(of) for name, of in collector.metrics.items()}
+    assert found["commit_ms"] == found["commit_write_ms"] == found["commit_sync_ms"] == 3
+    assert found["delta_bytes"] == sum(sizes)
+    assert (found["engines_running"], found["engine_restarts"]) == (1, 1)
+    assert found["storage_puts"] >= 4
+    assert found["engine_rss_bytes"] > 1 << 20
     (resource, *_) = collector.resources
     assert resource["service.name"] == "statestore"
     assert (resource["spark.app.id"], resource["spark.executor.id"]) == ("app-1", "7")

@@ -92,7 +92,7 @@ def spark_that_lacks_a_method(target: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("is_fit", [True, False])
+@pytest.mark.parametrize("is_fit", [pytest.param(True, marks=pytest.mark.extended), False])
 def test_spark_without_a_jar_is_served_where_the_nearest_fits(is_fit: bool, tmp_path: Path) -> None:
     """Catches a refusal by the name of a version alone, and a query that dies of a missing method.
 

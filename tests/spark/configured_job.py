@@ -2,7 +2,8 @@
 
 It ends while another query runs, to which it listens.
 
-python configured_job.py BACKEND STORAGE JAR, the last a jar that the program brings itself.
+python configured_job.py BACKEND STORAGE JAR COLLECTOR: JAR is one that the program brings itself,
+COLLECTOR the address of a collector of OTLP.
 """
 
 import sys
@@ -27,7 +28,7 @@ class Told(statestore.CheckpointListener):
             self.enough.set()
 
 
-backend, storage, jar = sys.argv[1:]
+backend, storage, jar, collector = sys.argv[1:]
 builder = (
     SparkSession.builder.master("local[2]")
     .config("spark.jars", jar)
@@ -35,7 +36,11 @@ builder = (
     .config("spark.ui.port", 0)
 )
 spark = statestore.configure(
-    builder, backend, checkpoint_storage=storage, **{"fsync.enabled": False}
+    builder,
+    backend,
+    checkpoint_storage=storage,
+    engine_otlp_endpoint=collector,
+    **{"fsync.enabled": False},
 ).getOrCreate()
 Path("words").mkdir()
 Path("words", "1.csv").write_text("a\nb\nb\n")

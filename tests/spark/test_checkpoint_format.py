@@ -40,6 +40,7 @@ ANOTHER = [
 
 @pytest.mark.needs("later-format")
 @pytest.mark.parametrize(("query", "provider", "first", "then"), ANOTHER)
+@pytest.mark.few(2)
 def test_checkpoint_goes_on_when_another_format_is_asked_for(
     make_lane: MakeLane,
     run_reference: Callable[[Query], Lane],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from statestore.io.shim_jar import find_jar
+from tests.otlp_collector import attributes_of, named_by_docs, running
 
 JOB = Path(__file__).with_name("configured_job.py")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -28,13 +29,14 @@ def test_query_of_a_configured_session_uses_backend_options_and_all_jars(tmp_pat
         archive.writestr("mine.txt", "")
     storage.mkdir()
 
-    done = subprocess.run(
-        [sys.executable, JOB, "rocksdb", str(storage), str(jar)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    with running() as collector:
+        done = subprocess.run(
+            [sys.executable, JOB, "rocksdb", str(storage), str(jar), collector.endpoint],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
 
     assert done.returncode == 0, done.stderr[-4000:]
     expected = f"{ {'a': 1, 'b': 2} } {['mine.jar', find_jar().name]}"
@@ -45,6 +47,11 @@ def test_query_of_a_configured_session_uses_backend_options_and_all_jars(tmp_pat
     _check_pages(tmp_path)
     assert list(storage.rglob("1*.delta.sst"))
     assert not list((tmp_path / "checkpoint").rglob("*.sst"))
+    loads = {"statestore.load_ms", "statestore.loaded_bytes"}  # nothing was loaded from files
+    assert collector.metrics.keys() == named_by_docs() - loads
+    (commit,) = (span for span in collector.spans if span.name == "commit")
+    assert attributes_of(commit)["statestore.version"] == "1"
+    assert {of["spark.executor.id"] for of in collector.resources} == {"driver"}
 
 
 def _check_pages(shown: Path) -> None:

@@ -163,6 +163,7 @@ def _assert_round_trip(
 
 
 @pytest.mark.parametrize(("query", "names"), _cases())
+@pytest.mark.few(3)
 def test_rows_equal_never_converted(make_lane: MakeLane, query: Query, names: Any) -> None:
     """Catches a row, a watermark or a batch lost between providers, in any operator's layout."""
     _assert_round_trip(make_lane, query, names)

@@ -56,6 +56,7 @@ def to_format_4(lane: Lane, **how: Any) -> None:
 
 
 @pytest.mark.parametrize(("provider", "conf", "how", "kind", "version"), _cases())
+@pytest.mark.few(2)
 def test_rows_equal_those_of_either_format(
     make_lane: MakeLane, provider: str, conf: dict[str, str], how: str, kind: str, version: str
 ) -> None:

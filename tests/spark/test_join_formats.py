@@ -69,6 +69,7 @@ def _cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("provider", "conf", "query"), _cases())
+@pytest.mark.few(2)
 def test_rows_equal_built_in_when_rescaled(
     make_lane: MakeLane,
     run_reference: RunReference,

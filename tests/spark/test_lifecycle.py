@@ -294,6 +294,7 @@ def test_rows_equal_when_a_sink_computes_each_batch_twice(make_lane: MakeLane) -
         pytest.param(ROCKSDB_BACKEND, FORMAT_2, id="rocksdb-v2"),
     ],
 )
+@pytest.mark.few(2)
 def test_nothing_is_loaded_when_a_sink_computes_each_batch_twice(
     make_lane: MakeLane, spark: SparkSession, provider: str, conf: dict[str, str]
 ) -> None:

@@ -64,6 +64,7 @@ def _restarts(spark: SparkSession) -> int:
     return int(jvm.io.statestore.engine.Engines.restarts())
 
 
+@pytest.mark.extended
 def test_long_restore_succeeds_while_another_query_of_the_engine_commits(
     slow_lane: Lane, make_lane: MakeLane, s3_server: Any, spark: SparkSession
 ) -> None:

@@ -116,6 +116,7 @@ def _assert_same(reference: Lane, candidate: Lane) -> None:
 
 
 @pytest.mark.parametrize(("provider", "conf", "query"), _cases())
+@pytest.mark.few(5)
 def test_rows_equal_built_in_when_rescaled(
     make_lane: MakeLane,
     run_reference: RunReference,

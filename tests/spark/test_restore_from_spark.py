@@ -148,6 +148,7 @@ def _assert_each_in_its_place(lane: Lane, frames: Mapping[str, DataFrame], numbe
 
 
 @pytest.mark.parametrize(("query", "provider", "conf", "backend", "number"), _cases())
+@pytest.mark.few(6)
 def test_query_goes_on_with_the_rows_that_spark_reads(
     make_lane: MakeLane,
     query: Query,

@@ -69,6 +69,7 @@ def _same_state(lanes: tuple[Lane, Lane], **options: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("query", QUERIES[:-1], ids=lambda query: query.name)
+@pytest.mark.few(2)
 def test_state_equals_built_in_at_every_batch(lanes: Any, query: Any) -> None:
     """Catches versions that cannot be read beside newer ones, and missing partition directories."""
     pair = lanes[query.name]
@@ -106,6 +107,7 @@ def _changes(lane: Lane, first: int, last: int) -> list[Any]:
 @pytest.mark.parametrize(
     "query", [AGGREGATION, WINDOW_APPEND, WATERMARK_DEDUP], ids=lambda query: query.name
 )
+@pytest.mark.few(2)
 def test_change_feed_leads_from_state_to_state(lanes: Any, query: Any) -> None:
     """Catches changes that are lost, repeated or under the wrong batch."""
     _, candidate = lanes[query.name]
@@ -181,6 +183,7 @@ def test_change_feed_has_the_last_write_of_a_key_where_built_in_has_every(
         pytest.param(ROCKSDB_BACKEND, ROCKSDB, id="sst"),
     ],
 )
+@pytest.mark.few(1)
 def test_state_from_a_snapshot_equals_state(
     spark: SparkSession, tmp_path: Path, provider: str, built_in: str
 ) -> None:
@@ -226,6 +229,7 @@ def test_state_from_a_snapshot_equals_state(
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.name)
+@pytest.mark.few(3)
 def test_state_metadata_equals_built_in(lanes: Any, query: Any) -> None:
     """Catches files of ours where Spark looks for its own."""
     found = []

@@ -34,6 +34,7 @@ if OURS:
 
 
 @pytest.mark.parametrize(("provider", "seed"), CASES)
+@pytest.mark.few(3)
 def test_calls_return_the_same_when_random(
     spark: SparkSession, tmp_path: Path, provider: str, seed: int
 ) -> None:
