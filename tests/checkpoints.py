@@ -13,6 +13,7 @@ from statestore import Savepoint, Store
 from statestore.codec.column_family import ColumnFamily
 from statestore.core.options import StateStoreOptions
 from statestore.operations.checkpoint import open_checkpoint
+from statestore.spark_files.schemas import write_schemas
 from statestore.testing.checkpoints import MadeCheckpoint
 from statestore.testing.stores import Changes, StoreOfQuery, schema_of, unsafe_row
 from tests.seams import at, place_of
@@ -39,9 +40,9 @@ class TextStore(StoreOfQuery):
         return ColumnFamily(0, "default", key_schema=self.key_schema)
 
     @property
-    def schema_file(self) -> str:
-        """Something that is only copied."""
-        return f"schema of {self.name}"
+    def schema_file(self) -> bytes:
+        """Schemas by which it is told from another store."""
+        return write_schemas(schema_of(key="string"), schema_of(**{self.name: "string"}))
 
     def rows(self, changes: Mapping[str, Any]) -> Changes:
         """Return its rows, each of which names the store."""

@@ -19,6 +19,7 @@ from statestore.checkpoint.query_log import (
     NUM_PARTITIONS_KEY,
     PROVIDER_KEY,
     QueryLog,
+    write_bytes,
     write_text,
 )
 from statestore.codec.column_family import ColumnFamily
@@ -246,7 +247,8 @@ class MadeCheckpoint:
         for store in stores:
             if store.schema_file is not None:
                 inner = "" if store.name == "default" else f"{store.name}/"
-                self.write(f"state/{operator}/0/{inner}_metadata/schema", store.schema_file)
+                schema = f"{self.path}/state/{operator}/0/{inner}_metadata/schema"
+                write_bytes(self.io, schema, store.schema_file, overwrite=True)
 
     def _commit(
         self,

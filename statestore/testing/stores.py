@@ -74,7 +74,7 @@ class StoreOfQuery(ABC):
         return (self.family,)
 
     @property
-    def schema_file(self) -> str | None:
+    def schema_file(self) -> bytes | None:
         """What Spark's file of its schemas holds, None where there is no such file."""
         return None
 

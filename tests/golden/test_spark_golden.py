@@ -431,3 +431,41 @@ def test_rocksdict_is_asked_for_only_by_snapshots(monkeypatch):
     assert Checkpoint(path_of("hdfs")).rows().read().num_rows
     assert isinstance(Checkpoint(path_of("rocksdb-no-changelog")).versions()[0].num_rows, int)
     assert issubclass(InvalidArgumentError, StateStoreError)
+
+
+SCHEMAS = [
+    (name, str(path.relative_to(path_of(name))))
+    for name in NAMES
+    for path in sorted(Path(path_of(name)).glob("state/**/*"))
+    if path.is_file() and ("_stateSchema" in path.parts or path.match("_metadata/schema"))
+    if path.suffix != ".crc"
+]
+
+
+@pytest.mark.parametrize("is_restored", [False, True], ids=["sparks", "restored"])
+@pytest.mark.parametrize(("name", "schema"), SCHEMAS, ids=[name for name, _ in SCHEMAS])
+def test_damaged_state_schema_is_found(copy, tmp_path, name, schema, is_restored):
+    """Catches a checkpoint called whole whose query Spark does not start."""
+    path = copy(name)
+    if is_restored:
+        Checkpoint(path).restore(tmp_path / "restored")
+        path = tmp_path / "restored"
+        (schema,) = (
+            str(found.relative_to(path))
+            for found in path.glob("state/**/*")
+            if found.name == Path(schema).name and found.parent.name == Path(schema).parent.name
+        )
+    file = path / schema
+    whole = file.read_bytes()
+    assert Checkpoint(path).verify().ok
+    for end in (*range(0, len(whole), max(1, len(whole) // 40)), len(whole) - 1):
+        file.write_bytes(whole[:end])
+        found = Checkpoint(path).verify()
+        assert {(of.kind, of.file) for of in found.findings} == {("corruption", str(file))}, end
+        if is_restored:
+            assert "put the state schemas back" in found.to_fix
+    json_start = whole.index(b"{")
+    file.write_bytes(whole[:json_start] + b"[" + whole[json_start + 1 :])
+    assert not Checkpoint(path).verify(deep=True).ok
+    file.write_bytes(whole)
+    assert Checkpoint(path).verify(deep=True).ok

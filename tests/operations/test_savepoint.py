@@ -116,7 +116,7 @@ def test_savepoint_is_complete_and_can_be_moved(tmp_path, form):
     assert {name for name in files if name.startswith(("offsets", "commits", "sources"))} == {
         "offsets/1", "offsets/2", "commits/2", "sources/0/0", "sources/0/1", "sources/0/2",
     }  # fmt: skip
-    assert files["state/0/0/_metadata/schema"] == b"schema of default"
+    assert files["state/0/0/_metadata/schema"] == AGGREGATION[1][0].schema_file
 
 
 def test_savepoint_stays_whole_whatever_queries_delete(tmp_path):

@@ -106,6 +106,11 @@ class Verification:
                     "put the file back from a copy; without it the query starts under a new ID, "
                     "and its sinks take it for another query"
                 )
+            if any(_is_schema(finding.file or "") for finding in self.findings):
+                return (
+                    "put the state schemas back from a copy, a savepoint has them: every row can "
+                    "be read, but Spark does not start the query without them"
+                )
             return (
                 "every row can be read and the query starts; a later snapshot takes the place of a "
                 f"damaged file: statestore compact {uri} --yes takes one now"
@@ -132,3 +137,8 @@ class Verification:
         return version in self.versions and all(
             finding.version != version for finding in self.findings
         )
+
+
+def _is_schema(path: str) -> bool:
+    """Whether a file is one of Spark's state schemas."""
+    return "/_stateSchema/" in path or path.endswith("/_metadata/schema")

@@ -4,8 +4,9 @@ Fast reads the trailer of every file that a version is made of: each is there, o
 and the one its reference names. Deep reads every byte as well: the checksum of every block, every
 row in the key group and the state partition that its key belongs to, and as many rows as the
 version says. Of Spark's own providers fast means that every file is there, and deep that every row
-can be read, matches the checksums that there are, and lies in its state partition. Either way file
-sources must have the log of what a version had read.
+can be read, matches the checksums that there are, and lies in its state partition. Either way
+the state schemas are read, without which no query starts, and file sources must have the log of
+what a version had read.
 """
 
 from __future__ import annotations
@@ -23,15 +24,23 @@ import pyarrow as pa
 from statestore.checkpoint.key_group_rows import NUM_CLASSES, count_classes, folded
 from statestore.checkpoint.layout import store_of_path
 from statestore.checkpoint.lineage import check_ref
+from statestore.checkpoint.query_log import read_bytes
 from statestore.checkpoint.trailers import read_trailer
 from statestore.codec.partition_key import compute_key_groups
 from statestore.codec.rows import from_numpy, to_numpy
 from statestore.codec.sealed_file import SealedFile
-from statestore.core.errors import CorruptionError, NotFoundError, StateStoreError
+from statestore.codec.spark_types import parse_schema
+from statestore.core.errors import (
+    CorruptionError,
+    IncompatibleError,
+    NotFoundError,
+    StateStoreError,
+)
 from statestore.core.providers import SPARK_PROVIDERS
 from statestore.io.local import named_errors
 from statestore.operations import spark_states
 from statestore.operations.checkpoint import MAX_REQUESTS_AT_ONCE, OpenCheckpoint, open_checkpoint
+from statestore.operations.conversion import schemas_of
 from statestore.operations.new_directory import read_metadata
 from statestore.operations.processes import (
     map_in_processes,
@@ -48,6 +57,7 @@ from statestore.operations.upkeep.expired import (
     is_let_go,
 )
 from statestore.operations.upkeep.verification import Finding, Verification
+from statestore.spark_files.schemas import read_schemas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -55,6 +65,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from statestore.checkpoint.trailers import PublishedFile
+    from statestore.codec.column_family import ColumnFamily
     from statestore.codec.references import FileRef, StoreName
     from statestore.io.place import Place
     from statestore.operations.result import Progress
@@ -181,6 +192,25 @@ class _Verifier:
             except DAMAGE as error:
                 self._find(newest, None, error, is_recoverable=True)
 
+    def _verify_schemas(self, version: int) -> None:
+        """Read the state schemas of every operator; one that Spark never wrote is no finding."""
+        checkpoint = self._checkpoint
+        try:
+            operators = checkpoint.operators
+        except DAMAGE:
+            return  # found where stores are looked for
+        for operator in operators:
+            files = {file for store in operator.stores for file in schemas_of(store)}
+            for file in sorted(files):
+                path = f"{checkpoint.state_directory}/{operator.id}/{file}"
+                try:
+                    for family in read_schemas(read_bytes(checkpoint.io, path), path):
+                        _check_schema(family, path)
+                except NotFoundError:
+                    continue
+                except DAMAGE as error:
+                    self._find(version, None, error, is_recoverable=True)
+
     def _check_sources(self, batch: int) -> None:
         """Check that file sources know what they have read by a batch; errors as there."""
         entry = self._checkpoint.offsets_entry(batch)
@@ -199,6 +229,8 @@ class _Verifier:
         except (CorruptionError, NotFoundError) as error:
             if versions:
                 self._find(versions[0], None, error, is_recoverable=True)
+        if versions and not self._is_of_spark:  # of Spark's own state they are read with the rows
+            self._verify_schemas(versions[0])
         for version in versions:
             try:
                 self._check_sources(version - 1)
@@ -411,6 +443,29 @@ class _Verifier:
                     None if error.fields.get("file") is None else str(error.fields["file"]),
                 )
             )
+
+
+def _check_schema(family: ColumnFamily, path: str) -> None:
+    """Check that the schemas of a column family are schemas.
+
+    Raises:
+        CorruptionError: One is not.
+    """
+    for schema in filter(None, (family.key_schema, family.value_schema)):
+        try:
+            parse_schema(schema)
+        except IncompatibleError:
+            continue  # a type that this release does not know is no damage
+        except CorruptionError as error:
+            raise CorruptionError(
+                "a state schema is damaged",
+                file=path,
+                offset=0,
+                family=family.name,
+                expected=error.fields["expected"],
+                found=error.fields["found"],
+                to_fix="put the file back from a copy",
+            ) from error
 
 
 def _check_key_groups(batch: pa.RecordBatch, state: StoreState) -> None:
