@@ -126,6 +126,8 @@ def use_helpers(root: Path, url: str, backend: str) -> dict[str, Any]:
     if not missing("reader-of-ids"):
         reader = lane.made.read.format("statestore")
         worked["state reader"] = reader.load(checkpoint).count()
+        lane.made.conf.set("spark.sql.catalog.state", "io.statestore.StateCatalog")
+        worked["catalog"] = lane.made.table(f"state.`{checkpoint}`.state").count()
     lane.made.stop()
 
     lane.feed(*later)

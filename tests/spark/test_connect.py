@@ -109,7 +109,7 @@ def test_helpers_work_or_are_refused_by_name(run_client: RunClient, run_once: Ru
     num_keys = len({event["key"] for event in first["events"]})
     state = dict.fromkeys(("read", "open_store"), num_keys)
     if not missing("reader-of-ids"):
-        state["state reader"] = num_keys
+        state |= {"state reader": num_keys, "catalog": num_keys}
     assert report["worked"] == {"run": 2, **state, "savepoint": 1}
     assert _by_batch(report["batches"]) == expected.result().batches
     assert report["refused"].keys() == ADVICE.keys()

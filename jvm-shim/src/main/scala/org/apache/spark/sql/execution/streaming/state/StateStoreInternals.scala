@@ -21,11 +21,12 @@ import org.apache.spark.sql
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.errors.QueryExecutionErrors
+import org.apache.spark.sql.execution.datasources.v2.state.metadata.StateMetadataPartitionReader
 import org.apache.spark.sql.execution.streaming.runtime.{
   StreamExecution, StreamingCheckpointConstants}
 import org.apache.spark.sql.internal.{SessionState, SharedState, SQLConf, SQLConfEntries}
 import org.apache.spark.sql.streaming.{GroupStateTimeout, TimeMode, Trigger}
-import org.apache.spark.util.{NextIterator, RpcUtils, Utils}
+import org.apache.spark.util.{NextIterator, RpcUtils, SerializableConfiguration, Utils}
 
 /** The few members of Spark that only its own packages can see, and nothing else. */
 object StateStoreInternals {
@@ -203,10 +204,57 @@ object StateStoreInternals {
     finally in.close()
   }
 
+  /**
+   * The stores of a checkpoint's operators, as Spark's metadata of operators has them that is valid
+   * for a batch.
+   */
+  def operatorStores(
+      checkpoint: Path, batch: Long, hadoopConf: Configuration): Seq[OperatorStore] = {
+    val conf = new SerializableConfiguration(hadoopConf)
+    new StateMetadataPartitionReader(checkpoint.toString, conf, batch)
+      .allOperatorStateMetadata.toSeq.flatMap {
+        case v1: OperatorStateMetadataV1 =>
+          val of = v1.operatorInfo
+          v1.stateStoreInfo.toSeq.map { store =>
+            OperatorStore(
+              of.operatorId, of.operatorName, store.storeName, store.numPartitions, "", Nil)
+          }
+        case v2: OperatorStateMetadataV2 =>
+          val of = v2.operatorInfo
+          v2.stateStoreInfo.toSeq.map { store =>
+            OperatorStore(
+              of.operatorId,
+              of.operatorName,
+              store.storeName,
+              store.numPartitions,
+              v2.operatorPropertiesJson,
+              store.stateSchemaFilePaths)
+          }
+        case other =>
+          throw new IllegalArgumentException(
+            s"[newer-format] metadata of an operator is of a newer version: path=$checkpoint, " +
+              s"version=${other.version}. To fix: use the Spark that wrote it")
+      }
+  }
+
   /** Every configuration key that Spark SQL knows, alternative spellings included. */
   lazy val sqlConfKeys: Set[String] =
     SQLConfEntries.all.flatMap(entry => entry.key :: entry.alternatives).toSet
 }
+
+/**
+ * A store of a stateful operator.
+ *
+ * @param properties  JSON of the operator's own, which names its state variables; empty for none
+ * @param schemaFiles of its column families, oldest first
+ */
+final case class OperatorStore(
+    operator: Long,
+    operatorName: String,
+    store: String,
+    numPartitions: Int,
+    properties: String,
+    schemaFiles: Seq[String])
 
 /**
  * An active query with state; `stateDirectory` is the `state` directory of its checkpoint. The rest
