@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from statestore import Checkpoint, StateStoreError
+from statestore.operations.reading.tables import quoted
 from tests.lives import ProblemError
 
 from .bytes_search import find_bytes, needles_of
@@ -46,7 +47,8 @@ def audit(world: World, directory: Directory, rng: Generator | None = None) -> i
     Args:
         world: Whose directory it is.
         directory: The directory.
-        rng: Chooses what else is looked at: an older version, all versions, Spark's own reader.
+        rng: Chooses what else is looked at: an older version, all versions, SQL, Spark's
+            own reader.
 
     Returns:
         Rows that were compared.
@@ -54,11 +56,16 @@ def audit(world: World, directory: Directory, rng: Generator | None = None) -> i
     Raises:
         ProblemError: Something is wrong.
     """
-    chance = rng.random(3) if rng is not None else [1.0] * 3
-    num_rows = _compare(world, directory, directory.state, None)
+    chance = rng.random(3) if rng is not None else [0.5] * 3
+    expected: dict[int | None, State] = {None: directory.state}
     if rng is not None and chance[0] < 0.4:
         version = int(rng.choice(sorted(directory.versions)))
-        num_rows += _compare(world, directory, directory.versions[version], version)
+        expected[version] = directory.versions[version]
+    num_rows = 0
+    for at, state in expected.items():
+        num_rows += _compare(world, directory, state, at)
+        if chance[2] > 0.7:
+            num_rows += _compare_by_sql(world, directory, state, at)
     which: Any = "all" if chance[1] < 0.3 else None
     found = Checkpoint(directory.path).verify(versions=which, deep=True)
     require(not found.findings, "verify finds damage", found.describe())
@@ -88,16 +95,33 @@ def _compare(world: World, directory: Directory, state: State, version: int | No
     return sum(map(len, state.values()))
 
 
+def _compare_by_sql(world: World, directory: Directory, state: State, version: int | None) -> int:
+    """Compare with what SQL selects, in which the elements of a list have no order."""
+    at = "" if version is None else f"@{version}"
+    for family in world.operator.families:
+        table = quoted(f"{family.address}{at}")
+        found = Checkpoint(directory.path).sql(f"SELECT value, key FROM {table}").read()
+        rows = [family.rows_of(found), state[family.name]]
+        if family.kind == "list":
+            rows = [
+                {key: tuple(sorted(values, key=repr)) for key, values in of.items()} for of in rows
+            ]
+        wrong = difference(*rows)
+        require(not wrong, "SQL selects other rows", f"{directory.path}, {table}:\n{wrong}")
+    return sum(map(len, state.values()))
+
+
 def _compare_in_spark(world: World, directory: Directory) -> int:
-    """Compare with Spark's own state reader."""
+    """Compare with Spark's own state reader, by the name of a table."""
     number = 0
     for family in world.operator.families:
         is_default = family.store == family.column_family == "default"
         # Arrow has no struct with two fields of a name, as Spark's reader would give.
         if not is_default or any(column.name.endswith("_2") for column in family.values):
             continue
-        reader = world.session(directory.backend).read.format("statestore")
-        frame = reader.option("operatorId", family.operator).load(str(directory.path))
+        session = world.session(directory.backend)
+        session.conf.set("spark.sql.catalog.state", "io.statestore.StateCatalog")
+        frame = session.table(f"state.`{directory.path}`.`{family.address}`")
         found = family.rows_of(frame.select("key", "value").toArrow())
         wrong = difference(found, directory.state[family.name])
         require(not wrong, "Spark reads other rows", f"{directory.path}, {family.name}:\n{wrong}")

@@ -21,6 +21,7 @@ from statestore.operations.addresses import NO_SUCH_ROWS, RowsPlace, find_place,
 from statestore.operations.reading.tables import TableInfo
 
 from .conftest import EXTENDED, ON_EACH_SPARK, PROVIDER, MakeLane
+from .features import missing
 from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB, Query
 from .join_formats import join_in
 from .queries import AGGREGATION, WITH_SCHEMAS
@@ -311,6 +312,8 @@ def test_metadata_tables_say_what_the_package_says(session: SparkSession, tmp_pa
         assert json.loads(line.options) == done.options
     assert json.loads(ended.result) == done.result
     assert (unread.result, damaged.text) == ("not a line", "not a line")
+    if missing("reader-of-fewer"):  # of version 2 it would look for the state partitions of 3
+        return
     by_version = session.sql(
         f"SELECT count(*) FROM {_place(path, 'state')} VERSION AS OF 2 UNION ALL "
         f"SELECT count(*) FROM {_place(path, 'state')} VERSION AS OF 3"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from statestore import Checkpoint
 from tests.s3_server import REGION, WRONG_KEY
 
 from .conftest import BODY, MakeLane, state_in_files
@@ -70,6 +71,10 @@ def test_rows_equal_built_in_when_restarted_with_and_without_the_key(
     assert [key for key in s3_server.keys(bucket) if key.endswith(f".delta.{BODY}")]
     if query.name == AGGREGATION.name:
         assert _state(lane) == _state(reference)
+        options = {key.removeprefix(f"{STATE_STORE}."): value for key, value in conf.items()}
+        del options["checkpointStorage"]  # of the checkpoint's
+        checkpoint = Checkpoint(lane.checkpoint, storage_options=options)
+        assert checkpoint.sql("FROM state").read().num_rows == len(_state(reference))
 
 
 @state_in_files

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from statestore import Checkpoint
 from statestore.core.clock import ManualClock, SystemClock
 from statestore.core.errors import FencedError, InvalidArgumentError, NotFoundError, StorageError
 from statestore.engine.requests import Request
@@ -274,3 +275,8 @@ def test_rows_equal_built_in_when_state_is_on_a_hadoop_file_system(
     expected = reference.session().read.format("statestore").load(str(reference.checkpoint))
     found = reader.load(str(lane.checkpoint))
     assert sorted(map(repr, found.collect())) == sorted(map(repr, expected.collect()))
+    by_sql = Checkpoint(str(lane.checkpoint), spark=lane.session()).sql("FROM state").read()
+    assert by_sql.num_rows == found.count()
+    session = lane.session()
+    session.conf.set("spark.sql.catalog.state", "io.statestore.StateCatalog")
+    assert session.table(f"state.`{lane.checkpoint}`.state").count() == by_sql.num_rows

@@ -13,9 +13,11 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from statestore import Checkpoint
 from statestore.checkpoint.layout import StoreLocation
 from statestore.checkpoint.load import load_version
 from statestore.codec.references import StoreName
+from statestore.core.errors import NotFoundError
 from statestore.io.driver_memory import DriverMemoryFileIO
 from statestore.io.memory_address import MemoryAddress
 from statestore.store.table import Table
@@ -177,6 +179,19 @@ def test_memory_keeps_what_is_retained_only(
         assert any("snapshot" in name for name in names)
         assert min(int(name.split(".")[0].split("_")[0]) for name in names) > 1
         assert not list(Path(location.directory).rglob("*.arrows"))
+
+
+def test_sql_reads_what_the_memory_has(make_lane: MakeLane) -> None:
+    """Catches SQL that looks for files, or tells another process something else than why not."""
+    lane = make_lane(replace(AGGREGATION, plan=one_input(2)), HEAP)
+    run_plan(lane)
+
+    found = Checkpoint(lane.checkpoint, spark=lane.spark).sql('FROM "state@1"').read()
+
+    reader = lane.session().read.format("statestore").option("batchId", 0)
+    assert found.num_rows == reader.load(str(lane.checkpoint)).count() > 0
+    with pytest.raises(NotFoundError, match="driver-lost"):
+        Checkpoint(lane.checkpoint).sql("FROM state").read()
 
 
 @EXTENDED

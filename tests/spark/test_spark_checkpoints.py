@@ -353,6 +353,11 @@ def test_state_on_s3_is_read_by_its_uri(
         .count_differences(at(uri, options=options).rows())
         .changed
     )
+    attached = {"here": at(local, options=options)}
+    by_sql = at(uri, options=options).sql(
+        "FROM state SEMI JOIN here.state USING (key, value)", attach=attached
+    )
+    assert _rows(by_sql.read()) == _rows(at(local, options=options).rows().read())
     assert at(uri, options=options).verify(versions="all", deep=True).findings == ()
     assert len(at(uri, options=options).versions()) == len(lane.batches)
 
