@@ -2,9 +2,9 @@
 
 `configure` puts the state of a PySpark program's queries into the state store; `run` supervises a
 query with a restart strategy, and `listen` tells a program which versions are committed.
-`Checkpoint` and `Savepoint` are what is seen and done of a query's state: read, verified, rescaled,
-copied, without Spark. Everything else is for the shim, the command line and tests. Names resolve on
-first use, so that importing the package costs nothing.
+`upgrade` tries new code on real state. `Checkpoint` and `Savepoint` are what is seen and done of a
+query's state: read, verified, rescaled, copied, without Spark. Everything else is for the shim, the
+command line and tests. Names resolve on first use, so that importing the package costs nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from statestore.api.schedule import Every
     from statestore.api.sql_rows import SqlRows
     from statestore.api.stopping import stop_with_savepoint
+    from statestore.api.trial import Trial, upgrade
     from statestore.api.writing import write_savepoint
     from statestore.core.errors import QueryFailedError, StateStoreError
     from statestore.core.restart_strategies import (
@@ -57,6 +58,7 @@ __all__ = [
     "SqlRows",
     "StateStoreError",
     "Store",
+    "Trial",
     "__version__",
     "capture_query",
     "configure",
@@ -64,6 +66,7 @@ __all__ = [
     "listen",
     "run",
     "stop_with_savepoint",
+    "upgrade",
     "write_savepoint",
 ]
 
@@ -90,6 +93,8 @@ _HOMES = {
     "Restart": "statestore.core.restarts",
     "QueryFailedError": "statestore.core.errors",
     "stop_with_savepoint": "statestore.api.stopping",
+    "Trial": "statestore.api.trial",
+    "upgrade": "statestore.api.trial",
     "write_savepoint": "statestore.api.writing",
     "StateStoreError": "statestore.core.errors",
 }

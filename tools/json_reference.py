@@ -20,6 +20,8 @@ from statestore.operations.reading.inspection import FamilyDescription, StoreDes
 from statestore.operations.reading.tables import TableInfo
 from statestore.operations.rescale.results import Rescale, StoreRescale, UndoRescale
 from statestore.operations.savepoint.savepoint import SavepointInfo
+from statestore.operations.trial.record import Compared
+from statestore.operations.trial.results import Drop, Promote, TrialReport
 from statestore.operations.upkeep.compact import Compact, StoreCompact
 from statestore.operations.upkeep.expire import Expire, StoreExpire, StoreStay
 from statestore.operations.upkeep.repair import Repair
@@ -64,6 +66,7 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
         },
         (Check, ExecutorChecks),
     ),
+    "drop": (_DONE, (Drop,)),
     "expire": (_DONE | _SUMS, (Expire, StoreExpire, StoreStay)),
     "forget": (
         _DONE
@@ -96,6 +99,7 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
         },
         (CheckpointInfo, VersionInfo, CommitTimes, OperatorInfo, StoreInfo, StateVariable),
     ),
+    "promote": (_DONE, (Promote,)),
     "read": (_ROWS | {"file": "with --to, where rows is their number"}, ()),
     "repair": (_DONE | {"is_needed": "whether anything is to repair"}, (Repair,)),
     "report": (
@@ -121,6 +125,7 @@ COMMANDS: dict[str, tuple[dict[str, str], tuple[type, ...]]] = {
         },
         (TableInfo,),
     ),
+    "try": ({"verdict": "what came of it, in words"}, (TrialReport, Compared)),
     "verify": (
         {
             "ok": "whether nothing is wrong",

@@ -27,6 +27,7 @@ _ELSEWHERE: dict[str, str] = {
     "convert": "statestore.cli.converting",
     "demo": "statestore.cli.demo",
     "diff": "statestore.cli.inspecting",
+    "drop": "statestore.cli.trial",
     "edit": "statestore.cli.writing",
     "forget": "statestore.cli.writing",
     "expire": "statestore.cli.upkeep",
@@ -34,6 +35,7 @@ _ELSEWHERE: dict[str, str] = {
     "history": "statestore.cli.upkeep",
     "inspect": "statestore.cli.inspecting",
     "list": "statestore.cli.upkeep:list_command",
+    "promote": "statestore.cli.trial",
     "read": "statestore.cli.inspecting",
     "repair": "statestore.cli.upkeep",
     "report": "statestore.cli.pages",
@@ -42,6 +44,7 @@ _ELSEWHERE: dict[str, str] = {
     "savepoint": "statestore.cli.savepoints",
     "sql": "statestore.cli.sql",
     "transform": "statestore.cli.writing",
+    "try": "statestore.cli.trial:try_command",
     "ui": "statestore.cli.pages",
     "verify": "statestore.cli.upkeep",
 }

@@ -75,6 +75,7 @@ KINDS: dict[str, str] = {
     "sink-apart": "the file sink has other batches than the checkpoint",
     "duplicate-key": "a key is given more than once",
     "wrong-spark": "this Spark is not the one that it takes",
+    "trial-failed": "new code that was tried failed, or differs from the old",
     "spark-connect": "a client of Spark Connect has not got the driver's JVM",
 }
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from statestore.checkpoint.layout import lease_directory
 from statestore.checkpoint.query_log import read_text, write_text
 from statestore.core.errors import (
     CorruptionError,
@@ -180,6 +181,18 @@ def unfinished_operation(io: FileIO, directory: str) -> str | None:
     return None if fields is None else fields.get(_UNFINISHED)
 
 
+def mark_unfinished(io: TreeFileIO, directory: str, operation: str) -> None:
+    """Have a whole directory say that an operation began it: it is that operation's to clear.
+
+    Guarantee: on return no query starts from it, and it is no savepoint, durably.
+
+    Raises:
+        StorageError: The storage failed.
+    """
+    mark = metadata_fields(**{_UNFINISHED: operation})
+    write_text(io, f"{directory}/{METADATA_NAME}", mark, overwrite=True)
+
+
 def delete_directory(io: TreeFileIO, directory: str) -> None:
     """Delete a savepoint.
 
@@ -189,8 +202,7 @@ def delete_directory(io: TreeFileIO, directory: str) -> None:
     Raises:
         StorageError: The storage failed.
     """
-    mark = metadata_fields(**{_UNFINISHED: _DELETE})
-    write_text(io, f"{directory}/{METADATA_NAME}", mark, overwrite=True)
+    mark_unfinished(io, directory, _DELETE)
     _clear_once(io, directory)
     io.delete_tree(directory)
 
@@ -335,8 +347,11 @@ def _clear(io: TreeFileIO, path: str, clock: Clock) -> None:
 
 
 def _clear_once(io: TreeFileIO, path: str) -> None:
+    """Delete everything but `metadata` and leases: of a checkpoint that is replaced one is held."""
+    leases = lease_directory(f"{path}/state")
     for name in io.list_directories(path):
-        io.delete_tree(f"{path}/{name}")
+        if f"{path}/{name}" != leases:
+            io.delete_tree(f"{path}/{name}")
     for info in io.list(path):
         if info.name != METADATA_NAME:
             io.delete(f"{path}/{info.name}")

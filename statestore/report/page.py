@@ -54,8 +54,19 @@ def write_page(facts: Facts, to: str | os.PathLike[str]) -> None:
         InvalidArgumentError: It cannot be written.
         IncompatibleError: As `render`.
     """
+    write_file(render(facts), to)
+
+
+def fill_in(template: str, **values: Any) -> str:
+    """Return a page without charts that reads nothing from a server; errors as `render`."""
+    page = _environment().get_template(template)
+    return page.render(refresh_seconds=0, home=None, data=None, **values)
+
+
+def write_file(page: str, to: str | os.PathLike[str]) -> None:
+    """Write a page to a file, in place of one there; errors as `write_page`."""
     with _named_errors(to):
-        Path(to).write_text(render(facts), encoding="utf-8")
+        Path(to).write_text(page, encoding="utf-8")
 
 
 def write_pages(

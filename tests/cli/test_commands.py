@@ -14,7 +14,7 @@ import pyspark
 import pytest
 from click.testing import CliRunner
 
-from statestore import Checkpoint, Savepoint, __version__
+from statestore import Checkpoint, Savepoint, Trial, __version__
 from statestore.cli import __main__ as entry_point
 from statestore.cli.commands import cli
 from statestore.core.errors import IncompatibleError, NotFoundError
@@ -23,6 +23,7 @@ from statestore.io.shim_jar import JAR_VARIABLE, find_jar
 from statestore.io.spark_home import find_spark_minor
 from statestore.operations.result import NewDirectoryResult, Result
 from tests.checkpoints import query_of, write_checkpoint
+from tests.made_trials import tried
 from tools.json_reference import COMMANDS, fields
 
 
@@ -42,7 +43,7 @@ def test_what_changes_a_checkpoint_wants_yes_and_what_makes_a_directory_does_it(
     }
     returned = {
         name: str(inspect.signature(method).return_annotation).partition("[")[0]
-        for kind in (Checkpoint, Savepoint)
+        for kind in (Checkpoint, Savepoint, Trial)
         for name, method in inspect.getmembers(kind, inspect.isfunction)
         if name in flags
     }
@@ -52,7 +53,8 @@ def test_what_changes_a_checkpoint_wants_yes_and_what_makes_a_directory_does_it(
     changing = {name for name in returned if returned[name] in changes}
 
     assert making == {"branch", "convert", "restore", "savepoint", "transform"}
-    assert changing == {"compact", "edit", "expire", "forget", "repair", "rescale"}
+    own = {"compact", "edit", "expire", "forget", "repair", "rescale"}
+    assert changing == {*own, "drop", "promote"}
     assert {name for name in flags if "--dry-run" in flags[name]} == making
     assert {name for name in flags if "--yes" in flags[name]} == changing
 
@@ -250,6 +252,7 @@ def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
     rows = {"default": {("x", 1): (1, "note")}}
     typed = write_checkpoint(tmp_path / "typed", [rows, {"default": {("y", 2): (2, None)}}])
     of = ["--rows", "default"]
+    _, trial = tried(tmp_path)
     keys = tmp_path / "keys.csv"
     keys.write_text("key.word,key.number\ny,2\n")
     commands = [
@@ -279,6 +282,8 @@ def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
         ["forget", typed, "--keys", str(keys), "--verify"],
         ["doctor", "--backend", "heap"],
         ["report", path],
+        ["promote", trial.uri],
+        ["drop", trial.uri],
     ]
 
     for arguments in commands:
@@ -287,5 +292,5 @@ def test_json_is_what_the_reference_describes(tmp_path: Path) -> None:
         printed = json.loads(result.stdout)
         assert printed["schema_version"] == 1, arguments
         assert {*printed} <= fields(arguments[0]), arguments
-    # A conversion runs Spark.
-    assert {*COMMANDS} - {arguments[0] for arguments in commands} == {"convert"}
+    # A conversion runs Spark, and so does a trial.
+    assert {*COMMANDS} - {arguments[0] for arguments in commands} == {"convert", "try"}

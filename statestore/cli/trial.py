@@ -1,0 +1,183 @@
+"""Commands that try new code on real state: try, promote, drop."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import click
+
+from statestore.cli.output import (
+    output_option,
+    parse_settings,
+    print_json,
+    print_result,
+    progress_bar,
+    storage_option,
+    yes_option,
+)
+
+if TYPE_CHECKING:
+    from statestore.api.trial import Trial
+
+_TRIAL = "trial"
+
+
+@click.command("try")
+@click.argument("directory", metavar="CHECKPOINT")
+@click.argument("job")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--trial",
+    metavar="DIRECTORY",
+    help="Directory of the trial.  [default: CHECKPOINT with -trial behind its name]",
+)
+@click.option(
+    "--batches",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Repeat at most so many batches, the newest.",
+)
+@click.option("--against", metavar="JOB", help="The old code, which repeats the batches as well.")
+@click.option(
+    "--sql",
+    "sqls",
+    metavar="NAME=SELECT",
+    multiple=True,
+    help="What makes rows of state for the new code, as of transform; may be repeated.",
+)
+@click.option(
+    "--ignore",
+    metavar="COLUMN",
+    multiple=True,
+    help="A column that does not count; may be repeated.",
+)
+@click.option(
+    "--submit",
+    metavar="COMMAND",
+    default="",
+    help="What runs the job, such as 'spark-submit --master yarn'.  [default: this Python]",
+)
+@click.option("--page", metavar="FILE", help="Write what was found to a page, too.")
+@storage_option
+@output_option
+@click.pass_context
+def try_command(
+    ctx: click.Context,
+    directory: str,
+    job: str,
+    arguments: tuple[str, ...],
+    trial: str | None,
+    batches: int,
+    against: str | None,
+    sqls: tuple[str, ...],
+    ignore: tuple[str, ...],
+    submit: str,
+    page: str | None,
+    storage_options: dict[str, str],
+    output: str,
+) -> None:
+    """Try new code on a branch of a checkpoint, and compare it with the old.
+
+    JOB is the new program, a script of Python that starts the query with CHECKPOINT as its
+    checkpointLocation; ARGUMENTS are its own, options behind --. It is run up to that start. The
+    query repeats the newest batches on a branch, by the same offsets of its sources. Its sink is
+    not written: its rows are kept in the trial.
+
+    The rows are compared with those in the job's file sink, or with those of --against; the state
+    with that of CHECKPOINT. The old query may run meanwhile. The same command goes on with a trial;
+    with a JOB that has changed it begins anew. Exit status 0: equal; 1: something differs.
+
+    \b
+    Examples:
+      statestore try /data/checkpoint new_job.py --page trial.html -- --topic orders
+      statestore try /data/checkpoint new_job.py --against old_job.py --ignore largest
+    """  # noqa: D301
+    from statestore.api.trial import upgrade
+
+    it = upgrade(
+        directory,
+        job,
+        arguments=arguments,
+        trial=trial,
+        batches=batches,
+        against=against,
+        rows=dict(parse_settings("--sql", sqls, "NAME=SELECT")),
+        ignore=ignore,
+        submit=shlex.split(submit),
+        storage_options=storage_options,
+    )
+    ctx.exit(_show(it, page, output))
+
+
+@click.command()
+@click.argument(_TRIAL)
+@click.option(
+    "--savepoint",
+    metavar="DIRECTORY",
+    help="Where the old goes.  [default: beside the checkpoint, with its version in the name]",
+)
+@click.option("--accept", is_flag=True, help="Approve what differs.")
+@yes_option
+@storage_option
+@output_option
+def promote(
+    trial: str,
+    savepoint: str | None,
+    accept: bool,
+    yes: bool,
+    storage_options: dict[str, str],
+    output: str,
+) -> None:
+    """Have the branch of a trial take the place of its checkpoint.
+
+    The query must be stopped, and the trial have its newest batch: else `statestore try` goes on
+    first. The old stays as a savepoint. The query goes on with the next batch, from where the old
+    had read to. A promote that was killed is repeated; `statestore drop` puts the old back instead.
+
+    Without --yes the plan is shown.
+
+    \b
+    Examples:
+      statestore promote /data/checkpoint-trial
+      statestore promote /data/checkpoint-trial --accept --yes
+    """  # noqa: D301
+    from statestore.api.trial import Trial
+
+    it = Trial(trial, storage_options=storage_options)
+    with progress_bar("promote", output=output) as progress:
+        result = it.promote(savepoint, accept=accept, dry_run=not yes, progress=progress)
+    print_result(result, output=output)
+
+
+@click.command()
+@click.argument(_TRIAL)
+@yes_option
+@storage_option
+@output_option
+def drop(trial: str, yes: bool, storage_options: dict[str, str], output: str) -> None:
+    """Delete a trial; where a promote was begun and not finished, put the old back first.
+
+    Without --yes the plan is shown.
+
+    \b
+    Example:
+      statestore drop /data/checkpoint-trial --yes
+    """  # noqa: D301
+    from statestore.api.trial import Trial
+
+    it = Trial(trial, storage_options=storage_options)
+    print_result(it.drop(dry_run=not yes), output=output)
+
+
+def _show(it: Trial, page: str | None, output: str) -> int:
+    """Print what a trial found, and return the exit status."""
+    report = it.result
+    if page is not None:
+        it.report(page)
+    if output == "json":
+        print_json({**report.fields(), "verdict": report.verdict})
+    else:
+        click.echo(str(report))
+    return 0 if report.is_same else 1

@@ -1,0 +1,118 @@
+"""The branch of a trial, and the batches that it repeats.
+
+A batch is repeated when its entry of the offset log is in the branch and none of the commit log is:
+Spark plans it anew from there, by the same offsets of its sources and at the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.query_log import QueryLog
+from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.core.providers import IN_DRIVER_MEMORY
+from statestore.operations.batches import find_newest, read_own_batch
+
+if TYPE_CHECKING:
+    from statestore.operations.checkpoint import OpenCheckpoint
+
+_PLANNED, _COMMITTED = "batchWatermarkMs", "nextBatchWatermarkMs"
+
+
+def check_triable(checkpoint: OpenCheckpoint) -> None:
+    """Check that new code can be tried on a checkpoint.
+
+    Raises:
+        IncompatibleError: Another provider wrote it (kind other-provider); or its state is in the
+            memory of a driver, or kept elsewhere than in it.
+        InvalidArgumentError: It is a savepoint.
+    """
+    checkpoint.check_of_query()
+    is_in_memory = checkpoint.backend in IN_DRIVER_MEMORY
+    if is_in_memory or checkpoint.state_root != checkpoint.state_directory:
+        raise IncompatibleError(
+            "new code is tried on a checkpoint that has its state in it",
+            checkpoint=checkpoint.uri,
+            state="in the driver's memory" if is_in_memory else checkpoint.state_root,
+            to_fix="restore a savepoint of it to a checkpoint that has, and try the code on that",
+        )
+
+
+def first_version_of(checkpoint: OpenCheckpoint, num_batches: int) -> int:
+    """Return the version that a trial begins with: so many batches before the newest, or fewer.
+
+    Only batches of the query itself can be repeated, whose version before is there and whose
+    entries of the offset log are.
+
+    Args:
+        checkpoint: The checkpoint.
+        num_batches: How many batches are to be repeated at most, at least 1.
+
+    Raises:
+        InvalidArgumentError: None can be.
+        NotFoundError, CorruptionError, StorageError: The logs cannot be read.
+    """
+    newest = checkpoint.newest_version
+    done, planned = set(checkpoint.done_batches), set(checkpoint.planned_batches)
+    first = newest
+    for batch in range(newest - 1, max(newest - num_batches, 1) - 1, -1):
+        is_there = {batch - 1, batch} <= planned and batch - 1 in done
+        if not is_there or read_own_batch(checkpoint, batch) is not None:
+            break
+        first = batch
+    if first == newest:
+        raise InvalidArgumentError(
+            "no batch of the query can be repeated",
+            checkpoint=checkpoint.uri,
+            newest_version=newest,
+            to_fix="let the query run two more batches, then try the code on the newest",
+        )
+    return first
+
+
+def hand(old: OpenCheckpoint, branch: OpenCheckpoint, batch: int) -> None:
+    """Plan a batch of a checkpoint in its branch, whose newest batch is the one before.
+
+    The watermark is the branch's: it is the old one, unless the new code has another.
+
+    Guarantee: on return Spark repeats the batch when the query of the branch is started once.
+
+    Raises:
+        NotFoundError, CorruptionError, StorageError: An entry is gone or cannot be read.
+    """
+    entry = old.offsets_entry(batch)
+    before = branch.commit_entry(batch - 1).fields
+    if _COMMITTED in before:
+        entry = replace(entry, metadata={**entry.metadata, _PLANNED: before[_COMMITTED]})
+    entry = entry.with_conf(branch.offsets_entry(batch - 1).conf)
+    QueryLog(branch.io, branch.path, "offsets").replace(batch, entry.encode())
+
+
+def require_same_input(old: OpenCheckpoint, branch: OpenCheckpoint) -> None:
+    """Check that a branch has read what the newest version of its checkpoint has, and no more.
+
+    So no row is read twice, and none left out, by a query that goes on from the branch in place of
+    the checkpoint.
+
+    Raises:
+        InvalidArgumentError: It has not; or a batch is planned and not committed (kind
+            unfinished-batch).
+        InUseError: The query runs, and is about to end its batch.
+        NotFoundError, CorruptionError, StorageError: The logs cannot be read.
+    """
+    find_newest(old)
+    mine = [
+        (each.newest_version, entry.sources, entry.metadata.get("batchTimestampMs"))
+        for each in (old, branch)
+        for entry in [each.offsets_entry(each.newest_version - 1)]
+    ]
+    if mine[0] != mine[1] or not branch.is_between_batches:
+        raise InvalidArgumentError(
+            "the checkpoint has gone on since the new code was tried",
+            checkpoint=old.uri,
+            newest_version=old.newest_version,
+            tried_version=branch.newest_version,
+            to_fix="stop the query, and try the code again: it goes on where the trial is; then "
+            "promote",
+        )

@@ -1,0 +1,195 @@
+"""Promote: the branch of a trial takes the place of its checkpoint; or the old is put back.
+
+A checkpoint is replaced in place, since the job names it. `metadata` says what is under way from
+the first change to the last: no query starts between, nor does any other operation.
+
+1. the record says PROMOTING, and where the savepoint is to be
+2. a savepoint of the old
+3. `metadata` of the checkpoint, under its lease: before that it is the old, untouched
+4. everything in it is deleted, and a copy of the branch made, its state files shared where they can
+5. `metadata` again, with the ID of the old query: it is the new
+6. the record says PROMOTED
+
+Killed at any moment, the same call goes on: before 3 the query runs as it was, after 5 as it was
+tried. Between, the old is whole in the savepoint and the new in the branch.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from statestore.checkpoint.history import entries_of
+from statestore.checkpoint.layout import history_path
+from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
+from statestore.core.errors import InUseError, InvalidArgumentError, NotFoundError
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.committed_version import find_version
+from statestore.operations.copying import same_shape
+from statestore.operations.in_use import exclusive_directory, exclusive_use, require_not_in_use
+from statestore.operations.new_directory import (
+    mark_unfinished,
+    new_query_id,
+    query_metadata,
+    unfinished_operation,
+)
+from statestore.operations.passes import Linked
+from statestore.operations.result import no_progress
+from statestore.operations.savepoint.savepoint import open_savepoint, take_savepoint
+from statestore.operations.trial.branching import require_same_input
+from statestore.operations.trial.record import HISTORY, State, write_record
+
+if TYPE_CHECKING:
+    from statestore.io.file_io import TreeFileIO
+    from statestore.io.place import Place
+    from statestore.operations.copying import MadeFiles
+    from statestore.operations.result import Progress
+    from statestore.operations.trial.record import Record
+
+PROMOTE = "promote"
+_PUT_BACK = "restore"
+
+
+def replace_by_branch(
+    record: Record,
+    place: Place,
+    branch: Place,
+    trial: tuple[TreeFileIO, str],
+    savepoint: Place,
+    progress: Progress = no_progress,
+) -> Record:
+    """Have a branch take the place of its checkpoint.
+
+    Args:
+        record: The trial's.
+        place: The checkpoint.
+        branch: The branch.
+        trial: Storage of the trial, and its directory there.
+        savepoint: Where the old goes.
+        progress: Called with bytes of state done and the total.
+
+    Returns:
+        The record, which says PROMOTED.
+
+    Guarantee: on return the checkpoint is the branch under the old query's ID, with its history,
+    and the savepoint is whole. After a raise or a kill it is the old, or the new, or no query
+    starts until the call is repeated; the old and the new are whole all the time.
+
+    Raises:
+        InUseError: A query or another operation is at the checkpoint.
+        InvalidArgumentError: The query has run since, or something else is where the savepoint
+            goes.
+        NotFoundError, CorruptionError, StorageError: What is there cannot be read, or a storage
+            failed.
+    """
+    io, directory = trial
+    history = f"{directory}/{HISTORY}"
+    with ExitStack() as stack:
+        there, path = place.open(stack.enter_context(TemporaryDirectory()))
+        source = stack.enter_context(open_checkpoint(branch))
+        stack.enter_context(exclusive_use(source, PROMOTE))
+        if unfinished_operation(there, path) == PROMOTE:
+            stack.enter_context(exclusive_directory(there, path, PROMOTE, clock=place.clock))
+        elif _is_replaced(_read(io, history), _read(there, history_path(path))):
+            return write_record(io, directory, record, state=State.PROMOTED)
+        else:
+            with open_checkpoint(place) as old:
+                require_same_input(old, source)
+                require_not_in_use(old)
+            record = write_record(
+                io, directory, record, state=State.PROMOTING, savepoint=savepoint.uri
+            )
+            _keep(place, savepoint, record, progress)
+            old = stack.enter_context(open_checkpoint(place))
+            use = stack.enter_context(exclusive_use(old, PROMOTE))
+            require_same_input(old, source)
+            before = _read(there, history_path(path)) or b""
+            write_bytes(io, history, before, overwrite=True)
+            use.require_held()
+            mark_unfinished(there, path, PROMOTE)
+        _fill(record, place, branch, read_bytes(io, history), PROMOTE, progress)
+    return write_record(io, directory, record, state=State.PROMOTED)
+
+
+def put_back(
+    record: Record, place: Place, savepoint: Place, history: bytes, progress: Progress = no_progress
+) -> bool:
+    """Put the old back where a promote was begun and not finished; whether it was.
+
+    Guarantee and errors as `replace_by_branch`, the other way round.
+    """
+    with ExitStack() as stack:
+        there, path = place.open(stack.enter_context(TemporaryDirectory()))
+        begun = unfinished_operation(there, path)
+        if begun not in (PROMOTE, _PUT_BACK):
+            return False
+        stack.enter_context(exclusive_directory(there, path, _PUT_BACK, clock=place.clock))
+        mark_unfinished(there, path, _PUT_BACK)
+        _fill(record, place, savepoint, history, _PUT_BACK, progress)
+    return True
+
+
+def _keep(place: Place, savepoint: Place, record: Record, progress: Progress) -> None:
+    """Take the savepoint of the old, unless a call that was killed has."""
+    with suppress(NotFoundError), open_savepoint(savepoint) as (info, _):
+        if (info.query_id, info.version) == (record.query_id, record.version):
+            return
+        raise InvalidArgumentError(
+            "another savepoint is where that of the old is to go",
+            kind="checkpoint-exists",
+            directory=savepoint.uri,
+            to_fix="name another directory for it",
+        )
+    take_savepoint(
+        place,
+        savepoint,
+        lambda _: None,
+        version=record.version,
+        form="native",
+        progress=progress,
+    )
+
+
+def _fill(
+    record: Record, place: Place, of: Place, history: bytes, operation: str, progress: Progress
+) -> None:
+    """Make a checkpoint anew that says it is begun, of a branch or a savepoint."""
+    with open_checkpoint(of) as source, ExitStack() as stack:
+        version = find_version(source)
+        metadata = query_metadata(record.query_id or new_query_id(place.ids))
+        there, path = place.open(stack.enter_context(TemporaryDirectory()))
+
+        def becomes(_: MadeFiles) -> tuple[str, None]:
+            newest = QueryLog(there, path, "offsets").newest()
+            if newest != version.batch:
+                raise InUseError(
+                    "a query has planned a batch in the checkpoint while it was replaced",
+                    checkpoint=place.uri,
+                    batch=newest,
+                    to_fix="stop the query, and repeat the call",
+                )
+            return metadata, None
+
+        passing = Linked.between(source, place)
+        copy = same_shape(operation, version, place, passing, becomes, query_id=record.query_id)
+        replace(copy, files={history_path("")[1:]: history}).run(progress)
+
+
+def _is_replaced(before: bytes | None, now: bytes | None) -> bool:
+    """Return whether a promote was done, of whose end its caller did not know.
+
+    Args:
+        before: History of the checkpoint when it was begun; None where it was not.
+        now: History of the checkpoint.
+    """
+    if before is None or now is None or not now.startswith(before):
+        return False
+    return any(entry.operation == PROMOTE for entry in entries_of(now[len(before) :])[:1])
+
+
+def _read(io: TreeFileIO, path: str) -> bytes | None:
+    with suppress(NotFoundError):
+        return read_bytes(io, path)
+    return None

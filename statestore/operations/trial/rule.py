@@ -1,0 +1,292 @@
+"""The rule by which rows of the old and the new code count as equal, and what differs by it.
+
+Rows of a sink are compared batch by batch, as many times as they are there and in no order. Rows of
+state are compared by key. Columns that are ignored do not count, in neither of them; a column that
+only one of them has, or that has another type, counts unless it is ignored. A function may have the
+last word on what is left.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.operations.database import open_database
+from statestore.operations.reading.diff import diff_batches
+from statestore.operations.reading.inspection import describe
+from statestore.operations.states import rows_of_both
+from statestore.operations.trial.record import Compared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from statestore.operations.checkpoint import OpenCheckpoint
+
+Judge = Callable[[str, pa.Table, pa.Table], bool]
+"""Is given what was compared, and the rows that only the old has and that only the new has, of
+state with the columns `key` and `value`; says whether they count as equal."""
+SHOWN = 20
+"""Rows that differ, of each comparison, that a report shows."""
+_MEMORY = "1GB"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When rows count as equal.
+
+    Attributes:
+        ignored: Columns that do not count: of a sink by their names; of state fields of the value
+            by their names, also behind `value.`.
+        judge: Has the last word on what differs; it is given all of that in memory.
+        shown: At most so many rows that differ are kept, of each comparison.
+        columns: Every column that was seen, in words; filled while it compares.
+    """
+
+    ignored: frozenset[str] = frozenset()
+    judge: Judge | None = None
+    shown: int = SHOWN
+    columns: set[str] = field(default_factory=set)
+
+    def check_ignored(self) -> None:
+        """Check that every ignored column was there, after all was compared.
+
+        Raises:
+            InvalidArgumentError: One was not.
+        """
+        unknown = sorted(self.ignored - self.columns)
+        if unknown:
+            raise InvalidArgumentError(
+                "a column that is to be ignored is nowhere",
+                columns=", ".join(unknown),
+                known=", ".join(sorted(self.columns)),
+                to_fix="name columns of the sink's rows, or fields of the state's values",
+            )
+
+    def shared(
+        self, old: Mapping[str, pa.DataType], new: Mapping[str, pa.DataType], before: str = ""
+    ) -> tuple[list[str], tuple[str, ...]]:
+        """Return the columns that are compared, and in words those that cannot be."""
+        names = list(dict.fromkeys([*old, *new]))
+        self.columns.update(spelled for name in names for spelled in {name, before + name})
+        counting = [name for name in names if not {name, before + name} & self.ignored]
+        different = []
+        for name in counting:
+            if name not in new:
+                different.append(f"{before}{name}: only the old has it")
+            elif name not in old:
+                different.append(f"{before}{name}: only the new has it")
+            elif _type(old[name]) != _type(new[name]):
+                different.append(f"{before}{name}: {_type(old[name])} became {_type(new[name])}")
+        in_both = [
+            name
+            for name in counting
+            if name in old and name in new and _type(old[name]) == _type(new[name])
+        ]
+        return in_both, tuple(different)
+
+    def judged(self, of: str, old: pa.Table, new: pa.Table) -> bool:
+        """Return whether rows that differ count as equal all the same."""
+        return self.judge is not None and bool(self.judge(of, old, new))
+
+
+def compare_rows(
+    of: str, old: Sequence[str], new: Sequence[str], rule: Rule, below: str | None = None
+) -> Compared:
+    """Compare the rows that two codes gave their sinks.
+
+    Args:
+        of: What they are, in words.
+        old: Local Parquet files, at least one.
+        new: Likewise.
+        rule: When they count as equal.
+        below: Local directory for what does not fit memory.
+
+    Raises:
+        InvalidArgumentError: DuckDB is not installed.
+    """
+    # Imported here because it takes long, and only trials need it.
+    import pyarrow.dataset as ds
+
+    sides = {
+        "old": ds.dataset(list(old), format="parquet"),
+        "new": ds.dataset(list(new), format="parquet"),
+    }
+    names, columns = rule.shared(_columns(sides["old"].schema), _columns(sides["new"].schema))
+    with tempfile.TemporaryDirectory(dir=below) as work:
+        connection = open_database(work, threads=2, memory_limit=_MEMORY)
+        try:
+            for name, side in sides.items():
+                _load(connection, name, side, names)
+            for only, one, other in (("removed", "old", "new"), ("added", "new", "old")):
+                connection.execute(f"CREATE TABLE {only} AS FROM {one} EXCEPT ALL FROM {other}")
+
+            def fetch(only: str, limit: str) -> pa.Table:
+                rows = connection.sql(f"FROM {only} ORDER BY ALL {limit}")
+                table: pa.Table = rows.to_arrow_table()
+                return table.rename_columns(names) if names else table
+
+            removed, added = (
+                connection.execute(f"FROM {only} SELECT count(*)").fetchall()[0][0]
+                for only in ("removed", "added")
+            )
+            is_same = not columns and not removed and not added
+            if not is_same and not columns:
+                is_same = rule.judged(of, fetch("removed", ""), fetch("added", ""))
+            few = rule.shown - min(added, rule.shown // 2)
+            first = fetch("removed", f"LIMIT {few}").to_pylist()
+            second = fetch("added", f"LIMIT {rule.shown - len(first)}").to_pylist()
+        finally:
+            connection.close()
+    shown = [{"change": "removed", "old": plain(row)} for row in first]
+    shown += [{"change": "added", "new": plain(row)} for row in second]
+    return Compared(of, is_same, removed=removed, added=added, columns=columns, rows=tuple(shown))
+
+
+def _load(connection: Any, name: str, side: Any, names: Sequence[str]) -> None:
+    """Make a table of some columns of Parquet files.
+
+    They are numbered: names that differ in their letters' case alone are one to the database. Rows
+    without columns differ by their number alone.
+    """
+    import pyarrow.dataset as ds
+
+    given: Any = pa.table({"c": pa.nulls(side.count_rows(), pa.bool_())})
+    if names:
+        numbered = {f"c{number}": ds.field(column) for number, column in enumerate(names)}
+        given = side.scanner(columns=numbered).to_reader()
+    connection.register("given", given)
+    connection.execute(f"CREATE TABLE {name} AS FROM given")
+    connection.unregister("given")
+
+
+def _columns(schema: pa.Schema) -> dict[str, pa.DataType]:
+    return dict(zip(schema.names, schema.types, strict=True))
+
+
+def compare_state(
+    old: OpenCheckpoint, version: int, new: OpenCheckpoint, rule: Rule
+) -> Iterator[Compared]:
+    """Compare all rows of state of two checkpoints, in bounded memory but for a judge's.
+
+    Args:
+        old: A checkpoint.
+        version: The version that counts, of both.
+        new: Another one.
+        rule: When rows count as equal.
+
+    Yields:
+        What came of it, for each address of rows that one of them has.
+
+    Raises:
+        NotFoundError, CorruptionError, IncompatibleError, FencedError, StorageError: As
+            `diff_batches`.
+    """
+    named = [_addresses(old, version), _addresses(new, version)]
+    for address in dict.fromkeys([*named[0], *named[1]]):
+        of = f"state {address}"
+        if not all(address in each for each in named):
+            which = "old" if address in named[0] else "new"
+            yield Compared(of, is_same=False, why=f"only the {which} has it")
+            continue
+        try:
+            sides = rows_of_both(old, new, address, (version, version))
+            batches = diff_batches(*sides, old.scratch_directory)
+            yield _compare_state(of, batches, rule)
+        except IncompatibleError as error:
+            yield Compared(of, is_same=False, why=error.problem)
+
+
+def _addresses(checkpoint: OpenCheckpoint, version: int) -> list[str]:
+    return [
+        family.address
+        for store in describe(checkpoint, version=version)
+        for family in store.column_families
+        if family.address is not None
+    ]
+
+
+def _compare_state(of: str, batches: Iterable[pa.RecordBatch], rule: Rule) -> Compared:
+    counts: Counter[str | None] = Counter()
+    shown: list[dict[str, Any]] = []
+    different: list[pa.RecordBatch] = []
+    names: list[str] = []
+    columns: tuple[str, ...] = ()
+    for number, batch in enumerate(batches):
+        if number == 0:
+            of_old, of_new = (batch.schema.field(f"{side}_value").type for side in ("old", "new"))
+            names, columns = rule.shared(_fields(of_old), _fields(of_new), "value.")
+        left = batch.filter(pa.array(_differs(batch, names), pa.bool_()))
+        counts.update(left.column("change").to_pylist())
+        for row in left.slice(0, max(0, rule.shown - len(shown))).to_pylist():
+            given = {"old": row["old_value"], "new": row["new_value"]}
+            there = {side: value for side, value in given.items() if value is not None}
+            shown.append(plain({"change": row["change"], "key": row["key"], **there}))
+        if rule.judge is not None and left.num_rows:
+            different.append(left)
+    is_same = not columns and not counts
+    if different and not columns:
+        table = pa.Table.from_batches(different)
+        is_same = rule.judged(of, *(_side(table, side) for side in ("old", "new")))
+    return Compared(
+        of,
+        is_same,
+        counts["removed"],
+        counts["added"],
+        counts["changed"],
+        columns,
+        tuple(shown),
+    )
+
+
+def _side(table: pa.Table, side: str) -> pa.Table:
+    found = table.select(["key", f"{side}_value"]).rename_columns(["key", "value"])
+    return found.filter(found.column("value").is_valid())
+
+
+def _fields(kind: pa.DataType) -> dict[str, pa.DataType]:
+    """Return the fields of a value, or of those of a list of values, by name."""
+    kind = kind.value_type if pa.types.is_list(kind) else kind
+    return {kind.field(index).name: kind.field(index).type for index in range(kind.num_fields)}
+
+
+def _differs(batch: pa.RecordBatch, names: Sequence[str]) -> list[bool]:
+    """Return which rows of a difference count, when only some fields of the values do."""
+    changes, old, new = (
+        batch.column(name).to_pylist() for name in ("change", "old_value", "new_value")
+    )
+    return [
+        change != "changed" or _chosen(one, names) != _chosen(other, names)
+        for change, one, other in zip(changes, old, new, strict=True)
+    ]
+
+
+def _chosen(value: Any, names: Sequence[str]) -> str:
+    """Return some fields of a value, or of each of a list of values, as text: NaN equals NaN."""
+    if isinstance(value, list):
+        return repr([_chosen(one, names) for one in value])
+    return repr([value[name] for name in names])
+
+
+def _type(kind: pa.DataType) -> str:
+    """Return a type in words; whether nulls may be in it says nothing about rows."""
+    return str(kind).replace(" not null", "")
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it; bytes in hexadecimal, what JSON does not have as text."""
+    if isinstance(value, dict):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    return value if isinstance(value, str | int | float | None) else str(value)

@@ -1,0 +1,397 @@
+"""A job runs on a branch: its query repeats the batches that it is handed, and writes no sink.
+
+`DataStreamWriter.start` is replaced while the job runs. The query whose checkpoint is tried is
+started on the branch in its place, once for each batch, with a sink that keeps the rows as Parquet.
+The job ends there. No other query of the job is started.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import urllib.parse
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from statestore.checkpoint.query_log import read_text
+from statestore.core.errors import InvalidArgumentError, NotFoundError, StateStoreError
+from statestore.core.options import StateStoreOptions
+from statestore.io.hadoop_process import use
+from statestore.io.place import Place
+from statestore.io.storage import absolute_uri, hadoop_uri, is_within
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.trial.branching import hand
+from statestore.spark.connect import require_driver
+from statestore.spark.driver_files import DriverFiles
+from statestore.spark.failures import reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from statestore.io.file_io import FileIO
+
+_SELF_DESCRIBING = ("parquet", "orc", "avro")
+_FILE_SINKS = (*_SELF_DESCRIBING, "csv", "json", "text")
+_LOCATION = "checkpointlocation"
+_DEFAULT_LOCATION = "spark.sql.streaming.checkpointLocation"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """What a job is to repeat, and where.
+
+    Attributes:
+        checkpoint: URI of the checkpoint whose query it is.
+        branch: URI of the branch.
+        version: Version that the branch is to reach.
+        rows: URI of the directory for rows that the query gives its sink, by batch.
+        old_rows: URI of the directory for those that are in its file sink; None to look for none.
+        first_version: First batch whose rows are looked for there.
+        options: Options of the query, by key.
+    """
+
+    checkpoint: str
+    branch: str
+    version: int
+    rows: str
+    old_rows: str | None
+    first_version: int
+    options: dict[str, str] = field(default_factory=dict)
+
+    def place(self, uri: str) -> Place:
+        """Return the place of a directory."""
+        return Place(uri, StateStoreOptions.from_options(self.options))
+
+
+@dataclass
+class _Asked:
+    """What a job said to a DataStreamWriter before it starts it."""
+
+    output_mode: str = "append"
+    format: str = ""
+    query_name: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+    trigger: dict[str, Any] = field(default_factory=dict)
+
+    def location(self, spark: SparkSession) -> str | None:
+        """Return the checkpoint directory, None where it has none of its own."""
+        if self.options.get(_LOCATION):
+            return self.options[_LOCATION]
+        default = spark.conf.get(_DEFAULT_LOCATION, None)
+        return f"{default}/{self.query_name}" if default and self.query_name else None
+
+
+class _Ended(BaseException):
+    """The batches were repeated: the job ends."""
+
+
+def run_job(repeat: Repeat, job: Callable[[], object]) -> None:
+    """Run a job on a branch.
+
+    Args:
+        repeat: What it repeats.
+        job: Starts the query.
+
+    Guarantee: on return the branch has the version, and rows of each of its batches are kept. After
+    a raise or a kill the branch is at one of the versions between; the same call goes on. No sink
+    of the job's was written, and no query of it runs.
+
+    Raises:
+        InvalidArgumentError: The job failed, or starts no query of the checkpoint (kind
+            trial-failed); or the session is one of Spark Connect (kind spark-connect).
+        StateStoreError: The branch cannot be read or written.
+    """
+    passed: list[str] = []
+    is_done = False
+
+    def take(writer: Any, asked: _Asked, start: Callable[[Any], Any]) -> None:
+        nonlocal is_done
+        spark = writer._spark  # noqa: SLF001
+        location = asked.location(spark)
+        if location is None or not _is_same(location, repeat.checkpoint):
+            passed.append(location or "none")
+            return
+        _repeat_all(repeat, writer._df, asked, start)  # noqa: SLF001
+        is_done = True
+        raise _Ended
+
+    with _starts(take):
+        try:
+            job()
+        except _Ended:
+            pass
+        except StateStoreError:
+            raise
+        except (Exception, SystemExit) as error:
+            if not is_done:
+                raise _failed(reason_of(error), repeat) from error
+    if not is_done:
+        raise InvalidArgumentError(
+            "the job starts no query of the checkpoint",
+            kind="trial-failed",
+            checkpoint=repeat.checkpoint,
+            started=", ".join(passed) or "none",
+            to_fix="name the directory that the job has as its checkpointLocation; a query that "
+            "is started only when another one has ended cannot be tried",
+        )
+
+
+def _failed(reason: str, repeat: Repeat) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "the job failed on the branch",
+        kind="trial-failed",
+        checkpoint=repeat.checkpoint,
+        branch=repeat.branch,
+        reason=reason,
+        to_fix="mend the job and try it again; the checkpoint is as it was",
+    )
+
+
+def _is_same(location: str, checkpoint: str) -> bool:
+    """Return whether two names are of one directory, behind links and spellings."""
+    mine, other = absolute_uri(location), absolute_uri(checkpoint)
+    with suppress(StateStoreError):
+        return is_within(mine, other) and is_within(other, mine)
+    return mine == other
+
+
+def _repeat_all(
+    repeat: Repeat, frame: DataFrame, asked: _Asked, start: Callable[[Any], Any]
+) -> None:
+    """Repeat the batches that the branch lacks, and keep the old's rows of each."""
+    require_driver(frame.sparkSession, "upgrade", "run the job in its driver")
+    if {"realTime", "continuous"} & asked.trigger.keys():
+        raise InvalidArgumentError(
+            "a query without batches cannot be tried",
+            trigger=", ".join(asked.trigger),
+            to_fix="give the job another trigger while it is tried",
+        )
+
+    def keep(batch: DataFrame, batch_id: int) -> None:
+        _write(batch, f"{hadoop_uri(repeat.rows)}/{batch_id}")
+
+    with ExitStack() as stack:
+        stack.enter_context(use(DriverFiles(lambda: frame.sparkSession)))
+        old = stack.enter_context(open_checkpoint(repeat.place(repeat.checkpoint)))
+        while True:
+            with open_checkpoint(repeat.place(repeat.branch)) as branch:
+                batch = branch.newest_version
+                if batch >= repeat.version:
+                    break
+                if branch.is_between_batches:
+                    hand(old, branch, batch)
+            writer = frame.writeStream.outputMode(asked.output_mode).foreachBatch(keep)
+            writer = writer.option("checkpointLocation", hadoop_uri(repeat.branch))
+            query = start(writer.trigger(once=True))
+            try:
+                query.awaitTermination()
+            finally:
+                query.stop()
+            with open_checkpoint(repeat.place(repeat.branch)) as branch:
+                if branch.newest_version == batch:
+                    raise _failed(f"batch {batch} was not repeated", repeat)
+        is_of_files = asked.format in _FILE_SINKS and asked.options.get("path")
+        if repeat.old_rows is not None and is_of_files:
+            _keep_old(repeat, frame, asked)
+
+
+def _write(rows: DataFrame, to: str) -> None:
+    # Times as Arrow has them: in the form that is the default those far off do not fit.
+    rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    rows.write.mode("overwrite").parquet(to)
+
+
+def _keep_old(repeat: Repeat, frame: DataFrame, asked: _Asked) -> None:
+    """Write the rows that a file sink has of the batches to where they are compared.
+
+    Of a batch that its log does not tell apart any more there are none.
+    """
+    session = frame.sparkSession.newSession()
+    session.conf.set("spark.sql.caseSensitive", "true")
+    place = repeat.place(f"{repeat.old_rows}")
+    options = {name: value for name, value in asked.options.items() if name != _LOCATION}
+    path = options.pop("path")
+    found: dict[int, list[str]] = {}
+    with TemporaryDirectory() as fetched:
+        io, directory = place.open(fetched)
+        kept = {int(name) for name in io.list_directories(directory)}
+        log = _SinkLog(*place.beside(absolute_uri(path)).open(fetched))
+        for batch in range(repeat.first_version, repeat.version):
+            files = None if batch in kept else log.files_of(batch)
+            if files is not None:
+                found[batch] = files
+    for batch, files in found.items():
+        reader = session.read.format(asked.format).options(**options).option("basePath", path)
+        if asked.format not in _SELF_DESCRIBING or not files:
+            reader = reader.schema(frame.schema)
+        rows = reader.load(files) if files else session.createDataFrame([], frame.schema)
+        _write(rows, f"{hadoop_uri(f'{repeat.old_rows}')}/{batch}")
+
+
+class _SinkLog:
+    """The log of Spark's file sink: which files each batch added."""
+
+    def __init__(self, io: FileIO, path: str) -> None:
+        self._io = io
+        self._directory = f"{path}/_spark_metadata"
+
+    def files_of(self, batch: int) -> list[str] | None:
+        """Return the files of a batch, None where the log does not tell them apart."""
+        own = self._added(str(batch))
+        if own is not None:
+            return own
+        up_to = self._added(f"{batch}.compact")
+        if up_to is None:
+            return None
+        before: set[str] = set()
+        for earlier in range(batch - 1, -1, -1):
+            own = self._added(str(earlier))
+            if own is not None:
+                before.update(own)
+                continue
+            all_before = self._added(f"{earlier}.compact")
+            if all_before is None:
+                return None
+            before.update(all_before)
+            break
+        return [file for file in up_to if file not in before]
+
+    def _added(self, name: str) -> list[str] | None:
+        try:
+            lines = read_text(self._io, f"{self._directory}/{name}").splitlines()
+        except NotFoundError:
+            return None
+        entries = [json.loads(line) for line in lines[1:]]
+        return [
+            urllib.parse.unquote(entry["path"]) for entry in entries if entry["action"] == "add"
+        ]
+
+
+@contextmanager
+def _starts(take: Callable[[Any, _Asked, Callable[[Any], Any]], None]) -> Iterator[None]:
+    """Have every start of a query within a block taken by a function, in place of Spark."""
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    before = {
+        name: getattr(DataStreamWriter, name)
+        for name in (
+            *("format", "option", "options", "outputMode", "queryName", "trigger"),
+            *("start", "toTable"),
+        )
+    }
+
+    def asked_of(writer: Any) -> _Asked:
+        found: _Asked = writer.__dict__.setdefault("_statestore_asked", _Asked())
+        return found
+
+    def note(writer: Any, name: str, args: Sequence[Any], named: Mapping[str, Any]) -> None:
+        asked, values = asked_of(writer), [*args, *named.values()]
+        match name:
+            case "format":
+                asked.format = str(values[0]).lower()
+            case "outputMode":
+                asked.output_mode = values[0]
+            case "queryName":
+                asked.query_name = values[0]
+            case "option":
+                _note_options(asked, {values[0]: values[1]})
+            case "options":
+                _note_options(asked, named)
+            case "trigger":
+                asked.trigger = dict(named)
+
+    def noting(name: str) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **named: Any) -> Any:
+            note(self, name, args, named)
+            return before[name](self, *args, **named)
+
+        return call
+
+    def start(
+        self: Any,
+        path: str | None = None,
+        format: str | None = None,
+        outputMode: str | None = None,  # noqa: N803
+        partitionBy: Any = None,  # noqa: N803
+        queryName: str | None = None,  # noqa: N803
+        **options: Any,
+    ) -> None:
+        del partitionBy
+        asked = asked_of(self)
+        given = {"format": format, "outputMode": outputMode, "queryName": queryName}
+        for name, value in given.items():
+            if value is not None:
+                note(self, name, [value], {})
+        _note_options(asked, options if path is None else {**options, "path": path})
+        take(self, asked, before["start"])
+
+    def to_table(self: Any, tableName: str, *args: Any, **options: Any) -> None:  # noqa: N803
+        del tableName
+        names = ("format", "outputMode", "partitionBy", "queryName")
+        named = {**dict(zip(names, args, strict=False)), **options}
+        start(self, None, **named)
+
+    made = {name: noting(name) for name in before} | {"start": start, "toTable": to_table}
+    for name, function in made.items():
+        setattr(DataStreamWriter, name, function)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(DataStreamWriter, name, function)
+
+
+def _note_options(asked: _Asked, options: Mapping[str, Any]) -> None:
+    asked.options |= {
+        str(name).lower(): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+        if value is not None
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Run a job's script in a process of its own.
+
+    Args:
+        arguments: A local file with a `Repeat` as JSON, one for the reply, the script, and what the
+            script is given.
+
+    Returns:
+        0 when the branch has the version; else 1, with the error in the reply.
+    """
+    request, reply, script, *given = arguments
+    repeat = Repeat(**json.loads(Path(request).read_text()))
+    sys.argv = [script, *given]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        run_job(repeat, lambda: runpy.run_path(script, run_name="__main__"))
+    except StateStoreError as error:
+        Path(reply).write_text(json.dumps(error.to_json()))
+        return 1
+    finally:
+        _stop()
+    Path(reply).write_text("{}")
+    return 0
+
+
+def _stop() -> None:
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()
+
+
+def request_of(repeat: Repeat) -> str:
+    """Return the text of a request for `main`."""
+    return json.dumps(asdict(repeat))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

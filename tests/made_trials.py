@@ -1,0 +1,39 @@
+"""A checkpoint and a trial of it, made without Spark."""
+
+from statestore import Checkpoint, Trial
+from statestore.io.local import LocalFileIO
+from statestore.operations.trial.record import Compared, Record, State, write_record
+from statestore.testing.checkpoints import QUERY_ID, MadeCheckpoint
+from tests.rescaled import KEYED, make
+
+
+def tried(tmp_path, checkpoint_format=1):
+    """Make a checkpoint of three batches with history, and a trial that repeated the last one.
+
+    The new code puts other rows: so it is seen from which a query goes on.
+    """
+    made = make(tmp_path, operators=KEYED, num_partitions=2, checkpoint_format=checkpoint_format)
+    ck = Checkpoint(made.path)
+    ck.compact()  # a line of the history
+    trial = tmp_path / "trial"
+    trial.mkdir()
+    branch = MadeCheckpoint(
+        ck.branch(trial / "checkpoint", version=2).made.uri,
+        tmp_path / "scratch",
+        num_partitions=2,
+        operators=KEYED,
+        checkpoint_format=checkpoint_format,
+        numbers={key: key for key in range(40) if key % 3} | {50: 1},
+    )
+    branch.run_batch(dict.fromkeys(range(60), 7))
+    record = Record(
+        ck.uri,
+        QUERY_ID,
+        {"job": "job.py"},
+        State.COMPARED,
+        2,
+        3,
+        (Compared("state 0", is_same=True),),
+    )
+    write_record(LocalFileIO(), str(trial), record)
+    return ck, Trial(trial)

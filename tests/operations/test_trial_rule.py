@@ -1,0 +1,169 @@
+"""Rows of the old and the new code are compared as a plain model compares them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from statestore import Checkpoint
+from statestore.core.errors import InvalidArgumentError
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.trial.rule import Rule, compare_rows, compare_state
+from tests.checkpoints import contents, write_checkpoint
+from tests.seams import place_of
+
+SCHEMA = pa.schema(
+    {"key": pa.string(), "Key": pa.int64(), "list": pa.list_(pa.int64()), "real": pa.float64()}
+)
+
+
+def random_rows(random, number):
+    """Rows of few values, so that some are there several times, and some are null or NaN."""
+    return [
+        {
+            "key": random.choice(["a", "b", None]),
+            "Key": random.choice([1, 2, None]),
+            "list": random.choice([[], [1], [None], None]),
+            "real": random.choice([0.5, float("nan"), None]),
+        }
+        for _ in range(number)
+    ]
+
+
+def frozen(row, names):
+    """A row as something that can be counted."""
+    return tuple(repr(row[name]) for name in names)
+
+
+def write(path, rows, schema=SCHEMA):
+    """Write rows as two Parquet files."""
+    half = len(rows) // 2
+    for number, part in enumerate((rows[:half], rows[half:])):
+        pq.write_table(pa.Table.from_pylist(part, schema=schema), f"{path}-{number}.parquet")
+    return [f"{path}-{number}.parquet" for number in range(2)]
+
+
+def test_rows_differ_as_counters_do(tmp_path):
+    """Catches a row that is found equal by its other copy, or by a column that is ignored."""
+    random = Random()
+    for life in range(15):
+        old = random_rows(random, random.randrange(30))
+        new = random.sample(old, len(old))
+        for _ in range(random.randrange(4)):
+            if new and random.random() < 0.5:
+                new.pop(random.randrange(len(new)))
+            else:
+                new += random_rows(random, 1)
+        ignored = frozenset(random.sample(SCHEMA.names, random.randrange(5)))
+        names = [name for name in SCHEMA.names if name not in ignored]
+        counted = [Counter(frozen(row, names) for row in rows) for rows in (old, new)]
+
+        found = compare_rows(
+            "rows",
+            write(tmp_path / f"old-{life}", old),
+            write(tmp_path / f"new-{life}", new),
+            Rule(ignored, shown=4),
+        )
+
+        removed, added = counted[0] - counted[1], counted[1] - counted[0]
+        assert (found.removed, found.added) == (removed.total(), added.total())
+        assert found.is_same == (counted[0] == counted[1])
+        assert len(found.rows) == min(4, removed.total() + added.total())
+        for row in found.rows if names else ():
+            side, among = ("old", removed) if row["change"] == "removed" else ("new", added)
+            shown = {**row[side]}
+            if isinstance(shown.get("real"), str):
+                shown["real"] = float(shown["real"])
+            assert frozen(shown, names) in among
+
+
+def test_column_of_one_side_differs_unless_it_is_ignored(tmp_path):
+    """Catches a column that is gone, or has another type, and nobody hears of it."""
+    old = write(tmp_path / "old", [{"k": 1, "n": 2}], pa.schema({"k": pa.int64(), "n": pa.int64()}))
+    more = pa.schema({"k": pa.int64(), "n": pa.int32(), "m": pa.int64()})
+    new = write(tmp_path / "new", [{"k": 1, "n": 2, "m": 3}], more)
+
+    found = compare_rows("rows", old, new, Rule())
+    rule = Rule(frozenset({"m", "n"}))
+    ignoring = compare_rows("rows", old, new, rule)
+
+    assert not found.is_same
+    assert found.num_different == 0
+    assert found.columns == ("n: int64 became int32", "m: only the new has it")
+    assert ignoring.is_same
+    rule.check_ignored()
+    with pytest.raises(InvalidArgumentError, match="nowhere"):
+        Rule(frozenset({"other"}), columns=rule.columns).check_ignored()
+
+
+def test_function_has_the_last_word_on_rows_that_differ(tmp_path):
+    """Catches a function that is not asked, or not given all that differs."""
+    schema = pa.schema({"real": pa.float64()})
+    old = write(tmp_path / "old", [{"real": 0.1}, {"real": 7.0}], schema)
+    new = write(tmp_path / "new", [{"real": 0.1 + 1e-12}, {"real": 7.0}], schema)
+
+    def is_near(of, one, other):
+        assert of == "batch 1"
+        pairs = zip(one["real"].to_pylist(), other["real"].to_pylist(), strict=True)
+        return all(abs(before - after) < 1e-9 for before, after in pairs)
+
+    found = compare_rows("batch 1", old, new, Rule(judge=is_near))
+
+    assert found.is_same
+    assert (found.removed, found.added) == (1, 1)
+    assert not compare_rows("batch 1", old, new, Rule(judge=lambda *_: False)).is_same
+
+
+def test_state_differs_as_dicts_do(tmp_path):
+    """Catches a key that is passed over, and a field that counts though it is ignored."""
+    random = Random()
+    for life in range(6):
+        keys = [(word, number) for word in "abc" for number in range(6)]
+
+        def changes(keys=keys):
+            return {
+                "default": {
+                    key: random.choice([None, (random.randrange(2), random.choice("xy"))])
+                    for key in random.sample(keys, 9)
+                },
+                "lists": {
+                    key: random.choice(
+                        [None, [(random.randrange(2), "x")] * random.randrange(1, 3)]
+                    )
+                    for key in random.sample(keys, 9)
+                },
+            }
+
+        first = changes()
+        sides = [[first, changes()], [first, changes()]]
+        sides[1][1] = random.choice(sides)[1]
+        paths = [
+            write_checkpoint(tmp_path / f"{side}-{life}", versions)
+            for side, versions in zip(("old", "new"), sides, strict=True)
+        ]
+        ignored = frozenset(random.choice([(), ("total",), ("value.note",), ("total", "note")]))
+        kept = [
+            at for at, name in enumerate(("total", "note")) if not {name, f"value.{name}"} & ignored
+        ]
+
+        with open_checkpoint(place_of(paths[0])) as old, open_checkpoint(place_of(paths[1])) as new:
+            found = {one.of: one for one in compare_state(old, 2, new, Rule(ignored))}
+
+        assert {Checkpoint(path).info.newest_version for path in paths} == {2}
+        for family in ("default", "lists"):
+            before, after = (contents(versions, family) for versions in sides)
+
+            def chosen(value, family=family, kept=kept):
+                rows = value if family == "lists" else [value]
+                return [[row[at] for at in kept] for row in rows]
+
+            one = next(each for each in found.values() if each.of.endswith(family))
+            assert one.removed == len(before.keys() - after.keys())
+            assert one.added == len(after.keys() - before.keys())
+            both = before.keys() & after.keys()
+            assert one.changed == sum(chosen(before[key]) != chosen(after[key]) for key in both)
+            assert one.is_same == (one.num_different == 0)
