@@ -58,6 +58,26 @@ def check_sources(uri: str, offsets: Iterable[OffsetsEntry], names: Iterable[str
             )
 
 
+def has_input(before: OffsetsEntry, entry: OffsetsEntry, names: Iterable[str]) -> bool:
+    """Return whether file sources still know by themselves what they read in a batch.
+
+    They compact their logs: of a batch before that the files are known, and not which batch read
+    them.
+
+    Args:
+        before: Entry of the offset log of the batch before.
+        entry: Entry of the batch.
+        names: As `check_sources`.
+    """
+    known = {int(found[2]) for found in map(_ENTRY.fullmatch, names) if found is not None}
+    return all(
+        number in known
+        for old, new in zip(before.sources, entry.sources, strict=False)
+        if (last := _newest((new,))) is not None
+        for number in range(_after((old,)), last + 1)
+    )
+
+
 def _can_be(
     sources: list[tuple[str, ...]], found: dict[int, dict[int, bool]], logs: tuple[int, ...]
 ) -> bool:
@@ -87,6 +107,12 @@ def _lacks(texts: tuple[str, ...], known: dict[int, bool]) -> int | None:
     first = max((number for number, is_compact in known.items() if is_compact), default=0)
     numbers = range(first, max(newest, *known, first) + 1)
     return next((number for number in numbers if number not in known), None)
+
+
+def _after(texts: tuple[str, ...]) -> int:
+    """Return the entry that comes after the newest of a source's, from 0."""
+    newest = _newest(texts)
+    return 0 if newest is None else newest + 1
 
 
 def _newest(texts: tuple[str, ...]) -> int | None:

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
 from examples.wikipedia_edits.broker import prepare
 from examples.wikipedia_edits.topics import KAFKA
+from statestore import Checkpoint, upgrade
 
 from .conftest import EXTENDED, OURS, PROVIDER
 from .harness import HEAP
@@ -110,3 +112,58 @@ def test_totals_in_kafka_are_exact_when_broker_and_driver_are_killed(
     assert attempts["2 batches after kill -9 of the broker"] == "1"
     assert attempts["end, after kill -9 of the driver"] == "2"
     assert attempts["end, after the newest batch was repeated"] == "3"
+
+
+@EXTENDED
+@pytest.mark.ours
+@pytest.mark.skipif(not OURS or PROVIDER == HEAP, reason="state outlives its driver")
+def test_code_is_tried_from_kafka_to_kafka_and_promoted(
+    spark: SparkSession, kafka: str, kafka_jars: list[Path], tmp_path: Path
+) -> None:
+    """Catches records that are read otherwise the second time, and a topic that a trial writes."""
+    lane = KafkaSunk(spark, tmp_path / "lane", kafka, kafka_jars)
+    session = lane.session()
+    given = f"{lane.root.name}-given-{secrets.token_hex(4)}"
+
+    def feed(first: int, number: int) -> None:
+        numbers = session.range(first, first + number)
+        records = numbers.selectExpr("CAST(id % 7 AS STRING) AS key", "CAST(id AS STRING) AS value")
+        writer = records.coalesce(1).write.format("kafka").option(KAFKA, kafka)
+        writer.option("topic", given).save()
+
+    def job(factor: int) -> Any:
+        reader = session.readStream.format("kafka").option(KAFKA, kafka)
+        reader = reader.options(
+            subscribe=given, startingOffsets="earliest", maxOffsetsPerTrigger=10
+        )
+        values = reader.load().selectExpr(
+            "CAST(key AS STRING) AS key",
+            f"CAST(CAST(value AS STRING) AS BIGINT) * {factor} AS value",
+        )
+        totals = values.groupBy("key").agg(sf.sum("value").alias("value"))
+        writer = lane._keep_rows(totals).outputMode("update").trigger(availableNow=True)
+        return writer.option("checkpointLocation", str(lane.checkpoint)).start()
+
+    def run() -> None:
+        assert job(1).awaitTermination(90)
+
+    feed(0, 50)
+    run()
+    before = lane.rows()
+
+    wrong = upgrade(lane.checkpoint, lambda: job(2), against=lambda: job(1), batches=3)
+    assert not wrong.is_same
+    right = upgrade(lane.checkpoint, lambda: job(1), against=lambda: job(1), batches=3)
+    assert right.is_same, str(right)
+    assert right.result.version - right.result.first_version == 3
+    assert lane.rows() == before
+    right.promote()
+    feed(50, 30)
+    run()
+
+    state = Checkpoint(lane.checkpoint).rows().read(flatten=True).to_pylist()
+    totals = {str(key): sum(range(key, 80, 7)) for key in range(7)}
+    assert {row["key.key"]: row["value.sum"] for row in state} == totals
+    newest = {key: max(value for of, value in lane.rows() if of == key) for key in totals}
+    assert newest == totals
+    assert set(lane.rows().values()) == {1}

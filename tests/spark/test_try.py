@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from pyspark.sql import functions as sf
 
 from statestore import Checkpoint, Savepoint, Trial, upgrade
 from statestore.core.errors import InvalidArgumentError
+from statestore.operations.reading.diff import DiffCounts
+from statestore.spark.trying import Repeat, run_job
 from tools.json_reference import fields
 
 from .conftest import EXTENDED, OURS, PROVIDER
-from .harness import HEAP, Files, Lane
+from .harness import FORMAT_2, HEAP, Files, Lane
 from .queries import single
 
 pytestmark = [
@@ -93,8 +95,10 @@ class Tried(Lane):
         written: What its sink was given, by batch.
     """
 
-    def __init__(self, spark: SparkSession, root: Path) -> None:
-        super().__init__(spark, single("tried", "update", counted, []), PROVIDER, root)
+    def __init__(
+        self, spark: SparkSession, root: Path, conf: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(spark, single("tried", "update", counted, []), PROVIDER, root, conf)
 
     def job(self, build: Callable[[DataFrame], DataFrame]) -> Callable[[], Any]:
         """Return new code: what a user's program does up to its start."""
@@ -108,10 +112,10 @@ class Tried(Lane):
         return {row["key.key"]: (row["value.count"], row["value.sum"]) for row in rows}
 
 
-@pytest.fixture
-def tried(spark: SparkSession, tmp_path: Path) -> Tried:
+@pytest.fixture(params=[pytest.param({}, id="v1"), pytest.param(FORMAT_2, id="v2")])
+def tried(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> Tried:
     """A query that has run six batches."""
-    made = Tried(spark, tmp_path / "query")
+    made = Tried(spark, tmp_path / "query", request.param)
     made.run(*files(0, 6))
     return made
 
@@ -180,6 +184,22 @@ def test_query_that_ran_on_is_caught_up_before_it_is_promoted(tried: Tried) -> N
 
     tried.run(*files(7, 1))
     assert tried.state == expected(8)
+
+
+@pytest.mark.parametrize("tried", [FORMAT_2], indirect=True)
+def test_batches_after_the_branch_was_made_are_repeated_too(tried: Tried, tmp_path: Path) -> None:
+    """Catches a batch that reads nothing, since only the old checkpoint knows its files."""
+    branch = Checkpoint(tried.checkpoint).branch(tmp_path / "branch", version=4).made
+    tried.run(*files(6, 1))
+    rows = tmp_path / "rows"
+
+    for version in (5, 7):
+        repeat = Repeat(str(tried.checkpoint), branch.uri, version, str(rows), None, 4)
+        run_job(repeat, tried.job(counted))
+
+    assert branch.info.newest_version == 7
+    assert branch.rows().count_differences(Checkpoint(tried.checkpoint).rows()) == DiffCounts()
+    assert sorted(path.name for path in rows.iterdir()) == ["4", "5", "6"]
 
 
 def test_one_more_aggregate_begins_with_state_that_is_transformed(tried: Tried) -> None:
@@ -395,9 +415,14 @@ def test_script_is_tried_by_commands_and_goes_on_when_it_is_killed(tmp_path: Pat
     assert {*printed} == fields("try")
     assert rounds > 1
     assert sorted(path.name for path in (script.root / "output").iterdir()) == output
+    script.feed(4, 1)
+    script.run()
+    again = subprocess.run(script.tried(), check=True, capture_output=True, timeout=120)
+    printed = json.loads(again.stdout)
+    assert (printed["verdict"], printed["first_version"], printed["version"]) == ("equal", 2, 5)
     trial = str(script.root / "checkpoint-trial")
     promote = script.command("promote", trial, "--yes")
     subprocess.run(promote, check=True, capture_output=True, timeout=60)
-    script.feed(4, 2)
+    script.feed(5, 2)
     script.run()
-    assert script.written == expected(6)
+    assert script.written == expected(7)

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from statestore.checkpoint.query_log import QueryLog
+from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
 from statestore.core.errors import IncompatibleError, InvalidArgumentError
 from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.operations.batches import find_newest, read_own_batch
+from statestore.operations.committed_version import spark_files_of
+from statestore.operations.source_logs import has_input
 
 if TYPE_CHECKING:
     from statestore.operations.checkpoint import OpenCheckpoint
@@ -42,8 +44,8 @@ def check_triable(checkpoint: OpenCheckpoint) -> None:
 def first_version_of(checkpoint: OpenCheckpoint, num_batches: int) -> int:
     """Return the version that a trial begins with: so many batches before the newest, or fewer.
 
-    Only batches of the query itself can be repeated, whose version before is there and whose
-    entries of the offset log are.
+    Only batches of the query itself can be repeated, whose version before is there, and of which
+    the offset log and the logs of file sources say what they read.
 
     Args:
         checkpoint: The checkpoint.
@@ -55,10 +57,14 @@ def first_version_of(checkpoint: OpenCheckpoint, num_batches: int) -> int:
     """
     newest = checkpoint.newest_version
     done, planned = set(checkpoint.done_batches), set(checkpoint.planned_batches)
+    names = tuple(spark_files_of(checkpoint))
     first = newest
     for batch in range(newest - 1, max(newest - num_batches, 1) - 1, -1):
         is_there = {batch - 1, batch} <= planned and batch - 1 in done
         if not is_there or read_own_batch(checkpoint, batch) is not None:
+            break
+        before, entry = (checkpoint.offsets_entry(each) for each in (batch - 1, batch))
+        if not has_input(before, entry, names):
             break
         first = batch
     if first == newest:
@@ -74,13 +80,20 @@ def first_version_of(checkpoint: OpenCheckpoint, num_batches: int) -> int:
 def hand(old: OpenCheckpoint, branch: OpenCheckpoint, batch: int) -> None:
     """Plan a batch of a checkpoint in its branch, whose newest batch is the one before.
 
-    The watermark is the branch's: it is the old one, unless the new code has another.
+    The watermark is the branch's: it is the old one, unless the new code has another. What the
+    sources have noted since the branch was made comes first: which files they read in the batch.
 
     Guarantee: on return Spark repeats the batch when the query of the branch is started once.
 
     Raises:
-        NotFoundError, CorruptionError, StorageError: An entry is gone or cannot be read.
+        NotFoundError: An entry is gone.
+        CorruptionError, StorageError: An entry cannot be read, or a storage failed.
     """
+    known = {info.name for info in branch.io.list_tree(branch.path)}
+    for path in spark_files_of(old):
+        if path not in known and not path.startswith("state/"):
+            data = read_bytes(old.io, f"{old.path}/{path}")
+            write_bytes(branch.io, f"{branch.path}/{path}", data, overwrite=True)
     entry = old.offsets_entry(batch)
     before = branch.commit_entry(batch - 1).fields
     if _COMMITTED in before:

@@ -1,0 +1,127 @@
+"""The commands of a trial print what they promise, and their exit status says what differs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from statestore import Checkpoint, Trial
+from statestore.cli.commands import cli
+from statestore.io.local import LocalFileIO
+from statestore.operations.trial.record import Compared, Record, read_record, write_record
+from statestore.testing.checkpoints import read_checkpoint
+from tests.made_trials import tried
+
+DIFFERENT = Compared(
+    "batch 2",
+    is_same=False,
+    removed=1,
+    added=30,
+    columns=("n: int64 became int32",),
+    rows=({"change": "removed", "old": {"k": "<b>", "n": 1}},),
+)
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Run a command; return its exit status and all that it printed."""
+    result = CliRunner().invoke(cli, list(arguments))
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Checkpoint, Trial]:
+    """A checkpoint and its trial."""
+    return tried(tmp_path)
+
+
+def write(trial: Trial, **changes: object) -> Record:
+    """Change the record of a trial."""
+    record = read_record(LocalFileIO(), trial.uri)
+    assert record is not None
+    return write_record(LocalFileIO(), trial.uri, record, **changes)
+
+
+def test_promote_shows_its_plan_then_does_it(made: tuple[Checkpoint, Trial]) -> None:
+    """Catches a checkpoint that is replaced unasked, and a command that does nothing."""
+    ck, trial = made
+    old, new = read_checkpoint(ck.uri), read_checkpoint(trial.checkpoint.uri)
+
+    status, plan = run("promote", trial.uri)
+    assert (status, read_checkpoint(ck.uri)) == (0, old)
+    assert "becomes the branch, version 3" in plan
+    assert "with --yes" in plan
+    status, _ = run("promote", trial.uri, "--yes")
+
+    assert (status, read_checkpoint(ck.uri)) == (0, new)
+    assert read_checkpoint(f"{ck.uri}-before-3") == old
+    assert ck.history(limit=1)[0].operation == "promote"
+
+
+def test_drop_shows_its_plan_then_does_it(made: tuple[Checkpoint, Trial]) -> None:
+    """Catches a trial that is deleted unasked, and one that stays."""
+    ck, trial = made
+    old = read_checkpoint(ck.uri)
+
+    status, plan = run("drop", trial.uri)
+    assert (status, Path(trial.uri).exists()) == (0, True)
+    assert "stays as it is" in plan
+    status, _ = run("drop", trial.uri, "--yes")
+
+    assert (status, Path(trial.uri).exists()) == (0, False)
+    assert read_checkpoint(ck.uri) == old
+
+
+def test_what_differs_is_shown_as_text_json_and_page(
+    made: tuple[Checkpoint, Trial], tmp_path: Path
+) -> None:
+    """Catches a difference that only one form of the report has, and rows taken for HTML."""
+    _, trial = made
+    write(trial, compared=(Compared("batch 1", is_same=True), DIFFERENT))
+
+    text, fields = str(trial), trial.result.fields()
+    trial.report(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+
+    assert "the new code differs" in text
+    assert '{"change": "removed", "old": {"k": "<b>", "n": 1}}' in text
+    assert "and 30 more" in text
+    assert json.loads(json.dumps(fields))["compared"][1]["added"] == 30
+    assert "n: int64 became int32" in page
+    assert "&lt;b&gt;" in page
+    assert "<b>&#34;" not in page
+    status, error = run("promote", trial.uri, "--yes")
+    assert status == 1
+    assert "[trial-failed]" in error
+    assert run("promote", trial.uri, "--accept")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("job", "problem"),
+    [
+        ("", "the job cannot be read"),
+        ("print('no query')", "the job starts no query of the checkpoint"),
+        ("import os; os._exit(7)", "exit_status=7"),
+        ("raise ValueError('mine')", "ValueError: mine"),
+    ],
+)
+def test_job_that_does_not_get_to_its_query_is_named(
+    made: tuple[Checkpoint, Trial], tmp_path: Path, job: str, problem: str
+) -> None:
+    """Catches a trial of a broken job that ends without a word, or harms the checkpoint."""
+    ck, trial = made
+    trial.drop()
+    path = tmp_path / "job.py"
+    if job:
+        path.write_text(job)
+
+    status, printed = run("try", ck.uri, str(path), "--trial", trial.uri)
+
+    assert status == 1
+    assert problem in printed
+    assert ck.verify().ok
+    if job:
+        assert trial.result.error
+        assert run("drop", trial.uri, "--yes")[0] == 0
