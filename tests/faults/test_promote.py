@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import shutil
 import signal
+from contextlib import suppress
 from itertools import count
 
 import pytest
 
-from statestore import Checkpoint, Savepoint, Trial
+from statestore import Checkpoint, Savepoint, Trial, upgrade
 from statestore.checkpoint.layout import lease_directory
 from statestore.core.errors import (
     FencedError,
@@ -20,6 +21,7 @@ from statestore.core.errors import (
     NotFoundError,
     StorageError,
 )
+from statestore.io import storage
 from statestore.io.local import LocalFileIO
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.in_use import exclusive_use
@@ -115,6 +117,23 @@ def _promote_and_die(world, lives):
 
 def _put_back_and_die(world, lives):
     world.put_back(Killer(lives))
+
+
+def _on_dying_disk(lives):
+    """Have every local disk of this process, which was forked for it, die after some changes."""
+    killer = Killer(lives)
+    storage.LocalFileIO = lambda **_: killer
+
+
+def _begin_and_die(world, lives):
+    _on_dying_disk(lives)
+    with suppress(InvalidArgumentError):
+        upgrade(world.root / "checkpoint", world.root / "job.py", trial=world.root / "new")
+
+
+def _drop_and_die(world, lives):
+    _on_dying_disk(lives)
+    Trial(world.root / "trial").drop()
 
 
 def is_killed(target, world, lives):
@@ -253,3 +272,29 @@ def test_trial_that_differs_is_promoted_only_when_that_is_accepted(made, tmp_pat
     world.trial.promote(world.root / "before", accept=True)
 
     assert world.stands == new
+
+
+def test_trial_that_is_killed_while_it_begins_or_goes_is_begun_or_gone(made, tmp_path):
+    """Catches a directory that no command takes up any more, and a checkpoint that has suffered."""
+    original, old, _ = made
+    (original / "job.py").write_text("")
+    for target, every in ((_begin_and_die, 4), (_drop_and_die, 6)):
+        for step in count(0, every):
+            world = World(original, tmp_path / "world")
+            trial = world.root / ("new" if target == _begin_and_die else "trial")
+            was_killed = is_killed(target, world, step)
+            world.end_process()
+            assert world.stands == old
+            if target == _begin_and_die:
+                with pytest.raises(InvalidArgumentError, match="starts no query"):
+                    upgrade(world.root / "checkpoint", world.root / "job.py", trial=trial)
+                it = Trial(trial)
+                assert it.result.state == "branched"
+                assert it.checkpoint.verify(deep=True).findings == ()
+                it.drop()
+            elif trial.exists():
+                Trial(trial).drop()
+            assert not trial.exists()
+            world.check_whole()
+            if not was_killed:
+                break

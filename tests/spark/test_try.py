@@ -202,6 +202,27 @@ def test_batches_after_the_branch_was_made_are_repeated_too(tried: Tried, tmp_pa
     assert sorted(path.name for path in rows.iterdir()) == ["4", "5", "6"]
 
 
+LOG = "spark.sql.streaming.fileSource.log"
+COMPACTED = {
+    f"{LOG}.compactInterval": "3",
+    f"{LOG}.cleanupDelay": "0",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+}
+
+
+@pytest.mark.parametrize("tried", [COMPACTED], indirect=True)
+@pytest.mark.parametrize("more", range(3))
+def test_only_batches_whose_files_are_known_are_repeated(tried: Tried, more: int) -> None:
+    """Catches a batch that reads nothing, since the source's log no longer tells its files."""
+    tried.run(*files(6, more))
+
+    trial = upgrade(tried.checkpoint, tried.job(counted), batches=6)
+
+    assert trial.is_same, str(trial)
+    assert trial.result.version == 6 + more
+    assert trial.result.first_version >= 6 + more - 2
+
+
 def test_one_more_aggregate_begins_with_state_that_is_transformed(tried: Tried) -> None:
     """Catches a change of the schema that is refused, or whose other columns are not compared."""
     job = tried.job(counted_more)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from statestore.checkpoint.query_log import QueryLog, read_bytes, write_bytes
-from statestore.core.errors import IncompatibleError, InvalidArgumentError
+from statestore.core.errors import IncompatibleError, InvalidArgumentError, NotFoundError
 from statestore.core.providers import IN_DRIVER_MEMORY
 from statestore.operations.batches import find_newest, read_own_batch
 from statestore.operations.committed_version import spark_files_of
@@ -60,13 +60,20 @@ def first_version_of(checkpoint: OpenCheckpoint, num_batches: int) -> int:
     names = tuple(spark_files_of(checkpoint))
     first = newest
     for batch in range(newest - 1, max(newest - num_batches, 1) - 1, -1):
-        is_there = {batch - 1, batch} <= planned and batch - 1 in done
-        if not is_there or read_own_batch(checkpoint, batch) is not None:
+        # A branch has the entry of the batch before its newest as well.
+        needed = {max(batch - 2, 0), batch - 1, batch}
+        if (
+            not needed <= planned
+            or batch - 1 not in done
+            or read_own_batch(checkpoint, batch) is not None
+        ):
             break
         before, entry = (checkpoint.offsets_entry(each) for each in (batch - 1, batch))
         if not has_input(before, entry, names):
             break
         first = batch
+    while first < newest and not _is_there(checkpoint, first):
+        first += 1
     if first == newest:
         raise InvalidArgumentError(
             "no batch of the query can be repeated",
@@ -75,6 +82,15 @@ def first_version_of(checkpoint: OpenCheckpoint, num_batches: int) -> int:
             to_fix="let the query run two more batches, then try the code on the newest",
         )
     return first
+
+
+def _is_there(checkpoint: OpenCheckpoint, version: int) -> bool:
+    """Return whether the state of a version was not expired."""
+    try:
+        checkpoint.heads(version)
+    except NotFoundError:
+        return False
+    return True
 
 
 def hand(old: OpenCheckpoint, branch: OpenCheckpoint, batch: int) -> None:
