@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from statestore.operations.reading.diff import DiffCounts
 from statestore.spark.trying import Repeat, run_job
 from tools.json_reference import fields
 
-from .conftest import EXTENDED, OURS, PROVIDER
-from .harness import FORMAT_2, HEAP, Files, Lane
-from .queries import single
+from .conftest import EXTENDED, OURS, PROVIDER, MakeLane, RunReference
+from .harness import FORMAT_2, HEAP, Files, Lane, Query
+from .queries import OPERATORS, in_runs, single
+from .state_variables import EVENT_TIME
 
 pytestmark = [
     pytest.mark.ours,
@@ -267,6 +269,38 @@ def tried_again(
             tried.job(new)
 
     return start
+
+
+IN_CI = ("join-left-outer", EVENT_TIME.name)
+EVERY = [
+    pytest.param(query, id=query.name, marks=[] if query.name in IN_CI else EXTENDED)
+    for query in [*OPERATORS, EVENT_TIME]
+]
+
+
+@pytest.mark.parametrize("query", EVERY)
+def test_same_code_of_every_operator_is_equal_and_goes_on(
+    make_lane: MakeLane, run_reference: RunReference, query: Query
+) -> None:
+    """Catches an operator whose batches are repeated otherwise, or whose state is lost."""
+    if sum(map(len, query.plan[:-1])) < 2:  # nothing is before the only batch that was run
+        query = replace(in_runs(query, 2, 1), name=f"{query.name}-in-two-runs")
+    reference = run_reference(query)
+    lane = make_lane(query)
+    num_promoted = 0
+
+    for number, batches in enumerate(query.plan):
+        lane.run(*batches)
+        if number == len(query.plan) - 1 or Checkpoint(lane.checkpoint).info.newest_version < 2:
+            continue
+        trial = upgrade(lane.checkpoint, lane.start, against=lane.start, batches=2)
+        assert trial.is_same, str(trial)
+        trial.promote()
+        num_promoted += 1
+
+    assert num_promoted
+    assert lane.batches == reference.batches
+    assert Checkpoint(lane.checkpoint).verify(deep=True).findings == ()
 
 
 class FileSunk(Tried):
