@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from statestore.api.checkpoint import Checkpoint, Directory, Savepoint
 from statestore.api.reaching import Reach
-from statestore.core.errors import InvalidArgumentError, NotFoundError, QueryFailedError
+from statestore.core.errors import InvalidArgumentError, NotFoundError
 from statestore.operations.checkpoint import open_checkpoint
 from statestore.operations.new_directory import check_beside
 from statestore.operations.result import no_progress
@@ -472,7 +472,7 @@ class Trial:
             )
             try:
                 _run_side(repeat, side, submit)
-            except (InvalidArgumentError, QueryFailedError) as error:
+            except InvalidArgumentError as error:
                 with self._open() as (io, path):
                     write_record(io, path, record, error=f"{error.problem}: {error.fields}")
                 raise

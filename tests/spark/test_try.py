@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from statestore import Checkpoint, Savepoint, Trial, upgrade
+from statestore import Checkpoint, Savepoint, Trial, run, upgrade
 from statestore.core.errors import InvalidArgumentError
 from statestore.operations.reading.diff import DiffCounts
 from statestore.spark.trying import Repeat, run_job
@@ -172,6 +172,16 @@ def test_same_result_by_other_code_is_promoted_and_goes_on(tried: Tried) -> None
     savepoint = Savepoint(promoted.savepoint)
     assert savepoint.info.version == 6
     assert Trial(trial.uri).result.state == "promoted"
+
+
+def test_supervised_query_is_tried_and_not_restarted(tried: Tried) -> None:
+    """Catches a trial that a restart strategy takes for a failure."""
+    job = tried.job(counted)
+
+    trial = upgrade(tried.checkpoint, lambda: run(job), batches=1)
+
+    assert trial.is_same
+    assert trial.result.first_version == 5
 
 
 def test_query_that_ran_on_is_caught_up_before_it_is_promoted(tried: Tried) -> None:
