@@ -17,6 +17,7 @@ from statestore.core.version import __version__
 if TYPE_CHECKING:
     from statestore.api.checkpoint import Checkpoint, Savepoint
     from statestore.api.rows import Rows
+    from statestore.api.scaling import Between
     from statestore.api.schedule import Every
     from statestore.api.sql_rows import SqlRows
     from statestore.api.stopping import stop_with_savepoint
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "Between",
     "CapturedQuery",
     "Checkpoint",
     "CheckpointListener",
@@ -72,6 +74,7 @@ __all__ = [
 
 _HOMES = {
     "Batch": "statestore.store.batch",
+    "Between": "statestore.api.scaling",
     "CapturedQuery": "statestore.spark.capture",
     "capture_query": "statestore.spark.capture",
     "Checkpoint": "statestore.api.checkpoint",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from statestore.api.checkpoint import Checkpoint
-from statestore.api.stopping import checkpoint_of, session_of_driver
+from statestore.api.stopping import BY_HAND, checkpoint_of, session_of_driver
 from statestore.core.clock import Clock, SystemClock
 from statestore.core.durations import Duration, require_duration
 from statestore.core.errors import StateStoreError
@@ -103,7 +103,7 @@ class Every:
             InvalidArgumentError: The query is one of Spark Connect (kind spark-connect).
         """
         checkpoint = Checkpoint(
-            checkpoint_of(query, "run(…, savepoints=…)"),
+            checkpoint_of(query, "run(…, savepoints=…)", BY_HAND),
             storage_options=self._storage_options,
             spark=session_of_driver(),
         )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from statestore.api.checkpoint import Checkpoint
-from statestore.core.clock import SystemClock
 from statestore.io.local import resolve_local_path
 from statestore.io.storage import scheme_of
 from statestore.operations.committed_version import find_version
 from statestore.operations.new_directory import check_target
+from statestore.spark.batch_end import stop_after_batch
 from statestore.spark.connect import require_driver
 
 if TYPE_CHECKING:
@@ -22,7 +21,11 @@ if TYPE_CHECKING:
     from statestore.api.checkpoint import DirectoryLike, Savepoint
     from statestore.operations.savepoint.savepoint import SavepointForm
 
-POLL_S = 0.05
+BY_HAND = (
+    "stop the query, and take the savepoint of its checkpoint: Checkpoint.savepoint, or "
+    "`statestore savepoint`"
+)
+"""What to do where a query's program cannot take a savepoint."""
 
 
 def stop_with_savepoint(
@@ -59,7 +62,7 @@ def stop_with_savepoint(
             `Checkpoint.savepoint`.
     """
     checkpoint = Checkpoint(
-        checkpoint_of(query, "stop_with_savepoint"),
+        checkpoint_of(query, "stop_with_savepoint", BY_HAND),
         storage_options=storage_options,
         spark=session_of_driver(),
     )
@@ -67,27 +70,22 @@ def stop_with_savepoint(
         check_target(checkpoint._beside(destination).place, "savepoint", found.uri)
         if found.newest_version:
             find_version(found)  # what cannot be read is told while the query runs
-    _wait_for_batch_end(query, wait_s)
-    query.stop()
+    stop_after_batch(query, wait_s)
     return checkpoint.savepoint(destination, form=form).made
 
 
-def checkpoint_of(query: StreamingQuery, asked: str) -> str:
+def checkpoint_of(query: StreamingQuery, asked: str, to_fix: str) -> str:
     """Return the checkpoint directory of a query, a path where it is local.
 
     Args:
         query: A query of this driver.
         asked: What the program called, for errors.
+        to_fix: What to do where that cannot be.
 
     Raises:
         InvalidArgumentError: The query is one of Spark Connect (kind spark-connect).
     """
-    require_driver(
-        query,
-        asked,
-        "stop the query, and take the savepoint of its checkpoint: Checkpoint.savepoint, or "
-        "`statestore savepoint`",
-    )
+    require_driver(query, asked, to_fix)
     # There is no public way to be told.
     root = str(query._jsq.streamingQuery().resolvedCheckpointRoot())
     return resolve_local_path(root, is_encoded=False) if scheme_of(root) == "file" else root
@@ -99,17 +97,3 @@ def session_of_driver() -> SparkSession:
 
     session = SparkSession.getActiveSession()
     return session if session is not None else SparkSession.builder.getOrCreate()
-
-
-def _wait_for_batch_end(query: StreamingQuery, wait_s: float) -> None:
-    """Wait until a batch ends or none is running."""
-    clock = SystemClock()
-    end_ms = clock.elapsed_ms() + wait_s * 1000
-    seen = query.lastProgress
-    while (
-        query.isActive
-        and query.status["isTriggerActive"]
-        and query.lastProgress == seen
-        and clock.elapsed_ms() < end_ms
-    ):
-        time.sleep(POLL_S)

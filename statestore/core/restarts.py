@@ -33,7 +33,8 @@ class Restart:
     """What became of a supervised query.
 
     Attributes:
-        attempts: How often it was started, or was tried to be.
+        attempts: How often it was started, or was tried to be; also in another number of state
+            partitions.
         failures: The newest MAX_FAILURES_KEPT failures, oldest first.
     """
 

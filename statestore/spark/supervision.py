@@ -28,11 +28,34 @@ class Savepoints(Protocol):
         ...
 
 
+class Scaling(Protocol):
+    """What changes the number of state partitions of one supervised query."""
+
+    def watch(self, query: StreamingQuery) -> Callable[[], bool]:
+        """Return what waits for the end of a run as `awaitTermination`.
+
+        It returns whether the run was ended for the query to be started again.
+
+        Raises:
+            InvalidArgumentError: Nothing can be told of such a query.
+        """
+        ...
+
+
+class Scale(Protocol):
+    """Says between which numbers of state partitions a query is scaled, as `statestore.Between`."""
+
+    def begin(self, clock: Clock) -> Scaling:
+        """Return what scales one query, over all of its runs."""
+        ...
+
+
 def run(
     start_query: Callable[[], StreamingQuery],
     restart: RestartStrategy | None = None,
     *,
     savepoints: Savepoints | None = None,
+    scale: Scale | None = None,
     obstacle: Callable[[BaseException], str | None] = find_obstacle,
     clock: Clock | None = None,
 ) -> Restart:
@@ -48,6 +71,8 @@ def run(
             raises counts as a failure of that attempt.
         restart: Restart strategy; `ExponentialDelay()` when None.
         savepoints: Takes savepoints while the query runs, as `Every` does; none when None.
+        scale: Changes the number of state partitions with the load, as `Between` does: the query is
+            stopped after a batch, and started again by `start_query`; never when None.
         obstacle: Says of an error what makes a restart useless, or None when it is worth one.
         clock: Measures and waits; the machine's when None.
 
@@ -68,10 +93,12 @@ def run(
     strategy = restart if restart is not None else ExponentialDelay()
     delays = strategy.delays(clock)
     past = Restart()
+    scaling = None if scale is None else scale.begin(clock)
     while True:
         past.attempts += 1
         try:
-            _await(start_query(), savepoints)
+            if _await(start_query(), savepoints, scaling):
+                continue
             return past
         except Exception as error:  # a query, its sources and its sinks raise whatever they like
             if error.__cause__ is None:
@@ -91,16 +118,21 @@ def run(
         clock.sleep_ms(delay_ms)
 
 
-def _await(query: StreamingQuery, savepoints: Savepoints | None) -> None:
-    """Wait for the end of a query, and take savepoints meanwhile; without them it does not run."""
+def _await(query: StreamingQuery, savepoints: Savepoints | None, scaling: Scaling | None) -> bool:
+    """Wait for the end of a run, with savepoints and scaling; without them it does not go on.
+
+    Returns:
+        Whether the query is to be started again, in another number of state partitions.
+    """
     with ExitStack() as stack:
-        if savepoints is not None:
-            try:
+        try:
+            if savepoints is not None:
                 stack.enter_context(savepoints.beside(query))
-            except Exception:
-                query.stop()
-                raise
-        query.awaitTermination()
+            wait = query.awaitTermination if scaling is None else scaling.watch(query)
+        except Exception:
+            query.stop()
+            raise
+        return bool(wait())
 
 
 def _final(past: Restart, strategy: RestartStrategy) -> QueryFailedError:

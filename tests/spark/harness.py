@@ -121,7 +121,9 @@ class Lane:
             session.conf.set(key, value)
         return session
 
-    def start(self, *, available_now: bool = True, once: bool = False) -> Any:
+    def start(
+        self, *, available_now: bool = True, once: bool = False, every: str | None = None
+    ) -> Any:
         """Start the query from its checkpoint and return its handle."""
         session = self.session()
         streams = {
@@ -136,6 +138,8 @@ class Lane:
             .outputMode(self.query.mode)
             .option("checkpointLocation", str(self.checkpoint))
         )
+        if every is not None:
+            return writer.trigger(processingTime=every).start()
         if once:
             return writer.trigger(once=True).start()
         return (writer.trigger(availableNow=True) if available_now else writer).start()

@@ -13,6 +13,7 @@ versions away while Spark still refuses to start.
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ from statestore.operations.states import read_rows
 from statestore.operations.step import step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from statestore.checkpoint.trailers import PublishedFile
     from statestore.operations.batches import OwnBatch
@@ -56,16 +57,69 @@ def rescale(
     count_rows: bool = False,
     dry_run: bool = False,
     progress: Progress = no_progress,
+    reason: str | None = None,
 ) -> Rescale:
     """Change the number of state partitions of a query that does not run.
 
-    Arguments, guarantee and errors as `Checkpoint.rescale`.
+    Arguments, guarantee and errors as `Checkpoint.rescale`; `reason` is what the history says of
+    why.
     """
     of = _Rescaling(checkpoint, num_partitions, is_running=dry_run and is_query_running(checkpoint))
     if dry_run:
         return of.result(of.changes(), count_rows=count_rows, done=False)
     with step(checkpoint, "rescale", num_partitions=num_partitions) as one:
+        if reason is not None:
+            one.result["reason"] = reason
         return of.run(one, progress, count_rows=count_rows)
+
+
+def finish_rescale(checkpoint: OpenCheckpoint) -> Rescale | None:
+    """Finish a rescale that was planned and not committed; None where there is none.
+
+    Guarantee and errors as `Checkpoint.rescale`.
+    """
+    planned = checkpoint.newest_version
+    found = read_own_batch(checkpoint, planned)
+    if found is None or found.kind != "rescale":
+        return None
+    return rescale(checkpoint, found.num_partitions, reason="finishes one that did not end")
+
+
+def numbers_by_reference(checkpoint: OpenCheckpoint, numbers: Iterable[int]) -> list[int]:
+    """Return those of some numbers of state partitions for which no row is read; any query may run.
+
+    Raises:
+        InvalidArgumentError: The query has no state, or its state is one whatever the number.
+        IncompatibleError: As `Checkpoint.rescale`.
+        NotFoundError, CorruptionError, StorageError: State or logs cannot be read.
+    """
+    check_rescalable(checkpoint)
+    stores = _heads_by_store(checkpoint)
+    key_groups = {
+        heads[min(heads)].trailer.max_parallelism
+        for store, heads in stores.items()
+        if not _is_whole(store[1], heads)
+    }
+    if not key_groups:
+        raise InvalidArgumentError(
+            "the state of the query is one, whatever the number of state partitions",
+            checkpoint=checkpoint.uri,
+            to_fix="leave the number as it is",
+        )
+    common = math.gcd(*key_groups)
+    return [number for number in numbers if common % number == 0]
+
+
+def _heads_by_store(checkpoint: OpenCheckpoint) -> dict[tuple[int, str], dict[int, PublishedFile]]:
+    """Return the files of the newest version: by operator and store, then by state partition."""
+    found: dict[tuple[int, str], dict[int, PublishedFile]] = {}
+    for store, head in checkpoint.heads(checkpoint.newest_version).items():
+        found.setdefault((store.operator, store.name), {})[store.partition] = head
+    return found
+
+
+def _is_whole(name: str, heads: Mapping[int, PublishedFile]) -> bool:
+    return is_single(name, heads[min(heads)].trailer.column_families, heads)
 
 
 def undo_rescale(checkpoint: OpenCheckpoint, *, dry_run: bool = False) -> UndoRescale:
@@ -158,14 +212,11 @@ class _Rescaling:
         """Return what is done with each store."""
         if not self._is_needed:
             return []
-        heads: dict[tuple[int, str], dict[int, PublishedFile]] = {}
-        for store, head in self._checkpoint.heads(self._checkpoint.newest_version).items():
-            heads.setdefault((store.operator, store.name), {})[store.partition] = head
-        return [self._change(*key, of) for key, of in heads.items()]
+        return [self._change(*key, of) for key, of in _heads_by_store(self._checkpoint).items()]
 
     def _change(self, operator: int, name: str, heads: dict[int, PublishedFile]) -> _StoreChange:
         trailer = heads[min(heads)].trailer
-        is_whole = is_single(name, trailer.column_families, heads)
+        is_whole = _is_whole(name, heads)
         way: Way = "whole" if is_whole else "key-groups"
         max_parallelism = trailer.max_parallelism
         made_of = None

@@ -1,0 +1,298 @@
+"""A query that scales by itself: its number of state partitions follows its load."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+from statestore.api.checkpoint import Checkpoint
+from statestore.api.stopping import checkpoint_of, session_of_driver
+from statestore.core.durations import Duration, require_duration
+from statestore.core.errors import InvalidArgumentError, StateStoreError
+from statestore.core.key_groups import check_range
+from statestore.core.scaling import Load, Scaler
+from statestore.operations.rescale.rescale import finish_rescale, numbers_by_reference, rescale
+from statestore.spark.batch_end import stop_after_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from statestore.core.clock import Clock
+    from statestore.core.scaling import Decision
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.5
+_BY_HAND = "leave `scale` out; `statestore rescale` changes the number while the query is stopped"
+
+
+class Between:
+    """Two numbers of state partitions, between which a query is scaled: `run(…, scale=Between(…))`.
+
+    Of the numbers between them those are chosen that divide the number of key groups, so that no
+    row is read. `core/scaling.py` has the rules.
+
+    Args:
+        least: At least so many state partitions, 1 to 32768.
+        most: At most so many, `least` to 32768. Tasks for which there is no core wait.
+        cool_down: From one change to the next at least, a timedelta or seconds, at least 1 s. So
+            long the load has to be low before the number falls.
+        storage_options: Of the query, for its storage; see `Checkpoint`.
+
+    Raises:
+        InvalidArgumentError: A number or the duration is out of range.
+
+    A change is refused before the query is stopped for it. Where it cannot be, or fails, that is
+    logged once, and the query goes on as it is, without scaling.
+    """
+
+    def __init__(
+        self,
+        least: int,
+        most: int,
+        *,
+        cool_down: Duration = 300.0,
+        storage_options: Mapping[str, object] | None = None,
+    ) -> None:
+        check_range("least", least)
+        check_range("most", most)
+        if least > most:
+            raise InvalidArgumentError(
+                "the least number of state partitions is above the most",
+                least=least,
+                most=most,
+                to_fix="give the smaller one first",
+            )
+        self._numbers = range(least, most + 1)
+        self._cool_down_ms = require_duration("cool_down", cool_down)
+        self._storage_options = storage_options
+
+    def begin(self, clock: Clock) -> Scaling:
+        """Return what scales one query, over all of its runs.
+
+        Args:
+            clock: Measures the cool-down.
+        """
+        return Scaling(self._numbers, self._cool_down_ms, self._storage_options, clock)
+
+
+class Scaling:
+    """Scales one supervised query; made by `Between.begin`.
+
+    Attributes:
+        clock: Measures the cool-down.
+        is_off: Whether the query is not scaled any more.
+    """
+
+    def __init__(
+        self,
+        numbers: range,
+        cool_down_ms: int,
+        storage_options: Mapping[str, object] | None,
+        clock: Clock,
+    ) -> None:
+        self._wanted = numbers
+        self._cool_down_ms = cool_down_ms
+        self._storage_options = storage_options
+        self.clock = clock
+        self.is_off = False
+        self._scaler: Scaler | None = None
+        self._of_scaler: tuple[list[int], int] | None = None
+
+    def watch(self, query: StreamingQuery) -> Callable[[], bool]:
+        """Return what waits for the end of a run; see `statestore.spark.supervision.Scaling`.
+
+        Raises:
+            InvalidArgumentError: The query has no trigger with a processing time: nothing tells how
+                long a batch may take. Or it is one of Spark Connect (kind spark-connect).
+        """
+        directory = checkpoint_of(query, "run(…, scale=…)", _BY_HAND)
+        trigger = query._jsq.streamingQuery().trigger()
+        name = trigger.getClass().getSimpleName()
+        interval_ms = int(trigger.intervalMs()) if name == "ProcessingTimeTrigger" else 0
+        if interval_ms <= 0:
+            raise InvalidArgumentError(
+                "nothing tells how long a batch of the query may take",
+                checkpoint=directory,
+                trigger=str(trigger.toString()),
+                to_fix='start it with trigger(processingTime="10 seconds"), or what your rows may '
+                "wait, or leave `scale` out",
+            )
+        checkpoint = Checkpoint(
+            directory, storage_options=self._storage_options, spark=session_of_driver()
+        )
+        return _Run(self, query, checkpoint, interval_ms).wait
+
+    def scaler(self, checkpoint: Checkpoint, interval_ms: int) -> tuple[Scaler, int]:
+        """Return what decides, and the number of state partitions now, of a query with a batch.
+
+        Raises:
+            InvalidArgumentError: No number is allowed.
+            As `numbers_by_reference`.
+        """
+        with checkpoint._reach.checkpoint() as found:
+            numbers = numbers_by_reference(found, self._wanted)
+            now = found.num_partitions
+        if not numbers:
+            raise InvalidArgumentError(
+                "no number of state partitions between the two is one without reading every row",
+                checkpoint=checkpoint.uri,
+                least=self._wanted[0],
+                most=self._wanted[-1],
+                now=now,
+                to_fix="take bounds with a divisor of the number of key groups between them; "
+                "`statestore inspect` shows it",
+            )
+        if self._scaler is None or self._of_scaler != (numbers, interval_ms):
+            now_ms = self.clock.elapsed_ms()
+            self._scaler = Scaler(numbers, interval_ms, self._cool_down_ms, now_ms)
+            self._of_scaler = numbers, interval_ms
+        return self._scaler, now
+
+    def give_up(self, error: StateStoreError) -> None:
+        """Scale the query no more."""
+        self.is_off = True
+        _log.warning("the query goes on, and is not scaled any more: %s", error)
+
+
+class _Run:
+    """One run of the query."""
+
+    def __init__(
+        self, of: Scaling, query: StreamingQuery, checkpoint: Checkpoint, interval_ms: int
+    ) -> None:
+        self._of = of
+        self._query = query
+        self._checkpoint = checkpoint
+        self._interval_ms = interval_ms
+        self._batch: int | None = None
+        self._scaler: Scaler | None = None
+        self._num_partitions = 0
+
+    def wait(self) -> bool:
+        """Wait for the end of the run, or end it; return whether to start the query again."""
+        try:
+            while not self._query.awaitTermination(_POLL_S):  # type: ignore[arg-type]
+                if not self._of.is_off and self._scale():
+                    return True
+        except Exception:
+            # As Spark refuses to start what a killed program has begun to rescale.
+            if self._finish():
+                return True
+            raise
+        return False
+
+    def _scale(self) -> bool:
+        """Look at the query, and scale it where that is due; return whether it was stopped."""
+        try:
+            decision = self._decide()
+            if decision is None:
+                return False
+            with self._checkpoint._reach.checkpoint() as found:
+                rescale(found, decision.num_partitions, dry_run=True)
+        except StateStoreError as error:
+            self._of.give_up(error)
+            return False
+        if not self._query.isActive:
+            return False  # somebody else has stopped it
+        stop_after_batch(self._query)
+        self._query.awaitTermination()  # raises where the last batch has failed
+        self._rescale(decision)
+        return True
+
+    def _decide(self) -> Decision | None:
+        load = self._newest_load()
+        if load is None:
+            if self._scaler is None or self._query.status["isTriggerActive"]:
+                return None
+        else:
+            if self._scaler is None:
+                self._scaler, self._num_partitions = self._of.scaler(
+                    self._checkpoint, self._interval_ms
+                )
+            self._scaler.note(load)
+        return self._scaler.decide(self._num_partitions, self._of.clock.elapsed_ms())
+
+    def _newest_load(self) -> Load | None:
+        """Return the load of the batch that has ended, None where it was told before."""
+        progress = self._query.lastProgress
+        # Now and then Spark reports that it is idle, with the number of the batch to come.
+        if progress is None or "addBatch" not in progress["durationMs"]:
+            return None
+        if progress["batchId"] == self._batch:
+            return None
+        self._batch = progress["batchId"]
+        return load_of(progress, self._of.clock.elapsed_ms())
+
+    def _rescale(self, decision: Decision) -> None:
+        before, number = self._num_partitions, decision.num_partitions
+        try:
+            with self._checkpoint._reach.checkpoint() as found:
+                rescale(found, number, reason=decision.reason)
+        except StateStoreError as error:
+            if error.kind == "unfinished-batch":  # it began as the query was told to end
+                _log.info("the query is scaled later: %s", error)
+            else:
+                self._of.give_up(error)
+            return
+        assert self._scaler is not None, "it has decided"  # noqa: S101
+        self._scaler.changed(number, before, self._of.clock.elapsed_ms())
+        _log.info(
+            "the query is scaled: checkpoint=%s, num_partitions_before=%d, num_partitions=%d, "
+            "reason=%r",
+            self._checkpoint.uri,
+            before,
+            number,
+            decision.reason,
+        )
+
+    def _finish(self) -> bool:
+        """Finish a rescale that a killed program has begun; return whether there was one."""
+        try:
+            with self._checkpoint._reach.checkpoint() as found:
+                finished = finish_rescale(found)
+        except StateStoreError as error:
+            _log.warning("no unfinished rescale was finished: %s", error)
+            return False
+        if finished is not None:
+            _log.warning("a rescale that did not end was finished: %r", finished)
+        return finished is not None
+
+
+def load_of(progress: Mapping[str, Any], now_ms: float) -> Load:
+    """Return what a progress report of Spark's tells of a query's load.
+
+    Args:
+        progress: `StreamingQuery.lastProgress`.
+        now_ms: When it was seen.
+    """
+    rates = [progress[f"{name}RowsPerSecond"] for name in ("input", "processed")]
+    arriving, processed = (rate if math.isfinite(rate or 0) else None for rate in rates)
+    waiting = [_waiting(source) for source in progress["sources"]]
+    known = [rows for rows in waiting if rows is not None]
+    return Load(
+        now_ms,
+        progress["batchDuration"],
+        arriving,
+        processed or 0.0,
+        sum(known) if known else None,
+    )
+
+
+def _waiting(source: Any) -> int | None:
+    """Return how many rows of a source wait, where it tells as Kafka does: by topic and partition.
+
+    Others tell nothing, or what does not count rows.
+    """
+    try:
+        end, latest = (json.loads(source[name]) for name in ("endOffset", "latestOffset"))
+        waiting = 0
+        for topic, partitions in latest.items():
+            for partition, newest in partitions.items():
+                waiting += int(newest) - int(end[topic][partition])
+    except (TypeError, ValueError, KeyError, AttributeError):
+        return None
+    return waiting

@@ -1,0 +1,56 @@
+"""Stops a query between two batches, for which Spark's own `stop` does not wait."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from statestore.core.clock import SystemClock
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_POLL_S = 0.02
+_AFTER_PLANNING_MS = 100
+"""So long after its planning a batch has seen for the last time whether its query is to go on."""
+
+
+def stop_after_batch(query: StreamingQuery, wait_s: float = math.inf) -> None:
+    """Stop a query of this driver when the batch that it runs has ended, and begin no other.
+
+    Args:
+        query: The query; one that has ended stays as it is.
+        wait_s: Longest wait for the end of the batch, in seconds; then it is interrupted.
+
+    On return the query has stopped. All batches that it planned are committed, but for one that
+    failed, was interrupted, or began in the very moment in which the query was told to end.
+    """
+    execution: Any = query._jsq.streamingQuery()  # noqa: SLF001
+    clock = SystemClock()
+    end_ms = clock.elapsed_ms() + wait_s * 1000
+    planned: tuple[int, float] | None = None  # a batch, and when its planning was seen to be over
+    is_ended = False
+    while query.status["isTriggerActive"] and clock.elapsed_ms() < end_ms:
+        running = execution.getLatestExecutionContext()
+        if not is_ended and running.getDuration("queryPlanning").isDefined():
+            batch = int(running.batchId())
+            if planned is None or planned[0] != batch:
+                planned = batch, clock.elapsed_ms()
+            if clock.elapsed_ms() - planned[1] > _AFTER_PLANNING_MS:
+                _end(execution)
+                is_ended = True
+        time.sleep(_POLL_S)
+    query.stop()
+
+
+def _end(execution: Any) -> None:
+    """Have a query end with the batch that runs, as Spark itself does where no data is left.
+
+    Spark 4.3 interrupts a batch whose query has ended before it was planned.
+    """
+    state = execution.state()
+    of_states = state.get().getClass()
+    package = of_states.getPackageName()  # another one before Spark 4.1
+    ended = of_states.getClassLoader().loadClass(f"{package}.TERMINATED$")
+    state.set(ended.getField("MODULE$").get(None))
