@@ -13,7 +13,15 @@ from statestore.core.options import IGNORED, PREFIX, TABLE, Option
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 GROUPS = {
-    "State and its files": ("maxParallelism", "file", "overlay", "snapshot", "fsync", "orphan"),
+    "State and its files": (
+        "maxParallelism",
+        "partitions",
+        "file",
+        "overlay",
+        "snapshot",
+        "fsync",
+        "orphan",
+    ),
     "rocksdb backend": ("rocksdb",),
     "heap backend": ("heap",),
     "Engines and leases": ("engine", "lease"),

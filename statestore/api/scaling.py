@@ -12,6 +12,7 @@ from statestore.api.stopping import checkpoint_of, session_of_driver
 from statestore.core.durations import Duration, require_duration
 from statestore.core.errors import InvalidArgumentError, StateStoreError
 from statestore.core.key_groups import check_range
+from statestore.core.options import PREFIX
 from statestore.core.scaling import Load, Scaler
 from statestore.operations.rescale.rescale import finish_rescale, numbers_by_reference, rescale
 from statestore.spark.batch_end import stop_after_batch
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.5
+_PARTITIONS = f"{PREFIX}partitions"
 _BY_HAND = "leave `scale` out; `statestore rescale` changes the number while the query is stopped"
 
 
@@ -107,7 +109,8 @@ class Scaling:
 
         Raises:
             InvalidArgumentError: The query has no trigger with a processing time: nothing tells how
-                long a batch may take. Or it is one of Spark Connect (kind spark-connect).
+                long a batch may take. Its session sets the option `partitions`. Or it is one of
+                Spark Connect (kind spark-connect).
         """
         directory = checkpoint_of(query, "run(…, scale=…)", _BY_HAND)
         trigger = query._jsq.streamingQuery().trigger()
@@ -120,6 +123,14 @@ class Scaling:
                 trigger=str(trigger.toString()),
                 to_fix='start it with trigger(processingTime="10 seconds"), or what your rows may '
                 "wait, or leave `scale` out",
+            )
+        asked = query._jsq.sparkSession().conf().get(_PARTITIONS, "0")
+        if asked != "0":
+            raise InvalidArgumentError(
+                "the query asks for one number of state partitions, and is to be scaled",
+                key=_PARTITIONS,
+                value=asked,
+                to_fix="leave out the key, or `scale`",
             )
         checkpoint = Checkpoint(
             directory, storage_options=self._storage_options, spark=session_of_driver()

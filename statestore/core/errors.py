@@ -72,6 +72,8 @@ KINDS: dict[str, str] = {
     "unfinished-batch": "a batch of the query is planned and not committed",
     "savepoint-not-found": "there is no savepoint",
     "keys-not-found": "no row of the keys is there",
+    "partitions-asked": "the checkpoint has another number of state partitions than the query asks "
+    "for",
     "sink-apart": "the file sink has other batches than the checkpoint",
     "duplicate-key": "a key is given more than once",
     "wrong-spark": "this Spark is not the one that it takes",

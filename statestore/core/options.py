@@ -116,6 +116,13 @@ TABLE: tuple[Option, ...] = (
         "0 takes the largest N * 2^k up to 32768, N being the number of state partitions.",
     ),
     Option(
+        "partitions", "partitions", "int", 0, scope="shim",
+        minimum=0, maximum=32768,
+        doc="Number of state partitions. A query with another one in its checkpoint is refused, "
+        "with the command; statestore.run rescales it before it starts. 0 leaves the number as it "
+        "is, and gives a new query spark.sql.shuffle.partitions.",
+    ),
+    Option(
         "file.compression", "file_compression", "string", "zstd", scope="both",
         choices=("none", "zstd"),
         doc="Compression of the buffers in delta and snapshot files.",
@@ -328,6 +335,7 @@ class StateStoreOptions:
     """
 
     max_parallelism: int = 0
+    partitions: int = 0
     file_compression: str = "zstd"
     overlay_max_bytes: int = -1
     snapshot_max_chain_length: int = 32

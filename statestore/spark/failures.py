@@ -21,6 +21,7 @@ LASTING_KINDS = frozenset(
         "backend-changed", "storage-changed",
         "lineage-broken", "corruption", "truncated", "checksum-mismatch", "state-too-large",
         "protocol", "version-apart", "spark-connect", "sink-apart",
+        "partitions-asked", "not-rescalable", "unfinished-operation", "unfinished-batch",
     }
 )  # fmt: skip
 """Kinds of errors that are there again after a restart. The others are about storage that failed,

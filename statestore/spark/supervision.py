@@ -12,6 +12,7 @@ from statestore.core.errors import QueryFailedError
 from statestore.core.restart_strategies import ExponentialDelay, RestartStrategy
 from statestore.core.restarts import Failure, Restart
 from statestore.spark.failures import find_obstacle, reason_of, text_of
+from statestore.spark.partitions_asked import rescale_as_asked
 from statestore.spark.sink_errors import find_sink_error
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ def run(
     Args:
         start_query: Builds and starts the query, with the same `checkpointLocation` every time, and
             returns its handle. It is called once for every attempt, in the calling thread; what it
-            raises counts as a failure of that attempt.
+            raises counts as a failure of that attempt; unless the query asks for another number of
+            state partitions by the option `partitions`: then that is changed, and it is called
+            again.
         restart: Restart strategy; `ExponentialDelay()` when None.
         savepoints: Takes savepoints while the query runs, as `Every` does; none when None.
         scale: Changes the number of state partitions with the load, as `Between` does: the query is
@@ -97,7 +100,7 @@ def run(
     while True:
         past.attempts += 1
         try:
-            if _await(start_query(), savepoints, scaling):
+            if _await(_start(start_query), savepoints, scaling):
                 continue
             return past
         except Exception as error:  # a query, its sources and its sinks raise whatever they like
@@ -116,6 +119,16 @@ def run(
                 delay_ms,
             )
         clock.sleep_ms(delay_ms)
+
+
+def _start(start_query: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """Start a query; where it asks for another number of state partitions, rescale it first."""
+    try:
+        return start_query()
+    except Exception as error:
+        if not rescale_as_asked(error):
+            raise
+    return start_query()
 
 
 def _await(query: StreamingQuery, savepoints: Savepoints | None, scaling: Scaling | None) -> bool:

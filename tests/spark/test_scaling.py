@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import IllegalArgumentException
+from pyspark.sql import SparkSession
 
 import statestore
 from statestore import Between, Checkpoint, NoRestart, QueryFailedError
 from statestore.core.clock import ManualClock
 
-from .conftest import EXTENDED, PROVIDER, MakeLane
-from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB_BACKEND, Lane, wait_for
+from .conftest import EXTENDED, PROVIDER, MakeLane, state_in_files
+from .harness import FILESYSTEM, HDFS, HEAP, ROCKSDB_BACKEND, STATE_STORE, Lane, wait_for
+from .job_process import Job
 from .queries import AGGREGATION, one_input
+from .scaling_job import MOMENTS, SCALED
 from .test_rescale import FOUR
 
 QUERY = replace(AGGREGATION, name="scaled", plan=one_input(8))
@@ -163,3 +170,91 @@ def test_query_without_an_interval_is_refused(make_lane: MakeLane) -> None:
 
     assert raised.value.kind == "query-failed"
     assert not handles[0].isActive
+
+
+PARTITIONS = f"{STATE_STORE}.partitions"
+
+
+def _numbers(lane: Lane) -> list[int]:
+    """Return the number of state partitions of every batch."""
+    found = sorted(map(int, (path.name for path in (lane.checkpoint / "offsets").glob("[0-9]*"))))
+    entries = [(lane.checkpoint / "offsets" / str(batch)).read_text() for batch in found]
+    confs = [json.loads(entry.splitlines()[1])["conf"] for entry in entries]
+    return [int(conf["spark.sql.shuffle.partitions"]) for conf in confs]
+
+
+@pytest.mark.ours
+def test_restart_with_another_number_rescales_first(make_lane: MakeLane) -> None:
+    """Catches a number that is asked for in vain, and one of a new query that is not the one asked.
+
+    A query that was stopped within a batch goes on as it was.
+    """
+    (files,) = QUERY.plan
+    expected, lane = make_lane(QUERY, HDFS), make_lane(QUERY, conf={PARTITIONS: "4"})
+    expected.run(*files[:5])
+
+    lane.run(*files[:2])
+    lane.conf[PARTITIONS] = "8"
+    with pytest.raises(IllegalArgumentException, match="--num-partitions 8 --yes"):
+        lane.start()
+    lane.feed(*files[2:3])
+    past = statestore.run(lane.start, NoRestart())
+    assert past.attempts == 1
+    assert _numbers(lane) == [4, 4, 8, 8]
+    for name in ("3", ".3.crc"):  # its last batch
+        (lane.checkpoint / "commits" / name).unlink()
+    lane.conf[PARTITIONS] = "2"
+    lane.feed(*files[3:4])
+    statestore.run(lane.start, NoRestart())
+    lane.feed(*files[4:5])
+    statestore.run(lane.start, NoRestart())
+
+    assert _numbers(lane) == [4, 4, 8, 8, 8, 2, 2]
+    assert _in_order(lane.batches) == _in_order(expected.batches)
+    checkpoint = Checkpoint(lane.checkpoint, spark=lane.spark if PROVIDER == HEAP else None)
+    assert checkpoint.verify(deep=True).ok
+    reasons = {entry.result["reason"] for entry in checkpoint.history()}
+    assert reasons == {"the configuration asks for it"}
+
+
+def test_query_is_not_scaled_where_its_number_is_set(make_lane: MakeLane) -> None:
+    """Catches a query whose restarts take back what its scaling has changed."""
+    lane = make_lane(QUERY, conf={PARTITIONS: "4"})
+    lane.feed(*QUERY.plan[0][:1])
+
+    with pytest.raises(QueryFailedError, match="leave out the key"):
+        statestore.run(lambda: lane.start(every=EVERY), NoRestart(), scale=Between(2, 8))
+
+
+@EXTENDED
+@pytest.mark.ours
+@state_in_files
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_query_goes_on_when_it_is_killed_in_a_change(
+    start_job: Callable[..., Job], make_lane: MakeLane, moment: str
+) -> None:
+    """Catches rows lost or doubled, and a program that cannot go on, after a `kill -9`."""
+    expected = make_lane(SCALED, HDFS)
+    expected.run(*SCALED.plan[0])
+    arguments = {"provider": PROVIDER, "module": "tests.spark.scaling_job"}
+
+    killed = start_job(moment, **arguments)
+    assert killed.process.wait(150) == -signal.SIGKILL
+    wait_for(lambda: not killed.pids(), "the end of the killed job's processes")
+    checkpoint = Checkpoint(killed.root / SCALED.name / "checkpoint")
+    before = checkpoint.info.num_partitions
+    report = start_job("not-at-all", **arguments).report()
+
+    assert before == (8 if moment == "committed" else 4)
+    assert checkpoint.info.num_partitions == 8
+    assert checkpoint.verify(deep=True).ok
+    # The rows of a batch are told once more where its commit was not seen; the last ones are all.
+    rows = {row for batch in report["batches"].values() for row in batch}
+    assert rows <= {row for batch in expected.batches.values() for row in batch}
+    assert report["batches"][max(report["batches"], key=int)] == expected.batches[11]
+    assert _state(expected.spark, checkpoint.uri) == _state(expected.spark, expected.checkpoint)
+
+
+def _state(spark: SparkSession, checkpoint: Path | str) -> list[str]:
+    rows = spark.read.format("statestore").load(str(checkpoint)).select("key", "value").collect()
+    return sorted(map(repr, rows))

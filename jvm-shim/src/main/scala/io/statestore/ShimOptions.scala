@@ -19,6 +19,7 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
  * Python package and is embedded in the jar, so that both sides know the same ones.
  *
  * @param maxParallelism number of key groups, 0 for the default of a new checkpoint
+ * @param partitions number of state partitions that the query is to have, 0 for that it has
  * @param overlayMaxBytes bytes of uncommitted writes all stores of this JVM keep in memory
  * @param fileCompression `none` or `zstd`
  * @param rocksdbBlockCacheBytes block cache of RocksDB readers in this JVM
@@ -34,6 +35,7 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreInternals
  */
 final case class ShimOptions(
     maxParallelism: Int,
+    partitions: Int,
     overlayMaxBytes: Long,
     fileCompression: String,
     rocksdbBlockCacheBytes: Long,
@@ -82,6 +84,7 @@ object ShimOptions {
     }.toMap
     ShimOptions(
       maxParallelism = values("max_parallelism").asInt,
+      partitions = values("partitions").asInt,
       overlayMaxBytes = ofHeap(values("overlay_max_bytes").asLong, OverlaysPerHeap),
       fileCompression = values("file_compression").asText,
       rocksdbBlockCacheBytes = values("rocksdb_block_cache_size_mb").asLong << 20,

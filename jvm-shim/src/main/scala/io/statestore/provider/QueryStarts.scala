@@ -7,17 +7,19 @@ import io.statestore.{Resources, ShimOptions}
 import io.statestore.engine.QueryRuns
 
 import org.apache.spark.internal.Logging
-import org.apache.spark.sql.{SparkSessionExtensions, SparkSessionExtensionsProvider}
+import org.apache.spark.sql.{SparkSession, SparkSessionExtensions, SparkSessionExtensionsProvider}
 import org.apache.spark.sql.catalyst.streaming.WriteToStream
+import org.apache.spark.sql.classic.{SparkSession => ClassicSession}
 import org.apache.spark.sql.execution.streaming.state.{
   QueryProviders, StateStoreConf, StateStoreInternals}
 import org.apache.spark.sql.internal.SQLConf
 
 /**
  * Notices the start of a streaming query on the driver, also where no batch of it is planned for
- * long, and refuses options that no store of it would take, and a file sink that does not fit its
- * checkpoint. What Spark pins in the offset log is not among the options yet: those are what
- * somebody set. Spark finds this class by its name in the jar's `META-INF/services`.
+ * long, and refuses options that no store of it would take, another number of state partitions than
+ * the one asked for, and a file sink that does not fit its checkpoint. What Spark pins in the
+ * offset log is not among the options yet: those are what somebody set. Spark finds this class by
+ * its name in the jar's `META-INF/services`.
  */
 final class QueryStarts extends SparkSessionExtensionsProvider {
   private[this] val RocksDB = "io.statestore.RocksDBStateStoreProvider"
@@ -30,7 +32,7 @@ final class QueryStarts extends SparkSessionExtensionsProvider {
           if (QueryProviders.isOurs(provider)) {
             Resources.checkSpark()
             val options = new StateStoreConf(SQLConf.get).sqlConfs
-            ShimOptions.parse(options)
+            QueryStarts.requirePartitions(session, write, ShimOptions.parse(options).partitions)
             if (provider == RocksDB) ShimOptions.warnOfIgnored(options)
           }
           FileSinks.check(session, write)
@@ -62,4 +64,33 @@ private[statestore] object QueryStarts extends Logging {
           "spark.sql.streaming.noDataMicroBatches.enabled to false")
     }
   }
+
+  /**
+   * Refuses a query that asks for another number of state partitions than its checkpoint has.
+   * `statestore.run` finds this error, rescales, and starts the query again. Within a batch of the
+   * query nobody can rescale: it goes on as it is.
+   *
+   * @throws java.lang.IllegalArgumentException the number is to be changed first
+   */
+  private def requirePartitions(session: SparkSession, write: WriteToStream, asked: Int): Unit =
+    session match {
+      case classic: ClassicSession if asked > 0 =>
+        val logs = new QueryLogs(classic, write.resolvedCheckpointLocation)
+        logs.numPartitions.filter(_ != asked && logs.hasOurState).foreach { found =>
+          val fields = s"state_partitions=$found asked=$asked checkpoint=${logs.root}"
+          val fix = s"run `statestore rescale ${logs.root} --num-partitions $asked --yes`, or " +
+            "start the query within statestore.run, which rescales it first, or leave out the " +
+            "option partitions"
+          if (logs.isPlanned(logs.next) && !logs.isOfOperation(logs.next)) {
+            logWarning(
+              "the query was stopped within a batch, and goes on with the number of state " +
+                s"partitions that it has: $fields. To fix: stop it between two batches, and $fix")
+          } else {
+            throw new IllegalArgumentException(
+              "[partitions-asked] the checkpoint has another number of state partitions than the " +
+                s"query asks for: $fields. To fix: $fix")
+          }
+        }
+      case _ => ()
+    }
 }

@@ -19,10 +19,13 @@ import org.apache.spark.sql.streaming.StreamingQueryListener._
  *
  * - The provider that `spark.statestore.providerClass` names. In a session that has Spark's own key
  *   Spark refuses real-time mode.
+ * - The number of state partitions that the option `partitions` asks for, where the query is new;
+ *   that of a checkpoint is the same, or `QueryStarts` has refused it.
  * - The state format of joins that the session asks for (`SparkCalls.keepJoinFormat`).
  */
 object QueryProviders {
   val Key = "spark.statestore.providerClass"
+  private val Partitions = "spark.sql.streaming.stateStore.partitions"
   private val Providers = Seq(
     classOf[FileSystemStateStoreProvider],
     classOf[HeapStateStoreProvider],
@@ -71,6 +74,8 @@ object QueryProviders {
       Option(find(event.id)).foreach { query =>
         val conf = SparkVersion.sessionOf(query).sessionState.conf
         if (conf.contains(Key)) conf.setConf(SQLConf.STATE_STORE_PROVIDER_CLASS, of(conf))
+        val asked = conf.getConfString(Partitions, "0").toInt
+        if (asked > 0) conf.setConf(SQLConf.SHUFFLE_PARTITIONS, asked)
         SparkVersion.keepJoinFormat(query)
       }
 

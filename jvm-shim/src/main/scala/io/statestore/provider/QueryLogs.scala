@@ -1,0 +1,66 @@
+package io.statestore.provider
+
+import java.io.FileNotFoundException
+import java.nio.charset.StandardCharsets.UTF_8
+
+import scala.jdk.CollectionConverters._
+
+import com.fasterxml.jackson.databind.JsonNode
+import io.statestore.Json
+import org.apache.hadoop.fs.Path
+
+import org.apache.spark.sql.classic.SparkSession
+import org.apache.spark.sql.execution.streaming.runtime.StreamingCheckpointConstants
+
+/** What the logs of a query say, at the checkpoint directory `root`. */
+private[provider] final class QueryLogs(session: SparkSession, val root: String) {
+  import QueryLogs._
+
+  private val directory = new Path(root)
+  private val fs = directory.getFileSystem(session.sessionState.newHadoopConf())
+
+  def newestPlanned: Option[Long] = batches("offsets").maxOption
+
+  /** The batch that a restart runs first. */
+  def next: Long = newestPlanned.fold(0L) { planned =>
+    if (batches("commits").contains(planned)) planned + 1 else planned
+  }
+
+  def isPlanned(batch: Long): Boolean = newestPlanned.exists(_ >= batch)
+
+  /** Number of state partitions of the newest committed batch. */
+  def numPartitions: Option[Int] =
+    batches("commits").maxOption.map(conf(_).path(Partitions).asInt).filter(_ > 0)
+
+  /** Whether it has state, over a provider of this package. */
+  def hasOurState: Boolean =
+    fs.exists(new Path(directory, StreamingCheckpointConstants.DIR_NAME_STATE)) &&
+      newestPlanned.exists(conf(_).path(Provider).asText("").startsWith("io.statestore."))
+
+  /** Whether an operation made a batch, or Spark's repartition: no sink was given it then. */
+  def isOfOperation(batch: Long): Boolean = {
+    val made = conf(batch)
+    val (before, after) = (conf(batch - 1).path(Partitions), made.path(Partitions))
+    val isRescale = !before.isMissingNode && !after.isMissingNode && before != after
+    isRescale || made.fieldNames.asScala.exists(_.startsWith("statestore."))
+  }
+
+  /** The configuration that a batch was planned with; nothing where it has no entry. */
+  private def conf(batch: Long): JsonNode =
+    try {
+      val in = fs.open(new Path(directory, s"offsets/$batch"))
+      val lines = try new String(in.readAllBytes(), UTF_8).split('\n') finally in.close()
+      Json.readObject(lines(1)).path("conf")
+    } catch { case _: FileNotFoundException => Json.obj() }
+
+  private def batches(log: String): Set[Long] =
+    try {
+      val names = fs.listStatus(new Path(directory, log)).map(_.getPath.getName).toSet
+      names.filter(_.forall(Character.isDigit)).map(_.toLong)
+    } catch { case _: FileNotFoundException => Set.empty }
+}
+
+private object QueryLogs {
+  private val Partitions = "spark.sql.shuffle.partitions"
+  private val Provider = "spark.sql.streaming.stateStore.providerClass"
+}

@@ -1,0 +1,67 @@
+"""Rescales a query that asks for another number of state partitions, before it starts."""
+
+from __future__ import annotations
+
+import logging
+import re
+from contextlib import ExitStack
+from functools import cache
+from typing import TYPE_CHECKING
+
+from statestore.core.options import BY_KEY, PREFIX, StateStoreOptions
+from statestore.io.hadoop_process import use
+from statestore.io.place import Place
+from statestore.io.storage import absolute_uri
+from statestore.operations.checkpoint import open_checkpoint
+from statestore.operations.rescale.rescale import rescale
+from statestore.spark.driver_files import DriverFiles
+from statestore.spark.driver_memory import driver_memory
+from statestore.spark.failures import text_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
+_ASKED = re.compile(r"\[partitions-asked\] .*? asked=(\d+) checkpoint=(.*?)\. To fix: ")
+"""In the error by which the shim refuses the start of the query, `QueryStarts.scala`."""
+
+
+def rescale_as_asked(error: BaseException) -> bool:
+    """Rescale the query whose start was refused since it asks for another number.
+
+    Args:
+        error: What the start raised.
+
+    Returns:
+        Whether it was that; then its checkpoint has the number that it asks for.
+
+    Raises:
+        As `Checkpoint.rescale`.
+    """
+    found = _ASKED.search(text_of(error))
+    if found is None:
+        return False
+    num_partitions, directory = int(found[1]), found[2]
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None:
+        return False
+    with ExitStack() as stack:
+        stack.enter_context(use(DriverFiles(lambda: session)))
+        memory = cache(lambda: stack.enter_context(driver_memory(session)))
+        place = Place(absolute_uri(directory), _options(session), memory=memory)
+        checkpoint = stack.enter_context(open_checkpoint(place))
+        done = rescale(checkpoint, num_partitions, reason="the configuration asks for it")
+    _log.warning("the query was rescaled before its start: %r", done)
+    return True
+
+
+def _options(session: SparkSession) -> StateStoreOptions:
+    """Return the options that a session sets."""
+    set_by_user = {
+        key: value
+        for key, value in session.conf.getAll.items()
+        if key.startswith(PREFIX) and key.removeprefix(PREFIX) in BY_KEY
+    }
+    return StateStoreOptions.from_spark_conf(set_by_user)
