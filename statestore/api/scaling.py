@@ -16,6 +16,7 @@ from statestore.core.options import PREFIX
 from statestore.core.scaling import Load, Scaler
 from statestore.operations.rescale.rescale import finish_rescale, numbers_by_reference, rescale
 from statestore.spark.batch_end import stop_after_batch
+from statestore.spark.failures import LASTING_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _POLL_S = 0.5
 _PARTITIONS = f"{PREFIX}partitions"
+_LATER = ("unfinished-batch", "checkpoint-in-use", "checkpoint-under-operation")
+"""Kinds of errors of a change that is tried again: a batch began as the query was told to end, its
+lease was not dropped in time, or another operation is under way."""
 _BY_HAND = "leave `scale` out; `statestore rescale` changes the number while the query is stopped"
 
 
@@ -47,8 +51,9 @@ class Between:
     Raises:
         InvalidArgumentError: A number or the duration is out of range.
 
-    A change is refused before the query is stopped for it. Where it cannot be, or fails, that is
-    logged once, and the query goes on as it is, without scaling.
+    What can be known of a change is checked before the query is stopped for it. Where it cannot be,
+    or fails, that is logged, and the query goes on as it is, without scaling. A change that found
+    the checkpoint in use is tried again after a cool-down.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class Scaling:
         self._storage_options = storage_options
         self.clock = clock
         self.is_off = False
+        self._said: set[str] = set()
         self._scaler: Scaler | None = None
         self._of_scaler: tuple[list[int], int] | None = None
 
@@ -168,6 +174,14 @@ class Scaling:
         self.is_off = True
         _log.warning("the query goes on, and is not scaled any more: %s", error)
 
+    def pass_over(self, error: StateStoreError) -> None:
+        """Scale the query no more where an error lasts; else say it once."""
+        if error.kind in LASTING_KINDS:
+            self.give_up(error)
+        elif error.kind not in self._said:
+            self._said.add(error.kind)
+            _log.warning("the query goes on, and is not scaled for now: %s", error)
+
 
 class _Run:
     """One run of the query."""
@@ -205,7 +219,7 @@ class _Run:
             with self._checkpoint._reach.checkpoint() as found:
                 rescale(found, decision.num_partitions, dry_run=True)
         except StateStoreError as error:
-            self._of.give_up(error)
+            self._of.pass_over(error)
             return False
         if not self._query.isActive:
             return False  # somebody else has stopped it
@@ -239,17 +253,18 @@ class _Run:
         return load_of(progress, self._of.clock.elapsed_ms())
 
     def _rescale(self, decision: Decision) -> None:
+        assert self._scaler is not None, "it has decided"  # noqa: S101
         before, number = self._num_partitions, decision.num_partitions
         try:
             with self._checkpoint._reach.checkpoint() as found:
                 rescale(found, number, reason=decision.reason)
         except StateStoreError as error:
-            if error.kind == "unfinished-batch":  # it began as the query was told to end
-                _log.info("the query is scaled later: %s", error)
-            else:
+            if error.kind not in _LATER:
                 self._of.give_up(error)
+                return
+            _log.warning("the query is scaled later, after a cool-down: %s", error)
+            self._scaler.changed(before, before, self._of.clock.elapsed_ms())
             return
-        assert self._scaler is not None, "it has decided"  # noqa: S101
         self._scaler.changed(number, before, self._of.clock.elapsed_ms())
         _log.info(
             "the query is scaled: checkpoint=%s, num_partitions_before=%d, num_partitions=%d, "

@@ -74,7 +74,7 @@ object QueryProviders {
       Option(find(event.id)).foreach { query =>
         val conf = SparkVersion.sessionOf(query).sessionState.conf
         if (conf.contains(Key)) conf.setConf(SQLConf.STATE_STORE_PROVIDER_CLASS, of(conf))
-        val asked = conf.getConfString(Partitions, "0").toInt
+        val asked = conf.getConfString(Partitions, "0").trim.toInt
         if (asked > 0) conf.setConf(SQLConf.SHUFFLE_PARTITIONS, asked)
         SparkVersion.keepJoinFormat(query)
       }
